@@ -1,0 +1,54 @@
+"""What can go wrong, by whose fault.
+
+StillframeError
+├── UsageError            you called us, or described the system, in a way that cannot work
+│   └── ApplicationError  your handler raised: the cause, the process and the message are named
+├── ProtocolViolation     the other end of a connection broke the rules
+│   └── Refused           it (or we) said no in the handshake: version, epoch, topology, secret
+├── NotConsistent         recorded data contradict themselves: the books do not balance
+├── StoreError            the disk, or what is on it
+│   └── Damaged           a file is not what was written: changed, cut short or missing
+└── Unavailable           something we need is not there: a running system, Java, a free port
+
+Expected outcomes are values, not errors: a snapshot that could not be completed is
+``model.Abandoned``.
+"""
+
+
+class StillframeError(Exception):
+    """The root: ``except StillframeError`` catches everything that this package raises on purpose.
+
+    The message says what was wrong, where, and what to do about it.
+    """
+
+
+class UsageError(StillframeError):
+    """You called us, or described the system, in a way that cannot work."""
+
+
+class ApplicationError(UsageError):
+    """A handler of yours raised; ``__cause__`` is what it raised."""
+
+
+class ProtocolViolation(StillframeError):
+    """The other end of a connection sent what the rules do not allow."""
+
+
+class Refused(ProtocolViolation):
+    """A handshake ended with a no."""
+
+
+class NotConsistent(StillframeError):
+    """Recorded data contradict themselves: a channel's books do not balance."""
+
+
+class StoreError(StillframeError):
+    """A store could not be read or written."""
+
+
+class Damaged(StoreError):
+    """A file of a store is not what was written: changed, cut short or missing."""
+
+
+class Unavailable(StillframeError):
+    """Something that is needed is not there: a running system, Java, a free port."""

@@ -1,0 +1,253 @@
+"""The nouns: ids, channels, markers, recorded states, snapshots. All frozen, all plain values.
+
+Messages on a channel are numbered from 1. A process counts, per channel, what it sent and what it
+received, and a snapshot holds those counts at the cut. That makes a snapshot checkable by itself,
+without a trace (``GlobalState.check_books``): on channels that keep order, *the books balance* and
+*the cut is consistent* are the same statement (Chandy & Lamport 1985, section 3.2; DESIGN 4).
+"""
+
+import enum
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from stillframe.errors import NotConsistent, UsageError
+
+ProcessId = str
+"""The name of a process: 1 to 64 letters, digits, ``_``, ``.`` or ``-``, a letter first, and a
+letter, digit or ``_`` last."""
+
+_PROCESS_ID = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?")
+_ARRAY32 = 0xDD
+_ARRAY32_HEADER_BYTES = 5
+COUNT_MAX = 2**32 - 1
+
+
+def check_process_id(text: str) -> ProcessId:
+    """Return `text` if it can name a process.
+
+    Raises:
+        UsageError: it cannot, with what is allowed.
+    """
+    if not isinstance(text, str) or _PROCESS_ID.fullmatch(text) is None:
+        raise UsageError(
+            f"{text!r} cannot name a process: use 1 to 64 letters, digits, '_', '.' or '-', "
+            "with a letter first and no sign of punctuation last"
+        )
+    return text
+
+
+class Channel(msgspec.Struct, frozen=True, order=True):
+    """A directed channel that keeps order, from one process to another."""
+
+    source: ProcessId
+    target: ProcessId
+
+    def __str__(self) -> str:
+        return f"{self.source}->{self.target}"
+
+
+class SnapshotId(msgspec.Struct, frozen=True, order=True):
+    """Which snapshot: the process that initiated it, and a number that no other snapshot has."""
+
+    initiator: ProcessId
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.initiator}-{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> "SnapshotId":
+        """Read what ``str`` writes, for example ``P1-17``.
+
+        Raises:
+            UsageError: `text` is no snapshot id.
+        """
+        initiator, dash, number = text.rpartition("-")
+        plain = number.isascii() and number.isdigit() and len(number) <= 18
+        if not dash or not plain or _PROCESS_ID.fullmatch(initiator) is None:
+            raise UsageError(f"{text!r} is no snapshot id: they look like P1-17")
+        return cls(initiator, int(number))
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """What travels on a channel between the messages before the cut and those after it."""
+
+    snapshot: SnapshotId
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Consecutive messages of one channel, as they travel: numbers ``first .. first + count - 1``.
+
+    `encoded` is a MessagePack array of `count` messages; it always has the 32-bit header.
+    """
+
+    first: int
+    count: int
+    encoded: bytes
+
+    @classmethod
+    def of(cls, first: int, messages: list[bytes]) -> "Batch":
+        """Put messages that are encoded one by one into a batch whose first number is `first`."""
+        return cls(first, len(messages), encode_array(messages))
+
+    @property
+    def last(self) -> int:
+        """The number of the last message."""
+        return self.first + self.count - 1
+
+
+def encode_array(messages: list[bytes]) -> bytes:
+    """Return a MessagePack array of messages that are already encoded one by one."""
+    return b"\xdd%b%b" % (len(messages).to_bytes(4, "big"), b"".join(messages))
+
+
+def array_count(encoded: bytes) -> int:
+    """Return how many messages the array announces, or -1 if it has not the header that we write."""
+    if len(encoded) < _ARRAY32_HEADER_BYTES or encoded[0] != _ARRAY32:
+        return -1
+    return int.from_bytes(encoded[1:_ARRAY32_HEADER_BYTES], "big")
+
+
+class ProcessState(msgspec.Struct, frozen=True):
+    """What one process recorded of itself.
+
+    `kind` names its class, `encoded` is a MessagePack map from field to value.
+    """
+
+    process: ProcessId
+    kind: str
+    encoded: bytes
+
+
+class ChannelState(msgspec.Struct, frozen=True):
+    """What was on a channel at the cut: sent by the source before its cut, not yet received by the
+    target before its own."""
+
+    channel: Channel
+    sent_count: int
+    received_count: int
+    batches: tuple[Batch, ...]
+
+    @property
+    def message_count(self) -> int:
+        """How many messages were recorded."""
+        return sum(batch.count for batch in self.batches)
+
+    def check_books(self) -> None:
+        """Check that the recorded messages are exactly the numbers received + 1 .. sent, in order.
+
+        Raises:
+            NotConsistent: they are not; the channel and the figures are named.
+        """
+        if not 0 <= self.received_count <= self.sent_count:
+            raise NotConsistent(
+                f"channel {self.channel}: the target had received {self.received_count} messages "
+                f"at its cut, the source had sent {self.sent_count} at its own"
+            )
+        expected = self.received_count + 1
+        for batch in self.batches:
+            if batch.first != expected or array_count(batch.encoded) != batch.count:
+                raise NotConsistent(
+                    f"channel {self.channel}: recorded messages should go on with number "
+                    f"{expected}, but a batch of {batch.count} begins with {batch.first} and "
+                    f"holds {array_count(batch.encoded)}"
+                )
+            expected += batch.count
+        if expected != self.sent_count + 1:
+            raise NotConsistent(
+                f"channel {self.channel}: {self.sent_count} sent - {self.received_count} received "
+                f"= {self.sent_count - self.received_count}, but {self.message_count} messages "
+                "were recorded"
+            )
+
+
+class GlobalState(msgspec.Struct, frozen=True):
+    """Every process state and every channel state at one cut, each sorted by its id."""
+
+    processes: tuple[ProcessState, ...]
+    channels: tuple[ChannelState, ...]
+
+    @property
+    def message_count(self) -> int:
+        """How many messages were caught in channels."""
+        return sum(state.message_count for state in self.channels)
+
+    def check_books(self) -> None:
+        """Check the books of every channel (DESIGN 4, the first invariant).
+
+        Raises:
+            NotConsistent: the first channel that is wrong.
+        """
+        for state in self.channels:
+            state.check_books()
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A consistent global state, with where and when it was taken.
+
+    `initiated_at` and `completed_at` are seconds since 1970 by the coordinator's clock: from the
+    request until the last fragment was in. The cut itself has no time.
+    """
+
+    id: SnapshotId
+    epoch: int
+    initiated_at: float
+    completed_at: float
+    state: GlobalState
+
+
+class IncomingRecord(msgspec.Struct, frozen=True):
+    """What the target of a channel recorded of it: its count at its own cut, and what came after
+    that and before the marker."""
+
+    source: ProcessId
+    received_count: int
+    batches: tuple[Batch, ...]
+
+
+class Fragment(msgspec.Struct, frozen=True):
+    """One process's part of a snapshot: its state, what it had sent, its incoming channels."""
+
+    snapshot: SnapshotId
+    state: ProcessState
+    sent_counts: dict[ProcessId, int]
+    incoming: tuple[IncomingRecord, ...]
+
+
+class Reason(enum.Enum):
+    """Why a snapshot was given up; the value is the sentence for people."""
+
+    DEADLINE = "the deadline passed before every process had recorded its part"
+    PROCESS_DIED = "a process died before the snapshot was complete"
+    NOT_PUBLISHED = "the snapshot was complete but could not be written to the store"
+    NOT_CONSISTENT = "the recorded parts contradict each other"
+    STOPPED = "the system was stopped or restored before the snapshot was complete"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Abandoned(msgspec.Struct, frozen=True):
+    """A snapshot that was given up: nothing of it was published.
+
+    `missing` names the processes whose parts were not in; `detail` is the cause, if there is more
+    to say than the reason does.
+    """
+
+    snapshot: SnapshotId
+    reason: Reason
+    missing: tuple[ProcessId, ...] = ()
+    detail: str = ""
+
+    def __str__(self) -> str:
+        parts: Iterator[str] = filter(
+            None,
+            (
+                f"snapshot {self.snapshot} was abandoned: {self.reason}",
+                f"missing: {', '.join(self.missing)}" if self.missing else "",
+                self.detail,
+            ),
+        )
+        return "; ".join(parts)

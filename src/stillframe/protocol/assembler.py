@@ -1,0 +1,128 @@
+"""Fragments in; a snapshot, whole and checked, or ``Abandoned`` out. Time is an argument."""
+
+import msgspec
+
+from stillframe.errors import NotConsistent, ProtocolViolation
+from stillframe.model import (
+    Abandoned,
+    Channel,
+    ChannelState,
+    Fragment,
+    GlobalState,
+    ProcessId,
+    Reason,
+    Snapshot,
+    SnapshotId,
+)
+from stillframe.topology import Description
+
+
+class _Pending(msgspec.Struct):
+    """A snapshot under way."""
+
+    initiated_at: float
+    deadline: float
+    fragments: dict[ProcessId, Fragment]
+
+
+class Assembler:
+    """Puts the parts of snapshots together, any number of snapshots at once.
+
+    Args:
+        description: the processes and channels of which every snapshot must have all.
+        epoch: the epoch in which the snapshots are taken.
+    """
+
+    def __init__(self, description: Description, epoch: int) -> None:
+        self._description = description
+        self._epoch = epoch
+        self._pending: dict[SnapshotId, _Pending] = {}
+
+    @property
+    def pending(self) -> tuple[SnapshotId, ...]:
+        """The snapshots under way, oldest first."""
+        return tuple(self._pending)
+
+    def missing(self, snapshot: SnapshotId) -> tuple[ProcessId, ...]:
+        """Return the processes whose parts of a pending `snapshot` are not in."""
+        have = self._pending[snapshot].fragments
+        return tuple(process for process in self._description.processes if process not in have)
+
+    def begin(self, snapshot: SnapshotId, now: float, *, timeout_s: float) -> None:
+        """Expect the parts of `snapshot`, until `timeout_s` seconds from `now`."""
+        self._pending[snapshot] = _Pending(now, now + timeout_s, {})
+
+    def add(self, fragment: Fragment, now: float) -> Snapshot | Abandoned | None:
+        """Take one process's part; return the snapshot if it was the last.
+
+        A part of a snapshot that has ended is dropped. A complete snapshot whose books do not
+        balance is abandoned, with the channel in `detail`: publishing it would be a lie.
+
+        Raises:
+            ProtocolViolation: the part does not fit the description, or came twice.
+        """
+        pending = self._pending.get(fragment.snapshot)
+        if pending is None:
+            return None
+        self._check(fragment, pending)
+        pending.fragments[fragment.state.process] = fragment
+        if self.missing(fragment.snapshot):
+            return None
+        del self._pending[fragment.snapshot]
+        state = self._assemble(pending.fragments)
+        try:
+            state.check_books()
+        except NotConsistent as error:
+            return Abandoned(fragment.snapshot, Reason.NOT_CONSISTENT, detail=str(error))
+        return Snapshot(fragment.snapshot, self._epoch, pending.initiated_at, now, state)
+
+    def abandon(self, snapshot: SnapshotId, reason: Reason, detail: str = "") -> Abandoned | None:
+        """Give `snapshot` up; None if it is not pending."""
+        if snapshot not in self._pending:
+            return None
+        missing = self.missing(snapshot)
+        del self._pending[snapshot]
+        return Abandoned(snapshot, reason, missing, detail)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` should next be called; None if nothing is pending."""
+        return min((pending.deadline for pending in self._pending.values()), default=None)
+
+    def expire(self, now: float) -> list[Abandoned]:
+        """Give up every snapshot whose deadline has passed."""
+        late = [s for s, pending in self._pending.items() if pending.deadline <= now]
+        return [ended for s in late if (ended := self.abandon(s, Reason.DEADLINE)) is not None]
+
+    def _check(self, fragment: Fragment, pending: _Pending) -> None:
+        process = fragment.state.process
+        where = f"part of snapshot {fragment.snapshot} from process {process!r}"
+        if process not in self._description.processes:
+            raise ProtocolViolation(f"{where}: there is no such process")
+        if process in pending.fragments:
+            raise ProtocolViolation(f"{where}: it came twice")
+        sources = tuple(record.source for record in fragment.incoming)
+        if (
+            sources != self._description.incoming(process)
+            or tuple(fragment.sent_counts) != self._description.outgoing(process)
+            or fragment.state.kind != self._description.processes[process]
+        ):
+            raise ProtocolViolation(f"{where}: its channels or its class are not those agreed on")
+
+    def _assemble(self, fragments: dict[ProcessId, Fragment]) -> GlobalState:
+        incoming = {
+            Channel(record.source, process): record
+            for process, fragment in fragments.items()
+            for record in fragment.incoming
+        }
+        return GlobalState(
+            processes=tuple(fragments[process].state for process in self._description.processes),
+            channels=tuple(
+                ChannelState(
+                    channel=channel,
+                    sent_count=fragments[channel.source].sent_counts[channel.target],
+                    received_count=incoming[channel].received_count,
+                    batches=incoming[channel].batches,
+                )
+                for channel in self._description.channels
+            ),
+        )

@@ -1,0 +1,175 @@
+"""Who is there: the first frames on every connection, and the reasons to say no.
+
+    connector                                   listener
+    Hello(who, epoch, topology, nonce)   ->
+                                         <-     Challenge(nonce, proof)      or  Declined(reason)
+    Proof(proof)                         ->
+                                         <-     Welcome(received)            or  Declined(reason)
+
+Both ends prove that they know the secret of this run, by HMAC-SHA256 over everything said so far;
+the secret itself never travels. The version stands before the frame's content (``wire``), so that
+a peer of any version can be told apart. Nonces are handed in: this module has no chance of its own.
+"""
+
+import hashlib
+import hmac
+
+import msgspec
+
+from stillframe.errors import ProtocolViolation, Refused
+from stillframe.model import ProcessId
+
+NONCE_BYTES = 16
+SECRET_BYTES_MIN = 16
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The connector says who it is: the source of a channel to `target`, or, when `target` is
+    None, a process that reports to the coordinator."""
+
+    source: ProcessId
+    target: ProcessId | None
+    epoch: int
+    topology_hash: str
+    nonce: bytes
+
+
+class Challenge(msgspec.Struct, frozen=True, tag=True):
+    """The listener proves that it knows the secret, and asks the connector to do the same."""
+
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(msgspec.Struct, frozen=True, tag=True):
+    """The connector's proof."""
+
+    proof: bytes
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """The connection is open; `received` is the last frame that came on earlier connections."""
+
+    received: int
+
+
+class Declined(msgspec.Struct, frozen=True, tag=True):
+    """No, and why."""
+
+    reason: str
+
+
+Greeting = Hello | Challenge | Proof | Welcome | Declined
+
+
+def _proof(secret: bytes, role: bytes, hello: Hello, nonce: bytes) -> bytes:
+    said = msgspec.msgpack.encode((role, hello, nonce))
+    return hmac.new(secret, said, hashlib.sha256).digest()
+
+
+class Connector:
+    """The side that connects: send ``hello``, then hand each greeting to ``receive``.
+
+    Args:
+        hello: who we are; its nonce must be fresh random bytes.
+        secret: the secret of this run.
+    """
+
+    def __init__(self, hello: Hello, secret: bytes) -> None:
+        self.hello = hello
+        self._secret = secret
+        self._challenged = False
+
+    def receive(self, greeting: Greeting) -> Proof | Welcome:
+        """Return the proof to send; or the Welcome, after which the connection is open.
+
+        Raises:
+            Refused: the listener said no, or does not know the secret.
+            ProtocolViolation: this greeting has no place here.
+        """
+        match greeting:
+            case Declined(reason):
+                raise Refused(f"the other end refused the connection: {reason}")
+            case Challenge(nonce, proof) if not self._challenged:
+                expected = _proof(self._secret, b"listener", self.hello, nonce)
+                if not hmac.compare_digest(expected, proof):
+                    raise Refused("the other end does not know the secret of this run")
+                self._challenged = True
+                return Proof(_proof(self._secret, b"connector", self.hello, nonce))
+            case Welcome() if self._challenged:
+                return greeting
+        raise ProtocolViolation(f"{type(greeting).__name__} came out of turn in the handshake")
+
+
+class Listener:
+    """The side that listens: hand each greeting to ``receive``, send what comes back.
+
+    Args:
+        secret: the secret of this run.
+        epoch: the epoch that must be named.
+        topology_hash: the topology that must be named.
+        target: who we are, None for the coordinator.
+        sources: who may connect.
+        nonce: fresh random bytes.
+    """
+
+    def __init__(
+        self,
+        *,
+        secret: bytes,
+        epoch: int,
+        topology_hash: str,
+        target: ProcessId | None,
+        sources: tuple[ProcessId, ...],
+        nonce: bytes,
+    ) -> None:
+        self._secret = secret
+        self._epoch = epoch
+        self._topology_hash = topology_hash
+        self._target = target
+        self._sources = sources
+        self._nonce = nonce
+        self._hello: Hello | None = None
+
+    def receive(self, greeting: Greeting) -> Challenge | ProcessId:
+        """Return the challenge to send; or the source's id, after which a Welcome is due.
+
+        Raises:
+            Refused: with the reason to send as Declined before closing.
+            ProtocolViolation: this greeting has no place here.
+        """
+        match greeting:
+            case Hello() if self._hello is None:
+                self._check(greeting)
+                self._hello = greeting
+                return Challenge(
+                    self._nonce, _proof(self._secret, b"listener", greeting, self._nonce)
+                )
+            case Proof(proof) if self._hello is not None:
+                expected = _proof(self._secret, b"connector", self._hello, self._nonce)
+                if not hmac.compare_digest(expected, proof):
+                    raise Refused("wrong secret: this is not a process of this run")
+                return self._hello.source
+        raise ProtocolViolation(f"{type(greeting).__name__} came out of turn in the handshake")
+
+    def _check(self, hello: Hello) -> None:
+        if hello.target != self._target:
+            raise Refused(
+                f"this is {self._target or 'the coordinator'}, "
+                f"not {hello.target or 'the coordinator'}: the address is out of date"
+            )
+        if hello.source not in self._sources:
+            raise Refused(
+                f"there is no channel from {hello.source!r} to {self._target or 'the coordinator'}; "
+                f"known are: {', '.join(self._sources) or 'none'}"
+            )
+        if hello.topology_hash != self._topology_hash:
+            raise Refused(
+                f"the topologies differ: {hello.topology_hash[:12]} there, "
+                f"{self._topology_hash[:12]} here; start every process from the same topology"
+            )
+        if hello.epoch != self._epoch:
+            raise Refused(
+                f"epoch {hello.epoch} is {'over' if hello.epoch < self._epoch else 'not begun'}: "
+                f"this is epoch {self._epoch}"
+            )

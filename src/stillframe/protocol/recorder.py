@@ -1,0 +1,274 @@
+"""Chandy-Lamport for one process.
+
+The rules (Chandy & Lamport, *Distributed Snapshots*, TOCS 1985, section 3.1):
+
+* *Marker-sending rule.* "For each channel c, incident on, and directed away from p: p sends one
+  marker along c after p records its state and before p sends further messages along c."
+* *Marker-receiving rule.* "On receiving a marker along a channel c: if q has not recorded its state
+  then q records its state; q records the state of c as the empty sequence; else q records the state
+  of c as the sequence of messages received along c after q's state was recorded and before q
+  received the marker along c."
+
+What we add: any number of snapshots at once, each with its own recording; counts of messages, which
+make a snapshot checkable by itself; and giving up.
+
+The host's duties, in order:
+
+1. Report every message sent (`sent`) before the next call of `initiate` or `marker`.
+2. Carry out the effects in the order given before anything else happens in the process: a
+   `SendMarker` goes on its channel behind all that was sent before and before all that is sent after.
+3. Hand in batches and markers of one channel in the order in which they came. A batch is handed in
+   when its messages have been delivered to the application, with no other call in between.
+"""
+
+import enum
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+
+from stillframe.errors import ProtocolViolation, UsageError
+from stillframe.model import (
+    Batch,
+    Channel,
+    Fragment,
+    IncomingRecord,
+    Marker,
+    ProcessId,
+    ProcessState,
+    SnapshotId,
+)
+
+
+class Phase(enum.Enum):
+    """Where one snapshot is, at one process."""
+
+    IDLE = "idle"
+    RECORDING = "recording"
+    RECORDED = "recorded"
+    ABANDONED = "abandoned"
+
+
+class Stimulus(enum.Enum):
+    """What can happen to a recording."""
+
+    INITIATE = "initiate"
+    MARKER = "marker"
+    LAST_MARKER = "last marker"
+    ABANDON = "abandon"
+
+
+TRANSITIONS: dict[Phase, dict[Stimulus, Phase]] = {
+    Phase.IDLE: {
+        Stimulus.INITIATE: Phase.RECORDING,
+        Stimulus.MARKER: Phase.RECORDING,
+        Stimulus.ABANDON: Phase.ABANDONED,
+    },
+    Phase.RECORDING: {
+        Stimulus.INITIATE: Phase.RECORDING,
+        Stimulus.MARKER: Phase.RECORDING,
+        Stimulus.LAST_MARKER: Phase.RECORDED,
+        Stimulus.ABANDON: Phase.ABANDONED,
+    },
+    Phase.RECORDED: {
+        Stimulus.INITIATE: Phase.RECORDED,
+        Stimulus.ABANDON: Phase.RECORDED,
+    },
+    Phase.ABANDONED: {
+        Stimulus.INITIATE: Phase.ABANDONED,
+        Stimulus.MARKER: Phase.ABANDONED,
+        Stimulus.ABANDON: Phase.ABANDONED,
+    },
+}
+"""The life of a recording. What is not in the table breaks the rules: a marker after the last one."""
+
+ENDED_COUNT_MAX = 1024
+"""How many ended snapshots are remembered, to tell their late markers from those of new ones."""
+
+
+class SendMarker(msgspec.Struct, frozen=True):
+    """Send `marker` on the channel to `target`, behind everything sent so far."""
+
+    target: ProcessId
+    marker: Marker
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """This process's part is complete: hand it to whoever assembles the snapshot."""
+
+    fragment: Fragment
+
+
+class NotRecorded(msgspec.Struct, frozen=True):
+    """The state could not be captured: this process takes no part in the snapshot."""
+
+    snapshot: SnapshotId
+    detail: str
+
+
+Effect = SendMarker | Recorded | NotRecorded
+
+
+class _Recording:
+    """One snapshot that is being recorded: the cut, and the channels that are still awaited."""
+
+    def __init__(
+        self,
+        state: ProcessState,
+        sent_counts: dict[ProcessId, int],
+        received_counts: dict[ProcessId, int],
+    ) -> None:
+        self.state = state
+        self.sent_counts = sent_counts
+        self.received_counts = received_counts
+        self.awaited: dict[ProcessId, list[Batch]] = {source: [] for source in received_counts}
+        self.closed: dict[ProcessId, tuple[Batch, ...]] = {}
+
+    def close(self, source: ProcessId) -> None:
+        self.closed[source] = tuple(self.awaited.pop(source))
+
+    def fragment(self, snapshot: SnapshotId) -> Fragment:
+        return Fragment(
+            snapshot=snapshot,
+            state=self.state,
+            sent_counts=self.sent_counts,
+            incoming=tuple(
+                IncomingRecord(source, count, self.closed[source])
+                for source, count in self.received_counts.items()
+            ),
+        )
+
+
+class Recorder:
+    """The recording rules for one process. Each call is one atomic step.
+
+    Args:
+        process: who records.
+        incoming: for every incoming channel its source, and how many messages were received on it.
+        outgoing: for every outgoing channel its target, and how many messages were sent on it.
+        capture: returns the state of the process as it is now, in bytes that share nothing with
+            it; called inside the step that sends the markers.
+    """
+
+    def __init__(
+        self,
+        process: ProcessId,
+        *,
+        incoming: dict[ProcessId, int],
+        outgoing: dict[ProcessId, int],
+        capture: Callable[[], ProcessState],
+    ) -> None:
+        self._process = process
+        self._received_counts = dict(incoming)
+        self._sent_counts = dict(outgoing)
+        self._capture = capture
+        self._recordings: dict[SnapshotId, _Recording] = {}
+        self._ended: OrderedDict[SnapshotId, Phase] = OrderedDict()
+
+    def phase(self, snapshot: SnapshotId) -> Phase:
+        """Return where `snapshot` is at this process."""
+        if snapshot in self._recordings:
+            return Phase.RECORDING
+        return self._ended.get(snapshot, Phase.IDLE)
+
+    def sent_count(self, target: ProcessId) -> int:
+        """Return how many messages were sent on the channel to `target`."""
+        return self._sent_counts[target]
+
+    def sent(self, target: ProcessId, count: int) -> None:
+        """Note that `count` more messages were sent on the channel to `target`."""
+        self._sent_counts[target] += count
+
+    def receive(self, source: ProcessId, batch: Batch) -> None:
+        """Note that the messages of `batch` were delivered to the application.
+
+        Raises:
+            ProtocolViolation: their numbers do not follow those before: something was lost or doubled.
+        """
+        received_count = self._received_counts[source]
+        if batch.first != received_count + 1:
+            raise ProtocolViolation(
+                f"channel {Channel(source, self._process)}: message {received_count + 1} should "
+                f"come next, but {batch.first} came"
+            )
+        self._received_counts[source] = received_count + batch.count
+        for recording in self._recordings.values():
+            if (batches := recording.awaited.get(source)) is not None:
+                batches.append(batch)
+
+    def initiate(self, snapshot: SnapshotId) -> list[Effect]:
+        """Begin `snapshot` here: record the state, then send a marker on every outgoing channel.
+
+        Does nothing if a marker of `snapshot` came first, or if it has ended.
+        """
+        if self._step(snapshot, Stimulus.INITIATE) is not Phase.IDLE:
+            return []
+        return self._cut(snapshot)
+
+    def marker(self, source: ProcessId, marker: Marker) -> list[Effect]:
+        """Take a marker that came on the channel from `source`.
+
+        Raises:
+            ProtocolViolation: it is the second marker of its snapshot on this channel.
+        """
+        snapshot = marker.snapshot
+        effects: list[Effect] = []
+        before = self._step(snapshot, Stimulus.MARKER, source)
+        if before is Phase.IDLE:
+            effects = self._cut(snapshot)
+        recording = self._recordings.get(snapshot)
+        if recording is None:
+            return effects
+        if source not in recording.awaited:
+            raise self._second_marker(source, snapshot)
+        recording.close(source)
+        return effects + self._complete(snapshot)
+
+    def abandon(self, snapshot: SnapshotId) -> None:
+        """Stop recording `snapshot`: it will not be completed. Its markers may still come."""
+        if self._step(snapshot, Stimulus.ABANDON) in (Phase.IDLE, Phase.RECORDING):
+            self._recordings.pop(snapshot, None)
+            self._end(snapshot, Phase.ABANDONED)
+
+    def _step(
+        self, snapshot: SnapshotId, stimulus: Stimulus, source: ProcessId | None = None
+    ) -> Phase:
+        """Return the phase before `stimulus`, or raise if the table has no such step."""
+        phase = self.phase(snapshot)
+        if stimulus not in TRANSITIONS[phase]:
+            assert source is not None, (phase, stimulus)
+            raise self._second_marker(source, snapshot)
+        return phase
+
+    def _second_marker(self, source: ProcessId, snapshot: SnapshotId) -> ProtocolViolation:
+        return ProtocolViolation(
+            f"channel {Channel(source, self._process)}: a second marker of snapshot {snapshot} came"
+        )
+
+    def _cut(self, snapshot: SnapshotId) -> list[Effect]:
+        try:
+            state = self._capture()
+        except UsageError as error:
+            self._end(snapshot, Phase.ABANDONED)
+            return [NotRecorded(snapshot, str(error))]
+        self._recordings[snapshot] = _Recording(
+            state, dict(self._sent_counts), dict(self._received_counts)
+        )
+        marker = Marker(snapshot)
+        effects: list[Effect] = [SendMarker(target, marker) for target in self._sent_counts]
+        return effects + ([] if self._received_counts else self._complete(snapshot))
+
+    def _complete(self, snapshot: SnapshotId) -> list[Effect]:
+        recording = self._recordings[snapshot]
+        if recording.awaited:
+            return []
+        del self._recordings[snapshot]
+        self._end(snapshot, TRANSITIONS[Phase.RECORDING][Stimulus.LAST_MARKER])
+        return [Recorded(recording.fragment(snapshot))]
+
+    def _end(self, snapshot: SnapshotId, phase: Phase) -> None:
+        self._ended[snapshot] = phase
+        while len(self._ended) > ENDED_COUNT_MAX:
+            self._ended.popitem(last=False)
+
+

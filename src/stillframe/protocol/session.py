@@ -1,0 +1,96 @@
+"""Exactly once, in order, over connections that break: one channel's two halves.
+
+Every frame of a channel (a batch of messages or a marker) has a sequence number, from 1. The source
+keeps each frame until the target has *handled* it; when a connection breaks, the target says in the
+next handshake which frame it received last, and the source sends again what came after. Frames are
+sent again as they were, never cut anew, so a frame arrives whole or not at all.
+
+Acknowledgements are cumulative and mean "handled", not "received": what is not acknowledged is the
+window that back-pressure works with, and it bounds the memory of both ends.
+"""
+
+from collections import deque
+
+from stillframe.errors import ProtocolViolation
+
+
+class SendSession:
+    """The source's half: numbers frames, and keeps them until they are acknowledged."""
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        self.unacknowledged_bytes = 0
+        self._acknowledged = 0
+        self._frames: deque[bytes] = deque()
+
+    def add(self, frame: bytes) -> None:
+        """Keep `frame`, which was encoded with the sequence number ``sequence + 1``."""
+        self.sequence += 1
+        self._frames.append(frame)
+        self.unacknowledged_bytes += len(frame)
+
+    def acknowledge(self, sequence: int) -> None:
+        """Forget all frames up to `sequence`: they were handled.
+
+        Raises:
+            ProtocolViolation: such a frame was never sent.
+        """
+        if sequence > self.sequence:
+            raise ProtocolViolation(
+                f"frame {sequence} was acknowledged, but only {self.sequence} were sent"
+            )
+        while self._acknowledged < sequence:
+            self._acknowledged += 1
+            self.unacknowledged_bytes -= len(self._frames.popleft())
+
+    def resume(self, received: int) -> list[bytes]:
+        """Return the frames to send again on a new connection, given the last one received.
+
+        Raises:
+            ProtocolViolation: the target claims frames that were never sent, or asks for some that
+                it had acknowledged.
+        """
+        if not self._acknowledged <= received <= self.sequence:
+            raise ProtocolViolation(
+                f"the other end wants to go on after frame {received}; "
+                f"{self._acknowledged} to {self.sequence} are possible"
+            )
+        return list(self._frames)[received - self._acknowledged :]
+
+
+class ReceiveSession:
+    """The target's half: lets each frame through once, in order.
+
+    Args:
+        acknowledge_bytes: how many bytes may be handled before an acknowledgement is due.
+    """
+
+    def __init__(self, acknowledge_bytes: int) -> None:
+        self.received = 0
+        self._handled = 0
+        self._pending_bytes = 0
+        self._acknowledge_bytes = acknowledge_bytes
+
+    def accept(self, sequence: int) -> bool:
+        """Return whether this frame is new; if so it counts as received.
+
+        Raises:
+            ProtocolViolation: frames before it are missing.
+        """
+        if sequence <= self.received:
+            return False
+        if sequence != self.received + 1:
+            raise ProtocolViolation(
+                f"frame {sequence} came where {self.received + 1} should: frames are missing"
+            )
+        self.received = sequence
+        return True
+
+    def handle(self, size_bytes: int) -> int:
+        """Note that the next frame was handled; return the number to acknowledge now, or 0."""
+        self._handled += 1
+        self._pending_bytes += size_bytes
+        if self._pending_bytes < self._acknowledge_bytes:
+            return 0
+        self._pending_bytes = 0
+        return self._handled

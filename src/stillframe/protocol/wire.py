@@ -1,0 +1,222 @@
+"""Frames to bytes and back, incrementally; every size is bounded before anything is read.
+
+    u32 length | u8 kind | body          all numbers big-endian; the length counts kind and body
+
+    GREETING   "STFR" | u16 version | MessagePack of a handshake.Greeting
+    MESSAGES   u64 sequence | u64 first number | u32 count | MessagePack array of the messages
+    MARKER     u64 sequence | MessagePack of a Marker
+    ACK        u64 sequence
+    CONTROL    MessagePack of what a process and the coordinator say to each other
+"""
+
+import enum
+import struct
+from typing import Any
+
+import msgspec
+
+from stillframe.errors import ProtocolViolation, Refused
+from stillframe.model import Batch, Marker, array_count
+from stillframe.protocol.handshake import Greeting
+
+VERSION = 1
+MAGIC = b"STFR"
+GREETING_BYTES_MAX = 4096
+FRAME_BYTES_MAX = 16 * 2**20
+"""The largest frame of a channel, and so the largest message, less a few bytes."""
+CONTROL_BYTES_MAX = 2**30
+"""The largest frame between a process and the coordinator: a recorded state must fit."""
+
+_HEAD = struct.Struct("!IB")
+_VERSION = struct.Struct("!4sH")
+_MESSAGES = struct.Struct("!QQI")
+_MESSAGES_FRAME = struct.Struct("!IBQQI")
+_SEQUENCE = struct.Struct("!Q")
+_READ_BYTES_MIN = 64 * 2**10
+
+
+class Kind(enum.IntEnum):
+    """The second field of every frame."""
+
+    GREETING = 1
+    MESSAGES = 2
+    MARKER = 3
+    ACK = 4
+    CONTROL = 5
+
+
+class Messages(msgspec.Struct, frozen=True, gc=False):
+    """A batch of messages, as the frame number `sequence` of its channel."""
+
+    sequence: int
+    batch: Batch
+
+
+class Marked(msgspec.Struct, frozen=True, gc=False):
+    """A marker, as the frame number `sequence` of its channel."""
+
+    sequence: int
+    marker: Marker
+
+
+class Ack(msgspec.Struct, frozen=True, gc=False):
+    """All frames up to `sequence` were handled."""
+
+    sequence: int
+
+
+class Control(msgspec.Struct, frozen=True):
+    """A message between a process and the coordinator, still encoded."""
+
+    encoded: bytes
+
+
+Frame = Messages | Marked | Ack | Control | Greeting
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_greeting = msgspec.msgpack.Decoder(Greeting).decode
+_decode_marker = msgspec.msgpack.Decoder(Marker).decode
+
+
+def _frame(kind: Kind, body: bytes) -> bytes:
+    return _HEAD.pack(len(body) + 1, kind) + body
+
+
+def encode_greeting(greeting: Greeting, version: int = VERSION) -> bytes:
+    """Return the frame of a handshake."""
+    return _frame(Kind.GREETING, _VERSION.pack(MAGIC, version) + _encode(greeting))
+
+
+def encode_messages(sequence: int, batch: Batch) -> bytes:
+    """Return the frame of a batch."""
+    length = 1 + _MESSAGES.size + len(batch.encoded)
+    head = _MESSAGES_FRAME.pack(length, Kind.MESSAGES, sequence, batch.first, batch.count)
+    return head + batch.encoded
+
+
+def encode_marker(sequence: int, marker: Marker) -> bytes:
+    """Return the frame of a marker."""
+    return _frame(Kind.MARKER, _SEQUENCE.pack(sequence) + _encode(marker))
+
+
+def encode_ack(sequence: int) -> bytes:
+    """Return the frame of an acknowledgement."""
+    return _frame(Kind.ACK, _SEQUENCE.pack(sequence))
+
+
+def encode_control(message: Any) -> bytes:
+    """Return the frame of a message between a process and the coordinator."""
+    return _frame(Kind.CONTROL, _encode(message))
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames.
+
+    Use it as a buffer: write into what `writable` returns, then call `written`. Until `open` is
+    called only greetings are let through, and only short ones: a stranger can make us hold
+    `GREETING_BYTES_MAX` bytes and no more.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(_READ_BYTES_MIN)
+        self._start = 0
+        self._end = 0
+        self._frame_bytes_max = GREETING_BYTES_MAX
+        self._kinds: frozenset[int] = frozenset({Kind.GREETING})
+
+    def open(self, *kinds: Kind, frame_bytes_max: int) -> None:
+        """The handshake is over: from now on let through `kinds`, up to `frame_bytes_max` bytes."""
+        self._kinds = frozenset(kinds)
+        self._frame_bytes_max = frame_bytes_max
+
+    def writable(self) -> memoryview:
+        """Return where the next bytes go. At least one byte is free."""
+        return memoryview(self._buffer)[self._end :]
+
+    def written(self, count: int) -> None:
+        """Note that `count` bytes were written into what `writable` returned."""
+        self._end += count
+
+    def next_frame(self) -> Frame | None:
+        """Return the next complete frame, or None if more bytes are needed first.
+
+        Raises:
+            ProtocolViolation: the bytes are no frame, or one that is too large or not allowed now.
+                Close the connection: the stream cannot be read on.
+            Refused: the other end speaks another version.
+        """
+        available = self._end - self._start
+        if available < _HEAD.size:
+            self._make_room(_HEAD.size)
+            return None
+        length, kind = _HEAD.unpack_from(self._buffer, self._start)
+        self._check_head(length, kind)
+        size = length + 4
+        if available < size:
+            self._make_room(size)
+            return None
+        start = self._start + _HEAD.size
+        self._start = stop = self._start + size
+        return self._decode(kind, start, stop)
+
+    def _check_head(self, length: int, kind: int) -> None:
+        if kind not in self._kinds:
+            allowed = ", ".join(Kind(k).name for k in sorted(self._kinds))
+            raise ProtocolViolation(
+                f"a frame of kind {kind} came where only {allowed} may: this is not Stillframe's "
+                "wire format, or bytes were lost"
+            )
+        if not 1 <= length <= self._frame_bytes_max:
+            raise ProtocolViolation(
+                f"a frame of {length} bytes came; at most {self._frame_bytes_max} are allowed here"
+            )
+
+    def _make_room(self, size: int) -> None:
+        """Move what is left to the front, and grow or shrink so that `size` bytes fit."""
+        rest = self._buffer[self._start : self._end]
+        wanted = max(_READ_BYTES_MIN, size)
+        if self._start + size > len(self._buffer) or len(self._buffer) > wanted:
+            # A new buffer, since the loop may still hold a view of the old one.
+            self._buffer = bytearray(wanted)
+            self._buffer[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+        elif not rest:
+            self._start = self._end = 0
+        elif self._end == len(self._buffer):
+            self._buffer[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+
+    def _decode(self, kind: int, start: int, stop: int) -> Frame:
+        try:
+            if kind == Kind.MESSAGES:
+                sequence, first, count = _MESSAGES.unpack_from(self._buffer, start)
+                encoded = bytes(memoryview(self._buffer)[start + _MESSAGES.size : stop])
+                if first < 1 or count < 1 or array_count(encoded) != count:
+                    raise ProtocolViolation(
+                        f"a batch says that it holds {count} messages from number {first} on, "
+                        f"but holds {array_count(encoded)}"
+                    )
+                return Messages(sequence, Batch(first, count, encoded))
+            body = bytes(memoryview(self._buffer)[start:stop])
+            if kind == Kind.ACK:
+                return Ack(*_SEQUENCE.unpack(body))
+            if kind == Kind.MARKER:
+                (sequence,) = _SEQUENCE.unpack_from(body)
+                return Marked(sequence, _decode_marker(body[_SEQUENCE.size :]))
+            if kind == Kind.GREETING:
+                return _decode_versioned(body)
+            return Control(body)
+        except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolViolation(f"a {Kind(kind).name} frame cannot be read: {error}") from error
+
+
+def _decode_versioned(body: bytes) -> Greeting:
+    magic, version = _VERSION.unpack_from(body)
+    if magic != MAGIC:
+        raise ProtocolViolation("the other end does not speak Stillframe's protocol")
+    if version != VERSION:
+        raise Refused(
+            f"the other end speaks version {version} of the protocol, we speak {VERSION}: "
+            "run the same release of stillframe on both sides"
+        )
+    return _decode_greeting(body[_VERSION.size :])

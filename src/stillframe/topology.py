@@ -1,0 +1,225 @@
+"""Which processes there are, and which channels: the description that everybody must agree on.
+
+``Topology`` holds live objects (a start state for each process); its ``Description`` is plain data
+that travels, is kept in the store, and whose hash both ends of every connection compare.
+"""
+
+import datetime
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import msgspec
+
+from stillframe.errors import UsageError
+from stillframe.model import Channel, ProcessId, check_process_id
+from stillframe.process import (
+    Message,
+    Process,
+    StateCodec,
+    accepted_messages,
+    field_types,
+    receive_annotation,
+)
+
+COLUMN_KINDS: dict[Any, str] = {
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "text",
+    bytes: "bytes",
+    datetime.datetime: "time",
+}
+"""Python type -> the kind of column that holds it in a store; everything else is kept as JSON."""
+
+RESERVED_COLUMNS = frozenset(
+    {"snapshot", "process", "kind", "source", "target", "number", "encoded"}
+)
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A field of a process or of a message, and the kind of column it becomes (`COLUMN_KINDS`)."""
+
+    name: str
+    kind: str
+
+
+class Description(msgspec.Struct, frozen=True):
+    """A topology as plain data.
+
+    `processes`: name -> class name. `states`: class name -> columns. `messages`: class name ->
+    columns, in the order in which they travel. `accepts`: process -> names of message classes.
+    """
+
+    processes: dict[ProcessId, str]
+    channels: tuple[Channel, ...]
+    states: dict[str, tuple[Column, ...]]
+    messages: dict[str, tuple[Column, ...]]
+    accepts: dict[ProcessId, tuple[str, ...]]
+
+    @property
+    def hash(self) -> str:
+        """64 hexadecimal digits; equal exactly if the descriptions are."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+
+    def incoming(self, process: ProcessId) -> tuple[ProcessId, ...]:
+        """The sources of the channels into `process`, sorted."""
+        return tuple(c.source for c in self.channels if c.target == process)
+
+    def outgoing(self, process: ProcessId) -> tuple[ProcessId, ...]:
+        """The targets of the channels out of `process`, sorted."""
+        return tuple(c.target for c in self.channels if c.source == process)
+
+    def check_process(self, process: ProcessId) -> None:
+        """Raise a UsageError that lists the processes if `process` is none of them."""
+        if process not in self.processes:
+            raise UsageError(
+                f"there is no process {process!r}; there are {', '.join(self.processes)}"
+            )
+
+    def initiators(self, first: ProcessId) -> tuple[ProcessId, ...]:
+        """Return `first` and as many more as it takes for markers to reach every process.
+
+        In a strongly connected graph that is `first` alone. Otherwise several processes begin the
+        same snapshot by themselves, as Chandy & Lamport 1985 (section 3.1) allow.
+
+        Raises:
+            UsageError: there is no process `first`.
+        """
+        self.check_process(first)
+        chosen = [first]
+        reached = self._reachable(first)
+        rest = [p for p in self.processes if p not in reached]
+        # The process that reaches most goes first: nothing upstream of it can be left over twice.
+        for process in sorted(rest, key=lambda p: (-len(self._reachable(p)), p)):
+            if process not in reached:
+                chosen.append(process)
+                reached |= self._reachable(process)
+        return tuple(chosen)
+
+    def _reachable(self, start: ProcessId) -> set[ProcessId]:
+        reached, frontier = {start}, [start]
+        while frontier:
+            for target in self.outgoing(frontier.pop()):
+                if target not in reached:
+                    reached.add(target)
+                    frontier.append(target)
+        return reached
+
+
+class Joined:
+    """A process that is not started by us: its program calls ``stillframe.join``.
+
+    Args:
+        state: the dataclass or Struct class whose fields are recorded.
+        accepts: the message classes it takes, for example ``Transfer | Query``; None for none.
+    """
+
+    def __init__(self, *, state: type, accepts: Any = None) -> None:
+        self.state = state
+        self.accepts = accepts
+
+
+class Topology:
+    """The processes of a system, each with its start state, and the channels between them.
+
+    Args:
+        processes: name -> an instance of a Process subclass, or ``Joined(...)``.
+        channels: pairs (source, target).
+
+    Raises:
+        UsageError: what does not fit together, by name.
+    """
+
+    def __init__(
+        self,
+        processes: Mapping[ProcessId, Process | Joined],
+        channels: Iterable[tuple[ProcessId, ProcessId]],
+    ) -> None:
+        if not processes:
+            raise UsageError("a topology needs at least one process")
+        self.processes = {check_process_id(name): processes[name] for name in sorted(processes)}
+        self.codecs: dict[ProcessId, StateCodec] = {}
+        self.accepts: dict[ProcessId, tuple[type[Message], ...]] = {}
+        for name, process in self.processes.items():
+            self.codecs[name], self.accepts[name] = _inspect(name, process)
+        self.description = self._describe(sorted(self._check_channels(channels)))
+
+    @classmethod
+    def mesh(cls, processes: Mapping[ProcessId, Process | Joined]) -> Self:
+        """A channel from every process to every other."""
+        return cls(processes, [(a, b) for a in processes for b in processes if a != b])
+
+    @classmethod
+    def ring(cls, processes: Mapping[ProcessId, Process | Joined]) -> Self:
+        """A channel from each process to the next, in the order given, and from the last to the
+        first."""
+        names = list(processes)
+        if len(names) < 2:
+            raise UsageError("a ring needs at least two processes")
+        return cls(processes, zip(names, names[1:] + names[:1], strict=True))
+
+    def _check_channels(self, pairs: Iterable[tuple[ProcessId, ProcessId]]) -> list[Channel]:
+        channels: list[Channel] = []
+        for source, target in pairs:
+            channel = Channel(source, target)
+            for end in (source, target):
+                if end not in self.processes:
+                    raise UsageError(
+                        f"channel {channel}: there is no process {end!r}; "
+                        f"there are {', '.join(self.processes)}"
+                    )
+            if source == target:
+                raise UsageError(f"channel {channel}: a channel joins two different processes")
+            if channel in channels:
+                raise UsageError(f"channel {channel} is given twice; one channel each way is enough")
+            channels.append(channel)
+        return channels
+
+    def _describe(self, channels: list[Channel]) -> Description:
+        states: dict[str, tuple[Column, ...]] = {}
+        messages: dict[str, type[Message]] = {}
+        for name, codec in self.codecs.items():
+            columns = _columns(codec.kind, codec.types)
+            if states.setdefault(codec.kind.__name__, columns) != columns:
+                raise UsageError(f"two different process classes are called {codec.kind.__name__}")
+            for message in self.accepts[name]:
+                if messages.setdefault(_tag(message), message) is not message:
+                    raise UsageError(f"two different message classes are called {_tag(message)}")
+        return Description(
+            processes={name: codec.kind.__name__ for name, codec in self.codecs.items()},
+            channels=tuple(channels),
+            states=states,
+            messages={t: _columns(m, field_types(m)) for t, m in sorted(messages.items())},
+            accepts={n: tuple(sorted(map(_tag, kinds))) for n, kinds in self.accepts.items()},
+        )
+
+
+def _inspect(
+    name: ProcessId, process: Process | Joined
+) -> tuple[StateCodec, tuple[type[Message], ...]]:
+    match process:
+        case Process():
+            kind, annotation = type(process), receive_annotation(type(process))
+        case Joined():
+            kind, annotation = process.state, process.accepts
+        case _:
+            raise UsageError(
+                f"process {name!r} is {process!r}: give an instance of a stillframe.Process "
+                "subclass, or stillframe.Joined(...)"
+            )
+    return StateCodec(kind), accepted_messages(annotation, f"process {name!r} ({kind.__name__})")
+
+
+def _tag(message: type[Message]) -> str:
+    return str(message.__struct_config__.tag)
+
+
+def _columns(owner: type, types: dict[str, Any]) -> tuple[Column, ...]:
+    for name in types:
+        if name in RESERVED_COLUMNS:
+            raise UsageError(
+                f"class {owner.__name__}: a field cannot be called {name!r}: the store uses that "
+                f"name for a column of its own (reserved: {', '.join(sorted(RESERVED_COLUMNS))})"
+            )
+    return tuple(Column(name, COLUMN_KINDS.get(kind, "json")) for name, kind in types.items())
