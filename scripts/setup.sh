@@ -1,0 +1,87 @@
+# Sourced by check, demo and bench/run: makes .venv and finds Java. A line per step, no wall of log.
+#
+#   set_up_python   .venv with everything that requirements.lock names; made anew when that changed
+#   set_up_java     exports JAVA_HOME: a Java that Spark can use (after set_up_python)
+#
+# What is missing on a Debian machine is installed when we are root; otherwise one line says what to
+# install, and we stop.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV="$ROOT/.venv"
+SETUP_LOGS="$ROOT/.setup-logs"
+
+say() { printf '%s\n' "$*" >&2; }
+
+give_up() {
+    say "set-up: $*"
+    exit 1
+}
+
+# quiet_step LABEL COMMAND...: one line when it begins; its log is shown only if it fails.
+quiet_step() {
+    local label=$1 log begin=$SECONDS
+    shift
+    mkdir -p "$SETUP_LOGS"
+    log="$SETUP_LOGS/$(printf '%s' "$label" | tr -cs 'A-Za-z0-9' '-').log"
+    say "set-up: $label ..."
+    if ! "$@" >"$log" 2>&1 </dev/null; then
+        tail -n 40 "$log" >&2
+        give_up "$label failed; the whole log is in ${log#"$ROOT"/}"
+    fi
+    say "set-up: $label: done in $((SECONDS - begin)) s"
+}
+
+# apt_install WHAT-FOR PACKAGE...
+apt_install() {
+    local purpose=$1
+    shift
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        give_up "$purpose is missing: install it (on Debian: apt-get install $*) and run this again"
+    fi
+    quiet_step "apt-get update" apt-get update
+    quiet_step "apt-get install $*" env DEBIAN_FRONTEND=noninteractive apt-get install -y "$@"
+}
+
+# Prints the first Python from 3.11 on that can make virtual environments.
+find_python() {
+    local name
+    for name in python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
+        if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+            >/dev/null 2>&1; then
+            printf '%s' "$name"
+            return
+        fi
+    done
+    return 1
+}
+
+set_up_python() {
+    local python stamp="$VENV/installed"
+    if ! cat "$ROOT/requirements.lock" "$ROOT/pyproject.toml" 2>/dev/null | cmp -s - "$stamp"; then
+        if ! cmp -s "$ROOT/requirements.lock" "$VENV/installed.lock"; then
+            if ! python=$(find_python); then
+                apt_install "Python 3.11 or later with venv" python3 python3-venv
+                python=$(find_python) || give_up "Python 3.11 or later is needed: install it and run this again"
+            fi
+            rm -rf "$VENV"
+            quiet_step "virtual environment in .venv" "$python" -m venv "$VENV"
+            quiet_step "packages (some 500 MB the first time, a few minutes)" \
+                "$VENV/bin/python" -m pip install --disable-pip-version-check \
+                --require-hashes -r "$ROOT/requirements.lock"
+            cp "$ROOT/requirements.lock" "$VENV/installed.lock"
+        fi
+        quiet_step "stillframe itself, editable" \
+            "$VENV/bin/python" -m pip install --disable-pip-version-check \
+            --no-deps --no-build-isolation --editable "$ROOT"
+        cat "$ROOT/requirements.lock" "$ROOT/pyproject.toml" >"$stamp"
+    fi
+}
+
+set_up_java() {
+    local find='from stillframe.spark.session import find_java; print(find_java())'
+    if ! JAVA_HOME=$("$VENV/bin/python" -c "$find" 2>/dev/null); then
+        apt_install "Java 17, 21 or 25 (a full one)" openjdk-17-jre-headless
+        JAVA_HOME=$("$VENV/bin/python" -c "$find") || give_up "no Java that Spark can use was found"
+    fi
+    export JAVA_HOME
+}

@@ -1,0 +1,1 @@
+"""Snapshots and Spark: a session, the store as DataFrames, audits."""

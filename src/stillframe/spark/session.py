@@ -1,0 +1,135 @@
+"""A Spark session for work on a store: finds Java, starts quietly, says what is missing.
+
+PySpark is imported only when a session is asked for: this module can be imported without it.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from stillframe.errors import Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_VERSIONS = (17, 21, 25)
+"""The major versions of Java that Spark 4 runs on."""
+
+_NEEDED_MODULE = "jdk.incubator.vector"
+_LAST_WORDS_BYTES = 2000
+_STDERR = 2
+_SETTINGS = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def find_java() -> Path:
+    """Return the home directory of a Java that Spark can use.
+
+    Looks at ``JAVA_HOME``, then at ``java`` on the ``PATH``, then below ``/usr/lib/jvm``.
+
+    Raises:
+        Unavailable: there is none; the message says what was seen and what to install.
+    """
+    rejected = []
+    for home in dict.fromkeys(_java_homes()):
+        reason = _unfit(home)
+        if reason is None:
+            return home
+        rejected.append(f"{home} ({reason})")
+    seen = f"; found only {', '.join(rejected)}" if rejected else " and found none"
+    raise Unavailable(
+        f"Spark needs Java 17, 21 or 25{seen}. Install one, for example with "
+        "'apt-get install openjdk-17-jre-headless', or set JAVA_HOME to one"
+    )
+
+
+def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> "SparkSession":
+    """Return the active Spark session, or start one that is quiet and reachable only from here.
+
+    A session of your own (on a cluster, with settings of its own) is used as it is when it is
+    active. One that is started here keeps its Java process until the program ends or ``stop``.
+
+    Args:
+        app_name: what Spark calls the program.
+        master: where Spark runs, in Spark's own words.
+
+    Raises:
+        Unavailable: PySpark or Java is missing, or Spark did not start.
+    """
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - only here is Spark needed
+    except ImportError as error:
+        raise Unavailable(
+            "PySpark is not installed: pip install 'stillframe[spark]' (Java 17, 21 or 25 too)"
+        ) from error
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    os.environ["JAVA_HOME"] = str(find_java())
+    for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        os.environ.setdefault(variable, sys.executable)
+    builder = SparkSession.builder.master(master).appName(app_name)
+    for setting, value in _SETTINGS.items():
+        builder = builder.config(setting, value)
+    with _java_stderr_in_file() as last_words:
+        try:
+            return builder.getOrCreate()
+        except Exception as error:
+            last_words.seek(max(0, last_words.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
+            said = last_words.read().decode(errors="replace").strip()
+            raise Unavailable(
+                f"Spark did not start with the Java in {os.environ['JAVA_HOME']}: {error}. "
+                f"It said last: {said or 'nothing'}"
+            ) from error
+
+
+def _java_homes() -> Iterator[Path]:
+    if named := os.environ.get("JAVA_HOME"):
+        yield Path(named).resolve()
+    if program := shutil.which("java"):
+        yield Path(program).resolve().parent.parent
+    for home in sorted(Path("/usr/lib/jvm").glob("*")):
+        if (home / "bin" / "java").is_file():
+            yield home.resolve()
+
+
+def _unfit(home: Path) -> str | None:
+    """Return why Spark cannot use the Java in `home`, or None. Each has a file ``release``."""
+    try:
+        release = (home / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "no file 'release' in it"
+    version = re.search(r'^JAVA_VERSION="(\d+)', release, re.MULTILINE)
+    if version is None or int(version[1]) not in JAVA_VERSIONS:
+        return f"version {version[1]}" if version else "version unknown"
+    if _NEEDED_MODULE not in release:
+        return f"it lacks the module {_NEEDED_MODULE}"
+    return None
+
+
+@contextlib.contextmanager
+def _java_stderr_in_file() -> Iterator[IO[bytes]]:
+    """Give what is started meanwhile a file as its stderr: Java and Spark greet with warnings
+    that no setting silences. Errors of jobs are not lost: they arrive as Python exceptions."""
+    sys.stderr.flush()
+    ours = os.dup(_STDERR)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), _STDERR)
+        try:
+            yield file
+        finally:
+            os.dup2(ours, _STDERR)
+            os.close(ours)

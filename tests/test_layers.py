@@ -1,0 +1,121 @@
+"""DESIGN section 3 as a test: imports go down only; the pure layers import nothing that acts."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "stillframe"
+
+LAYERS = (
+    ("errors", "model"),
+    ("trace", "process", "topology"),
+    ("protocol",),
+    ("store", "restore", "detect"),
+    ("sim", "runtime"),
+    ("spark", "view"),
+    ("cli",),
+)
+LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
+PURE_LAYER_MAX = 2
+"""Up to here the parts of a layer are single modules of one design and may import each other."""
+
+PURE_IMPORTS = frozenset(
+    "collections collections.abc dataclasses enum functools json struct typing types inspect re "
+    "hashlib hmac datetime itertools math msgspec".split()
+)
+IMPORT_CPU_S_MAX = 0.2
+NEVER_AT_IMPORT = {"asyncio", "pyarrow", "pyspark"}
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports_of(source: str) -> Iterator[str]:
+    """Yield the dotted names that a module imports, wherever in it the import stands."""
+    for statement in ast.walk(ast.parse(source)):
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            module = statement.module or ""
+            if module == "stillframe":
+                yield from (f"stillframe.{alias.name}" for alias in statement.names)
+            else:
+                yield module
+
+
+def layer_errors(importer: str, source: str) -> list[str]:
+    """Return what is wrong with the imports of a module of the part `importer`, as sentences."""
+    errors = []
+    layer = LAYER_OF[importer]
+    for name in imports_of(source):
+        package, _, rest = name.partition(".")
+        if package != "stillframe":
+            if layer <= PURE_LAYER_MAX and name not in PURE_IMPORTS:
+                errors.append(f"{importer} is pure and must not import {name}")
+            continue
+        imported = rest.partition(".")[0]
+        if imported not in LAYER_OF:
+            errors.append(f"{importer} imports {name}: import the module that defines it")
+        elif imported != importer and (
+            LAYER_OF[imported] > layer or (LAYER_OF[imported] == layer and layer > PURE_LAYER_MAX)
+        ):
+            errors.append(f"{importer} (layer {layer}) must not import {name}: go down only")
+    return errors
+
+
+def part_of(path: Path) -> str:
+    """Return the part of the package that a file belongs to: its folder or its own name."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if part_of(path) != "__init__"],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_imports_go_down_only(path: Path) -> None:
+    """Each module imports only from layers below its own, and the pure ones nothing that acts."""
+    assert part_of(path) in LAYER_OF, f"{path.name} is in no layer: name it in LAYERS"
+    assert layer_errors(part_of(path), path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "source"),
+    [
+        ("protocol", "import time"),
+        ("model", "from pathlib import Path"),
+        ("trace", "from stillframe.protocol.wire import Frame"),
+        ("store", "from stillframe import sim"),
+        ("sim", "def late():\n    import stillframe.runtime.host"),
+        ("view", "from stillframe.spark.history import audit"),
+        ("spark", "from stillframe import Channel"),
+    ],
+)
+def test_a_wrong_import_is_found(importer: str, source: str) -> None:
+    """The rule has teeth: each of these imports is refused."""
+    assert len(layer_errors(importer, source)) == 1
+
+
+def test_importing_stillframe_is_cheap_and_starts_nothing() -> None:
+    """``import stillframe`` loads neither Spark, pyarrow nor asyncio, and takes under 0.2 s."""
+    program = (
+        "import time; begin = time.process_time(); import stillframe; "
+        "took_s = time.process_time() - begin; import sys; "
+        f"print(took_s, *sorted({NEVER_AT_IMPORT!r} & sys.modules.keys()))"
+    )
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={"PYTHONPATH": str(ROOT / "src")},
+        ).stdout.split()
+        for _ in range(3)
+    ]
+    assert [loaded for _, *loaded in answers] == [[], [], []]
+    assert min(float(took_s) for took_s, *_ in answers) < IMPORT_CPU_S_MAX
