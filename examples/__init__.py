@@ -1,1 +1,1 @@
-"""Programs that use Stillframe."""
+"""Programs to run, read and change."""

@@ -19,6 +19,7 @@ ProcessId = str
 letter, digit or ``_`` last."""
 
 _PROCESS_ID = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?")
+_decode_raw = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _ARRAY32 = 0xDD
 _ARRAY32_HEADER_BYTES = 5
 COUNT_MAX = 2**32 - 1
@@ -96,6 +97,18 @@ class Batch(msgspec.Struct, frozen=True):
     def last(self) -> int:
         """The number of the last message."""
         return self.first + self.count - 1
+
+    def split(self, count: int) -> "tuple[Batch, Batch]":
+        """Return the first `count` messages and the rest; both must be some."""
+        raw = self._raw()
+        return Batch.of(self.first, raw[:count]), Batch.of(self.first + count, raw[count:])
+
+    def singles(self) -> "list[Batch]":
+        """Return one batch for each message."""
+        return [Batch.of(self.first + index, [raw]) for index, raw in enumerate(self._raw())]
+
+    def _raw(self) -> list[bytes]:
+        return [bytes(message) for message in _decode_raw(self.encoded)]
 
 
 def encode_array(messages: list[bytes]) -> bytes:
@@ -223,6 +236,7 @@ class Reason(enum.Enum):
     PROCESS_DIED = "a process died before the snapshot was complete"
     NOT_PUBLISHED = "the snapshot was complete but could not be written to the store"
     NOT_CONSISTENT = "the recorded parts contradict each other"
+    NOT_RECORDED = "a process could not record its state"
     STOPPED = "the system was stopped or restored before the snapshot was complete"
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@
 
 import enum
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -74,7 +75,7 @@ class Control(msgspec.Struct, frozen=True):
 Frame = Messages | Marked | Ack | Control | Greeting
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_greeting = msgspec.msgpack.Decoder(Greeting).decode
+_decode_greeting: Callable[[bytes], Greeting] = msgspec.msgpack.Decoder(Greeting).decode
 _decode_marker = msgspec.msgpack.Decoder(Marker).decode
 
 

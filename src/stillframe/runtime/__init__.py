@@ -1,0 +1,1 @@
+"""Real operating-system processes over real TCP: one host for the same processes as everywhere."""

@@ -1,0 +1,90 @@
+"""The main program of a process that the supervisor starts: ``python -m stillframe.runtime.child``.
+
+What it must know, the secret among it, comes on standard input, which the supervisor keeps open:
+when that ends, the supervisor is gone, and so are we.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+
+import msgspec
+import uvloop
+
+from stillframe.errors import StillframeError
+from stillframe.process import Process, attach
+from stillframe.runtime import control
+from stillframe.runtime.handlers import HandlerHost
+from stillframe.runtime.link import Credentials
+from stillframe.runtime.loading import load_topology
+from stillframe.runtime.member import Member
+from stillframe.runtime.turns import Driver, TurnHost, has_async_handlers
+
+EXIT_FAILED = 1
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """What a child must know, as one line of JSON on its standard input."""
+
+    me: Credentials
+    reference: str
+    search_path: list[str]
+    coordinator_port: int
+
+
+async def _run(launch: Launch) -> None:
+    member = Member(launch.me, launch.coordinator_port)
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _exit_if_supervisor_is_gone)
+    start = await member.connect()
+    try:
+        topology = load_topology(launch.reference)
+        process = topology.processes[launch.me.process]
+        assert isinstance(process, Process)
+        host: HandlerHost | TurnHost
+        driver: HandlerHost | Driver
+        if has_async_handlers(process):
+            host = member.host(TurnHost, topology, process, start)
+            driver = Driver(host, process)
+        else:
+            host = driver = member.host(HandlerHost, topology, process, start)
+    except StillframeError as error:
+        member.fail(error)
+        await member.leave()
+        raise
+    attach(
+        process,
+        process_id=launch.me.process,
+        incoming=tuple(host.incoming),
+        outgoing=tuple(host.outgoing),
+        send=host.send,
+        snapshot=lambda: member.report(control.Wanted()),
+    )
+    await member.run(
+        host, begin=lambda: driver.begin(is_fresh=start is None), published=driver.published
+    )
+    failure = await member.failed
+    await member.leave()
+    raise failure
+
+
+def _exit_if_supervisor_is_gone() -> None:
+    if not os.read(sys.stdin.fileno(), 4096):
+        os._exit(EXIT_FAILED)
+
+
+def main() -> None:
+    """Run one process until the supervisor ends it."""
+    # Ctrl-C in a terminal reaches the supervisor too: it decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    sys.path[:] = launch.search_path
+    try:
+        uvloop.run(_run(launch))
+    except StillframeError:
+        # The supervisor was told; its words reach the user.
+        sys.exit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What a process and the coordinator say to each other, after the handshake."""
+
+import msgspec
+
+from stillframe.model import Fragment, ProcessId, SnapshotId
+from stillframe.restore import Start
+
+
+class Setup(msgspec.Struct, frozen=True, tag=True):
+    """To a process: begin here; None means afresh."""
+
+    start: Start | None
+
+
+class Listening(msgspec.Struct, frozen=True, tag=True):
+    """From a process: it takes connections on this port of 127.0.0.1."""
+
+    port: int
+
+
+class Addresses(msgspec.Struct, frozen=True, tag=True):
+    """To a process: the port of every process. Connect, and begin."""
+
+    ports: dict[ProcessId, int]
+
+
+class Running(msgspec.Struct, frozen=True, tag=True):
+    """From a process: all its outgoing channels are connected."""
+
+
+class Initiate(msgspec.Struct, frozen=True, tag=True):
+    """To a process: begin this snapshot."""
+
+    snapshot: SnapshotId
+
+
+class Part(msgspec.Struct, frozen=True, tag=True):
+    """From a process: its part of a snapshot."""
+
+    fragment: Fragment
+
+
+class CouldNotRecord(msgspec.Struct, frozen=True, tag=True):
+    """From a process: its state could not be captured."""
+
+    snapshot: SnapshotId
+    detail: str
+
+
+class Wanted(msgspec.Struct, frozen=True, tag=True):
+    """From a process: it wants a snapshot that it initiates."""
+
+
+class Abandon(msgspec.Struct, frozen=True, tag=True):
+    """To a process: stop recording this snapshot."""
+
+    snapshot: SnapshotId
+
+
+class Published(msgspec.Struct, frozen=True, tag=True):
+    """To a process: this snapshot is in the store."""
+
+    snapshot: SnapshotId
+
+
+class Trouble(msgspec.Struct, frozen=True, tag=True):
+    """From a process: something went wrong on a connection, and was dealt with."""
+
+    detail: str
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
+    """From a process: it cannot go on. `story` is the traceback of the application's error."""
+
+    detail: str
+    story: str
+
+
+FromProcess = Listening | Running | Part | CouldNotRecord | Wanted | Trouble | Failure
+ToProcess = Setup | Addresses | Initiate | Abandon | Published

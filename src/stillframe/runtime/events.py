@@ -1,0 +1,63 @@
+"""What happens to a running system, for whoever shows or logs it."""
+
+import msgspec
+
+from stillframe.model import Abandoned, ProcessId, SnapshotId
+from stillframe.store.manifest import Entry
+
+
+class SystemRunning(msgspec.Struct, frozen=True, tag=True):
+    """Every process runs and every channel is connected, `seconds` after the start or the death."""
+
+    epoch: int
+    seconds: float
+    restored_from: SnapshotId | None
+
+
+class Waiting(msgspec.Struct, frozen=True, tag=True):
+    """The system waits for these processes to join."""
+
+    processes: tuple[ProcessId, ...]
+
+
+class SnapshotPublished(msgspec.Struct, frozen=True, tag=True):
+    """A snapshot is in the store."""
+
+    entry: Entry
+
+
+class SnapshotAbandoned(msgspec.Struct, frozen=True, tag=True):
+    """A snapshot was given up."""
+
+    abandoned: Abandoned
+
+
+class SnapshotSkipped(msgspec.Struct, frozen=True, tag=True):
+    """A periodic snapshot was due while the one before was still under way."""
+
+    under_way: SnapshotId
+
+
+class ProcessDied(msgspec.Struct, frozen=True, tag=True):
+    """A process is gone; the whole system is taken back to the last published snapshot."""
+
+    process: ProcessId
+    cause: str
+    story: str = ""
+
+
+class ConnectionTrouble(msgspec.Struct, frozen=True, tag=True):
+    """A connection broke the rules and was closed; nothing was lost."""
+
+    detail: str
+
+
+Event = (
+    SystemRunning
+    | Waiting
+    | SnapshotPublished
+    | SnapshotAbandoned
+    | SnapshotSkipped
+    | ProcessDied
+    | ConnectionTrouble
+)

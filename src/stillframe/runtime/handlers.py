@@ -1,0 +1,154 @@
+"""The host that calls the plain-function handlers of a ``Process``, as fast as messages come."""
+
+from collections.abc import Callable
+from operator import length_hint
+from typing import Any, cast
+
+from stillframe.errors import ApplicationError, StillframeError
+from stillframe.model import SnapshotId
+from stillframe.process import Action, Message, Process
+from stillframe.runtime.host import Delivery, Host, describe
+
+SLICE_COUNT = 256
+SLICE_S = 0.005
+"""A batch is handled in slices of so many messages; after so long, others get their turn."""
+BURST_COUNT = 64
+"""How often an ``every(ms=0)`` action is taken before messages get their turn."""
+IDLE_RETRY_S = 0.001
+"""When an ``every(ms=0)`` action that sent nothing is tried again."""
+
+
+class HandlerHost(Host):
+    """Runs a ``Process`` whose handlers are plain functions. See ``Host`` for the arguments."""
+
+    _is_stepping = False
+    _waiting: tuple[Callable[[], None], ...] = ()
+
+    def begin(self, *, is_fresh: bool) -> None:
+        """Call ``start`` on a fresh start, handle what is replayed, then act and receive for ever.
+
+        Args:
+            is_fresh: whether the system starts afresh, rather than from a snapshot.
+        """
+        process = self._application = cast(Process, self.subject)
+        self._receive = process.receive
+        if is_fresh:
+            self._call(process.start, "start")
+            self.schedule_flush()
+        self.wake()
+        for action in process.actions:
+            if action.period_ms == 0:
+                self.scheduler.call_soon(self._act_freely, action)
+            else:
+                due = self.scheduler.time() + action.period_ms / 1000
+                self.scheduler.call_later(action.period_ms / 1000, self._act_on_time, action, due)
+
+    def published(self, snapshot: SnapshotId) -> None:
+        """Tell the application that `snapshot` is in the store."""
+        self._call(self._application.on_published, "on_published", snapshot)
+        self.schedule_flush()
+
+    def wake(self) -> None:
+        """Handle what is in the mailbox, as far as back-pressure lets us."""
+        if self._is_stepping or self.error is not None:
+            return
+        self._is_stepping = True
+        deadline = self.scheduler.time() + SLICE_S
+        try:
+            while self.mailbox and not self.is_held and self.error is None:
+                item = self.mailbox.popleft()
+                if not isinstance(item, Delivery):
+                    self.step(item)
+                elif not self._deliver(item, deadline) or self.scheduler.time() > deadline:
+                    self.scheduler.call_soon(self.wake)
+                    break
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._is_stepping = False
+        self.schedule_flush()
+        if self.has_room and self._waiting:
+            for act in self._waiting:
+                self.scheduler.call_soon(act)
+            self._waiting = ()
+
+    def _deliver(self, item: Delivery, deadline: float) -> bool:
+        """Hand messages to the application; False if time ran out and the rest went back."""
+        messages = item.messages
+        count = len(messages)
+        done = min(SLICE_COUNT, count)
+        self._hand_over(item, messages if done == count else messages[:done], 0)
+        while done < count and self.scheduler.time() < deadline:
+            self._hand_over(item, messages[done : done + SLICE_COUNT], done)
+            done = min(done + SLICE_COUNT, count)
+        source = item.incoming.channel.source
+        if done == count:
+            self.recorder.receive(source, item.batch)
+            if item.frame_bytes is not None:
+                item.incoming.handled(item.frame_bytes)
+            return True
+        handled, rest = item.batch.split(done)
+        self.recorder.receive(source, handled)
+        self.mailbox.appendleft(Delivery(item.incoming, messages[done:], rest, item.frame_bytes))
+        return False
+
+    def _hand_over(self, item: Delivery, messages: list[Message], offset: int) -> None:
+        receive, channel = self._receive, item.incoming.channel
+        remaining = iter(messages)
+        try:
+            for message in remaining:
+                receive(channel, message)
+        except Exception as error:
+            index = len(messages) - length_hint(remaining) - 1
+            raise ApplicationError(
+                f"process {self.process}: receive() raised on message "
+                f"{item.batch.first + offset + index} of channel {channel}, {messages[index]!r}: "
+                f"{describe(error)}"
+            ) from error
+
+    def _call(self, function: Callable[..., Any], name: str, *arguments: object) -> bool:
+        """Take one atomic action; False if it failed, which ends this process."""
+        if self.error is not None:
+            return False
+        try:
+            function(*arguments)
+        except Exception as error:
+            failure: StillframeError = ApplicationError(
+                f"process {self.process}: {name}() raised {describe(error)}"
+            )
+            failure.__cause__ = error
+            self.fail(failure)
+            return False
+        return True
+
+    def _act_freely(self, action: Action) -> None:
+        """Take an ``every(ms=0)`` action in a burst, and come back."""
+        if not self.has_room:
+            self._waiting += (lambda: self._act_freely(action),)
+            return
+        before = self._sent_total()
+        function = getattr(self._application, action.name)
+        for _ in range(BURST_COUNT):
+            if not self._call(function, action.name):
+                return
+        self.flush()
+        if self._sent_total() == before:
+            self.scheduler.call_later(IDLE_RETRY_S, self._act_freely, action)
+        else:
+            self.scheduler.call_soon(self._act_freely, action)
+
+    def _act_on_time(self, action: Action, due: float) -> None:
+        """Take an action that is due, or that was and found the channels full; plan the next."""
+        if not self.has_room:
+            self._waiting += (lambda: self._act_on_time(action, due),)
+            return
+        if not self._call(getattr(self._application, action.name), action.name):
+            return
+        self.schedule_flush()
+        now, period_s = self.scheduler.time(), action.period_ms / 1000
+        due += period_s * max(1, int((now - due) / period_s) + 1)
+        self.scheduler.call_later(due - now, self._act_on_time, action, due)
+
+    def _sent_total(self) -> int:
+        return sum(outgoing.session.sequence for outgoing in self.outgoing.values())
+

@@ -1,0 +1,369 @@
+"""One process: its mailbox, its recorder, its outgoing batches. Everything happens in atomic steps.
+
+A host owns no socket. Links hand it what came (`Host.arrived`), and it writes frames into the
+transports that links have attached to its channels. Two kinds of host differ only in who drives:
+
+* ``HandlerHost`` (``handlers.py``) calls the plain-function handlers of a ``Process`` by itself;
+* ``TurnHost`` (``turns.py``) is asked for the next message, by a program that has its own loop, or
+  by the driver of a ``Process`` with ``async`` handlers.
+
+Back-pressure has one rule: what is sent and not yet handled. Above `WINDOW_BYTES` on any outgoing
+channel a process takes no action by itself; above `HOLD_BYTES` it handles no message either.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, assert_never
+
+import msgspec
+
+from stillframe.errors import ApplicationError, ProtocolViolation, StillframeError, UsageError
+from stillframe.model import Batch, Channel, Marker, ProcessId, ProcessState, SnapshotId
+from stillframe.process import Message, StateCodec
+from stillframe.protocol import wire
+from stillframe.protocol.recorder import Effect, NotRecorded, Recorded, Recorder, SendMarker
+from stillframe.protocol.session import ReceiveSession, SendSession
+from stillframe.restore import Start
+from stillframe.runtime import control
+
+WINDOW_BYTES = 64 * 2**10
+HOLD_BYTES = 4 * 2**20
+ACKNOWLEDGE_BYTES = WINDOW_BYTES // 4
+BATCH_BYTES_MAX = 64 * 2**10
+MESSAGE_BYTES_MAX = wire.FRAME_BYTES_MAX - 64
+
+
+class Transport(Protocol):
+    """What a link attaches to a channel: something that frames can be written into."""
+
+    def write(self, data: bytes, /) -> Any:
+        """Take `data`, now or later, in order."""
+
+    def abort(self) -> None:
+        """Close at once; nothing more is read."""
+
+
+class Scheduler(Protocol):
+    """The part of an asyncio event loop that a host uses."""
+
+    def call_soon(self, callback: Callable[..., Any], /, *args: Any) -> Any:
+        """Call later in this turn, or in the next."""
+
+    def call_later(self, delay: float, callback: Callable[..., Any], /, *args: Any) -> Any:
+        """Call after `delay` seconds."""
+
+    def time(self) -> float:
+        """Return a clock's seconds; only differences mean anything."""
+
+
+class Outgoing:
+    """The source's end of one channel."""
+
+    def __init__(self, channel: Channel, accepts: frozenset[type[Message]]) -> None:
+        self.channel = channel
+        self.accepts = accepts
+        self.pending: list[bytes] = []
+        self.session = SendSession()
+        self._transport: Transport | None = None
+
+    def attach(self, transport: Transport, received: int) -> None:
+        """Go on over `transport`, after the frame `received`: send again what may be lost."""
+        for frame in self.session.resume(received):
+            transport.write(frame)
+        self._transport = transport
+
+    def detach(self) -> None:
+        """The connection is gone; frames are kept until there is another."""
+        self._transport = None
+
+    def write(self, frame: bytes) -> None:
+        """Send a frame that was encoded with the session's next number."""
+        self.session.add(frame)
+        if self._transport is not None:
+            self._transport.write(frame)
+
+    def flush(self, recorder: Recorder) -> None:
+        """Send the pending messages, in one batch if they are not too large for that."""
+        target = self.channel.target
+        for messages in _cut_up(self.pending):
+            batch = Batch.of(recorder.sent_count(target) + 1, messages)
+            recorder.sent(target, batch.count)
+            self.write(wire.encode_messages(self.session.sequence + 1, batch))
+        self.pending.clear()
+
+
+def _cut_up(messages: list[bytes]) -> list[list[bytes]]:
+    if sum(map(len, messages)) <= BATCH_BYTES_MAX:
+        return [messages]
+    parts: list[list[bytes]] = [[]]
+    size = 0
+    for message in messages:
+        if size and size + len(message) > BATCH_BYTES_MAX:
+            parts.append([])
+            size = 0
+        parts[-1].append(message)
+        size += len(message)
+    return parts
+
+
+class Incoming:
+    """The target's end of one channel."""
+
+    def __init__(self, channel: Channel, accepts: tuple[type[Message], ...]) -> None:
+        self.channel = channel
+        self.session = ReceiveSession(ACKNOWLEDGE_BYTES)
+        self.transport: Transport | None = None
+        self.violation_count = 0
+        self._decoder: msgspec.msgpack.Decoder[list[Message]] | None = None
+        if accepts:
+            union: Any = accepts[0]
+            for message in accepts[1:]:
+                union = union | message
+            self._decoder = msgspec.msgpack.Decoder(list[union])
+
+    def decode(self, batch: Batch) -> list[Message]:
+        """Return the messages of `batch`.
+
+        Raises:
+            ProtocolViolation: they are not of the classes that the target accepts.
+        """
+        if self._decoder is None:
+            raise ProtocolViolation(f"channel {self.channel}: {self.channel.target} accepts no message")
+        try:
+            return self._decoder.decode(batch.encoded)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ProtocolViolation(
+                f"channel {self.channel}: messages {batch.first} to {batch.last} are not what "
+                f"{self.channel.target} accepts: {error}"
+            ) from error
+
+    def handled(self, size_bytes: int) -> None:
+        """A frame of this channel was handled: acknowledge, if that is due."""
+        sequence = self.session.handle(size_bytes)
+        if sequence and self.transport is not None:
+            self.transport.write(wire.encode_ack(sequence))
+
+
+class Delivery(msgspec.Struct):
+    """Messages in the mailbox; `frame_bytes` is None if no frame ends with them."""
+
+    incoming: Incoming
+    messages: list[Message]
+    batch: Batch
+    frame_bytes: int | None
+
+
+class MarkerArrival(msgspec.Struct):
+    """A marker in the mailbox."""
+
+    incoming: Incoming
+    marker: Marker
+
+
+Item = Delivery | MarkerArrival | SnapshotId
+"""What a mailbox holds; a bare snapshot id is the request to initiate it."""
+
+
+class Host:
+    """What both kinds of host share.
+
+    Args:
+        process: who this is.
+        codec: captures and restores the state of `subject`.
+        subject: the object whose fields are the recorded state.
+        incoming: source -> the message classes that we accept.
+        outgoing: target -> the message classes that it accepts.
+        start: where to begin after a restore; None for a fresh start.
+        report: takes what the coordinator must hear.
+        fail: called once with the error after which this process cannot go on.
+        scheduler: the event loop.
+    """
+
+    def __init__(
+        self,
+        process: ProcessId,
+        *,
+        codec: StateCodec,
+        subject: object,
+        incoming: Mapping[ProcessId, tuple[type[Message], ...]],
+        outgoing: Mapping[ProcessId, tuple[type[Message], ...]],
+        start: Start | None,
+        report: Callable[[control.FromProcess], None],
+        fail: Callable[[StillframeError], None],
+        scheduler: Scheduler,
+    ) -> None:
+        self.process = process
+        self.incoming = {s: Incoming(Channel(s, process), a) for s, a in incoming.items()}
+        self.outgoing = {
+            t: Outgoing(Channel(process, t), frozenset(a)) for t, a in outgoing.items()
+        }
+        self.report = report
+        self.scheduler = scheduler
+        self.mailbox: deque[Item] = deque()
+        self.error: StillframeError | None = None
+        self.is_held = False
+        self.has_room = True
+        self._fail = fail
+        self._codec = codec
+        self.subject = subject
+        self._is_flush_scheduled = False
+        sent = start.sent_counts if start else dict.fromkeys(outgoing, 0)
+        received = (
+            {record.source: record.received_count for record in start.incoming}
+            if start
+            else dict.fromkeys(incoming, 0)
+        )
+        self.recorder = Recorder(process, incoming=received, outgoing=sent, capture=self._capture)
+        if start is not None:
+            codec.restore(subject, start.encoded)
+            self._replay(start)
+        self.send = self._make_send()
+
+    def wake(self) -> None:
+        """Something is in the mailbox, or there is room again: go on."""
+        raise NotImplementedError
+
+    def arrived(self, incoming: Incoming, frame: wire.Messages | wire.Marked) -> None:
+        """Take a frame from a link. It is checked whole before it counts as received.
+
+        Raises:
+            ProtocolViolation: the frame breaks the rules; nothing of it was taken.
+        """
+        item: Item
+        match frame:
+            case wire.Messages(sequence, batch):
+                messages = incoming.decode(batch)
+                item = Delivery(incoming, messages, batch, len(batch.encoded))
+            case wire.Marked(sequence, marker):
+                item = MarkerArrival(incoming, marker)
+            case _:
+                assert_never(frame)
+        if incoming.session.accept(sequence):
+            self.mailbox.append(item)
+            self.wake()
+
+    def acknowledged(self, outgoing: Outgoing, sequence: int) -> None:
+        """Take an acknowledgement from a link."""
+        outgoing.session.acknowledge(sequence)
+        if not self.has_room:
+            self._check_room()
+            self.wake()
+
+    def initiate(self, snapshot: SnapshotId) -> None:
+        """Begin `snapshot` at the next boundary between atomic actions."""
+        self.mailbox.appendleft(snapshot)
+        self.wake()
+
+    def abandon(self, snapshot: SnapshotId) -> None:
+        """Stop recording `snapshot`."""
+        self.recorder.abandon(snapshot)
+
+    def fail(self, error: BaseException) -> None:
+        """Stop for good: no further step is taken."""
+        if self.error is not None:
+            return
+        if not isinstance(error, StillframeError):
+            wrapped = ApplicationError(f"process {self.process}: {describe(error)}")
+            wrapped.__cause__ = error
+            error = wrapped
+        self.error = error
+        self._fail(error)
+
+    def step(self, item: MarkerArrival | SnapshotId) -> None:
+        """Handle a marker, or a request to initiate: one atomic step."""
+        self.flush()
+        if isinstance(item, SnapshotId):
+            self._carry_out(self.recorder.initiate(item))
+        else:
+            effects = self.recorder.marker(item.incoming.channel.source, item.marker)
+            self._carry_out(effects)
+            item.incoming.handled(0)
+
+    def flush(self) -> None:
+        """Send everything that the application has sent, at most one write a channel."""
+        self._is_flush_scheduled = False
+        for outgoing in self.outgoing.values():
+            if outgoing.pending:
+                outgoing.flush(self.recorder)
+        self._check_room()
+
+    def schedule_flush(self) -> None:
+        """Flush at the end of this turn of the loop."""
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            self.scheduler.call_soon(self.flush)
+
+    def _check_room(self) -> None:
+        fullest = max((o.session.unacknowledged_bytes for o in self.outgoing.values()), default=0)
+        self.has_room = fullest < WINDOW_BYTES
+        self.is_held = fullest >= HOLD_BYTES
+
+    def _capture(self) -> ProcessState:
+        return ProcessState(
+            self.process, self._codec.kind.__name__, self._codec.capture(self.subject)
+        )
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendMarker(target, marker):
+                    outgoing = self.outgoing[target]
+                    outgoing.write(wire.encode_marker(outgoing.session.sequence + 1, marker))
+                case Recorded(fragment):
+                    self.report(control.Part(fragment))
+                case NotRecorded(snapshot, detail):
+                    self.report(control.CouldNotRecord(snapshot, detail))
+                case _:
+                    assert_never(effect)
+
+    def _replay(self, start: Start) -> None:
+        """Put the recorded messages of every channel into the mailbox, before all that will come."""
+        for record in start.incoming:
+            incoming = self.incoming[record.source]
+            for batch in record.batches:
+                self.mailbox.append(Delivery(incoming, incoming.decode(batch), batch, None))
+
+    def _make_send(self) -> Callable[[ProcessId, Message], None]:
+        entries = {t: (o.pending.append, o.accepts) for t, o in self.outgoing.items()}
+        encode = msgspec.msgpack.Encoder().encode
+
+        def send(target: ProcessId, message: Message) -> None:
+            try:
+                add, accepts = entries[target]
+                if message.__class__ not in accepts:
+                    raise self._misaddressed(target, message)
+                encoded = encode(message)
+                if len(encoded) > MESSAGE_BYTES_MAX:
+                    raise UsageError(
+                        f"channel {self.process}->{target}: this {type(message).__name__} has "
+                        f"{len(encoded)} bytes; a message may have {MESSAGE_BYTES_MAX}: send it in parts"
+                    )
+                add(encoded)
+            except StillframeError:
+                raise
+            except Exception as error:
+                raise self._unsendable(target, message, error) from error
+
+        return send
+
+    def _misaddressed(self, target: ProcessId, message: object) -> UsageError:
+        accepted = ", ".join(sorted(kind.__name__ for kind in self.outgoing[target].accepts))
+        return UsageError(
+            f"channel {self.process}->{target}: {target} accepts {accepted or 'no message'}, "
+            f"not {type(message).__name__}; add it to the annotation of its receive()"
+        )
+
+    def _unsendable(self, target: object, message: object, error: Exception) -> UsageError:
+        if target not in self.outgoing:
+            return UsageError(
+                f"process {self.process} has no channel to {target!r}; "
+                f"outgoing: {', '.join(self.outgoing) or 'none'}"
+            )
+        return UsageError(
+            f"channel {self.process}->{target}: {message!r} cannot be encoded: {error}"
+        )
+
+
+def describe(error: BaseException) -> str:
+    """Return an error in one line, with its class."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,277 @@
+"""A channel over TCP: handshake, frames, acknowledgements, and a new connection when one breaks.
+
+Nothing above this file knows what carries a channel: a link hands frames to its host
+(``Host.arrived``, ``Host.acknowledged``) and attaches itself to an ``Outgoing`` or an ``Incoming``
+as the transport. The source of a channel connects; the target listens. Acknowledgements come back
+on the same connection.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from stillframe.errors import ProtocolViolation, Refused, StillframeError
+from stillframe.model import Channel, ProcessId
+from stillframe.protocol import wire
+from stillframe.protocol.handshake import (
+    NONCE_BYTES,
+    Connector,
+    Declined,
+    Greeting,
+    Hello,
+    Listener,
+    Proof,
+    Welcome,
+)
+from stillframe.runtime.host import Host, Incoming, Outgoing
+
+LOOPBACK = "127.0.0.1"
+RETRY_S_MIN = 0.01
+RETRY_S_MAX = 1.0
+HANDSHAKE_TIMEOUT_S = 10.0
+VIOLATION_COUNT_MAX = 5
+"""After so many bad frames in a row on one channel, with none good between, its target gives up."""
+
+
+class Credentials(msgspec.Struct, frozen=True):
+    """What a process needs to show, and asks to be shown, on every connection of one epoch."""
+
+    process: ProcessId
+    epoch: int
+    topology_hash: str
+    secret: bytes
+
+    def hello(self, target: ProcessId | None) -> Hello:
+        """Return our first greeting to `target`; None is the coordinator."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return Hello(self.process, target, self.epoch, self.topology_hash, nonce)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The reading side that all connections share: bytes to frames, and an end with a reason."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.reader = wire.FrameReader()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport; a handshake that does not come in time ends the connection."""
+        self.transport = cast(asyncio.Transport, transport)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self.close)
+
+    def open(self, *kinds: wire.Kind, frame_bytes_max: int) -> None:
+        """The handshake is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.reader.open(*kinds, frame_bytes_max=frame_bytes_max)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the loop writes what it reads."""
+        return self.reader.writable()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take every frame that is complete now."""
+        self.reader.written(nbytes)
+        try:
+            while self.transport is not None and (frame := self.reader.next_frame()) is not None:
+                self.take(frame)
+        except StillframeError as error:
+            self.broken(error)
+            self.close()
+
+    def take(self, frame: wire.Frame) -> None:
+        """Handle one frame."""
+        raise NotImplementedError
+
+    def broken(self, error: StillframeError) -> None:
+        """The other end broke the rules; the connection is closed after this."""
+        raise NotImplementedError
+
+    def write_greeting(self, greeting: Greeting) -> None:
+        """Send a frame of the handshake."""
+        if self.transport is not None:
+            self.transport.write(wire.encode_greeting(greeting))
+
+    def close(self) -> None:
+        """Close the connection; what was written is still sent, what comes is ignored."""
+        if self.transport is not None:
+            self.transport.close()
+            self.transport = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.transport = None
+
+
+class ListeningLink(Connection):
+    """The target's end of a connection: which channel it carries is known after the handshake."""
+
+    def __init__(self, host: Host, me: Credentials, trouble: Callable[[str], None]) -> None:
+        super().__init__()
+        self._host = host
+        self._trouble = trouble
+        self._incoming: Incoming | None = None
+        self._carrier: asyncio.Transport | None = None
+        self._listener = Listener(
+            secret=me.secret,
+            epoch=me.epoch,
+            topology_hash=me.topology_hash,
+            target=me.process,
+            sources=tuple(host.incoming),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+        )
+
+    def take(self, frame: wire.Frame) -> None:
+        """Handle a frame of the channel or of the handshake."""
+        if self._incoming is not None:
+            assert isinstance(frame, wire.Messages | wire.Marked)
+            self._host.arrived(self._incoming, frame)
+            self._incoming.violation_count = 0
+            return
+        answer = self._listener.receive(cast(Greeting, frame))
+        if isinstance(answer, str):
+            self._welcome(self._host.incoming[answer])
+        else:
+            self.write_greeting(answer)
+
+    def _welcome(self, incoming: Incoming) -> None:
+        # The source connects anew only when it has given the old connection up. What the old one
+        # still holds must not come in behind the count that we name here.
+        if incoming.transport is not None:
+            incoming.transport.abort()
+        self.open(wire.Kind.MESSAGES, wire.Kind.MARKER, frame_bytes_max=wire.FRAME_BYTES_MAX)
+        self.write_greeting(Welcome(incoming.session.received))
+        self._incoming = incoming
+        self._carrier = incoming.transport = self.transport
+
+    def broken(self, error: StillframeError) -> None:
+        """Say what was wrong, to the other end if it is new, and to the coordinator."""
+        if self._incoming is None:
+            if isinstance(error, Refused):
+                self.write_greeting(Declined(str(error)[:1000]))
+            peer = self.transport.get_extra_info("peername") if self.transport else None
+            self._trouble(f"a connection from {peer} to {self._host.process} was closed: {error}")
+            return
+        incoming = self._incoming
+        incoming.violation_count += 1
+        detail = f"channel {incoming.channel}: the connection was closed: {error}"
+        if incoming.violation_count < VIOLATION_COUNT_MAX:
+            self._trouble(f"{detail}; its source connects anew, nothing is lost")
+        else:
+            self._host.fail(ProtocolViolation(f"{detail}; {VIOLATION_COUNT_MAX} times in a row"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Detach from the channel, unless a newer connection carries it already."""
+        if self._incoming is not None and self._incoming.transport is self._carrier:
+            self._incoming.transport = None
+        super().connection_lost(exc)
+
+
+class ConnectingLink(Connection):
+    """The source's end of one connection of a channel."""
+
+    def __init__(
+        self,
+        host: Host,
+        outgoing: Outgoing,
+        me: Credentials,
+        connected: Callable[[Channel], None],
+    ) -> None:
+        super().__init__()
+        self.is_open = False
+        self.lost: asyncio.Future[StillframeError | None] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._connected = connected
+        self._host = host
+        self._outgoing = outgoing
+        self._connector = Connector(me.hello(outgoing.channel.target), me.secret)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        super().connection_made(transport)
+        self.write_greeting(self._connector.hello)
+
+    def take(self, frame: wire.Frame) -> None:
+        """Handle an acknowledgement, or a frame of the handshake."""
+        if isinstance(frame, wire.Ack):
+            self._host.acknowledged(self._outgoing, frame.sequence)
+            return
+        match self._connector.receive(cast(Greeting, frame)):
+            case Proof() as proof:
+                self.write_greeting(proof)
+            case Welcome(received):
+                assert self.transport is not None
+                self.open(wire.Kind.ACK, frame_bytes_max=64)
+                self._outgoing.attach(self.transport, received)
+                self.is_open = True
+                self._connected(self._outgoing.channel)
+
+    def broken(self, error: StillframeError) -> None:
+        """Pass the reason on to who connects us."""
+        if not self.lost.done():
+            self.lost.set_result(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Detach from the channel: frames are kept until the next connection."""
+        if self.is_open:
+            self._outgoing.detach()
+        if not self.lost.done():
+            self.lost.set_result(None)
+        super().connection_lost(exc)
+
+
+async def keep_connected(
+    host: Host,
+    outgoing: Outgoing,
+    me: Credentials,
+    *,
+    port: int,
+    trouble: Callable[[str], None],
+    connected: Callable[[Channel], None],
+) -> None:
+    """Keep a channel connected to its target until cancelled.
+
+    Args:
+        host: whose channel it is.
+        outgoing: the channel.
+        me: what to show in the handshake.
+        port: where the target listens, on the loopback address.
+        trouble: takes a sentence for the coordinator when a connection broke the rules.
+        connected: called each time that the channel is connected.
+
+    A refusal by a target that never let us in ends the process: trying again would not help.
+    """
+    loop = asyncio.get_running_loop()
+    retry_s, was_connected = RETRY_S_MIN, False
+    while True:
+        try:
+            _, link = await loop.create_connection(
+                lambda: ConnectingLink(host, outgoing, me, connected), LOOPBACK, port
+            )
+        except OSError:
+            await asyncio.sleep(retry_s)
+            retry_s = min(retry_s * 2, RETRY_S_MAX)
+            continue
+        try:
+            error = await link.lost
+        finally:
+            link.close()
+        if link.is_open:
+            retry_s, was_connected = RETRY_S_MIN, True
+        if error is not None:
+            detail = f"channel {outgoing.channel}: the connection was closed: {error}"
+            # A target that let us in before and is gone now may have left its port to a stranger.
+            if isinstance(error, Refused) and not was_connected:
+                host.fail(Refused(detail))
+                return
+            trouble(detail)
+        await asyncio.sleep(retry_s)
+        retry_s = min(retry_s * 2, RETRY_S_MAX)

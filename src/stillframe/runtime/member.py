@@ -1,0 +1,252 @@
+"""One process's side of the system: its listener, its channels, and its line to the coordinator.
+
+``Member`` is what an operating-system process has, whether we started it (``child.py``) or its own
+program joined (``turns.py``). The order of things: say hello to the coordinator; be told where to
+begin; listen; be told where the others listen; connect; run.
+"""
+
+import asyncio
+import contextlib
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import TypeVar, cast
+
+import msgspec
+
+from stillframe.errors import ProtocolViolation, StillframeError, Unavailable
+from stillframe.model import Channel, SnapshotId
+from stillframe.protocol import wire
+from stillframe.protocol.handshake import Connector, Greeting, Proof, Welcome
+from stillframe.restore import Start
+from stillframe.runtime import control
+from stillframe.runtime.host import Host
+from stillframe.runtime.link import (
+    LOOPBACK,
+    Connection,
+    Credentials,
+    ListeningLink,
+    keep_connected,
+)
+from stillframe.topology import Topology
+
+SomeHost = TypeVar("SomeHost", bound=Host)
+
+Expected = TypeVar("Expected", control.Setup, control.Addresses)
+
+_decode: Callable[[bytes], control.ToProcess] = msgspec.msgpack.Decoder(control.ToProcess).decode
+
+
+class CoordinatorLine(Connection):
+    """The connection to the coordinator: what it says goes into `heard`, None when it is gone."""
+
+    def __init__(self, me: Credentials) -> None:
+        super().__init__()
+        self.heard: asyncio.Queue[control.ToProcess | StillframeError | None] = asyncio.Queue()
+        self._connector = Connector(me.hello(None), me.secret)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        super().connection_made(transport)
+        self.write_greeting(self._connector.hello)
+
+    def take(self, frame: wire.Frame) -> None:
+        """Queue what the coordinator says; answer in the handshake."""
+        if isinstance(frame, wire.Control):
+            self.heard.put_nowait(_decode_control(frame))
+            return
+        match self._connector.receive(cast(Greeting, frame)):
+            case Proof() as proof:
+                self.write_greeting(proof)
+            case Welcome():
+                self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
+
+    def say(self, message: control.FromProcess) -> None:
+        """Tell the coordinator; silently nothing once it is gone, which `heard` tells."""
+        if self.transport is not None:
+            self.transport.write(wire.encode_control(message))
+
+    def broken(self, error: StillframeError) -> None:
+        """Pass on why the connection ends."""
+        self.heard.put_nowait(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass on that it ended."""
+        self.heard.put_nowait(None)
+        super().connection_lost(exc)
+
+
+def _decode_control(frame: wire.Control) -> control.ToProcess:
+    try:
+        return _decode(frame.encoded)
+    except msgspec.MsgspecError as error:
+        raise ProtocolViolation(f"the coordinator's message cannot be read: {error}") from error
+
+
+class Member:
+    """A process's place in one epoch of the system.
+
+    Args:
+        me: who this is, and how to prove it.
+        coordinator_port: where the coordinator listens, on the loopback address.
+    """
+
+    def __init__(self, me: Credentials, coordinator_port: int) -> None:
+        self.me = me
+        self._coordinator_port = coordinator_port
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closers: list[Callable[[], None]] = []
+        self.failed: asyncio.Future[StillframeError] = asyncio.get_running_loop().create_future()
+
+    async def connect(self) -> Start | None:
+        """Say hello; return where to begin, None for a fresh start.
+
+        Raises:
+            Refused: the coordinator said no, and why.
+            Unavailable: there is no coordinator.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            _, self._line = await loop.create_connection(
+                lambda: CoordinatorLine(self.me), LOOPBACK, self._coordinator_port
+            )
+        except OSError as error:
+            raise Unavailable(
+                f"the coordinator does not answer at {LOOPBACK}:{self._coordinator_port}: {error}; "
+                "is the system running?"
+            ) from error
+        self._closers.append(self._line.close)
+        setup = await self._hear(control.Setup)
+        return setup.start
+
+    def host(
+        self, kind: type[SomeHost], topology: Topology, subject: object, start: Start | None
+    ) -> SomeHost:
+        """Return a host of class `kind` for this member's process.
+
+        Args:
+            kind: HandlerHost or TurnHost.
+            topology: which channels there are, and which messages they take.
+            subject: the object whose fields are the recorded state.
+            start: what `connect` returned.
+        """
+        process, description = self.me.process, topology.description
+        return kind(
+            process,
+            codec=topology.codecs[process],
+            subject=subject,
+            incoming=dict.fromkeys(description.incoming(process), topology.accepts[process]),
+            outgoing={t: topology.accepts[t] for t in description.outgoing(process)},
+            start=start,
+            report=self.report,
+            fail=self.fail,
+            scheduler=asyncio.get_running_loop(),
+        )
+
+    async def run(
+        self,
+        host: Host,
+        *,
+        begin: Callable[[], None],
+        published: Callable[[SnapshotId], None],
+    ) -> None:
+        """Listen, learn where the others are, connect, and begin; returns when all has begun.
+
+        Args:
+            host: made with this member's `report` and `fail`.
+            begin: called when messages may flow.
+            published: called with each snapshot that was published.
+        """
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(
+            lambda: ListeningLink(host, self.me, self._trouble), LOOPBACK, 0
+        )
+        self._closers.append(listener.close)
+        self.report(control.Listening(listener.sockets[0].getsockname()[1]))
+        addresses = await self._hear(control.Addresses)
+        begin()
+        unconnected = {outgoing.channel for outgoing in host.outgoing.values()}
+        if not unconnected:
+            self.report(control.Running())
+
+        def connected(channel: Channel) -> None:
+            if channel in unconnected:
+                unconnected.remove(channel)
+                if not unconnected:
+                    self.report(control.Running())
+
+        for target, outgoing in host.outgoing.items():
+            self._spawn(
+                keep_connected(
+                    host,
+                    outgoing,
+                    self.me,
+                    port=addresses.ports[target],
+                    trouble=self._trouble,
+                    connected=connected,
+                )
+            )
+        self._spawn(self._listen_to_coordinator(host, published))
+
+    def report(self, message: control.FromProcess) -> None:
+        """Tell the coordinator."""
+        self._line.say(message)
+
+    def fail(self, error: StillframeError) -> None:
+        """Tell the coordinator that this process cannot go on, and why; sets `failed`."""
+        cause = error.__cause__
+        story = "".join(traceback.format_exception(cause)) if cause else ""
+        self.report(control.Failure(str(error), story))
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+    async def leave(self) -> None:
+        """Wait until the coordinator has been sent everything that we reported, and hang up."""
+        self._line.close()
+        while await self._line.heard.get() is not None:
+            pass
+
+    async def close(self) -> None:
+        """Close everything that this member opened."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for close in self._closers:
+            close()
+
+    def _trouble(self, detail: str) -> None:
+        self.report(control.Trouble(detail))
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
+
+    async def _hear(self, kind: type[Expected]) -> Expected:
+        message = await self._line.heard.get()
+        if isinstance(message, StillframeError):
+            raise message
+        if not isinstance(message, kind):
+            raise Unavailable(
+                "the coordinator closed the connection"
+                if message is None
+                else f"the coordinator said {type(message).__name__} out of turn"
+            )
+        return message
+
+    async def _listen_to_coordinator(
+        self, host: Host, published: Callable[[SnapshotId], None]
+    ) -> None:
+        while True:
+            match await self._line.heard.get():
+                case control.Initiate(snapshot):
+                    host.initiate(snapshot)
+                case control.Abandon(snapshot):
+                    host.abandon(snapshot)
+                case control.Published(snapshot):
+                    published(snapshot)
+                case None:
+                    host.fail(Unavailable("the coordinator is gone: this epoch of the system is over"))
+                    return
+                case other:
+                    host.fail(Unavailable(f"the coordinator's connection broke: {other}"))
+                    return

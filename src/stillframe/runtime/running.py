@@ -1,0 +1,65 @@
+"""What a running system leaves in its store for others to find it: ``running.json``.
+
+Only the owner may read it: it holds the secret of the run.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Unavailable
+
+FILE = "running.json"
+_BYTES_MAX = 64 * 2**10
+
+
+class RunningSystem(msgspec.Struct, frozen=True):
+    """Where a running system can be reached.
+
+    `port` is the coordinator's, for processes that join; `commands` is the path of the socket that
+    takes commands, for people.
+    """
+
+    pid: int
+    epoch: int
+    topology_hash: str
+    port: int
+    secret: bytes
+    commands: str
+
+
+def announce(store: Path, system: RunningSystem) -> None:
+    """Write where `system` can be reached, readable by the owner alone, in one step."""
+    partial = store / f".{FILE}.partial"
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(system))
+    partial.rename(store / FILE)
+
+
+def withdraw(store: Path) -> None:
+    """The system is no longer running."""
+    (store / FILE).unlink(missing_ok=True)
+
+
+def find(store: Path) -> RunningSystem:
+    """Return where the system of `store` can be reached.
+
+    Raises:
+        Unavailable: it is not running, with what to do.
+    """
+    path = store / FILE
+    try:
+        encoded = path.read_bytes()[: _BYTES_MAX + 1]
+        system = msgspec.json.decode(encoded, type=RunningSystem)
+        os.kill(system.pid, 0)
+    except (FileNotFoundError, NotADirectoryError, ProcessLookupError) as error:
+        raise Unavailable(
+            f"no system is running on the store {store}: start it with 'stillframe run' or, "
+            "to go on from a snapshot, with 'stillframe restore'"
+        ) from error
+    except (OSError, msgspec.MsgspecError) as error:
+        raise Unavailable(f"{path} cannot be read: {error}") from error
+    return system

@@ -1,0 +1,234 @@
+"""A host that is asked for the next turn, and ``join``: for programs that have their own loop.
+
+The program is inside an atomic action except while it waits in ``async for``, or in ``boundary``:
+only there can a marker be handled or a state be recorded. A ``Process`` with ``async`` handlers is
+driven the same way.
+"""
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from stillframe.errors import ApplicationError, StillframeError
+from stillframe.model import Channel, ProcessId, SnapshotId
+from stillframe.process import Action, Message, Process
+from stillframe.runtime.host import Delivery, Host, describe
+
+
+class TurnHost(Host):
+    """Hands out one message at a time, between boundaries. See ``Host`` for the arguments.
+
+    `action` is held while an atomic action is going on. Whoever releases it calls `boundary` first.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.action = asyncio.Lock()
+        self._changed = asyncio.Event()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop for good; whoever waits for a turn gets the error."""
+        super().fail(error)
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Handle markers if no action is going on, and tell who waits."""
+        if not self.action.locked():
+            self.boundary()
+        self._changed.set()
+
+    def boundary(self) -> None:
+        """No action is going on: send what was sent, and handle markers up to the next message."""
+        if self.error is not None:
+            return
+        try:
+            self.flush()
+            while self.mailbox and not isinstance(self.mailbox[0], Delivery):
+                item = self.mailbox.popleft()
+                assert not isinstance(item, Delivery)
+                self.step(item)
+        except Exception as error:
+            self.fail(error)
+
+    async def begin_with_message(self) -> tuple[Channel, Message]:
+        """Wait for the next message, begin its action (`action` is held then) and return it.
+
+        Raises:
+            StillframeError: the process cannot go on.
+        """
+        while True:
+            while (self.is_held or not self.mailbox) and self.error is None:
+                self._changed.clear()
+                await self._changed.wait()
+            await self.action.acquire()
+            self.boundary()
+            if self.mailbox and not self.is_held and self.error is None:
+                return self._take()
+            self.action.release()
+            if self.error is not None:
+                raise self.error
+
+    async def begin_by_itself(self) -> None:
+        """Wait until the channels have room, and begin an action (`action` is held then).
+
+        Raises:
+            StillframeError: the process cannot go on.
+        """
+        while True:
+            while not self.has_room and self.error is None:
+                self._changed.clear()
+                await self._changed.wait()
+            await self.action.acquire()
+            self.boundary()
+            if self.has_room and self.error is None:
+                return
+            self.action.release()
+            if self.error is not None:
+                raise self.error
+
+    def end(self) -> None:
+        """End the action that was begun."""
+        self.boundary()
+        self.action.release()
+        self._changed.set()
+
+    def _take(self) -> tuple[Channel, Message]:
+        item = self.mailbox.popleft()
+        assert isinstance(item, Delivery)
+        incoming, message = item.incoming, item.messages[0]
+        batch = item.batch
+        if len(item.messages) > 1:
+            singles = _singles(item)
+            batch = singles[0].batch
+            self.mailbox.extendleft(reversed(singles[1:]))
+            item = singles[0]
+        self.recorder.receive(incoming.channel.source, batch)
+        if item.frame_bytes is not None:
+            incoming.handled(item.frame_bytes)
+        return incoming.channel, message
+
+
+def _singles(item: Delivery) -> list[Delivery]:
+    """Return one delivery a message; the last one ends the frame."""
+    deliveries = [
+        Delivery(item.incoming, [message], batch, None)
+        for message, batch in zip(item.messages, item.batch.singles(), strict=True)
+    ]
+    deliveries[-1].frame_bytes = item.frame_bytes
+    return deliveries
+
+
+def has_async_handlers(process: Process) -> bool:
+    """Return whether any handler of `process` is a coroutine function."""
+    names = ["start", "receive", "on_published", *(action.name for action in process.actions)]
+    return any(inspect.iscoroutinefunction(getattr(process, name)) for name in names)
+
+
+class Driver:
+    """Drives a ``Process`` with ``async`` handlers: one action at a time, from start to end.
+
+    Args:
+        host: the host whose turns it takes.
+        process: the subject, attached to that host.
+    """
+
+    def __init__(self, host: TurnHost, process: Process) -> None:
+        self._host = host
+        self._process = process
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, *, is_fresh: bool) -> None:
+        """Call ``start`` on a fresh start, then receive and act until this process ends."""
+        self._spawn(self._run(is_fresh))
+
+    def published(self, snapshot: SnapshotId) -> None:
+        """Tell the application that `snapshot` is in the store."""
+        self._spawn(self._by_itself(self._process.on_published, "on_published", snapshot))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        async def until_failure() -> None:
+            with contextlib.suppress(StillframeError):  # the host has it, and has reported it
+                await coroutine
+
+        task = asyncio.get_running_loop().create_task(until_failure())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, is_fresh: bool) -> None:
+        if is_fresh:
+            await self._by_itself(self._process.start, "start")
+        for action in self._process.actions:
+            self._spawn(self._act(action))
+        while True:
+            channel, message = await self._host.begin_with_message()
+            where = f"receive() on channel {channel}, {message!r}"
+            await self._call(self._process.receive, where, channel, message)
+            self._host.end()
+
+    async def _act(self, action: Action) -> None:
+        loop = asyncio.get_running_loop()
+        period_s = action.period_ms / 1000
+        due = loop.time() + period_s
+        while True:
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            await self._by_itself(getattr(self._process, action.name), action.name)
+            due = max(due + period_s, loop.time())
+
+    async def _by_itself(self, function: Any, name: str, *arguments: object) -> None:
+        await self._host.begin_by_itself()
+        await self._call(function, f"{name}()", *arguments)
+        self._host.end()
+
+    async def _call(self, function: Any, where: str, *arguments: object) -> None:
+        try:
+            result = function(*arguments)
+            if inspect.isawaitable(result):
+                await result
+        except Exception as error:
+            failure = ApplicationError(
+                f"process {self._host.process}: {where} raised {describe(error)}"
+            )
+            failure.__cause__ = error
+            self._host.fail(failure)
+            raise failure from error
+
+
+class Participant:
+    """A joined program's view of its process: ``async for`` to receive, ``send`` to send.
+
+    One turn of the loop is one atomic action. Between actions, and only there, a snapshot may
+    record the state; a program that sends without receiving calls ``boundary`` to say where.
+    """
+
+    def __init__(self, host: TurnHost) -> None:
+        self._host = host
+        self.id: ProcessId = host.process
+        self.incoming = tuple(host.incoming)
+        self.outgoing = tuple(host.outgoing)
+
+    async def send(self, target: ProcessId, message: Message) -> None:
+        """Send `message` on the channel to `target`. It is part of the current action.
+
+        Raises:
+            UsageError: there is no such channel, or the message does not fit it.
+        """
+        self._host.send(target, message)
+        self._host.schedule_flush()
+
+    async def boundary(self) -> None:
+        """End the current action and begin another: here the state may be recorded.
+
+        Waits until the outgoing channels have room. Call it between actions in a loop of your own.
+        """
+        self._host.end()
+        await asyncio.sleep(0)
+        await self._host.begin_by_itself()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[Channel, Message]]:
+        """Yield channel and message, one atomic action a turn."""
+        while True:
+            self._host.end()
+            channel, message = await self._host.begin_with_message()
+            yield channel, message
