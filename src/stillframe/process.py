@@ -21,7 +21,14 @@ _PERIOD_ATTRIBUTE = "_stillframe_period_ms"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class _MessageMeta(msgspec.StructMeta):
+    """Tells type checkers what msgspec does anyway: subclasses are frozen without saying so."""
+
+
+class Message(
+    msgspec.Struct, metaclass=_MessageMeta, frozen=True, array_like=True, gc=False, tag=True
+):
     """The base of every message: declare fields with types, as in a dataclass.
 
     A message is frozen and is encoded when it is sent, so nothing that happens to your objects

@@ -45,6 +45,7 @@ async def _run(launch: Launch) -> None:
         driver: HandlerHost | Driver
         if has_async_handlers(process):
             host = member.host(TurnHost, topology, process, start)
+            await host.action.acquire()
             driver = Driver(host, process)
         else:
             host = driver = member.host(HandlerHost, topology, process, start)

@@ -21,7 +21,8 @@ IDLE_RETRY_S = 0.001
 class HandlerHost(Host):
     """Runs a ``Process`` whose handlers are plain functions. See ``Host`` for the arguments."""
 
-    _is_stepping = False
+    # True while a step is taken, and until ``begin``: nothing may come before ``start``.
+    _is_stepping = True
     _waiting: tuple[Callable[[], None], ...] = ()
 
     def begin(self, *, is_fresh: bool) -> None:
@@ -32,6 +33,7 @@ class HandlerHost(Host):
         """
         process = self._application = cast(Process, self.subject)
         self._receive = process.receive
+        self._is_stepping = False
         if is_fresh:
             self._call(process.start, "start")
             self.schedule_flush()

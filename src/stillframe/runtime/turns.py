@@ -140,7 +140,10 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, *, is_fresh: bool) -> None:
-        """Call ``start`` on a fresh start, then receive and act until this process ends."""
+        """Call ``start`` on a fresh start, then receive and act until this process ends.
+
+        The host's `action` must be held: nothing may come before ``start``.
+        """
         self._spawn(self._run(is_fresh))
 
     def published(self, snapshot: SnapshotId) -> None:
@@ -158,7 +161,8 @@ class Driver:
 
     async def _run(self, is_fresh: bool) -> None:
         if is_fresh:
-            await self._by_itself(self._process.start, "start")
+            await self._call(self._process.start, "start()")
+        self._host.end()
         for action in self._process.actions:
             self._spawn(self._act(action))
         while True:
