@@ -138,11 +138,9 @@ def attach(
     They become attributes of the instance: a call of ``self.send`` then costs one lookup and no
     second Python frame, which is what most of the cost of sending would otherwise be.
     """
-    process.id = process_id
-    process.incoming = incoming
-    process.outgoing = outgoing
-    process.send = send  # type: ignore[method-assign]
-    process.snapshot = snapshot  # type: ignore[method-assign]
+    vars(process).update(
+        id=process_id, incoming=incoming, outgoing=outgoing, send=send, snapshot=snapshot
+    )
 
 
 _ATTACHED = frozenset({"id", "incoming", "outgoing", "send", "snapshot"})
