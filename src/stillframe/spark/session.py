@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 JAVA_VERSIONS = (17, 21, 25)
 """The major versions of Java that Spark 4 runs on."""
 
+JAVA_DIRECTORY = Path("/usr/lib/jvm")
+"""Where Debian puts every Java that it installs."""
+
 _NEEDED_MODULE = "jdk.incubator.vector"
 _LAST_WORDS_BYTES = 2000
 _STDERR = 2
@@ -101,7 +104,7 @@ def _java_homes() -> Iterator[Path]:
         yield Path(named).resolve()
     if program := shutil.which("java"):
         yield Path(program).resolve().parent.parent
-    for home in sorted(Path("/usr/lib/jvm").glob("*")):
+    for home in sorted(JAVA_DIRECTORY.glob("*")):
         if (home / "bin" / "java").is_file():
             yield home.resolve()
 

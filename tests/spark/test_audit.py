@@ -1,0 +1,205 @@
+"""The audit: a sound store passes, and whatever is wrong is named."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from stillframe.errors import Damaged, UsageError
+from stillframe.spark.audit import Audit, audit
+from tests.spark import bank
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A sound store of three snapshots."""
+    return bank.make_store(tmp_path / "store", snapshot_count=3)
+
+
+def audit_money(spark: SparkSession, store: Path) -> Audit:
+    """Audit a store of the bank."""
+    return audit(spark, store, states_sql="sum(balance)", messages_sql="sum(amount)")
+
+
+def second(store: Path) -> Path:
+    """The directory of snapshot P1-2."""
+    return store / "snapshots" / "P1-2"
+
+
+def test_a_sound_store_passes(spark: SparkSession, store: Path) -> None:
+    """Bytes, books and money are right, and every snapshot's row says so."""
+    (store / "snapshots" / ".P1-4.partial").mkdir()
+    (store / "snapshots" / ".P1-4.partial" / "messages.parquet").write_bytes(b"half")
+    found = audit_money(spark, store)
+    assert found.ok, found.verdict
+    assert found.verdict == (
+        "3 snapshots with 15 messages: no byte changed, the books balance, and the total is 300 in "
+        "all of them"
+    )
+    assert [(str(row.id), row.sequence) for row in found.snapshots] == [
+        ("P1-1", 1),
+        ("P1-2", 2),
+        ("P1-3", 3),
+    ]
+    for row in found.snapshots:
+        assert (row.message_count, row.states_amount, row.messages_amount) == (5, 290, 10)
+        assert (row.total, row.difference, row.is_sound) == (bank.TOTAL, 0, True)
+
+
+def test_without_sql_bytes_and_books_are_checked(spark: SparkSession, store: Path) -> None:
+    """The conserved quantity is for those who have one."""
+    found = audit(spark, store)
+    assert found.ok
+    assert [row.total for row in found.snapshots] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "column", "value", "named"),
+    [
+        ("channels.parquet", 0, "sent_count", 8, "8 sent - 2 received = 6, but 5 messages were"),
+        ("channels.parquet", 0, "sent_count", 1, "the target had received 2 messages at its cut"),
+        ("channels.parquet", 0, "target", "P3", "channel P1->P2 is recorded 0 times"),
+        ("channels.parquet", 0, "encoded", [], "7 sent - 2 received = 5, but its batches hold 0"),
+        ("messages.parquet", 1, "number", 3, "3 to 7, but messages.parquet holds 4 different ones"),
+        ("messages.parquet", 4, "number", 8, "5 different ones, from 3 to 8"),
+        ("messages.parquet", 0, "target", "P9", "channel P1->P2: 7 sent - 2 received = 5, but"),
+        ("processes.parquet", 0, "process", "P2", "states of the processes P2, P2, P3 are"),
+    ],
+)
+def test_wrong_books_are_named(
+    spark: SparkSession, store: Path, file: str, row: int, column: str, value: Any, named: str
+) -> None:
+    """A value that was written wrong is found by the books, with channel and figures."""
+    bank.spoil(second(store), file, lambda table: bank.with_value(table, column, row, value))
+    found = audit(spark, store)
+    assert not found.ok
+    assert found.verdict.startswith("snapshot P1-2: ")
+    assert named in found.verdict
+    assert [row.is_sound for row in found.snapshots] == [True, False, True]
+
+
+def test_a_lost_message_is_named(spark: SparkSession, store: Path) -> None:
+    """A row that is missing from messages.parquet is a difference in its channel's books."""
+    bank.spoil(second(store), "messages.parquet", lambda table: table.slice(1))
+    assert audit(spark, store).verdict == (
+        "snapshot P1-2: channel P1->P2: 7 sent - 2 received = 5, but messages.parquet holds 4"
+    )
+
+
+def test_a_doubled_message_is_named(spark: SparkSession, store: Path) -> None:
+    """A message that is there twice is a difference in its channel's books."""
+    bank.spoil(
+        second(store), "messages.parquet", lambda table: pa.concat_tables([table, table.slice(4)])
+    )
+    assert audit(spark, store).verdict.endswith("= 5, but messages.parquet holds 6")
+
+
+def test_missing_money_is_named(spark: SparkSession, store: Path) -> None:
+    """The first snapshot with another total is named, with the figures."""
+    bank.spoil(second(store), "processes.parquet", lambda t: bank.with_value(t, "balance", 0, 83))
+    found = audit_money(spark, store)
+    assert found.verdict == (
+        "snapshot P1-2: the total is 293 (states 283, messages 10), and in P1-1 it is 300: "
+        "a difference of -7"
+    )
+    assert [row.difference for row in found.snapshots] == [0, -7, 0]
+
+
+@pytest.mark.parametrize("file", ["messages.parquet", "processes.parquet", "manifest.json"])
+def test_a_changed_byte_is_named(spark: SparkSession, store: Path, file: str) -> None:
+    """The file is named, and the other snapshots are audited all the same."""
+    path = second(store) / file
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    found = audit_money(spark, store)
+    assert found.verdict.startswith("snapshot P1-2: ")
+    assert f"{file} was changed since it was written" in found.verdict
+    assert {str(row.id): row.total for row in found.snapshots} == {
+        "P1-1": 300,
+        "P1-2": None,
+        "P1-3": 300,
+    }
+
+
+def test_missing_and_shortened_files_are_named(spark: SparkSession, store: Path) -> None:
+    """A file that is not there or too short is damage, also when no snapshot is left whole."""
+    for directory in (store / "snapshots").iterdir():
+        (directory / "channels.parquet").unlink()
+    path = second(store) / "processes.parquet"
+    path.write_bytes(path.read_bytes()[:10])
+    found = audit_money(spark, store)
+    assert "snapshot P1-1: channels.parquet is missing" in found.verdict
+    assert "(2 more of 3 snapshots are wrong)" in found.verdict
+    assert "processes.parquet has 10 bytes" in (found.snapshots[1].damage or "")
+
+
+@pytest.mark.parametrize(
+    ("states_sql", "named"),
+    [
+        ("sum(balanc)", "'sum\\(balanc\\)'.*balanc.*balance"),
+        ("sum(", "PARSE_SYNTAX_ERROR"),
+        ("balance", "aggregate over one snapshot's rows, such as 'sum\\(balance\\)'"),
+        ("max(kind)", "gives 'Account', which is no number"),
+        ("sum(balance * 9223372036854775807)", "overflow"),
+    ],
+)
+def test_wrong_sql_is_the_callers(
+    spark: SparkSession, store: Path, states_sql: str, named: str
+) -> None:
+    """SQL that does not work is a UsageError with Spark's words, not its stack."""
+    with pytest.raises(UsageError, match=f"(?s)over the states.*{named}") as caught:
+        audit(spark, store, states_sql=states_sql)
+    assert "\n" not in str(caught.value)
+
+
+def test_fractions_are_compared_to_nine_digits(spark: SparkSession, store: Path) -> None:
+    """The order of additions is no difference; a real one is, and so is one between integers."""
+    assert audit(spark, store, states_sql="sum(rate)").ok
+    close, far = 0.1 + 1e-13, 0.1 + 1e-7
+    third = store / "snapshots" / "P1-3"
+    bank.spoil(second(store), "processes.parquet", lambda t: bank.with_value(t, "rate", 0, close))
+    bank.spoil(third, "processes.parquet", lambda t: bank.with_value(t, "rate", 0, far))
+    found = audit(spark, store, states_sql="sum(rate)")
+    assert [row.is_sound for row in found.snapshots] == [True, True, False]
+    bank.spoil(second(store), "processes.parquet", lambda t: bank.with_value(t, "balance", 0, 91))
+    big = audit(spark, store, states_sql="sum(balance) + double(1e12)")
+    assert [row.difference for row in big.snapshots] == [0, 1, 0]
+
+
+def test_there_must_be_something_to_audit(spark: SparkSession, tmp_path: Path) -> None:
+    """No store, an empty one and a headless one are told apart."""
+    with pytest.raises(UsageError, match="does not exist"):
+        audit(spark, tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="holds no snapshot yet"):
+        audit(spark, bank.make_store(tmp_path / "empty", snapshot_count=0))
+    headless = bank.make_store(tmp_path / "headless", snapshot_count=1)
+    (headless / "store.json").unlink()
+    with pytest.raises(Damaged, match=r"store\.json is missing"):
+        audit(spark, headless)
+
+
+def test_odd_paths_are_paths(spark: SparkSession, tmp_path: Path) -> None:
+    """Spaces and characters that mean something in Spark's patterns are taken as they are."""
+    odd = bank.make_store(tmp_path / "a b{1} [x]*%41", snapshot_count=1)
+    assert audit_money(spark, odd).ok
+
+
+@pytest.mark.slow
+def test_the_number_of_jobs_does_not_grow_with_the_store(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """300 snapshots, a damaged one among them, need no Spark job per snapshot."""
+    store = bank.make_store(tmp_path / "store", snapshot_count=300)
+    path = store / "snapshots" / "P1-200" / "messages.parquet"
+    path.write_bytes(path.read_bytes() + b"x")
+    spark.sparkContext.setJobGroup("audit", "an audit of 300 snapshots")
+    found = audit_money(spark, store)
+    job_count = len(spark.sparkContext.statusTracker().getJobIdsForGroup("audit"))
+    assert 4 <= job_count <= 40
+    assert [str(row.id) for row in found.snapshots if not row.is_sound] == ["P1-200"]
+    assert len(found.snapshots) == 300

@@ -1,0 +1,77 @@
+"""Finding Java, and saying clearly what is missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stillframe.errors import Unavailable
+from stillframe.spark.session import find_java
+
+
+def make_java(home: Path, release: str | None) -> Path:
+    """Make what looks like a Java at `home`."""
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").touch(mode=0o755)
+    if release is not None:
+        (home / "release").write_text(release)
+    return home
+
+
+GOOD = 'JAVA_VERSION="21.0.2"\nMODULES="java.base jdk.incubator.vector"\n'
+
+
+def test_java_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit Java in JAVA_HOME wins over all others."""
+    home = make_java(tmp_path / "jdk", GOOD)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert find_java() == home
+
+
+def test_the_path_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without JAVA_HOME the Java on the PATH is taken, through links."""
+    home = make_java(tmp_path / "jdk", GOOD)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert find_java() == home
+
+
+@pytest.mark.parametrize(
+    ("release", "reason"),
+    [
+        ('JAVA_VERSION="1.8.0_402"\n', "version 1"),
+        ('JAVA_VERSION="22"\nMODULES="jdk.incubator.vector"\n', "version 22"),
+        ('JAVA_VERSION="17.0.1"\nMODULES="java.base"\n', "lacks the module jdk.incubator.vector"),
+        ("", "version unknown"),
+        (None, "no file 'release'"),
+    ],
+)
+def test_unfit_java_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str | None, reason: str
+) -> None:
+    """An unfit Java is not taken; if there is no other, the error says why and what to install."""
+    home = make_java(tmp_path / "jdk", release)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("stillframe.spark.session.JAVA_DIRECTORY", tmp_path / "none")
+    with pytest.raises(Unavailable, match=rf"(?s)jdk \(.*{reason}.*apt-get install openjdk"):
+        find_java()
+
+
+def test_without_pyspark_the_error_says_what_to_install() -> None:
+    """Where PySpark is missing, asking for an audit names the extra; importing still works."""
+    program = (
+        "import sys; sys.modules['pyspark'] = None; sys.modules['pyspark.sql'] = None\n"
+        "from pathlib import Path\n"
+        "from stillframe.errors import Unavailable\n"
+        "from stillframe.spark import audit_store\n"
+        "try: audit_store(Path('.'))\n"
+        "except Unavailable as error: print(error)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert "pip install 'stillframe[spark]'" in answer.stdout
