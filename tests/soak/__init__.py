@@ -1,0 +1,1 @@
+"""Load, random kills and a ledger that notices every message that is lost or doubled."""
