@@ -118,23 +118,22 @@ class Soak:
                 await self.store.writing.wait()
                 await self._moment(0.005)
             case "restore":
-                self._kill_one(system)
+                await self._kill_one(system)
                 await self._until_epoch_after(epoch)
                 epoch = self.store.epoch
                 await self._moment(0.2)
             case _:
                 await self._moment(0.3)
-        if self._kill_one(system):
-            self.done[f"kills: {moment}"] += 1
+        await self._kill_one(system)
+        self.done[f"kills: {moment}"] += 1
         await self._until_epoch_after(epoch)
         await system.until_running()
 
-    def _kill_one(self, system: Supervisor) -> bool:
-        alive = [c for _, c in sorted(system.children.items()) if c.returncode is None]
-        if not alive:
-            return False
+    async def _kill_one(self, system: Supervisor) -> None:
+        """Kill a process that is alive; while there is none, the next epoch is just beginning."""
+        while not (alive := [c for c in system.children.values() if c.returncode is None]):
+            await asyncio.sleep(0.001)
         os.kill(self.random.choice(alive).pid, signal.SIGKILL)
-        return True
 
     async def _moment(self, seconds_max: float) -> None:
         await asyncio.sleep(self.random.random() * seconds_max)
