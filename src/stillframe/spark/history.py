@@ -127,12 +127,7 @@ def channel_books(expected: DataFrame, channels: DataFrame, messages: DataFrame)
             "batched_count"
         ),
     )
-    counted = messages.groupBy(*_CHANNEL).agg(
-        F.count("*").alias("row_count"),
-        F.count_distinct("number").alias("number_count"),
-        F.min("number").alias("number_min"),
-        F.max("number").alias("number_max"),
-    )
+    counted = _count_numbers(messages)
     books = (
         expected.withColumn("is_expected", F.lit(True))  # noqa: FBT003 - a value, not a switch
         .join(recorded, _CHANNEL, "full")
@@ -147,6 +142,24 @@ def channel_books(expected: DataFrame, channels: DataFrame, messages: DataFrame)
         " AND (message_count = 0 OR (number_min = received_count + 1 AND number_max = sent_count))"
     )
     return books.withColumn("is_balanced", F.coalesce(balance, F.lit(False)))  # noqa: FBT003
+
+
+def _count_numbers(messages: DataFrame) -> DataFrame:
+    """Count rows and different numbers per channel. Bitmaps make that exact and several times as
+    fast as a distinct count, which sends every number through a shuffle."""
+    bits = F.bitmap_construct_agg(F.bitmap_bit_position("number"))
+    pieces = messages.groupBy(*_CHANNEL, F.bitmap_bucket_number("number").alias("piece")).agg(
+        F.count("*").alias("row_count"),
+        F.bitmap_count(bits).alias("number_count"),
+        F.min("number").alias("number_min"),
+        F.max("number").alias("number_max"),
+    )
+    return pieces.groupBy(*_CHANNEL).agg(
+        F.sum("row_count").alias("row_count"),
+        F.sum("number_count").alias("number_count"),
+        F.min("number_min").alias("number_min"),
+        F.max("number_max").alias("number_max"),
+    )
 
 
 def snapshot_books(books: DataFrame) -> DataFrame:
