@@ -1,0 +1,90 @@
+"""From a snapshot to start states: what each process begins with, and what it receives first.
+
+Chandy & Lamport 1985: a system that starts in a recorded global state is in a state that the real
+one could have passed through. So a restore sets every process to its recorded state and its counts,
+and delivers what was recorded on each channel before anything new, in order.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from stillframe.errors import UsageError
+from stillframe.model import ChannelState, IncomingRecord, ProcessId, Snapshot
+from stillframe.topology import Description
+
+
+class Start(msgspec.Struct, frozen=True):
+    """How one process begins after a restore.
+
+    Attributes:
+        kind: the name of its class.
+        encoded: its recorded state, for ``StateCodec.restore``.
+        sent_counts: target -> how many messages it had sent there; the next one has the number
+            after that.
+        incoming: for each channel into it what it had received at its cut, and the messages to
+            deliver before any other.
+    """
+
+    kind: str
+    encoded: bytes
+    sent_counts: dict[ProcessId, int]
+    incoming: tuple[IncomingRecord, ...]
+
+
+def start_states(snapshot: Snapshot, description: Description) -> dict[ProcessId, Start]:
+    """Return how each process of `description` begins, so that the system goes on from `snapshot`.
+
+    The next step: raise the epoch, start every process with its part, and let none of them act
+    before its `incoming` messages were delivered.
+
+    Raises:
+        NotConsistent: the books of a channel do not balance.
+        UsageError: snapshot and description name different processes, classes or channels.
+    """
+    _check_same(
+        snapshot,
+        "process",
+        (f"{state.process} ({state.kind})" for state in snapshot.state.processes),
+        (f"{process} ({kind})" for process, kind in description.processes.items()),
+    )
+    _check_same(
+        snapshot,
+        "channel",
+        (str(state.channel) for state in snapshot.state.channels),
+        (str(channel) for channel in description.channels),
+    )
+    snapshot.state.check_books()
+    channels = snapshot.state.channels
+    return {
+        state.process: Start(
+            kind=state.kind,
+            encoded=state.encoded,
+            sent_counts={
+                c.channel.target: c.sent_count
+                for c in channels
+                if c.channel.source == state.process
+            },
+            incoming=tuple(_incoming(c) for c in channels if c.channel.target == state.process),
+        )
+        for state in snapshot.state.processes
+    }
+
+
+def _incoming(state: ChannelState) -> IncomingRecord:
+    return IncomingRecord(state.channel.source, state.received_count, state.batches)
+
+
+def _check_same(
+    snapshot: Snapshot, noun: str, recorded: Iterable[str], described: Iterable[str]
+) -> None:
+    found, expected = list(recorded), list(described)
+    missing = sorted(set(expected) - set(found))
+    extra = sorted(set(found) - set(expected))
+    if missing or extra or len(found) != len(expected):
+        raise UsageError(
+            f"snapshot {snapshot.id} is of another topology than the one to start: only in the "
+            f"topology: {noun} {', '.join(missing) or '(none)'}; only in the snapshot: "
+            f"{noun} {', '.join(extra) or '(none)'}. Start the topology that the snapshot was "
+            "taken of, or take another snapshot"
+        )

@@ -1,0 +1,106 @@
+"""Fields as columns: which Arrow type each kind of field gets, and values turned into columns."""
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from stillframe.errors import StoreError
+from stillframe.topology import Column
+
+ARROW_TYPES: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "text": pa.string(),
+    "bytes": pa.binary(),
+    "time": pa.timestamp("us", tz="UTC"),
+    "json": pa.string(),
+}
+"""Kind of column (``Column.kind``) -> its Arrow type."""
+
+_CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, msgspec.MsgspecError)
+
+
+def merged_columns(classes: Mapping[str, tuple[Column, ...]]) -> tuple[Column, ...]:
+    """Return one column for each field name of any of the classes, in the order of first sight.
+
+    Where classes disagree about a name, integers and floats meet as float, all else as JSON.
+    """
+    kinds: dict[str, set[str]] = {}
+    for columns in classes.values():
+        for column in columns:
+            kinds.setdefault(column.name, set()).add(column.kind)
+    return tuple(Column(name, _meet(of_name)) for name, of_name in kinds.items())
+
+
+def _meet(kinds: set[str]) -> str:
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return "float" if kinds == {"int", "float"} else "json"
+
+
+def to_array(column: Column, values: Sequence[Any], where: Callable[[int], str]) -> pa.Array:
+    """Turn values as MessagePack gave them into an Arrow array; None becomes null.
+
+    `where` tells from the index of a value whose it is, for the error.
+
+    Raises:
+        StoreError: a value does not fit the column; it is named.
+    """
+    try:
+        return _convert(column, values)
+    except _CONVERSION_ERRORS as error:
+        index, cause = _first_misfit(column, values, error)
+        raise StoreError(
+            f"{where(index)}: field {column.name!r} holds {_shortened(values[index])}, which does "
+            f"not fit a column of kind {column.kind} ({cause}): keep it in that range, or declare "
+            "the field with another type, for example str"
+        ) from error
+
+
+def _convert(column: Column, values: Sequence[Any]) -> pa.Array:
+    if column.kind == "json":
+        values = [None if value is None else _json(value) for value in values]
+    elif column.kind == "time":
+        values = [_time(value) if isinstance(value, str) else value for value in values]
+    return pa.array(values, ARROW_TYPES[column.kind])
+
+
+def _first_misfit(column: Column, values: Sequence[Any], error: Exception) -> tuple[int, Exception]:
+    for index, value in enumerate(values):
+        try:
+            _convert(column, [value])
+        except _CONVERSION_ERRORS as cause:
+            return index, cause
+    return 0, error
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _time(text: str) -> datetime.datetime:
+    # MessagePack has no time without a zone: those travel as text and are read as UTC.
+    return datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC)
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError):
+        return msgspec.json.encode(_with_pairs(value), enc_hook=repr).decode()
+
+
+def _with_pairs(value: Any) -> Any:
+    """JSON has only text as keys: a dict with other keys becomes a list of [key, value]."""
+    match value:
+        case dict():
+            return [[_with_pairs(k), _with_pairs(v)] for k, v in value.items()]
+        case list() | tuple():
+            return [_with_pairs(item) for item in value]
+        case _:
+            return value

@@ -1,0 +1,84 @@
+"""Files that survive a crash: what was written is on the disk before it has its name.
+
+Everything is written under a name that begins with a dot (Spark and DuckDB pass over those), forced
+to the disk, and then renamed; the directory that holds the new name is forced to the disk as well.
+"""
+
+import os
+from pathlib import Path
+
+from stillframe.errors import Damaged, StoreError
+
+
+def partial_path(path: Path) -> Path:
+    """Return where `path` is built before it gets its name."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a new file; to ``sync`` it and its directory is the caller's next step.
+
+    Raises:
+        OSError: the disk is full, or the file is there already.
+    """
+    with path.open("xb", buffering=0) as file:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[file.write(rest) or 0 :]
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a directory, to the disk.
+
+    Raises:
+        OSError: the disk is full or failed.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_durably(path: Path, content: bytes) -> None:
+    """Give a file new content: after a crash at any moment it has the old or the new, whole.
+
+    Raises:
+        OSError: the disk is full or failed; the old content is still there.
+    """
+    partial = partial_path(path)
+    partial.unlink(missing_ok=True)
+    try:
+        write_new(partial, content)
+        sync(partial)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def read_file(path: Path, *, bytes_max: int) -> bytes:
+    """Read a whole file of at most `bytes_max` bytes.
+
+    Raises:
+        Damaged: it is missing or longer.
+        StoreError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(bytes_max + 1)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise Damaged(f"{path} is missing: {WHAT_TO_DO}") from None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > bytes_max:
+        raise Damaged(f"{path} has more than the {bytes_max} bytes that it may have: {WHAT_TO_DO}")
+    return content
+
+
+WHAT_TO_DO = (
+    "put the file back from a copy of the store, or delete the directory of that snapshot "
+    "and use another one"
+)
+"""The end of every error about a file that is not what was written."""

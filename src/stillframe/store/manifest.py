@@ -1,0 +1,123 @@
+"""What a manifest says of one snapshot, and what the store says of itself."""
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Damaged
+from stillframe.model import SnapshotId
+from stillframe.store.disk import WHAT_TO_DO
+from stillframe.store.seal import FORMAT, read_sealed
+from stillframe.topology import Description
+
+MANIFEST = "manifest.json"
+PROCESSES = "processes.parquet"
+CHANNELS = "channels.parquet"
+MESSAGES = "messages.parquet"
+FILES = (PROCESSES, CHANNELS, MESSAGES)
+"""The files of a snapshot, in the order in which a manifest lists them."""
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``store.json``.
+
+    `reference` is where the topology came from, ``module:attribute``. `restored_from` is the
+    snapshot from which the current epoch began.
+    """
+
+    format: int = FORMAT
+    reference: str | None
+    description: Description
+    epoch: int = 0
+    restored_from: SnapshotId | None = None
+
+
+class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a snapshot: its name, length in bytes and SHA-256."""
+
+    name: str
+    bytes: int
+    hash: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``manifest.json``. Times are seconds since 1970.
+
+    `sequence` counts what was published in this store, from 1. `parent` is for snapshots that hold
+    only what changed; all are whole now. `topology` is the hash of the description.
+    """
+
+    format: int = FORMAT
+    snapshot: SnapshotId
+    sequence: int
+    epoch: int
+    initiated_at: float
+    completed_at: float
+    published_at: float
+    parent: None = None
+    process_count: int
+    channel_count: int
+    message_count: int
+    topology: str
+    files: tuple[FileRecord, ...]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A published snapshot, as the store lists it.
+
+    Times are seconds since 1970. `sequence` is the order of publishing, `bytes` the length of its
+    Parquet files together.
+    """
+
+    id: SnapshotId
+    sequence: int
+    epoch: int
+    initiated_at: float
+    completed_at: float
+    published_at: float
+    process_count: int
+    channel_count: int
+    message_count: int
+    bytes: int
+    directory: Path
+
+
+def entry_of(manifest: Manifest, directory: Path) -> Entry:
+    """Return what the list of snapshots shows of a manifest."""
+    return Entry(
+        id=manifest.snapshot,
+        sequence=manifest.sequence,
+        epoch=manifest.epoch,
+        initiated_at=manifest.initiated_at,
+        completed_at=manifest.completed_at,
+        published_at=manifest.published_at,
+        process_count=manifest.process_count,
+        channel_count=manifest.channel_count,
+        message_count=manifest.message_count,
+        bytes=sum(record.bytes for record in manifest.files),
+        directory=directory,
+    )
+
+
+def read_manifest(directory: Path, topology: str) -> Manifest:
+    """Read the manifest of the snapshot in `directory`, of a store with that topology hash.
+
+    Raises:
+        Damaged: it was changed, or does not belong into this directory or this store.
+        StoreError: it cannot be read, or a newer version of Stillframe wrote it.
+    """
+    path = directory / MANIFEST
+    manifest = read_sealed(path, Manifest)
+    if str(manifest.snapshot) != directory.name:
+        raise Damaged(f"{path} is of snapshot {manifest.snapshot}: {WHAT_TO_DO}")
+    if manifest.topology != topology:
+        raise Damaged(f"{path} is of a store with another topology: {WHAT_TO_DO}")
+    # Names are compared with what there may be, never used to make a path: '../x' leads nowhere.
+    if tuple(record.name for record in manifest.files) != FILES or any(
+        record.bytes < 0 or not _HASH.fullmatch(record.hash) for record in manifest.files
+    ):
+        raise Damaged(f"{path} lists other files than {', '.join(FILES)}: {WHAT_TO_DO}")
+    return manifest

@@ -1,0 +1,139 @@
+"""A directory becomes a store, is known as one, and belongs to one writer."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
+from stillframe.store.disk import partial_path, replace_durably, sync
+from stillframe.store.manifest import Head
+from stillframe.store.seal import read_sealed, seal
+
+HEAD = "store.json"
+SNAPSHOTS = "snapshots"
+_LOCK = "lock"
+_LISTED_MAX = 5
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first few names for an error message."""
+    known = list(names)
+    more = f" and {len(known) - _LISTED_MAX} more" if len(known) > _LISTED_MAX else ""
+    return ", ".join(known[:_LISTED_MAX]) + more
+
+
+@contextlib.contextmanager
+def explained(path: Path, action: str) -> Iterator[None]:
+    """Turn an OSError into a StoreError that says what could not be done to `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{path} could not be {action}: {error.strerror or error}: see to the space, the "
+            "permissions and the health of that disk, or give another directory"
+        ) from error
+
+
+def take_lock(path: Path) -> int:
+    """Become the one writer of the store at `path`, until the descriptor returned is closed.
+
+    Raises:
+        Unavailable: there is another writer.
+        OSError: the directory cannot be written to.
+    """
+    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise Unavailable(
+            f"the store {path} is in use by another program that writes to it: stop that one, or "
+            "give this one another directory"
+        ) from None
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def check_is_store(path: Path) -> None:
+    """Refuse what is no store.
+
+    Raises:
+        UsageError: there is nothing, or something else.
+        Damaged: it has lost its ``store.json``.
+    """
+    if (path / HEAD).exists():
+        return
+    if _has_snapshots(path):
+        raise Damaged(f"{path / HEAD} is missing: put it back from a copy of the store")
+    what = "is no store" if path.exists() else "does not exist"
+    raise UsageError(f"{path} {what}: give the directory that 'run' wrote its snapshots to")
+
+
+def check_free(path: Path) -> None:
+    """Refuse a directory that is somebody else's: neither empty nor a store.
+
+    Raises:
+        UsageError: it is; the error says what is in it.
+        OSError: it cannot be read.
+    """
+    if (path / HEAD).exists():
+        return
+    left_by_a_crash = {_LOCK, SNAPSHOTS, partial_path(path / HEAD).name}
+    foreign = sorted({item.name for item in path.iterdir()} - left_by_a_crash)
+    if foreign:
+        raise UsageError(
+            f"{path} is not empty and no store, it holds {listed(foreign)}: give a directory that "
+            "is empty or not there yet"
+        )
+    if _has_snapshots(path):
+        raise Damaged(f"{path / HEAD} is missing: put it back from a copy of the store")
+
+
+def make_store(path: Path, head: Head) -> None:
+    """Write what makes `path` a store, or take over one without snapshots.
+
+    Raises:
+        UsageError: it has snapshots, or is of another topology.
+        Damaged, StoreError: its ``store.json`` was changed or cannot be read.
+        OSError: the disk is full or failed.
+    """
+    if (path / HEAD).exists():
+        existing = read_sealed(path / HEAD, Head)
+        if _has_snapshots(path):
+            raise UsageError(
+                f"the store {path} has snapshots already: restore from it, or give another "
+                "directory for a fresh start"
+            )
+        if existing.description.hash != head.description.hash:
+            raise UsageError(
+                f"the store {path} was made for another topology: give another directory, or "
+                "delete that one, it has no snapshots"
+            )
+        head = msgspec.structs.replace(existing, reference=head.reference)
+    (path / SNAPSHOTS).mkdir(exist_ok=True)
+    # Last, because it is what makes the directory a store.
+    replace_durably(path / HEAD, seal(head))
+    sync(path.parent)
+
+
+def remove_partial(path: Path) -> None:
+    """Remove what a crashed writer left; only the writer may.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    for left in (path / SNAPSHOTS).glob(".*.partial"):
+        shutil.rmtree(left)
+    partial_path(path / HEAD).unlink(missing_ok=True)
+
+
+def _has_snapshots(path: Path) -> bool:
+    snapshots = path / SNAPSHOTS
+    return snapshots.is_dir() and any(not item.name.startswith(".") for item in snapshots.iterdir())

@@ -1,0 +1,57 @@
+"""JSON files that know when they were changed: the content, then the SHA-256 of its bytes.
+
+Such a file is exactly ``{"content":<JSON>,"hash":"<64 digits>"}``. There is one way to write each
+content, so that any changed byte is found, also white space, a digit of the hash or something
+added at the end.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stillframe.errors import Damaged, StoreError
+from stillframe.store.disk import WHAT_TO_DO, read_file
+
+FORMAT = 1
+"""The number of the format that this version reads and writes; it is in every sealed file."""
+
+SEALED_BYTES_MAX = 64 * 2**20
+
+_SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
+_Content = TypeVar("_Content", bound=msgspec.Struct)
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def seal(content: msgspec.Struct) -> bytes:
+    """Return the bytes of the sealed file that holds `content`."""
+    encoded = msgspec.json.encode(content)
+    digest = hashlib.sha256(encoded).hexdigest().encode()
+    return b'{"content":%b,"hash":"%b"}' % (encoded, digest)
+
+
+def read_sealed(path: Path, kind: type[_Content]) -> _Content:
+    """Read a sealed file whose content is of `kind`.
+
+    Raises:
+        Damaged: a byte was changed, the file is cut short, too long or missing.
+        StoreError: it cannot be read, or a newer version of Stillframe wrote it.
+    """
+    sealed = _SEALED.fullmatch(read_file(path, bytes_max=SEALED_BYTES_MAX))
+    if sealed is None or hashlib.sha256(sealed[1]).hexdigest().encode() != sealed[2]:
+        raise Damaged(f"{path} was changed since it was written: {WHAT_TO_DO}")
+    try:
+        number = msgspec.json.decode(sealed[1], type=_Format).format
+        if number > FORMAT:
+            raise StoreError(
+                f"{path} has format {number}, and this version of Stillframe knows {FORMAT}: "
+                "use the version that wrote it, or a newer one"
+            )
+        return msgspec.json.decode(sealed[1], type=kind)
+    except msgspec.MsgspecError as error:
+        raise Damaged(f"{path} does not hold what it should: {error}: {WHAT_TO_DO}") from error

@@ -1,0 +1,277 @@
+"""A global state as three Parquet files, and back.
+
+``channels.parquet`` and ``processes.parquet`` hold everything as it was recorded (`encoded`); a
+restore reads only these. The columns beside it, and all of ``messages.parquet``, say the same
+again, field by field, so that any reader of Parquet can ask questions.
+"""
+
+import itertools
+import operator
+import typing
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stillframe.errors import NotConsistent, UsageError
+from stillframe.model import (
+    Batch,
+    Channel,
+    ChannelState,
+    GlobalState,
+    ProcessState,
+    SnapshotId,
+)
+from stillframe.store.columns import merged_columns, to_array
+from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES
+from stillframe.topology import Description
+
+_BATCHES = pa.list_(
+    pa.struct(
+        [
+            pa.field("first", pa.int64()),  # the number of its first message
+            pa.field("count", pa.int64()),  # how many messages
+            pa.field("encoded", pa.binary()),  # a MessagePack array of them
+        ]
+    )
+)
+_CHANNELS_SCHEMA = pa.schema(
+    [
+        pa.field("snapshot", pa.string()),  # P1-17
+        pa.field("source", pa.string()),  # process that sends
+        pa.field("target", pa.string()),  # process that receives
+        pa.field("sent_count", pa.int64()),  # at the cut of the source
+        pa.field("received_count", pa.int64()),  # at the cut of the target
+        pa.field("first", pa.int64()),  # received_count + 1
+        pa.field("message_count", pa.int64()),  # how many were on the channel
+        pa.field("encoded", _BATCHES),  # and which, as they travelled
+    ]
+)
+_COUNT_MAX = 2**63 - 1
+
+
+class Tables:
+    """Makes the tables of every snapshot of one store."""
+
+    def __init__(self, description: Description) -> None:
+        self._description = description
+        self._state_columns = merged_columns(description.states)
+        self._message_columns = merged_columns(description.messages)
+        self._kinds = list(description.messages)
+        self._decoder = self._message_decoder()
+
+    def _message_decoder(self) -> Any:
+        """One Struct per message class, with every column of every class as an attribute.
+
+        A field that a class lacks is a class attribute, None: so one ``attrgetter`` reads a column
+        from messages of all classes, and no Python code runs per message.
+        """
+        structs = []
+        for index, (kind, columns) in enumerate(self._description.messages.items()):
+            own = {column.name for column in columns}
+            absent = {c.name: None for c in self._message_columns if c.name not in own}
+            structs.append(
+                msgspec.defstruct(
+                    kind,
+                    [(column.name, Any, None) for column in columns],
+                    namespace={**absent, "kind": index},
+                    tag=kind,
+                    array_like=True,
+                    forbid_unknown_fields=True,
+                    frozen=True,
+                    gc=False,
+                )
+            )
+        message = typing.Union[tuple(structs)] if structs else typing.Never  # noqa: UP007
+        return msgspec.msgpack.Decoder(list[message] if structs else list[None])  # type: ignore[valid-type]
+
+    def of(self, snapshot: SnapshotId, state: GlobalState) -> dict[str, pa.Table]:
+        """Return file name -> table for a state whose books balance.
+
+        Raises:
+            UsageError, StoreError: a state or a message does not fit its class or its column.
+            NotConsistent: a batch does not hold the messages that it announces.
+        """
+        name = str(snapshot)
+        return {
+            PROCESSES: self._processes(name, state.processes),
+            CHANNELS: _channels(name, state.channels),
+            MESSAGES: self._messages(name, state.channels),
+        }
+
+    def _processes(self, snapshot: str, states: Sequence[ProcessState]) -> pa.Table:
+        fields = [_decode_state(snapshot, state) for state in states]
+
+        def where(index: int) -> str:
+            return f"snapshot {snapshot}, process {states[index].process} ({states[index].kind})"
+
+        columns = {
+            "snapshot": _repeated([(snapshot, len(states))]),
+            "process": pa.array([state.process for state in states], pa.string()),
+            "kind": pa.array([state.kind for state in states], pa.string()),
+            "encoded": pa.array([state.encoded for state in states], pa.binary()),
+        }
+        for column in self._state_columns:
+            values = [of_one.get(column.name) for of_one in fields]
+            columns[column.name] = to_array(column, values, where)
+        return pa.table(columns)
+
+    def _messages(self, snapshot: str, states: Sequence[ChannelState]) -> pa.Table:
+        messages: list[Any] = []
+        for state in states:
+            for batch in state.batches:
+                messages += self._decode(snapshot, state.channel, batch)
+        counts = [(state.channel, state.message_count) for state in states]
+        numbers = (range(s.received_count + 1, s.sent_count + 1) for s in states)
+
+        def where(index: int) -> str:
+            for state in states:
+                if index < state.message_count:
+                    number = state.received_count + 1 + index
+                    return f"snapshot {snapshot}, message {number} on channel {state.channel}"
+                index -= state.message_count
+            return f"snapshot {snapshot}"
+
+        columns = {
+            "snapshot": _repeated([(snapshot, len(messages))]),
+            "source": _repeated([(channel.source, count) for channel, count in counts]),
+            "target": _repeated([(channel.target, count) for channel, count in counts]),
+            "number": pa.array(list(itertools.chain.from_iterable(numbers)), pa.int64()),
+            "kind": self._kind_array(messages),
+        }
+        for column in self._message_columns:
+            values = list(map(operator.attrgetter(column.name), messages))
+            columns[column.name] = to_array(column, values, where)
+        return pa.table(columns)
+
+    def _decode(self, snapshot: str, channel: Channel, batch: Batch) -> list[Any]:
+        where = f"snapshot {snapshot}, channel {channel}, messages {batch.first} to {batch.last}"
+        try:
+            messages: list[Any] = self._decoder.decode(batch.encoded)
+        except msgspec.MsgspecError as error:
+            raise NotConsistent(
+                f"{where}: these are not messages of the classes that the topology accepts "
+                f"({', '.join(self._kinds) or 'none'}): {error}"
+            ) from error
+        assert len(messages) == batch.count, f"{where}: the books were not checked"
+        return messages
+
+    def _kind_array(self, messages: list[Any]) -> pa.Array:
+        if len(self._kinds) <= 1:
+            return _repeated([(kind, len(messages)) for kind in self._kinds])
+        indices = pa.array(list(map(operator.attrgetter("kind"), messages)), pa.int32())
+        return pa.DictionaryArray.from_arrays(indices, pa.array(self._kinds, pa.string()))
+
+
+def _decode_state(snapshot: str, state: ProcessState) -> dict[str, Any]:
+    try:
+        return msgspec.msgpack.decode(state.encoded, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise UsageError(
+            f"snapshot {snapshot}, process {state.process}: its state is no MessagePack map from "
+            f"field to value: {error}"
+        ) from error
+
+
+def _channels(snapshot: str, states: Sequence[ChannelState]) -> pa.Table:
+    for state in states:
+        if state.sent_count > _COUNT_MAX:
+            raise UsageError(f"channel {state.channel}: {state.sent_count} is no count of messages")
+    batches = [batch for state in states for batch in state.batches]
+    flat = pa.StructArray.from_arrays(
+        [
+            pa.array([batch.first for batch in batches], pa.int64()),
+            pa.array([batch.count for batch in batches], pa.int64()),
+            pa.array([batch.encoded for batch in batches], pa.binary()),
+        ],
+        fields=list(_BATCHES.value_type),
+    )
+    ends = itertools.accumulate((len(state.batches) for state in states), initial=0)
+    return pa.table(
+        [
+            _repeated([(snapshot, len(states))]).cast(pa.string()),
+            [state.channel.source for state in states],
+            [state.channel.target for state in states],
+            [state.sent_count for state in states],
+            [state.received_count for state in states],
+            [state.received_count + 1 for state in states],
+            [state.message_count for state in states],
+            pa.ListArray.from_arrays(pa.array(ends, pa.int32()), flat, type=_BATCHES),
+        ],
+        schema=_CHANNELS_SCHEMA,
+    )
+
+
+def _repeated(runs: Iterable[tuple[str, int]]) -> pa.Array:
+    """Return texts, each repeated, as a dictionary: Parquet stores it so and need not search."""
+    names: dict[str, int] = {}
+    indices = [
+        pa.repeat(pa.scalar(names.setdefault(text, len(names)), pa.int32()), count)
+        for text, count in runs
+    ]
+    return pa.DictionaryArray.from_arrays(
+        pa.concat_arrays(indices) if indices else pa.array([], pa.int32()),
+        pa.array(list(names), pa.string()),
+    )
+
+
+def to_parquet(table: pa.Table) -> bytes:
+    """Return the bytes of a Parquet file that holds `table`."""
+    sink = pa.BufferOutputStream()
+    # What is opaque does not repeat: no dictionary for it. Arrow's own schema would only make
+    # readers see our dictionaries, and the file longer.
+    texts = [field.name for field in table.schema if not pa.types.is_binary(field.type)]
+    pq.write_table(table, sink, compression="zstd", use_dictionary=texts, store_schema=False)
+    return bytes(sink.getvalue())
+
+
+def read_parquet(content: bytes, columns: list[str] | None = None) -> pa.Table:
+    """Read a Parquet file, or some of its columns.
+
+    Raises:
+        pyarrow.ArrowException: it is no Parquet file, or lacks a column.
+    """
+    return pq.read_table(pa.BufferReader(content), columns=columns, use_threads=False)
+
+
+def read_state(processes: bytes, channels: bytes) -> GlobalState:
+    """Read a global state from the two files that hold it; its books are the caller's next step.
+
+    Raises:
+        pyarrow.ArrowException, KeyError, TypeError: the files are not what ``Tables`` writes.
+    """
+    rows = read_parquet(processes, ["process", "kind", "encoded"]).to_pydict()
+    states = map(ProcessState, rows["process"], rows["kind"], rows["encoded"])
+    return GlobalState(tuple(states), tuple(_channel_states(read_parquet(channels))))
+
+
+def _channel_states(table: pa.Table) -> Iterable[ChannelState]:
+    columns = table.select(["source", "target", "sent_count", "received_count"]).to_pydict()
+    lists = table.column("encoded").combine_chunks()
+    flat = lists.flatten()
+    batches = map(Batch, *(flat.field(name).to_pylist() for name in ("first", "count", "encoded")))
+    for source, target, sent, received, count in zip(
+        *columns.values(), lists.value_lengths().to_pylist(), strict=True
+    ):
+        state = tuple(itertools.islice(batches, count))
+        yield ChannelState(Channel(source, target), sent, received, state)
+
+
+def different_column(one: pa.Table, other: pa.Table) -> str | None:
+    """Return the name of the first column in which two tables differ; None if they are the same.
+
+    Two tables are compared as files hold them: a NaN equals itself, 0.0 and -0.0 differ.
+    """
+    if one.schema.names != other.schema.names or one.num_rows != other.num_rows:
+        return ", ".join(one.schema.names)
+    for name in one.schema.names:
+        if not _bits(one.column(name)).equals(_bits(other.column(name))):
+            return str(name)
+    return None
+
+
+def _bits(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks()
+    return array.view(pa.int64()) if pa.types.is_float64(array.type) else array
