@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from stillframe.errors import Damaged, UsageError
+from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.spark.audit import Audit, audit
 from tests.spark import bank
 
@@ -181,6 +181,13 @@ def test_there_must_be_something_to_audit(spark: SparkSession, tmp_path: Path) -
     (headless / "store.json").unlink()
     with pytest.raises(Damaged, match=r"store\.json is missing"):
         audit(spark, headless)
+
+
+def test_what_is_no_snapshot_is_named(spark: SparkSession, store: Path) -> None:
+    """A directory of yours among the snapshots is an error that says where it is."""
+    (store / "snapshots" / "mine").mkdir()
+    with pytest.raises(StoreError, match="snapshots/mine is no snapshot"):
+        audit(spark, store)
 
 
 def test_odd_paths_are_paths(spark: SparkSession, tmp_path: Path) -> None:

@@ -158,7 +158,10 @@ def _read_manifests(store_path: Path) -> tuple[Head, dict[str, Manifest], dict[s
     manifests: dict[str, Manifest] = {}
     damages: dict[str, str] = {}
     for directory in sorted((store_path / SNAPSHOTS).glob("[!.]*")):
-        SnapshotId.parse(directory.name)
+        try:
+            SnapshotId.parse(directory.name)
+        except UsageError:
+            raise StoreError(f"{directory} is no snapshot: move it out of the store") from None
         try:
             manifests[directory.name] = read_manifest(directory, topology)
         except Damaged as error:
