@@ -1,0 +1,258 @@
+"""The commands, with their words: each reads its options and calls the module that does it.
+
+Only that module imports what is heavy (pyarrow, the event loop, Spark), so ``--help`` is quick.
+"""
+# ruff: noqa: PLC0415 - see above
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stillframe.cli import quantities
+from stillframe.cli.verdict import Command
+
+if TYPE_CHECKING:
+    from stillframe.cli.supervision import Plan
+
+app = typer.Typer(
+    name="stillframe",
+    help="Consistent global snapshots of running distributed systems.",
+    epilog="Exit codes: 0 yes or done, 1 no, 2 wrong usage or something missing, 101 our bug.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
+)
+spark_app = typer.Typer(
+    help="Work on a store with Spark (needs the extra 'spark' and Java 17, 21 or 25).",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(spark_app, name="spark")
+
+StorePath = Annotated[
+    Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)
+]
+SnapshotName = Annotated[
+    str, typer.Argument(metavar="SNAPSHOT", help="Id of a snapshot, such as P1-17.")
+]
+OptionalSnapshotName = Annotated[
+    str | None,
+    typer.Argument(metavar="SNAPSHOT", help="Id of a snapshot, such as P1-17.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
+Every = Annotated[
+    str,
+    typer.Option(metavar="DURATION", help="Take a snapshot this often: 250ms, 1s, 2m; or 'never'."),
+]
+Initiators = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--initiator",
+        metavar="PROCESS",
+        help="Process that initiates; several take turns.  [default: the first process]",
+        show_default=False,
+    ),
+]
+Timeout = Annotated[
+    str, typer.Option(metavar="DURATION", help="Abandon a snapshot that takes longer.")
+]
+For = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="DURATION",
+        help="Stop after this long.  [default: at Ctrl-C]",
+        show_default=False,
+    ),
+]
+
+
+@app.command(
+    cls=Command,
+    short_help="Start a system afresh.",
+    epilog="Example: stillframe run examples.bank:bank --store money --every 250ms",
+)
+def run(
+    topology: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:TOPOLOGY", help="Where the topology is, seen from this directory."
+        ),
+    ],
+    *,
+    store: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Where snapshots go: a new or empty directory."),
+    ],
+    every: Every = "1s",
+    initiator: Initiators = None,
+    timeout: Timeout = "10s",
+    for_: For = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a system afresh and keep it running, with snapshots, until Ctrl-C or SIGTERM."""
+    plan = _plan(every, initiator, timeout, for_, as_json)
+    from stillframe.cli import runs
+
+    runs.run(topology, store, plan)
+
+
+@app.command(
+    cls=Command,
+    short_help="Go back to a snapshot, live or by starting again.",
+    epilog="Example: stillframe restore money P1-17",
+)
+def restore(
+    store: StorePath,
+    snapshot: OptionalSnapshotName = None,
+    *,
+    every: Every = "1s",
+    initiator: Initiators = None,
+    timeout: Timeout = "10s",
+    for_: For = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go back to a snapshot, by default the last: live if the system is running (the options of
+    its start stay), else by starting it again with these options."""
+    plan = _plan(every, initiator, timeout, for_, as_json)
+    from stillframe.cli import runs
+
+    runs.restore(store, snapshot, plan)
+
+
+@app.command(
+    cls=Command,
+    short_help="Take a snapshot now.",
+    epilog="Example: stillframe snapshot money --initiator P2",
+)
+def snapshot(
+    store: StorePath,
+    initiator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROCESS",
+            help="Process that initiates it.  [default: the first process]",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a snapshot of the running system now, and print its id; exit 1 if it is abandoned."""
+    from stillframe.cli import request
+
+    request.take_snapshot(store, initiator, is_json=as_json)
+
+
+@app.command(
+    "list",
+    cls=Command,
+    short_help="List the snapshots of a store.",
+    epilog="Example: stillframe list money",
+)
+def list_(store: StorePath, as_json: AsJson = False) -> None:
+    """List the snapshots of a store in the order of publishing."""
+    from stillframe.cli import listing
+
+    listing.list_snapshots(store, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
+    short_help="Show what a snapshot holds.",
+    epilog="Example: stillframe show money P1-17 --books",
+)
+def show(
+    store: StorePath,
+    snapshot: SnapshotName,
+    books: Annotated[bool, typer.Option("--books", help="Show only the books.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a snapshot holds: process states, and what was sent, received and in channels."""
+    from stillframe.cli import contents
+
+    contents.show_snapshot(store, snapshot, only_books=books, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
+    short_help="Check every byte and the books.",
+    epilog="Example: stillframe verify money",
+)
+def verify(
+    store: StorePath, snapshot: OptionalSnapshotName = None, as_json: AsJson = False
+) -> None:
+    """Check every byte and the books of a snapshot, by default of all; exit 1 names what is
+    wrong."""
+    from stillframe.cli import verification
+
+    verification.verify(store, snapshot, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
+    short_help="Show in what two snapshots differ.",
+    epilog="Example: stillframe diff money P1-16 P1-17",
+)
+def diff(
+    store: StorePath,
+    before: Annotated[str, typer.Argument(metavar="A", help="Id of a snapshot.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="Id of another.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show in what two snapshots differ, field by field and channel by channel; exit 1 if they
+    do."""
+    from stillframe.cli import difference
+
+    difference.diff(store, before, after, is_json=as_json)
+
+
+@spark_app.command(
+    cls=Command,
+    short_help="Check all snapshots at once.",
+    epilog="Example: stillframe spark audit money --states 'sum(balance)' --messages 'sum(amount)'",
+)
+def audit(
+    store: StorePath,
+    states: Annotated[
+        str | None,
+        typer.Option(metavar="SQL", help="Aggregate over process states.", show_default=False),
+    ] = None,
+    messages: Annotated[
+        str | None,
+        typer.Option(metavar="SQL", help="Aggregate over messages caught.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check bytes and books of all snapshots at once, and that the sum of both aggregates never
+    changes; exit 1 names the first that is wrong."""
+    from stillframe.cli import auditing
+
+    auditing.audit(store, states_sql=states, messages_sql=messages, is_json=as_json)
+
+
+@spark_app.callback()
+def spark() -> None:
+    """Keep 'audit' a command of its own, also while it is the only one."""
+
+
+def _plan(
+    every: str, initiators: list[str] | None, timeout: str, for_: str | None, is_json: bool
+) -> "Plan":
+    every_s = quantities.parse_interval("--every", every)
+    timeout_s = quantities.parse_duration("--timeout", timeout)
+    for_s = None if for_ is None else quantities.parse_duration("--for", for_)
+    from stillframe.cli.supervision import Plan
+
+    return Plan(every_s, tuple(initiators or ()), timeout_s, for_s, is_json)
+
+
+def main() -> None:
+    """Run the command line and end the program with an exit code."""
+    app(prog_name="stillframe")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""``stillframe spark audit``: every snapshot of a store at once, on Spark."""
+
+from pathlib import Path
+
+import typer
+
+from stillframe.cli import output
+from stillframe.cli.verdict import EXIT_NO
+from stillframe.spark import audit_store
+from stillframe.spark.audit import Audit, SnapshotAudit
+
+ROW_COUNT_MAX = 20
+"""So many snapshots are shown in the table: the wrong ones first; JSON has all."""
+
+COLUMNS = (
+    "snapshot",
+    "verdict",
+    "messages caught",
+    "in states",
+    "in channels",
+    "total",
+    "differs by",
+)
+
+
+def audit(path: Path, *, states_sql: str | None, messages_sql: str | None, is_json: bool) -> None:
+    """Audit the store at `path`, and write a row per snapshot.
+
+    Raises:
+        typer.Exit: with 1; a snapshot is damaged, contradicts itself or differs from the first.
+    """
+    with output.words().status("auditing on Spark"):
+        found = audit_store(path, states_sql=states_sql, messages_sql=messages_sql)
+    if is_json:
+        output.put_json(found)
+    else:
+        _put(found)
+    output.say(f"{'yes' if found.ok else 'no'}: {found.verdict}")
+    if not found.ok:
+        raise typer.Exit(EXIT_NO)
+
+
+def _put(found: Audit) -> None:
+    wrong_first = sorted(found.snapshots, key=lambda row: row.is_sound)
+    output.put_table("", COLUMNS, map(_row, wrong_first[:ROW_COUNT_MAX]), texts=2)
+    left_out = len(found.snapshots) - ROW_COUNT_MAX
+    if left_out > 0:
+        output.say(f"and {left_out:,} more snapshots (--json has all)")
+
+
+def _row(row: SnapshotAudit) -> tuple[str, ...]:
+    amounts = (row.states_amount, row.messages_amount, row.total, row.difference)
+    return (
+        str(row.id),
+        row.damage or row.contradiction or ("sound" if row.is_sound else "total differs"),
+        f"{row.message_count:,}",
+        *("" if amount is None else f"{amount:,}" for amount in amounts),
+    )

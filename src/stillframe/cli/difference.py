@@ -1,0 +1,114 @@
+"""``stillframe diff``: in what two snapshots differ."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+from stillframe.cli import output, quantities
+from stillframe.cli.contents import cell, fields_of
+from stillframe.cli.verdict import EXIT_NO
+from stillframe.model import ChannelState, GlobalState, SnapshotId
+from stillframe.store.store import Store
+
+
+class FieldDifference(msgspec.Struct, frozen=True):
+    """A field of a process that is not the same."""
+
+    process: str
+    field: str
+    before: Any
+    after: Any
+
+
+class ChannelDifference(msgspec.Struct, frozen=True):
+    """A channel that is not the same: [sent, received, in channel] before and after.
+
+    `is_same_count`: the figures are equal, and only the messages differ.
+    """
+
+    channel: str
+    before: tuple[int, int, int]
+    after: tuple[int, int, int]
+
+    @property
+    def is_same_count(self) -> bool:
+        """Whether only the messages differ."""
+        return self.before == self.after
+
+
+def diff(path: Path, before: str, after: str, *, is_json: bool) -> None:
+    """Write in what two snapshots of the store at `path` differ.
+
+    Raises:
+        typer.Exit: with 1; they do.
+    """
+    store = Store.open(path)
+    one, other = (store.load(SnapshotId.parse(name)).state for name in (before, after))
+    fields = list(_field_differences(one, other))
+    channels = list(_channel_differences(one, other))
+    is_equal = not fields and not channels
+    if is_json:
+        output.put_json({"is_equal": is_equal, "fields": fields, "channels": channels})
+    else:
+        _put(before, after, fields, channels)
+    if is_equal:
+        output.say(f"{before} and {after} record the same states and the same messages")
+        return
+    output.say(
+        f"{before} and {after} differ in {quantities.count(len(fields), 'field')} of processes and "
+        f"{quantities.count(len(channels), 'channel')}"
+    )
+    raise typer.Exit(EXIT_NO)
+
+
+def _field_differences(one: GlobalState, other: GlobalState) -> Iterator[FieldDifference]:
+    # The processes are the same and sorted: all snapshots of a store have one topology.
+    for before, after in zip(one.processes, other.processes, strict=True):
+        if before.encoded == after.encoded:
+            continue
+        old, new = fields_of(before), fields_of(after)
+        for name in old | new:
+            if msgspec.msgpack.encode(old.get(name)) != msgspec.msgpack.encode(new.get(name)):
+                yield FieldDifference(before.process, name, old.get(name), new.get(name))
+
+
+def _channel_differences(one: GlobalState, other: GlobalState) -> Iterator[ChannelDifference]:
+    for before, after in zip(one.channels, other.channels, strict=True):
+        if _figures(before) != _figures(after) or _messages(before) != _messages(after):
+            yield ChannelDifference(str(before.channel), _figures(before), _figures(after))
+
+
+def _figures(state: ChannelState) -> tuple[int, int, int]:
+    return state.sent_count, state.received_count, state.message_count
+
+
+def _messages(state: ChannelState) -> list[bytes]:
+    # One by one: the same messages may have travelled in other batches.
+    return [single.encoded for batch in state.batches for single in batch.singles()]
+
+
+def _put(
+    before: str,
+    after: str,
+    fields: list[FieldDifference],
+    channels: list[ChannelDifference],
+) -> None:
+    if fields:
+        rows = [(d.process, d.field, cell(d.before), cell(d.after)) for d in fields]
+        output.put_table("processes", ["process", "field", before, after], rows, texts=2)
+    if channels:
+        columns = [f"{what}, {name}" for what in ("sent", "received", "in it") for name in "AB"]
+        output.put_table(
+            f"channels, counts in messages: A is {before}, B is {after}",
+            ["channel", *columns],
+            map(_channel_row, channels),
+        )
+
+
+def _channel_row(difference: ChannelDifference) -> tuple[str, ...]:
+    note = " (other messages)" if difference.is_same_count else ""
+    pairs = zip(difference.before, difference.after, strict=True)
+    return difference.channel + note, *(f"{number:,}" for pair in pairs for number in pair)

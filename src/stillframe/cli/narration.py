@@ -1,0 +1,116 @@
+"""Tells people, or programs, what happens to a running system."""
+
+import contextlib
+import time
+from typing import assert_never
+
+from rich.live import Live
+from rich.text import Text
+
+from stillframe.cli import output, quantities
+from stillframe.cli.request import published
+from stillframe.runtime import events
+from stillframe.store.manifest import Entry
+
+REFRESH_PER_SECOND = 4
+
+
+def sentence(event: events.Event) -> str:
+    """Return an event as people read it."""
+    match event:
+        case events.SystemRunning():
+            text = _running(event)
+        case events.Waiting(processes):
+            text = f"waiting for {', '.join(processes)} to join: start their programs"
+        case events.SnapshotPublished(entry):
+            text = published(entry)
+        case events.SnapshotAbandoned(abandoned):
+            text = str(abandoned)
+        case events.SnapshotSkipped(under_way):
+            text = f"a snapshot was due and skipped: {under_way} is still under way"
+        case events.ProcessDied(process, cause, story):
+            lines = f"\n{story.rstrip()}" if story else ""
+            text = f"process {process} died: {cause}; going back to the last snapshot{lines}"
+        case events.ConnectionTrouble(detail):
+            text = detail
+        case _:
+            assert_never(event)
+    return text
+
+
+def _running(event: events.SystemRunning) -> str:
+    took = quantities.duration(event.seconds)
+    if event.restored_from is None:
+        return f"epoch {event.epoch}: the system runs, {took} after its start"
+    return f"epoch {event.epoch}: the system runs from snapshot {event.restored_from}, after {took}"
+
+
+class Narrator:
+    """Takes events. On a terminal a status line moves meanwhile, which `showing` turns on.
+
+    Of snapshots that succeed it writes only the first one of each epoch.
+
+    Args:
+        process_count: how many processes the system has.
+        is_json: also write every event to stdout, as one line of JSON.
+    """
+
+    def __init__(self, *, process_count: int, is_json: bool) -> None:
+        self._console = output.words()
+        self._process_count = process_count
+        self._is_json = is_json
+        self._epoch = 0
+        self._is_running = False
+        self._published_count = 0
+        self._last: Entry | None = None
+
+    def emit(self, event: events.Event) -> None:
+        """Take an event."""
+        if self._is_json:
+            output.put_json({"at": time.time()} | output.plain(event))
+        match event:
+            case events.SystemRunning(epoch):
+                self._epoch, self._is_running = epoch, True
+            case events.ProcessDied():
+                self._is_running = False
+            case events.SnapshotPublished(entry):
+                is_first = self._last is None or self._last.epoch != entry.epoch
+                self._last = entry
+                self._published_count += 1
+                if not is_first:
+                    return
+            case _:
+                pass
+        self.say(sentence(event))
+
+    def say(self, line: str) -> None:
+        """Write a line, above the status line if there is one."""
+        output.say(line, console=self._console)
+
+    def showing(self) -> contextlib.AbstractContextManager[object]:
+        """Show the status line while the body runs, if there is a terminal for it."""
+        if self._is_json or not self._console.is_terminal:
+            return contextlib.nullcontext()
+        return Live(
+            self,
+            console=self._console,
+            refresh_per_second=REFRESH_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __rich__(self) -> Text:
+        position = "running" if self._is_running else "restoring"
+        parts = [
+            f"epoch {self._epoch} {position}",
+            quantities.count(self._process_count, "process"),
+            f"{quantities.count(self._published_count, 'snapshot')} published",
+        ]
+        if self._last is not None:
+            entry = self._last
+            age = quantities.duration(max(0.0, time.time() - entry.published_at))
+            took = quantities.duration(entry.published_at - entry.initiated_at)
+            caught = quantities.count(entry.message_count, "message")
+            parts.append(f"last {entry.id}: {age} ago, took {took}, {caught} caught")
+        return Text(" | ".join(parts), no_wrap=True, overflow="ellipsis")

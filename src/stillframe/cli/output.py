@@ -1,0 +1,82 @@
+"""Data to stdout, words to stderr; colour and moving lines only on a terminal."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stillframe.model import Channel, SnapshotId
+
+_UNLIMITED_COLUMNS = 100_000
+
+
+def words() -> Console:
+    """Return the console for words: stderr."""
+    return Console(stderr=True, highlight=False)
+
+
+def say(*lines: str, console: Console | None = None) -> None:
+    """Write lines to stderr as they are, without markup; what cannot be printed is escaped."""
+    console = console or words()
+    for line in lines:
+        shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in line)
+        console.print(Text(shown), soft_wrap=True)
+
+
+def put_json(document: Any) -> None:
+    """Write one JSON document to stdout, on one line."""
+    sys.stdout.write(f"{msgspec.json.encode(plain(document)).decode()}\n")
+    sys.stdout.flush()
+
+
+def put_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1
+) -> None:
+    """Write a table to stdout; the first `texts` columns are words, the others figures."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_UNLIMITED_COLUMNS)
+    table = Table(
+        title=Text(title) if title else None,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+    )
+    for index, column in enumerate(columns):
+        table.add_column(
+            Text(column), justify="left" if index < texts else "right", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON can hold: ids and channels as people write them, Structs as objects."""
+    match value:
+        case SnapshotId() | Channel() | Path():
+            return str(value)
+        case Enum():
+            return value.name
+        case msgspec.Struct():
+            tag = value.__struct_config__.tag
+            named = {"event": tag} if tag is not None else {}
+            return named | plain(msgspec.structs.asdict(value))
+        case dict():
+            return {_key(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case _:
+            return value
+
+
+def _key(key: Any) -> str:
+    return key if isinstance(key, str) else str(plain(key))

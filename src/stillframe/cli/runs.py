@@ -1,0 +1,131 @@
+"""``stillframe run`` and ``stillframe restore``: a system starts afresh, or goes on."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from stillframe.cli import output, quantities
+from stillframe.cli.narration import Narrator
+from stillframe.cli.supervision import Plan, keep_running
+from stillframe.errors import Unavailable, UsageError
+from stillframe.model import SnapshotId
+from stillframe.runtime.commands import RestoreSnapshot, command
+from stillframe.runtime.loading import load_topology
+from stillframe.runtime.supervisor import Supervisor
+from stillframe.store.store import Store
+from stillframe.topology import Description
+
+_STDOUT, _STDERR = 1, 2
+
+
+def run(reference: str, path: Path, plan: Plan) -> None:
+    """Start the topology of `reference` afresh, with a new store at `path`."""
+    _put_here_on_path()
+    topology = load_topology(reference)
+    _check_initiators(plan, topology.description)
+    _refuse_used(path)
+    with contextlib.closing(
+        Store.create(path, description=topology.description, reference=reference)
+    ) as store:
+        _supervise(reference, store, None, plan)
+
+
+def restore(path: Path, name: str | None, plan: Plan) -> None:
+    """Take the system of the store at `path` back to the snapshot `name`, or the current one.
+
+    If it is running it goes back live, else it is started.
+    """
+    wish = None if name is None else SnapshotId.parse(name)
+    store = Store.open(path)
+    if (store.current() if wish is None else store.entry(wish)) is None:
+        raise UsageError(
+            f"the store {path} holds no snapshot yet: start the system with 'stillframe run'"
+        )
+    _check_initiators(plan, store.description)
+    try:
+        _restore_live(path, wish, is_json=plan.is_json)
+    except Unavailable:
+        _restore_stopped(path, wish, plan)
+
+
+def _restore_live(path: Path, wish: SnapshotId | None, *, is_json: bool) -> None:
+    began = time.monotonic()
+    done = uvloop.run(command(path, RestoreSnapshot(wish)))
+    seconds = time.monotonic() - began
+    snapshot = Store.open(path).restored_from
+    if is_json:
+        output.put_json({"epoch": done.epoch, "snapshot": snapshot, "seconds": seconds})
+    output.say(
+        f"epoch {done.epoch}: the running system went back to snapshot {snapshot} in "
+        f"{quantities.duration(seconds)}; it keeps the options that it was started with"
+    )
+
+
+def _restore_stopped(path: Path, wish: SnapshotId | None, plan: Plan) -> None:
+    _put_here_on_path()
+    with contextlib.closing(Store.open_writer(path)) as store:
+        if store.reference is None:
+            raise UsageError(
+                f"the store {path} does not say where its topology is defined: it was not made "
+                "by 'stillframe run'"
+            )
+        _supervise(store.reference, store, wish, plan)
+
+
+def _supervise(reference: str, store: Store, wish: SnapshotId | None, plan: Plan) -> None:
+    processes = store.description.processes
+    initiators = plan.initiators or (next(iter(processes)),)
+    with _stdout_for_json() if plan.is_json else contextlib.nullcontext():
+        narrator = Narrator(process_count=len(processes), is_json=plan.is_json)
+        system = Supervisor(
+            reference, store, timeout_s=plan.timeout_s, restore=wish, emit=narrator.emit
+        )
+        plan = msgspec.structs.replace(plan, initiators=initiators)
+        uvloop.run(keep_running(system, plan, narrator))
+    current = store.current()
+    output.say(
+        "stopped; no snapshot was published, so there is nothing to go on from"
+        if current is None
+        else f"stopped; to go on from snapshot {current.id}: stillframe restore {store.path}"
+    )
+
+
+def _check_initiators(plan: Plan, description: Description) -> None:
+    for initiator in plan.initiators:
+        description.check_process(initiator)
+
+
+def _put_here_on_path() -> None:
+    sys.path.insert(0, str(Path.cwd()))
+
+
+def _refuse_used(path: Path) -> None:
+    try:
+        is_used = bool(Store.open(path).entries())
+    except UsageError:  # there is no store yet
+        return
+    if is_used:
+        raise UsageError(
+            f"the store {path} has snapshots already: use 'stillframe restore {path}' to go on "
+            "from the last one, or give another directory for a fresh start"
+        )
+
+
+@contextlib.contextmanager
+def _stdout_for_json() -> Iterator[None]:
+    """Keep stdout for JSON: processes inherit it, and what they print goes to stderr meanwhile."""
+    sys.stdout.flush()
+    with os.fdopen(os.dup(_STDOUT), "w", encoding="utf-8") as ours:
+        os.dup2(_STDERR, _STDOUT)
+        try:
+            with contextlib.redirect_stdout(ours):
+                yield
+        finally:
+            ours.flush()
+            os.dup2(ours.fileno(), _STDOUT)

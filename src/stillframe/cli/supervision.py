@@ -1,0 +1,116 @@
+"""Keeps a system running until it is asked to stop, and stops it with one last snapshot."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from stillframe.cli import quantities
+from stillframe.cli.narration import Narrator
+from stillframe.errors import StillframeError
+from stillframe.model import ProcessId
+from stillframe.runtime.commands import serve_commands
+from stillframe.runtime.periodic import take_periodically
+from stillframe.runtime.supervisor import Supervisor
+
+LAST_SNAPSHOT_S = 5.0
+"""So long may the last snapshot take, in seconds; whoever pressed Ctrl-C wants to be gone."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How to run a system: what the options say.
+
+    `every_s` None takes no periodic snapshots; `for_s` None runs until somebody says stop.
+    """
+
+    every_s: float | None
+    initiators: tuple[ProcessId, ...]
+    timeout_s: float
+    for_s: float | None
+    is_json: bool
+
+
+class Stop:
+    """SIGINT and SIGTERM as futures: the first signal asks to stop, the second to hurry."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.asked: asyncio.Future[None] = loop.create_future()
+        self.urged: asyncio.Future[None] = loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        wanted = self.urged if self.asked.done() else self.asked
+        if not wanted.done():
+            wanted.set_result(None)
+
+
+async def keep_running(system: Supervisor, plan: Plan, narrator: Narrator) -> None:
+    """Start `system`, run it as `plan` says, and stop it.
+
+    Raises:
+        StillframeError: it cannot start, or cannot go on.
+    """
+    stop = Stop()
+    async with contextlib.AsyncExitStack() as stack:
+        starting = asyncio.ensure_future(stack.enter_async_context(system))
+        await _first(starting, stop.asked)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+            return
+        starting.result()
+        await stack.enter_async_context(serve_commands(system))
+        stack.enter_context(narrator.showing())
+        async with _periodic_snapshots(system, plan, narrator):
+            await _first(system.finished, stop.asked, timeout_s=plan.for_s)
+            if system.finished.done():
+                system.finished.result()
+        await _take_last(system, plan, stop, narrator)
+
+
+@contextlib.asynccontextmanager
+async def _periodic_snapshots(
+    system: Supervisor, plan: Plan, narrator: Narrator
+) -> AsyncIterator[None]:
+    if plan.every_s is None:
+        yield
+        return
+    taking = asyncio.ensure_future(
+        take_periodically(
+            system,
+            every_s=plan.every_s,
+            initiators=plan.initiators,
+            emit=narrator.emit,
+        )
+    )
+    try:
+        yield
+    finally:
+        taking.cancel()
+        # If the system has ended, that is what it says too.
+        with contextlib.suppress(asyncio.CancelledError, StillframeError):
+            await taking
+
+
+async def _take_last(system: Supervisor, plan: Plan, stop: Stop, narrator: Narrator) -> None:
+    narrator.say("stopping after one last snapshot; Ctrl-C stops without it")
+    taking = asyncio.ensure_future(system.snapshot(plan.initiators[0]))
+    await _first(taking, stop.urged, timeout_s=LAST_SNAPSHOT_S)
+    if taking.done():
+        # What became of it was told by an event, unless the system could not even begin it.
+        if (error := taking.exception()) is not None:
+            narrator.say(f"no last snapshot: {error}")
+        return
+    taking.cancel()
+    limit = quantities.duration(LAST_SNAPSHOT_S)
+    why = "as you wish" if stop.urged.done() else f"it took longer than {limit}"
+    narrator.say(f"no last snapshot: {why}")
+
+
+async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

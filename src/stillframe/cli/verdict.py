@@ -1,0 +1,46 @@
+"""How a command ends: exit codes, and errors as one sentence on stderr.
+
+0    yes, or done
+1    a true no: damaged, not consistent, different, abandoned
+2    wrong usage, wrong input, or something that is needed is not there
+101  a bug in stillframe
+"""
+
+import traceback
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperCommand
+
+from stillframe.errors import StillframeError
+
+EXIT_NO = 1
+EXIT_WRONG = 2
+EXIT_BUG = 101
+
+
+class Command(TyperCommand):
+    """A command whose errors become a sentence and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; see ``TyperCommand``."""
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+            raise
+        except StillframeError as error:
+            _end(str(error), EXIT_WRONG)
+        except OSError as error:
+            _end(f"{error.filename or 'input or output'}: {error.strerror or error}", EXIT_WRONG)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
+            typer.echo(traceback.format_exc(), err=True)
+            _end(
+                f"this is a bug in stillframe ({type(error).__name__}): please report it with the "
+                "lines above",
+                EXIT_BUG,
+            )
+
+
+def _end(sentence: str, code: int) -> NoReturn:
+    typer.echo(f"Error: {sentence}", err=True)
+    raise typer.Exit(code)
