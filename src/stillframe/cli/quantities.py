@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
     """Return a length of time in the unit that suits it: 14 ms, 1.25 s, 3 min 20 s."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
+    if seconds < 59.995:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -1,0 +1,96 @@
+"""What the tests of the command line share: a way to call it, and a store with three snapshots."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from stillframe import Channel, Message, Process, SnapshotId, Topology
+from stillframe.cli.app import app
+from stillframe.model import Batch, ChannelState, GlobalState, ProcessState, Snapshot
+from stillframe.process import StateCodec
+from stillframe.store.store import Store
+
+Call = Callable[..., Result]
+
+
+class Coin(Message):
+    """Money on its way."""
+
+    amount: int
+
+
+class Purse(Process):
+    """Holds money."""
+
+    balance: int = 100
+    note: str = ""
+
+    def receive(self, channel: Channel, message: Coin) -> None:
+        """Take the money."""
+        self.balance += message.amount
+
+
+purses = Topology.mesh({"A": Purse(), "B": Purse()})
+
+
+def state_of(balance: int, note: str, coins: list[int]) -> GlobalState:
+    """Return a state in which A owns `balance` and has sent B `coins`, which are on their way."""
+    codec = StateCodec(Purse)
+    encoded = [msgspec.msgpack.encode(Coin(amount)) for amount in coins]
+    sent = 10 + len(coins)
+    return GlobalState(
+        processes=(
+            ProcessState("A", "Purse", codec.capture(Purse(balance=balance, note=note))),
+            ProcessState("B", "Purse", codec.capture(Purse())),
+        ),
+        channels=(
+            ChannelState(
+                Channel("A", "B"), sent, 10, (Batch.of(11, encoded),) if encoded else ()
+            ),
+            ChannelState(Channel("B", "A"), 3, 3, ()),
+        ),
+    )
+
+
+def publish(store: Store, number: int, state: GlobalState) -> None:
+    """Publish a snapshot that took 20 ms."""
+    snapshot = SnapshotId("A", number)
+    store.publish(Snapshot(snapshot, store.epoch, 1000.0, 1000.02, state))
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    """A store without a snapshot."""
+    path = tmp_path / "empty"
+    Store.create(path, description=purses.description).close()
+    return path
+
+
+@pytest.fixture
+def money(tmp_path: Path) -> Path:
+    """A store: A-1 with five coins on their way; A-2 the same but for a field; A-3 but for a
+    coin."""
+    path = tmp_path / "money"
+    store = Store.create(path, description=purses.description)
+    store.raise_epoch(None)
+    publish(store, 1, state_of(95, "", [1, 1, 1, 1, 1]))
+    publish(store, 2, state_of(95, "x" * 200, [1, 1, 1, 1, 1]))
+    publish(store, 3, state_of(95, "", [1, 1, 1, 1, 2]))
+    store.close()
+    return path
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
+    """Call the command line with arguments; what it does to ``sys.path`` is undone."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    runner = CliRunner()
+
+    def call(*arguments: object) -> Result:
+        return runner.invoke(app, [str(argument) for argument in arguments])
+
+    yield call

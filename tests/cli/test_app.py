@@ -1,0 +1,143 @@
+"""The commands as a whole: quick to load, explained, and clear about what is wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from stillframe.cli.app import app
+from tests.cli.conftest import Call
+
+ROOT = Path(__file__).parent.parent.parent
+BANK = "examples.bank:bank"
+COMMANDS = ["run", "restore", "snapshot", "list", "show", "verify", "diff", "spark audit"]
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """``stillframe --help`` needs neither pyarrow, Spark nor an event loop."""
+    program = (
+        "import sys\n"
+        "from stillframe.cli.app import main\n"
+        "sys.argv = ['stillframe', '--help']\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 0, end.code\n"
+        "print(*sorted({'asyncio', 'pyarrow', 'pyspark'} & sys.modules.keys()), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT / "src")},
+    )
+    assert done.stderr.strip() == ""
+    assert "Take a snapshot now." in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example_and_json(call: Call, command: str) -> None:
+    """The help of each command shows how it is called, and each can write JSON."""
+    result = call(*command.split(), "--help")
+    assert result.exit_code == 0
+    assert f"Example: stillframe {command} " in result.stdout
+    assert "--json" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["list", "nowhere"], "nowhere does not exist: give the directory"),
+        (["show", "nowhere", "A-1"], "nowhere does not exist"),
+        (["verify", "nowhere"], "nowhere does not exist"),
+        (["diff", "nowhere", "A-1", "A-2"], "nowhere does not exist"),
+        (["snapshot", "nowhere"], "nowhere does not exist"),
+        (["restore", "nowhere"], "nowhere does not exist"),
+        (["run", "no_such_module:x", "--store", "new"], "no module 'no_such_module'"),
+        (["run", "examples.bank:safe", "--store", "new"], "has no topology 'safe'; it has bank"),
+        (["run", "examples.bank", "--store", "new"], "write MODULE:TOPOLOGY"),
+        (["run", BANK, "--store", "new", "--initiator", "Q"], "there is no process 'Q'; there are"),
+        (["run", BANK, "--store", "new", "--every", "5"], "--every '5' is no duration"),
+        (["run", BANK, "--store", "new", "--timeout", "never"], "--timeout 'never' is no duration"),
+        (["run", BANK, "--store", "new", "--for", "0s"], "--for '0s' is no duration"),
+        (["run", BANK], "Missing option '--store'"),
+        (["lst"], "No such command 'lst'"),
+    ],
+)
+def test_wrong_input_is_named_and_nothing_is_made(
+    call: Call,
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What cannot work ends with 2, says what is wrong in a sentence, and leaves no store."""
+    monkeypatch.chdir(tmp_path)
+    result = call(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["show", "A-9"], "there is no snapshot A-9 in the store"),
+        (["show", "9"], "'9' is no snapshot id: they look like P1-17"),
+        (["verify", "A-9"], "there is no snapshot A-9"),
+        (["diff", "A-1", "A-9"], "there is no snapshot A-9"),
+        (["restore", "A-9"], "there is no snapshot A-9"),
+        (["restore", "--initiator", "Q"], "there is no process 'Q'; there are A, B"),
+        (["restore"], "does not say where its topology is defined"),
+        (["snapshot"], "no system is running on the store"),
+    ],
+)
+def test_a_wrong_wish_of_a_good_store_is_named(
+    call: Call, money: Path, arguments: list[str], says: str
+) -> None:
+    """An unknown snapshot or process, or a system that does not run, ends with 2."""
+    command, *rest = arguments
+    result = call(command, money, *rest)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+
+
+def test_run_refuses_a_store_that_has_snapshots(call: Call, money: Path) -> None:
+    """A fresh start never goes into an old store; the error names the command to go on with."""
+    result = call("run", BANK, "--store", money)
+    assert result.exit_code == 2
+    assert f"use 'stillframe restore {money}' to go on" in result.stderr
+
+
+def test_restore_needs_a_snapshot(call: Call, empty: Path) -> None:
+    """A store without a snapshot is nothing to go on from; the error says how to start."""
+    result = call("restore", empty)
+    assert result.exit_code == 2
+    assert "holds no snapshot yet: start the system with 'stillframe run'" in result.stderr
+
+
+def test_output_into_a_closed_pipe_is_no_bug(money: Path) -> None:
+    """``stillframe list | head -0`` ends without a traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "stillframe.cli.app", "list", str(money), "--json"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(ROOT / "src")},
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "bug" not in done.stderr
+
+
+def test_commands_are_those_of_the_design() -> None:
+    """The names are words of the field, and none is missing."""
+    group = typer.main.get_command(app)
+    assert [*getattr(group, "commands", {})] == [*COMMANDS[:-1], "spark"]
