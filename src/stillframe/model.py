@@ -20,7 +20,7 @@ letter, digit or ``_`` last."""
 
 _PROCESS_ID = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?")
 _decode_raw = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
-_ARRAY32 = 0xDD
+ARRAY32 = 0xDD
 _ARRAY32_HEADER_BYTES = 5
 COUNT_MAX = 2**32 - 1
 
@@ -117,8 +117,8 @@ def encode_array(messages: list[bytes]) -> bytes:
 
 
 def array_count(encoded: bytes) -> int:
-    """Return how many messages the array announces, or -1 if it has not the header that we write."""
-    if len(encoded) < _ARRAY32_HEADER_BYTES or encoded[0] != _ARRAY32:
+    """Return how many messages the array announces; -1 if its header is not one of ours."""
+    if len(encoded) < _ARRAY32_HEADER_BYTES or encoded[0] != ARRAY32:
         return -1
     return int.from_bytes(encoded[1:_ARRAY32_HEADER_BYTES], "big")
 

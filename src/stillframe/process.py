@@ -6,9 +6,13 @@ and asks for the state with ``capture``. Nothing here acts.
 """
 
 import dataclasses
+import datetime
+import decimal
+import enum
 import inspect
 import types
 import typing
+import uuid
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -155,7 +159,9 @@ def field_types(kind: type) -> dict[str, Any]:
     try:
         hints = typing.get_type_hints(kind)
     except (NameError, TypeError) as error:
-        raise UsageError(f"class {kind.__name__}: its annotations do not resolve: {error}") from error
+        raise UsageError(
+            f"class {kind.__name__}: its annotations do not resolve: {error}"
+        ) from error
     if issubclass(kind, msgspec.Struct):
         names: tuple[str, ...] = kind.__struct_fields__
     elif dataclasses.is_dataclass(kind):
@@ -164,7 +170,9 @@ def field_types(kind: type) -> dict[str, Any]:
         names = ()
     taken = sorted(_ATTACHED.intersection(names)) if issubclass(kind, Process) else []
     if taken:
-        raise UsageError(f"class {kind.__name__}: a field cannot be called {taken[0]!r}: it is ours")
+        raise UsageError(
+            f"class {kind.__name__}: a field cannot be called {taken[0]!r}: it is ours"
+        )
     return {name: hints[name] for name in names if not name.startswith("_")}
 
 
@@ -187,6 +195,32 @@ def accepted_messages(annotation: Any, where: str) -> tuple[type[Message], ...]:
     return members
 
 
+_IMMUTABLE = frozenset(
+    {bool, int, float, str, bytes, type(None), datetime.datetime, datetime.date, datetime.time}
+    | {datetime.timedelta, decimal.Decimal, uuid.UUID}
+)
+
+
+def is_immutable(kind: Any, within: frozenset[type] = frozenset()) -> bool:
+    """Return whether values of this type can never change, as far as its annotations tell.
+
+    Args:
+        kind: the type.
+        within: the Structs that it is a part of: one that refers to itself is answered there.
+    """
+    origin, members = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType) or (origin is tuple and members):
+        return all(member is Ellipsis or is_immutable(member, within) for member in members)
+    if not isinstance(kind, type) or origin is not None:
+        return False
+    if issubclass(kind, msgspec.Struct) and kind not in within:
+        hints, within = typing.get_type_hints(kind), within | {kind}
+        return kind.__struct_config__.frozen and all(
+            is_immutable(hints[name], within) for name in kind.__struct_fields__
+        )
+    return kind in _IMMUTABLE or kind in within or issubclass(kind, enum.Enum)
+
+
 def receive_annotation(kind: type[Process]) -> Any:
     """Return the annotation of the `message` parameter of ``receive``; None if it is not written.
 
@@ -198,7 +232,9 @@ def receive_annotation(kind: type[Process]) -> Any:
     parameters = list(inspect.signature(kind.receive).parameters)
     where = f"{kind.__name__}.receive"
     if len(parameters) != 3:
-        raise UsageError(f"{where} must take (self, channel, message), not ({', '.join(parameters)})")
+        raise UsageError(
+            f"{where} must take (self, channel, message), not ({', '.join(parameters)})"
+        )
     try:
         hints = typing.get_type_hints(kind.receive)
     except (NameError, TypeError) as error:
@@ -227,7 +263,9 @@ class StateCodec:
             self._struct = msgspec.defstruct(kind.__name__, list(self.types.items()), kw_only=True)
             self._decoder = msgspec.msgpack.Decoder(self._struct)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"class {kind.__name__}: its fields cannot be recorded: {error}") from error
+            raise UsageError(
+                f"class {kind.__name__}: its fields cannot be recorded: {error}"
+            ) from error
 
     def capture(self, process: object) -> bytes:
         """Record the state now. The bytes share nothing with the live objects.

@@ -9,7 +9,6 @@ import asyncio
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -77,11 +76,16 @@ class Soak:
         self.store = WatchedStore.create(path, description=bank.description, reference=REFERENCE)
         self.done: Counter[str] = Counter()
         self.recoveries_s: list[float] = []
+        self.began = asyncio.Event()
+        self.died = asyncio.Event()
 
     def emit(self, event: events.Event) -> None:
         """Note what happens; a failure of the application is the end."""
         match event:
+            case events.EpochBegan():
+                self.began.set()
             case events.ProcessDied(process, cause, story):
+                self.died.set()
                 assert "SIGKILL" in cause, f"{process} died by itself: {cause}\n{story}"
             case events.SnapshotAbandoned(abandoned):
                 assert abandoned.reason in (Reason.PROCESS_DIED, Reason.STOPPED), str(abandoned)
@@ -107,7 +111,6 @@ class Soak:
 
     async def kill(self, system: Supervisor, moment: str) -> None:
         """Kill -9 one process at a random moment of one kind; wait until the system is back."""
-        epoch = self.store.epoch
         match moment:
             case "snapshot":
                 _ = await system.begin_snapshot(self.random.choice(sorted(bank.processes)))
@@ -119,28 +122,24 @@ class Soak:
                 await self._moment(0.005)
             case "restore":
                 await self._kill_one(system)
-                await self._until_epoch_after(epoch)
-                epoch = self.store.epoch
+                await self.began.wait()
                 await self._moment(0.2)
             case _:
                 await self._moment(0.3)
         await self._kill_one(system)
         self.done[f"kills: {moment}"] += 1
-        await self._until_epoch_after(epoch)
         await system.until_running()
 
     async def _kill_one(self, system: Supervisor) -> None:
-        """Kill a process that is alive; while there is none, the next epoch is just beginning."""
-        while not (alive := [c for c in system.children.values() if c.returncode is None]):
-            await asyncio.sleep(0.001)
+        """Kill one process and wait until its death was noticed."""
+        self.died.clear()
+        self.began.clear()
+        alive = [child for child in system.children.values() if child.returncode is None]
         os.kill(self.random.choice(alive).pid, signal.SIGKILL)
+        await self.died.wait()
 
     async def _moment(self, seconds_max: float) -> None:
         await asyncio.sleep(self.random.random() * seconds_max)
-
-    async def _until_epoch_after(self, epoch: int) -> None:
-        while self.store.epoch <= epoch:
-            await asyncio.sleep(0.001)
 
     async def run(self, snapshot_count: int, kill_count: int) -> None:
         """Take so many snapshots and kill so often, in random order; then verify every file."""
@@ -192,4 +191,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -160,7 +160,8 @@ class Listener:
             )
         if hello.source not in self._sources:
             raise Refused(
-                f"there is no channel from {hello.source!r} to {self._target or 'the coordinator'}; "
+                f"there is no channel from {hello.source!r} to "
+                f"{self._target or 'the coordinator'}; "
                 f"known are: {', '.join(self._sources) or 'none'}"
             )
         if hello.topology_hash != self._topology_hash:

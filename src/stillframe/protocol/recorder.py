@@ -16,7 +16,7 @@ The host's duties, in order:
 
 1. Report every message sent (`sent`) before the next call of `initiate` or `marker`.
 2. Carry out the effects in the order given before anything else happens in the process: a
-   `SendMarker` goes on its channel behind all that was sent before and before all that is sent after.
+   `SendMarker` goes on its channel behind all that was sent before it.
 3. Hand in batches and markers of one channel in the order in which they came. A batch is handed in
    when its messages have been delivered to the application, with no other call in between.
 """
@@ -80,7 +80,7 @@ TRANSITIONS: dict[Phase, dict[Stimulus, Phase]] = {
         Stimulus.ABANDON: Phase.ABANDONED,
     },
 }
-"""The life of a recording. What is not in the table breaks the rules: a marker after the last one."""
+"""The life of a recording. What is not in the table breaks the rules: a marker too many."""
 
 ENDED_COUNT_MAX = 1024
 """How many ended snapshots are remembered, to tell their late markers from those of new ones."""
@@ -183,7 +183,7 @@ class Recorder:
         """Note that the messages of `batch` were delivered to the application.
 
         Raises:
-            ProtocolViolation: their numbers do not follow those before: something was lost or doubled.
+            ProtocolViolation: their numbers do not follow: something was lost or doubled.
         """
         received_count = self._received_counts[source]
         if batch.first != received_count + 1:
@@ -270,5 +270,3 @@ class Recorder:
         self._ended[snapshot] = phase
         while len(self._ended) > ENDED_COUNT_MAX:
             self._ended.popitem(last=False)
-
-

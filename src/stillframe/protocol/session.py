@@ -21,9 +21,9 @@ class SendSession:
         self.sequence = 0
         self.unacknowledged_bytes = 0
         self._acknowledged = 0
-        self._frames: deque[bytes] = deque()
+        self._frames: deque[bytes | bytearray] = deque()
 
-    def add(self, frame: bytes) -> None:
+    def add(self, frame: bytes | bytearray) -> None:
         """Keep `frame`, which was encoded with the sequence number ``sequence + 1``."""
         self.sequence += 1
         self._frames.append(frame)
@@ -43,7 +43,7 @@ class SendSession:
             self._acknowledged += 1
             self.unacknowledged_bytes -= len(self._frames.popleft())
 
-    def resume(self, received: int) -> list[bytes]:
+    def resume(self, received: int) -> list[bytes | bytearray]:
         """Return the frames to send again on a new connection, given the last one received.
 
         Raises:

@@ -1,12 +1,12 @@
 """Frames to bytes and back, incrementally; every size is bounded before anything is read.
 
-    u32 length | u8 kind | body          all numbers big-endian; the length counts kind and body
+u32 length | u8 kind | body          all numbers big-endian; the length counts kind and body
 
-    GREETING   "STFR" | u16 version | MessagePack of a handshake.Greeting
-    MESSAGES   u64 sequence | u64 first number | u32 count | MessagePack array of the messages
-    MARKER     u64 sequence | MessagePack of a Marker
-    ACK        u64 sequence
-    CONTROL    MessagePack of what a process and the coordinator say to each other
+GREETING   "STFR" | u16 version | MessagePack of a handshake.Greeting
+MESSAGES   u64 sequence | u64 first number | u32 count | MessagePack array of the messages
+MARKER     u64 sequence | MessagePack of a Marker
+ACK        u64 sequence
+CONTROL    MessagePack of what a process and the coordinator say to each other
 """
 
 import enum
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from stillframe.errors import ProtocolViolation, Refused
-from stillframe.model import Batch, Marker, array_count
+from stillframe.model import ARRAY32, Batch, Marker
 from stillframe.protocol.handshake import Greeting
 
 VERSION = 1
@@ -30,8 +30,9 @@ CONTROL_BYTES_MAX = 2**30
 
 _HEAD = struct.Struct("!IB")
 _VERSION = struct.Struct("!4sH")
-_MESSAGES = struct.Struct("!QQI")
-_MESSAGES_FRAME = struct.Struct("!IBQQI")
+# A batch's frame up to its messages, with the header of the MessagePack array.
+_MESSAGES = struct.Struct("!IBQQIBI")
+_ARRAY_OFFSET = 25
 _SEQUENCE = struct.Struct("!Q")
 _READ_BYTES_MIN = 64 * 2**10
 
@@ -44,6 +45,9 @@ class Kind(enum.IntEnum):
     MARKER = 3
     ACK = 4
     CONTROL = 5
+
+
+_MESSAGES_KIND = int(Kind.MESSAGES)
 
 
 class Messages(msgspec.Struct, frozen=True, gc=False):
@@ -75,6 +79,7 @@ class Control(msgspec.Struct, frozen=True):
 Frame = Messages | Marked | Ack | Control | Greeting
 
 _encode = msgspec.msgpack.Encoder().encode
+_encode_into = msgspec.msgpack.Encoder().encode_into
 _decode_greeting: Callable[[bytes], Greeting] = msgspec.msgpack.Decoder(Greeting).decode
 _decode_marker = msgspec.msgpack.Decoder(Marker).decode
 
@@ -88,11 +93,25 @@ def encode_greeting(greeting: Greeting, version: int = VERSION) -> bytes:
     return _frame(Kind.GREETING, _VERSION.pack(MAGIC, version) + _encode(greeting))
 
 
-def encode_messages(sequence: int, batch: Batch) -> bytes:
-    """Return the frame of a batch."""
-    length = 1 + _MESSAGES.size + len(batch.encoded)
-    head = _MESSAGES_FRAME.pack(length, Kind.MESSAGES, sequence, batch.first, batch.count)
-    return head + batch.encoded
+def encode_messages(sequence: int, first: int, messages: list[Any]) -> bytearray:
+    """Return the frame of a batch.
+
+    Args:
+        sequence: the frame's number on its channel.
+        first: the number of the first message.
+        messages: the messages; some may be encoded already (``msgspec.Raw``).
+
+    Raises:
+        TypeError, ValueError, OverflowError, msgspec.MsgspecError: a message cannot be encoded.
+    """
+    count = len(messages)
+    frame = bytearray()
+    # The array goes where the shortest header for its count ends with ours, which then covers it.
+    _encode_into(messages, frame, _MESSAGES.size - (1 if count < 16 else 3 if count < 65536 else 5))
+    _MESSAGES.pack_into(
+        frame, 0, len(frame) - 4, _MESSAGES_KIND, sequence, first, count, ARRAY32, count
+    )
+    return frame
 
 
 def encode_marker(sequence: int, marker: Marker) -> bytes:
@@ -120,19 +139,20 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray(_READ_BYTES_MIN)
+        self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
         self._frame_bytes_max = GREETING_BYTES_MAX
-        self._kinds: frozenset[int] = frozenset({Kind.GREETING})
+        self._kinds: frozenset[int] = frozenset({int(Kind.GREETING)})
 
     def open(self, *kinds: Kind, frame_bytes_max: int) -> None:
         """The handshake is over: from now on let through `kinds`, up to `frame_bytes_max` bytes."""
-        self._kinds = frozenset(kinds)
+        self._kinds = frozenset(map(int, kinds))
         self._frame_bytes_max = frame_bytes_max
 
     def writable(self) -> memoryview:
         """Return where the next bytes go. At least one byte is free."""
-        return memoryview(self._buffer)[self._end :]
+        return self._view[self._end :]
 
     def written(self, count: int) -> None:
         """Note that `count` bytes were written into what `writable` returned."""
@@ -146,31 +166,33 @@ class FrameReader:
                 Close the connection: the stream cannot be read on.
             Refused: the other end speaks another version.
         """
-        available = self._end - self._start
+        start = self._start
+        available = self._end - start
         if available < _HEAD.size:
             self._make_room(_HEAD.size)
             return None
-        length, kind = _HEAD.unpack_from(self._buffer, self._start)
-        self._check_head(length, kind)
+        length, kind = _HEAD.unpack_from(self._buffer, start)
+        if kind not in self._kinds or not 1 <= length <= self._frame_bytes_max:
+            raise self._bad_head(length, kind)
         size = length + 4
         if available < size:
             self._make_room(size)
             return None
-        start = self._start + _HEAD.size
-        self._start = stop = self._start + size
-        return self._decode(kind, start, stop)
+        self._start = stop = start + size
+        if kind == _MESSAGES_KIND:
+            return self._decode_messages(start, stop)
+        return _decode_other(kind, bytes(self._view[start + _HEAD.size : stop]))
 
-    def _check_head(self, length: int, kind: int) -> None:
+    def _bad_head(self, length: int, kind: int) -> ProtocolViolation:
         if kind not in self._kinds:
             allowed = ", ".join(Kind(k).name for k in sorted(self._kinds))
-            raise ProtocolViolation(
+            return ProtocolViolation(
                 f"a frame of kind {kind} came where only {allowed} may: this is not Stillframe's "
                 "wire format, or bytes were lost"
             )
-        if not 1 <= length <= self._frame_bytes_max:
-            raise ProtocolViolation(
-                f"a frame of {length} bytes came; at most {self._frame_bytes_max} are allowed here"
-            )
+        return ProtocolViolation(
+            f"a frame of {length} bytes came; at most {self._frame_bytes_max} are allowed here"
+        )
 
     def _make_room(self, size: int) -> None:
         """Move what is left to the front, and grow or shrink so that `size` bytes fit."""
@@ -179,6 +201,7 @@ class FrameReader:
         if self._start + size > len(self._buffer) or len(self._buffer) > wanted:
             # A new buffer, since the loop may still hold a view of the old one.
             self._buffer = bytearray(wanted)
+            self._view = memoryview(self._buffer)
             self._buffer[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
         elif not rest:
@@ -187,28 +210,36 @@ class FrameReader:
             self._buffer[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
 
-    def _decode(self, kind: int, start: int, stop: int) -> Frame:
-        try:
-            if kind == Kind.MESSAGES:
-                sequence, first, count = _MESSAGES.unpack_from(self._buffer, start)
-                encoded = bytes(memoryview(self._buffer)[start + _MESSAGES.size : stop])
-                if first < 1 or count < 1 or array_count(encoded) != count:
-                    raise ProtocolViolation(
-                        f"a batch says that it holds {count} messages from number {first} on, "
-                        f"but holds {array_count(encoded)}"
-                    )
-                return Messages(sequence, Batch(first, count, encoded))
-            body = bytes(memoryview(self._buffer)[start:stop])
-            if kind == Kind.ACK:
+    def _decode_messages(self, start: int, stop: int) -> Messages:
+        if stop - start < _MESSAGES.size:
+            raise ProtocolViolation("a MESSAGES frame ends before its messages begin")
+        _, _, sequence, first, count, array, array_count = _MESSAGES.unpack_from(
+            self._buffer, start
+        )
+        if array != ARRAY32 or array_count != count or count < 1 or first < 1:
+            raise ProtocolViolation(
+                f"a batch says that it holds {count} messages from number {first} on, but its "
+                f"content begins with {array:#x} and announces {array_count}"
+            )
+        return Messages(
+            sequence, Batch(first, count, bytes(self._view[start + _ARRAY_OFFSET : stop]))
+        )
+
+
+def _decode_other(kind: int, body: bytes) -> Frame:
+    try:
+        match kind:
+            case Kind.ACK:
                 return Ack(*_SEQUENCE.unpack(body))
-            if kind == Kind.MARKER:
+            case Kind.MARKER:
                 (sequence,) = _SEQUENCE.unpack_from(body)
                 return Marked(sequence, _decode_marker(body[_SEQUENCE.size :]))
-            if kind == Kind.GREETING:
+            case Kind.GREETING:
                 return _decode_versioned(body)
-            return Control(body)
-        except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolViolation(f"a {Kind(kind).name} frame cannot be read: {error}") from error
+            case _:
+                return Control(body)
+    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolViolation(f"a {Kind(kind).name} frame cannot be read: {error}") from error
 
 
 def _decode_versioned(body: bytes) -> Greeting:

@@ -66,9 +66,7 @@ async def serve_commands(system: Supervisor) -> AsyncIterator[None]:
         finally:
             writer.close()
 
-    server = await asyncio.start_unix_server(
-        answer, system.commands_path, limit=LINE_BYTES_MAX
-    )
+    server = await asyncio.start_unix_server(answer, system.commands_path, limit=LINE_BYTES_MAX)
     try:
         yield
     finally:

@@ -70,7 +70,9 @@ class MemberLine(Connection):
             self.write_greeting(Declined(str(error)[:1000]))
         who = self.process or (self.transport and self.transport.get_extra_info("peername"))
         self._coordinator.emit(
-            events.ConnectionTrouble(f"the connection of {who} to the coordinator was closed: {error}")
+            events.ConnectionTrouble(
+                f"the connection of {who} to the coordinator was closed: {error}"
+            )
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -128,9 +130,7 @@ class Coordinator:
 
     async def listen(self) -> int:
         """Begin to listen on the loopback address; return the port."""
-        self._server = await asyncio.get_running_loop().create_server(
-            self._answer, LOOPBACK, 0
-        )
+        self._server = await asyncio.get_running_loop().create_server(self._answer, LOOPBACK, 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
@@ -188,14 +188,9 @@ class Coordinator:
         """Act on what a process says."""
         match message:
             case control.Listening(port):
-                self._ports[process] = port
-                if len(self._ports) == len(self._description.processes):
-                    for line in self._lines.values():
-                        line.say(control.Addresses(self._ports))
+                self._note_port(process, port)
             case control.Running():
-                self._connected.add(process)
-                if len(self._connected) == len(self._description.processes):
-                    self.running.set()
+                self._note_connected(process)
             case control.Part(fragment):
                 if fragment.state.process != process:
                     raise ProtocolViolation(f"it speaks for {fragment.state.process!r}")
@@ -211,6 +206,17 @@ class Coordinator:
                 self._failures[process] = message
             case _:
                 assert_never(message)
+
+    def _note_port(self, process: ProcessId, port: int) -> None:
+        self._ports[process] = port
+        if len(self._ports) == len(self._description.processes):
+            for line in self._lines.values():
+                line.say(control.Addresses(self._ports))
+
+    def _note_connected(self, process: ProcessId) -> None:
+        self._connected.add(process)
+        if len(self._connected) == len(self._description.processes):
+            self.running.set()
 
     async def close(self) -> None:
         """Abandon what is under way, finish what is being written, and hang up."""

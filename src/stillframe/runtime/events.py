@@ -14,6 +14,13 @@ class SystemRunning(msgspec.Struct, frozen=True, tag=True):
     restored_from: SnapshotId | None
 
 
+class EpochBegan(msgspec.Struct, frozen=True, tag=True):
+    """The processes of a new epoch were started; they are connecting to each other."""
+
+    epoch: int
+    restored_from: SnapshotId | None
+
+
 class Waiting(msgspec.Struct, frozen=True, tag=True):
     """The system waits for these processes to join."""
 
@@ -53,7 +60,8 @@ class ConnectionTrouble(msgspec.Struct, frozen=True, tag=True):
 
 
 Event = (
-    SystemRunning
+    EpochBegan
+    | SystemRunning
     | Waiting
     | SnapshotPublished
     | SnapshotAbandoned

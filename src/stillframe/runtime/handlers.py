@@ -55,13 +55,18 @@ class HandlerHost(Host):
         if self._is_stepping or self.error is not None:
             return
         self._is_stepping = True
-        deadline = self.scheduler.time() + SLICE_S
+        deadline = 0.0
         try:
             while self.mailbox and not self.is_held and self.error is None:
                 item = self.mailbox.popleft()
                 if not isinstance(item, Delivery):
                     self.step(item)
-                elif not self._deliver(item, deadline) or self.scheduler.time() > deadline:
+                    continue
+                if deadline == 0.0 and (self.mailbox or item.batch.count > SLICE_COUNT):
+                    deadline = self.scheduler.time() + SLICE_S
+                if not self._deliver(item, deadline) or (
+                    self.mailbox and self.scheduler.time() > deadline
+                ):
                     self.scheduler.call_soon(self.wake)
                     break
         except Exception as error:
@@ -77,7 +82,7 @@ class HandlerHost(Host):
     def _deliver(self, item: Delivery, deadline: float) -> bool:
         """Hand messages to the application; False if time ran out and the rest went back."""
         messages = item.messages
-        count = len(messages)
+        count = item.batch.count
         done = min(SLICE_COUNT, count)
         self._hand_over(item, messages if done == count else messages[:done], 0)
         while done < count and self.scheduler.time() < deadline:
@@ -153,4 +158,3 @@ class HandlerHost(Host):
 
     def _sent_total(self) -> int:
         return sum(outgoing.session.sequence for outgoing in self.outgoing.values())
-

@@ -19,7 +19,7 @@ import msgspec
 
 from stillframe.errors import ApplicationError, ProtocolViolation, StillframeError, UsageError
 from stillframe.model import Batch, Channel, Marker, ProcessId, ProcessState, SnapshotId
-from stillframe.process import Message, StateCodec
+from stillframe.process import Message, StateCodec, is_immutable
 from stillframe.protocol import wire
 from stillframe.protocol.recorder import Effect, NotRecorded, Recorded, Recorder, SendMarker
 from stillframe.protocol.session import ReceiveSession, SendSession
@@ -30,13 +30,13 @@ WINDOW_BYTES = 64 * 2**10
 HOLD_BYTES = 4 * 2**20
 ACKNOWLEDGE_BYTES = WINDOW_BYTES // 4
 BATCH_BYTES_MAX = 64 * 2**10
-MESSAGE_BYTES_MAX = wire.FRAME_BYTES_MAX - 64
+ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
 class Transport(Protocol):
     """What a link attaches to a channel: something that frames can be written into."""
 
-    def write(self, data: bytes, /) -> Any:
+    def write(self, data: bytes | bytearray, /) -> Any:
         """Take `data`, now or later, in order."""
 
     def abort(self) -> None:
@@ -62,7 +62,7 @@ class Outgoing:
     def __init__(self, channel: Channel, accepts: frozenset[type[Message]]) -> None:
         self.channel = channel
         self.accepts = accepts
-        self.pending: list[bytes] = []
+        self.pending: list[Message | msgspec.Raw] = []
         self.session = SendSession()
         self._transport: Transport | None = None
 
@@ -76,7 +76,7 @@ class Outgoing:
         """The connection is gone; frames are kept until there is another."""
         self._transport = None
 
-    def write(self, frame: bytes) -> None:
+    def write(self, frame: bytes | bytearray) -> None:
         """Send a frame that was encoded with the session's next number."""
         self.session.add(frame)
         if self._transport is not None:
@@ -84,26 +84,37 @@ class Outgoing:
 
     def flush(self, recorder: Recorder) -> None:
         """Send the pending messages, in one batch if they are not too large for that."""
-        target = self.channel.target
-        for messages in _cut_up(self.pending):
-            batch = Batch.of(recorder.sent_count(target) + 1, messages)
-            recorder.sent(target, batch.count)
-            self.write(wire.encode_messages(self.session.sequence + 1, batch))
+        self._write_batch(recorder, self.pending)
         self.pending.clear()
 
+    def _write_batch(self, recorder: Recorder, messages: list[Message | msgspec.Raw]) -> None:
+        count, first = len(messages), recorder.sent_count(self.channel.target) + 1
+        try:
+            frame = wire.encode_messages(self.session.sequence + 1, first, messages)
+        except ENCODING_ERRORS as error:
+            raise self._unsendable(messages) from error
+        if len(frame) > BATCH_BYTES_MAX and count > 1:
+            self._write_batch(recorder, messages[: count // 2])
+            self._write_batch(recorder, messages[count // 2 :])
+        elif len(frame) > wire.FRAME_BYTES_MAX:
+            raise UsageError(
+                f"channel {self.channel}: message {first} has {len(frame):,} bytes; at most "
+                f"{wire.FRAME_BYTES_MAX:,} are possible: send it in parts"
+            )
+        else:
+            recorder.sent(self.channel.target, count)
+            self.write(frame)
 
-def _cut_up(messages: list[bytes]) -> list[list[bytes]]:
-    if sum(map(len, messages)) <= BATCH_BYTES_MAX:
-        return [messages]
-    parts: list[list[bytes]] = [[]]
-    size = 0
-    for message in messages:
-        if size and size + len(message) > BATCH_BYTES_MAX:
-            parts.append([])
-            size = 0
-        parts[-1].append(message)
-        size += len(message)
-    return parts
+    def _unsendable(self, messages: list[Message | msgspec.Raw]) -> UsageError:
+        for message in messages:
+            try:
+                msgspec.msgpack.encode(message)
+            except ENCODING_ERRORS as error:
+                return UsageError(
+                    f"channel {self.channel}: {message!r} cannot be encoded: {error}; give its "
+                    "fields values of the types that they are declared with"
+                )
+        raise AssertionError("each message can be encoded, but not all together")
 
 
 class Incoming:
@@ -128,7 +139,9 @@ class Incoming:
             ProtocolViolation: they are not of the classes that the target accepts.
         """
         if self._decoder is None:
-            raise ProtocolViolation(f"channel {self.channel}: {self.channel.target} accepts no message")
+            raise ProtocolViolation(
+                f"channel {self.channel}: {self.channel.target} accepts no message"
+            )
         try:
             return self._decoder.decode(batch.encoded)
         except (msgspec.MsgspecError, RecursionError) as error:
@@ -197,6 +210,7 @@ class Host:
         self.outgoing = {
             t: Outgoing(Channel(process, t), frozenset(a)) for t, a in outgoing.items()
         }
+        self._outgoing = tuple(self.outgoing.values())
         self.report = report
         self.scheduler = scheduler
         self.mailbox: deque[Item] = deque()
@@ -230,15 +244,12 @@ class Host:
             ProtocolViolation: the frame breaks the rules; nothing of it was taken.
         """
         item: Item
-        match frame:
-            case wire.Messages(sequence, batch):
-                messages = incoming.decode(batch)
-                item = Delivery(incoming, messages, batch, len(batch.encoded))
-            case wire.Marked(sequence, marker):
-                item = MarkerArrival(incoming, marker)
-            case _:
-                assert_never(frame)
-        if incoming.session.accept(sequence):
+        if isinstance(frame, wire.Messages):
+            batch = frame.batch
+            item = Delivery(incoming, incoming.decode(batch), batch, len(batch.encoded))
+        else:
+            item = MarkerArrival(incoming, frame.marker)
+        if incoming.session.accept(frame.sequence):
             self.mailbox.append(item)
             self.wake()
 
@@ -246,7 +257,7 @@ class Host:
         """Take an acknowledgement from a link."""
         outgoing.session.acknowledge(sequence)
         if not self.has_room:
-            self._check_room()
+            self.flush()
             self.wake()
 
     def initiate(self, snapshot: SnapshotId) -> None:
@@ -272,6 +283,8 @@ class Host:
     def step(self, item: MarkerArrival | SnapshotId) -> None:
         """Handle a marker, or a request to initiate: one atomic step."""
         self.flush()
+        if self.error is not None:
+            return
         if isinstance(item, SnapshotId):
             self._carry_out(self.recorder.initiate(item))
         else:
@@ -280,23 +293,27 @@ class Host:
             item.incoming.handled(0)
 
     def flush(self) -> None:
-        """Send everything that the application has sent, at most one write a channel."""
+        """Send everything that the application has sent, in as few writes as possible.
+
+        A message that cannot be sent ends this process.
+        """
         self._is_flush_scheduled = False
-        for outgoing in self.outgoing.values():
+        fullest = 0
+        for outgoing in self._outgoing:
             if outgoing.pending:
-                outgoing.flush(self.recorder)
-        self._check_room()
+                try:
+                    outgoing.flush(self.recorder)
+                except UsageError as error:
+                    self.fail(error)
+            fullest = max(fullest, outgoing.session.unacknowledged_bytes)
+        self.has_room = fullest < WINDOW_BYTES
+        self.is_held = fullest >= HOLD_BYTES
 
     def schedule_flush(self) -> None:
         """Flush at the end of this turn of the loop."""
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
             self.scheduler.call_soon(self.flush)
-
-    def _check_room(self) -> None:
-        fullest = max((o.session.unacknowledged_bytes for o in self.outgoing.values()), default=0)
-        self.has_room = fullest < WINDOW_BYTES
-        self.is_held = fullest >= HOLD_BYTES
 
     def _capture(self) -> ProcessState:
         return ProcessState(
@@ -317,51 +334,53 @@ class Host:
                     assert_never(effect)
 
     def _replay(self, start: Start) -> None:
-        """Put the recorded messages of every channel into the mailbox, before all that will come."""
+        """Put the recorded messages of every channel into the mailbox, first of all."""
         for record in start.incoming:
             incoming = self.incoming[record.source]
             for batch in record.batches:
                 self.mailbox.append(Delivery(incoming, incoming.decode(batch), batch, None))
 
     def _make_send(self) -> Callable[[ProcessId, Message], None]:
-        entries = {t: (o.pending.append, o.accepts) for t, o in self.outgoing.items()}
-        encode = msgspec.msgpack.Encoder().encode
+        """Return the function that applications call: two lookups and an append.
+
+        What cannot change is encoded with its batch, which is much faster than one by one; what
+        holds a list or the like is encoded at once, because it could.
+        """
+        entries = {
+            target: {kind: _keeper(kind, outgoing.pending) for kind in outgoing.accepts}
+            for target, outgoing in self.outgoing.items()
+        }
 
         def send(target: ProcessId, message: Message) -> None:
             try:
-                add, accepts = entries[target]
-                if message.__class__ not in accepts:
-                    raise self._misaddressed(target, message)
-                encoded = encode(message)
-                if len(encoded) > MESSAGE_BYTES_MAX:
-                    raise UsageError(
-                        f"channel {self.process}->{target}: this {type(message).__name__} has "
-                        f"{len(encoded)} bytes; a message may have {MESSAGE_BYTES_MAX}: send it in parts"
-                    )
-                add(encoded)
-            except StillframeError:
-                raise
-            except Exception as error:
-                raise self._unsendable(target, message, error) from error
+                entries[target][message.__class__](message)
+            except (KeyError, TypeError, *ENCODING_ERRORS) as error:
+                raise self._misaddressed(target, message, error) from error
 
         return send
 
-    def _misaddressed(self, target: ProcessId, message: object) -> UsageError:
-        accepted = ", ".join(sorted(kind.__name__ for kind in self.outgoing[target].accepts))
-        return UsageError(
-            f"channel {self.process}->{target}: {target} accepts {accepted or 'no message'}, "
-            f"not {type(message).__name__}; add it to the annotation of its receive()"
-        )
-
-    def _unsendable(self, target: object, message: object, error: Exception) -> UsageError:
-        if target not in self.outgoing:
+    def _misaddressed(self, target: object, message: object, error: Exception) -> UsageError:
+        outgoing = self.outgoing.get(str(target))
+        if outgoing is None:
             return UsageError(
                 f"process {self.process} has no channel to {target!r}; "
                 f"outgoing: {', '.join(self.outgoing) or 'none'}"
             )
-        return UsageError(
-            f"channel {self.process}->{target}: {message!r} cannot be encoded: {error}"
-        )
+        if not isinstance(message, tuple(outgoing.accepts)):
+            accepted = ", ".join(sorted(kind.__name__ for kind in outgoing.accepts))
+            return UsageError(
+                f"channel {outgoing.channel}: {target} accepts {accepted or 'no message'}, "
+                f"not {type(message).__name__}; add it to the annotation of its receive()"
+            )
+        return UsageError(f"channel {outgoing.channel}: {message!r} cannot be encoded: {error}")
+
+
+def _keeper(kind: type[Message], pending: list[Message | msgspec.Raw]) -> Callable[[Message], None]:
+    """Return what puts a message of class `kind` behind the pending ones, safe from changes."""
+    if is_immutable(kind):
+        return pending.append
+    encode = msgspec.msgpack.Encoder().encode
+    return lambda message: pending.append(msgspec.Raw(encode(message)))
 
 
 def describe(error: BaseException) -> str:

@@ -245,7 +245,9 @@ class Member:
                 case control.Published(snapshot):
                     published(snapshot)
                 case None:
-                    host.fail(Unavailable("the coordinator is gone: this epoch of the system is over"))
+                    host.fail(
+                        Unavailable("the coordinator is gone: this epoch of the system is over")
+                    )
                     return
                 case other:
                     host.fail(Unavailable(f"the coordinator's connection broke: {other}"))

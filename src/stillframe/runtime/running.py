@@ -34,7 +34,7 @@ def announce(store: Path, system: RunningSystem) -> None:
     partial = store / f".{FILE}.partial"
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
+    with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(system))
     partial.rename(store / FILE)
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -36,7 +36,7 @@ from stillframe.topology import Joined
 SECRET_BYTES = 32
 TIMEOUT_S = 10.0
 FAILURE_COUNT_MAX = 3
-"""So many failures of the application in a row, with no snapshot published between, are too many."""
+"""So many failures of the application in a row, with no new snapshot, are too many."""
 START_FAILURE_COUNT_MAX = 10
 """So many epochs in a row in which the system never came to run are too many."""
 
@@ -91,7 +91,7 @@ class Supervisor:
         self._start_failure_count = 0
         self._last_failure_sequence = 0
 
-    async def __aenter__(self) -> "Supervisor":
+    async def __aenter__(self) -> Self:
         """Start the system; returns when it runs."""
         topology = load_topology(self.reference)
         if topology.description.hash != self.store.description.hash:
@@ -104,7 +104,7 @@ class Supervisor:
         if self._restore is not None:
             self.store.entry(self._restore)
         self._directory = tempfile.TemporaryDirectory(prefix="stillframe-")
-        self._commands = os.path.join(self._directory.name, "commands")
+        self._commands = f"{self._directory.name}/commands"
         self._ended: asyncio.Future[Death | Wish] = asyncio.get_running_loop().create_future()
         self.finished = asyncio.get_running_loop().create_task(self._live())
         try:
@@ -204,10 +204,13 @@ class Supervisor:
         )
         port = await self.coordinator.listen()
         await asyncio.gather(*(self._spawn(process, port, secret) for process in self._own))
+        self._emit(events.EpochBegan(self.store.epoch, restored_from))
         topology_hash = self.store.description.hash
         announce(
             self.store.path,
-            RunningSystem(os.getpid(), self.store.epoch, topology_hash, port, secret, self._commands),
+            RunningSystem(
+                os.getpid(), self.store.epoch, topology_hash, port, secret, self._commands
+            ),
         )
         joining = tuple(p for p in self.store.description.processes if p not in self._own)
         if joining:
@@ -287,7 +290,8 @@ class Supervisor:
             if self._application_failure_count >= FAILURE_COUNT_MAX:
                 raise ApplicationError(
                     f"{death.failure.detail}\nIt failed {FAILURE_COUNT_MAX} times in a row after "
-                    f"going back to {where}. Mend the program, then go on with 'stillframe restore'."
+                    f"going back to {where}. Mend the program, then go on with "
+                    "'stillframe restore'."
                 )
         if self._start_failure_count >= START_FAILURE_COUNT_MAX:
             raise StillframeError(

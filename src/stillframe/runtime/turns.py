@@ -144,7 +144,7 @@ class Driver:
 
         The host's `action` must be held: nothing may come before ``start``.
         """
-        self._spawn(self._run(is_fresh))
+        self._spawn(self._run(is_fresh=is_fresh))
 
     def published(self, snapshot: SnapshotId) -> None:
         """Tell the application that `snapshot` is in the store."""
@@ -159,7 +159,7 @@ class Driver:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, is_fresh: bool) -> None:
+    async def _run(self, *, is_fresh: bool) -> None:
         if is_fresh:
             await self._call(self._process.start, "start()")
         self._host.end()

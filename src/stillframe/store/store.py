@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -65,9 +66,7 @@ class Store:
         self._executor: ThreadPoolExecutor | None = None
 
     @classmethod
-    def create(
-        cls, path: Path, *, description: Description, reference: str | None = None
-    ) -> "Store":
+    def create(cls, path: Path, *, description: Description, reference: str | None = None) -> Self:
         """Make a store and open it for writing; call ``raise_epoch`` before the first snapshot.
 
         A store of the same topology without a single snapshot is taken over.
@@ -89,7 +88,7 @@ class Store:
         return cls._locked(path, lambda: opening.make_store(path, head))
 
     @classmethod
-    def open(cls, path: Path) -> "Store":
+    def open(cls, path: Path) -> Self:
         """Open a store for reading, also while another program writes to it.
 
         Raises:
@@ -101,7 +100,7 @@ class Store:
         return cls(path, lock=None)
 
     @classmethod
-    def open_writer(cls, path: Path) -> "Store":
+    def open_writer(cls, path: Path) -> Self:
         """Open a store for reading and writing, and remove what a crashed writer left.
 
         Call ``raise_epoch`` before the first snapshot. The store is held until ``close``, or until
@@ -115,7 +114,7 @@ class Store:
         return cls._locked(path, lambda: None)
 
     @classmethod
-    def _locked(cls, path: Path, prepare: Callable[[], None]) -> "Store":
+    def _locked(cls, path: Path, prepare: Callable[[], None]) -> Self:
         with explained(path, "opened for writing"):
             lock = opening.take_lock(path)
             try:
