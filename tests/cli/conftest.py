@@ -1,7 +1,7 @@
 """What the tests of the command line share: a way to call it, and a store with three snapshots."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -48,9 +48,7 @@ def state_of(balance: int, note: str, coins: list[int]) -> GlobalState:
             ProcessState("B", "Purse", codec.capture(Purse())),
         ),
         channels=(
-            ChannelState(
-                Channel("A", "B"), sent, 10, (Batch.of(11, encoded),) if encoded else ()
-            ),
+            ChannelState(Channel("A", "B"), sent, 10, (Batch.of(11, encoded),) if encoded else ()),
             ChannelState(Channel("B", "A"), 3, 3, ()),
         ),
     )
@@ -85,7 +83,7 @@ def money(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
+def call(monkeypatch: pytest.MonkeyPatch) -> Call:
     """Call the command line with arguments; what it does to ``sys.path`` is undone."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     runner = CliRunner()
@@ -93,4 +91,4 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     def call(*arguments: object) -> Result:
         return runner.invoke(app, [str(argument) for argument in arguments])
 
-    yield call
+    return call

@@ -16,11 +16,12 @@ def test_durations_are_read_with_their_unit(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5", "0s", "-1s", "1 s", "1d", "1e3s", "\u0661s", "inf", "nans", "1s\n", "9" * 10 + "s"]
+    "text",
+    ["", "5", "0s", "-1s", "1 s", "1d", "1e3s", "\u0661s", "inf", "nans", "1s\n", "9" * 10 + "s"],
 )
 def test_what_is_no_duration_is_refused(text: str) -> None:
     """Nothing is guessed: the error names the option and shows what to write."""
-    with pytest.raises(UsageError, match="--for .* for example 250ms, 1s, 2m or 1h"):
+    with pytest.raises(UsageError, match=r"--for .* for example 250ms, 1s, 2m or 1h"):
         quantities.parse_duration("--for", text)
 
 
@@ -49,7 +50,13 @@ def test_durations_are_written_in_the_unit_that_suits(seconds: float, text: str)
 
 @pytest.mark.parametrize(
     ("byte_count", "text"),
-    [(0, "0 B"), (999, "999 B"), (9489, "9.5 kB"), (1_200_000, "1.2 MB"), (5 * 10**12, "5000.0 GB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (9489, "9.5 kB"),
+        (1_200_000, "1.2 MB"),
+        (5 * 10**12, "5000.0 GB"),
+    ],
 )
 def test_sizes_are_written_in_decimal_units(byte_count: int, text: str) -> None:
     """Bytes, kilobytes, megabytes, gigabytes."""

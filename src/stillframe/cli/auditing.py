@@ -1,13 +1,16 @@
 """``stillframe spark audit``: every snapshot of a store at once, on Spark."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from stillframe.cli import output
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.spark import audit_store
-from stillframe.spark.audit import Audit, SnapshotAudit
+
+if TYPE_CHECKING:  # it needs PySpark, and audit_store says what to do if that is missing
+    from stillframe.spark.audit import Audit, SnapshotAudit
 
 ROW_COUNT_MAX = 20
 """So many snapshots are shown in the table: the wrong ones first; JSON has all."""
@@ -40,7 +43,7 @@ def audit(path: Path, *, states_sql: str | None, messages_sql: str | None, is_js
         raise typer.Exit(EXIT_NO)
 
 
-def _put(found: Audit) -> None:
+def _put(found: "Audit") -> None:
     wrong_first = sorted(found.snapshots, key=lambda row: row.is_sound)
     output.put_table("", COLUMNS, map(_row, wrong_first[:ROW_COUNT_MAX]), texts=2)
     left_out = len(found.snapshots) - ROW_COUNT_MAX
@@ -48,7 +51,7 @@ def _put(found: Audit) -> None:
         output.say(f"and {left_out:,} more snapshots (--json has all)")
 
 
-def _row(row: SnapshotAudit) -> tuple[str, ...]:
+def _row(row: "SnapshotAudit") -> tuple[str, ...]:
     amounts = (row.states_amount, row.messages_amount, row.total, row.difference)
     return (
         str(row.id),

@@ -18,6 +18,10 @@ REFRESH_PER_SECOND = 4
 def sentence(event: events.Event) -> str:
     """Return an event as people read it."""
     match event:
+        case events.EpochBegan(epoch, snapshot):
+            text = (
+                f"epoch {epoch}: starting {f'from snapshot {snapshot}' if snapshot else 'afresh'}"
+            )
         case events.SystemRunning():
             text = _running(event)
         case events.Waiting(processes):
@@ -69,8 +73,10 @@ class Narrator:
         if self._is_json:
             output.put_json({"at": time.time()} | output.plain(event))
         match event:
-            case events.SystemRunning(epoch):
-                self._epoch, self._is_running = epoch, True
+            case events.EpochBegan(epoch):
+                self._epoch, self._is_running = epoch, False
+            case events.SystemRunning():
+                self._is_running = True
             case events.ProcessDied():
                 self._is_running = False
             case events.SnapshotPublished(entry):
@@ -101,7 +107,7 @@ class Narrator:
         )
 
     def __rich__(self) -> Text:
-        position = "running" if self._is_running else "restoring"
+        position = "running" if self._is_running else "starting"
         parts = [
             f"epoch {self._epoch} {position}",
             quantities.count(self._process_count, "process"),

@@ -1,0 +1,125 @@
+"""Events as lines for people and as JSON for programs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stillframe.cli.narration import Narrator, sentence
+from stillframe.model import Abandoned, Reason, SnapshotId
+from stillframe.runtime import events
+from stillframe.store.manifest import Entry
+
+
+def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
+    """A snapshot with 1234 messages that took 20 ms, and 30 to publish."""
+    return events.SnapshotPublished(
+        Entry(
+            id=SnapshotId("P1", number),
+            sequence=number,
+            epoch=epoch,
+            initiated_at=1000.0,
+            completed_at=1000.02,
+            published_at=1000.03,
+            process_count=5,
+            channel_count=20,
+            message_count=1234,
+            bytes=9489,
+            directory=Path("snapshots"),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (events.EpochBegan(1, None), "epoch 1: starting afresh"),
+        (events.EpochBegan(2, SnapshotId("P1", 7)), "epoch 2: starting from snapshot P1-7"),
+        (
+            events.SystemRunning(1, 0.35, None),
+            "epoch 1: the system runs, 350 ms after its start",
+        ),
+        (
+            events.SystemRunning(2, 1.5, SnapshotId("P1", 7)),
+            "epoch 2: the system runs from snapshot P1-7, after 1.50 s",
+        ),
+        (events.Waiting(("A", "B")), "waiting for A, B to join: start their programs"),
+        (
+            published(7),
+            (
+                "snapshot P1-7: 1,234 messages caught in channels, recorded in 20 ms, "
+                "published after 30 ms, 9.5 kB"
+            ),
+        ),
+        (
+            events.SnapshotAbandoned(Abandoned(SnapshotId("P1", 7), Reason.DEADLINE, ("P3",))),
+            (
+                "snapshot P1-7 was abandoned: the deadline passed before every process had "
+                "recorded its part; missing: P3"
+            ),
+        ),
+        (
+            events.SnapshotSkipped(SnapshotId("P1", 7)),
+            "a snapshot was due and skipped: P1-7 is still under way",
+        ),
+        (
+            events.ProcessDied("P3", "it was ended by SIGKILL"),
+            "process P3 died: it was ended by SIGKILL; going back to the last snapshot",
+        ),
+        (
+            events.ProcessDied("P3", "it raised", "Traceback\n  line\n"),
+            "process P3 died: it raised; going back to the last snapshot\nTraceback\n  line",
+        ),
+        (events.ConnectionTrouble("a frame was too long"), "a frame was too long"),
+    ],
+)
+def test_every_event_is_a_sentence(event: events.Event, line: str) -> None:
+    """Each says who, what and how long."""
+    assert sentence(event) == line
+
+
+def test_only_the_first_snapshot_of_an_epoch_gets_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Periodic snapshots do not fill the screen."""
+    narrator = Narrator(process_count=5, is_json=False)
+    for event in (published(1), published(2), published(3), published(4, epoch=2)):
+        narrator.emit(event)
+    captured = capsys.readouterr()
+    assert [line.split(":")[0] for line in captured.err.splitlines()] == [
+        "snapshot P1-1",
+        "snapshot P1-4",
+    ]
+    assert captured.out == ""
+
+
+def test_json_has_every_event_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A program sees all snapshots; people still get their words on stderr."""
+    narrator = Narrator(process_count=5, is_json=True)
+    narrator.emit(events.SystemRunning(1, 0.35, None))
+    narrator.emit(published(1))
+    narrator.emit(published(2))
+    captured = capsys.readouterr()
+    lines = [json.loads(line) for line in captured.out.splitlines()]
+    assert [line["event"] for line in lines] == [
+        "SystemRunning",
+        "SnapshotPublished",
+        "SnapshotPublished",
+    ]
+    assert lines[2]["entry"]["id"] == "P1-2"
+    assert all(line["at"] > 0 for line in lines)
+    assert len(captured.err.splitlines()) == 2
+
+
+def test_the_status_line_tells_where_the_system_is() -> None:
+    """Epoch, processes, how many snapshots, and what the last one was."""
+    narrator = Narrator(process_count=5, is_json=False)
+    narrator.emit(events.EpochBegan(1, None))
+    assert str(narrator.__rich__()).startswith("epoch 1 starting | ")
+    narrator.emit(events.SystemRunning(1, 0.35, None))
+    assert str(narrator.__rich__()) == "epoch 1 running | 5 processes | 0 snapshots published"
+    narrator.emit(published(1))
+    assert "1 snapshot published | last P1-1: " in str(narrator.__rich__())
+    assert "ago, took 30 ms, 1,234 messages caught" in str(narrator.__rich__())
+    narrator.emit(events.ProcessDied("P3", "it was ended by SIGKILL"))
+    assert str(narrator.__rich__()).startswith("epoch 1 starting | ")

@@ -1,0 +1,56 @@
+"""What reaches the terminal: no colour in a pipe, no control characters, JSON that is plain."""
+
+import pytest
+from rich.console import Console
+
+from stillframe.cli import output
+from stillframe.errors import StillframeError
+from stillframe.model import Abandoned, Channel, Reason, SnapshotId
+from stillframe.runtime.events import SnapshotAbandoned
+
+
+def test_words_go_to_stderr_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """No markup is read, nothing is wrapped, nothing is coloured."""
+    line = "process P1 [bold]died[/bold]: 'x' = 1 " + "long " * 60
+    output.say(line)
+    assert capsys.readouterr() == ("", f"{line}\n")
+
+
+def test_control_characters_cannot_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """What another program made us say must not move the cursor or set colours."""
+    output.say("peer said \x1b[2J\x07")
+    assert capsys.readouterr().err == "peer said \\x1b[2J\\x07\n"
+
+
+def test_colour_is_only_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe gets none, and a terminal none either if NO_COLOR is set."""
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert not output.words().is_terminal
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert Console(force_terminal=True).no_color
+
+
+def test_tables_in_a_pipe_are_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """A program that reads a table gets every row on one line, whole."""
+    output.put_table("", ["process", "note"], [("P1", "x" * 500)])
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["P1", "x" * 500]
+
+
+def test_json_has_ids_as_people_write_them() -> None:
+    """Structs are objects, ids and channels are text, enums are names, keys are text."""
+    abandoned = Abandoned(SnapshotId("P1", 7), Reason.DEADLINE, ("P2",))
+    assert output.plain(SnapshotAbandoned(abandoned)) == {
+        "event": "SnapshotAbandoned",
+        "abandoned": {"snapshot": "P1-7", "reason": "DEADLINE", "missing": ["P2"], "detail": ""},
+    }
+    assert output.plain({Channel("P1", "P2"): 1, (1, 2): [SnapshotId("A", 1)]}) == {
+        "P1->P2": 1,
+        "[1, 2]": ["A-1"],
+    }
+
+
+def test_json_that_cannot_be_written_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing half-written reaches stdout."""
+    with pytest.raises(TypeError):
+        output.put_json({"error": StillframeError()})
+    assert capsys.readouterr().out == ""

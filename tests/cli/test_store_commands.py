@@ -1,0 +1,194 @@
+"""``list``, ``show``, ``verify`` and ``diff`` on a store that the real Store wrote."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stillframe.store.store import Store
+from tests.cli.conftest import Call, publish, state_of
+
+
+def json_of(text: str) -> Any:
+    """Return the one JSON document that stdout must be."""
+    assert text.count("\n") == 1
+    return json.loads(text)
+
+
+def change_a_byte(path: Path) -> None:
+    """Change one byte in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def test_list_shows_every_snapshot_with_units(call: Call, money: Path) -> None:
+    """One row each, in the order of publishing, and which one a restore goes back to."""
+    result = call("list", money)
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in lines[2:]] == ["A-1", "A-2", "A-3"]
+    assert "recorded in" in lines[0]
+    assert "20 ms" in lines[2]
+    assert result.stderr == "3 snapshots; a restore goes back to A-3\n"
+
+
+def test_list_writes_json(call: Call, money: Path) -> None:
+    """JSON has ids as people write them, and the numbers without rounding."""
+    listed = json_of(call("list", money, "--json").stdout)
+    assert (listed["epoch"], listed["current"]) == (1, "A-3")
+    assert [entry["id"] for entry in listed["snapshots"]] == ["A-1", "A-2", "A-3"]
+    assert listed["snapshots"][0]["message_count"] == 5
+    assert listed["snapshots"][0]["initiated_at"] == 1000.0
+
+
+def test_an_empty_store_is_listed_as_empty(call: Call, empty: Path) -> None:
+    """No snapshot is no error."""
+    result = call("list", empty)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "holds no snapshot yet" in result.stderr
+    assert json_of(call("list", empty, "--json").stdout)["snapshots"] == []
+
+
+def test_show_decodes_states_and_caps_messages(call: Call, money: Path) -> None:
+    """States are a table of fields; of five messages three are shown, and it says so."""
+    result = call("show", money, "A-1")
+    assert result.exit_code == 0
+    assert ["process", "balance", "note"] in [line.split() for line in result.stdout.splitlines()]
+    assert "11: Coin(amount=1), 12: Coin(amount=1), 13: Coin(amount=1) and 2 more" in result.stdout
+    assert "at most 3 of each channel are shown" in result.stderr
+    assert "recorded in 20 ms" in result.stderr
+
+
+def test_show_shortens_long_values_only_for_people(call: Call, money: Path) -> None:
+    """A table cell ends in dots after 60 characters; JSON has the value whole."""
+    assert f"{'x' * 57}..." in call("show", money, "A-2").stdout
+    assert "x" * 58 not in call("show", money, "A-2").stdout
+    shown = json_of(call("show", money, "A-2", "--json").stdout)
+    assert shown["processes"][0] == {
+        "process": "A",
+        "kind": "Purse",
+        "state": {"balance": 95, "note": "x" * 200},
+    }
+
+
+def test_show_writes_channels_as_json(call: Call, money: Path) -> None:
+    """Counts, the first messages with their numbers, and how many were left out."""
+    channel = json_of(call("show", money, "A-1", "--json").stdout)["channels"][0]
+    assert channel["messages"][0] == {"number": 11, "kind": "Coin", "fields": {"amount": 1}}
+    assert [message["number"] for message in channel.pop("messages")] == [11, 12, 13]
+    assert channel == {
+        "channel": "A->B",
+        "sent_count": 15,
+        "received_count": 10,
+        "message_count": 5,
+        "messages_left_out_count": 2,
+    }
+
+
+@pytest.mark.parametrize("arguments", [("show", "--books"), ("verify",)])
+def test_books_are_shown_per_channel_and_in_all(
+    call: Call, money: Path, arguments: tuple[str, ...]
+) -> None:
+    """Sent - received = in channel, for each channel and for the sum."""
+    command, *options = arguments
+    result = call(command, money, "A-1", *options)
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert result.exit_code == 0
+    assert rows[-3:] == [
+        ["A->B", "15", "10", "5"],
+        ["B->A", "3", "3", "0"],
+        ["all", "18", "13", "5"],
+    ]
+    assert "Purse" not in result.stdout
+
+
+def test_books_can_be_json(call: Call, money: Path) -> None:
+    """``show --books --json`` leaves states and messages out."""
+    shown = json_of(call("show", money, "A-1", "--books", "--json").stdout)
+    assert "processes" not in shown
+    assert "messages" not in shown["channels"][0]
+    verified = json_of(call("verify", money, "A-1", "--json").stdout)
+    assert verified["channels"] == shown["channels"]
+
+
+def test_verify_says_yes_to_a_good_store(call: Call, money: Path) -> None:
+    """All snapshots are read, and their number and size are told."""
+    result = call("verify", money)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.startswith("yes: 3 snapshots, ")
+    verified = json_of(call("verify", money, "--json").stdout)
+    assert (verified["is_consistent"], verified["snapshot_count"]) == (True, 3)
+
+
+def test_verify_of_nothing_says_so(call: Call, empty: Path) -> None:
+    """An empty store is not damaged."""
+    result = call("verify", empty)
+    assert result.exit_code == 0
+    assert "nothing to verify" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["processes.parquet", "channels.parquet", "messages.parquet", "manifest.json"]
+)
+@pytest.mark.parametrize("which", [(), ("A-2",)], ids=["all", "one"])
+def test_verify_names_a_damaged_file(
+    call: Call, money: Path, name: str, which: tuple[str, ...]
+) -> None:
+    """A changed byte is a no, exit 1, with the file, in words and in JSON."""
+    path = money / "snapshots" / "A-2" / name
+    change_a_byte(path)
+    result = call("verify", money, *which)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"no: {path}")
+    found = json_of(call("verify", money, *which, "--json").stdout)
+    assert (found["is_consistent"], found["error"]) == (False, "Damaged")
+    assert str(path) in found["detail"]
+
+
+def test_verify_finds_damage_of_the_store_itself(call: Call, money: Path) -> None:
+    """Also ``store.json`` is read byte by byte."""
+    change_a_byte(money / "store.json")
+    result = call("verify", money)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"no: {money / 'store.json'}")
+
+
+def test_diff_names_the_field(call: Call, money: Path) -> None:
+    """Two snapshots that differ in one field: that field alone is shown, exit 1."""
+    result = call("diff", money, "A-1", "A-2")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].split()[:2] == ["A", "note"]
+    assert "differ in 1 field of processes and 0 channels" in result.stderr
+    different = json_of(call("diff", money, "A-1", "A-2", "--json").stdout)
+    assert different == {
+        "is_equal": False,
+        "fields": [{"process": "A", "field": "note", "before": "", "after": "x" * 200}],
+        "channels": [],
+    }
+
+
+def test_diff_sees_other_messages_behind_the_same_counts(call: Call, money: Path) -> None:
+    """A channel with as many messages but not the same ones differs, and that is said."""
+    result = call("diff", money, "A-1", "A-3")
+    assert result.exit_code == 1
+    assert "A->B (other messages)" in result.stdout
+    assert "differ in 0 fields of processes and 1 channel" in result.stderr
+
+
+def test_diff_shows_the_counts_of_channels(call: Call, money: Path) -> None:
+    """Sent, received and in channel, before and after."""
+    with_one_coin = Store.open_writer(money)
+    publish(with_one_coin, 4, state_of(95, "", [1]))
+    with_one_coin.close()
+    result = call("diff", money, "A-1", "A-4")
+    assert result.stdout.splitlines()[-1].split() == ["A->B", *"15 11 10 10 5 1".split()]
+
+
+def test_diff_of_equal_snapshots_is_empty(call: Call, money: Path) -> None:
+    """The same states and messages: exit 0 and no data."""
+    result = call("diff", money, "A-1", "A-1")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "record the same states and the same messages" in result.stderr
+    assert json_of(call("diff", money, "A-1", "A-1", "--json").stdout)["is_equal"] is True
