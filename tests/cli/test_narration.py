@@ -117,9 +117,9 @@ def test_the_status_line_tells_where_the_system_is() -> None:
     narrator.emit(events.EpochBegan(1, None))
     assert str(narrator.__rich__()).startswith("epoch 1 starting | ")
     narrator.emit(events.SystemRunning(1, 0.35, None))
-    assert str(narrator.__rich__()) == "epoch 1 running | 5 processes | 0 snapshots published"
+    assert str(narrator.__rich__()) == "epoch 1 | 5 processes | 0 snapshots"
     narrator.emit(published(1))
-    assert "1 snapshot published | last P1-1: " in str(narrator.__rich__())
-    assert "ago, took 30 ms, 1,234 messages caught" in str(narrator.__rich__())
+    assert "epoch 1 | 5 processes | 1 snapshot | P1-1 " in str(narrator.__rich__())
+    assert " s ago in 30 ms, 1,234 messages" in str(narrator.__rich__())
     narrator.emit(events.ProcessDied("P3", "it was ended by SIGKILL"))
     assert str(narrator.__rich__()).startswith("epoch 1 starting | ")

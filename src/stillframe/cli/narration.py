@@ -50,7 +50,8 @@ def _running(event: events.SystemRunning) -> str:
 
 
 class Narrator:
-    """Takes events. On a terminal a status line moves meanwhile, which `showing` turns on.
+    """Takes events. On a terminal a status line moves meanwhile, which `showing` turns on: epoch,
+    processes, snapshots published; of the last one age, latency and how many messages it caught.
 
     Of snapshots that succeed it writes only the first one of each epoch.
 
@@ -107,16 +108,15 @@ class Narrator:
         )
 
     def __rich__(self) -> Text:
-        position = "running" if self._is_running else "starting"
         parts = [
-            f"epoch {self._epoch} {position}",
+            f"epoch {self._epoch}{'' if self._is_running else ' starting'}",
             quantities.count(self._process_count, "process"),
-            f"{quantities.count(self._published_count, 'snapshot')} published",
+            quantities.count(self._published_count, "snapshot"),
         ]
         if self._last is not None:
             entry = self._last
-            age = quantities.duration(max(0.0, time.time() - entry.published_at))
+            age_s = max(0.0, time.time() - entry.published_at)
             took = quantities.duration(entry.published_at - entry.initiated_at)
             caught = quantities.count(entry.message_count, "message")
-            parts.append(f"last {entry.id}: {age} ago, took {took}, {caught} caught")
+            parts.append(f"{entry.id} {age_s:.1f} s ago in {took}, {caught}")
         return Text(" | ".join(parts), no_wrap=True, overflow="ellipsis")
