@@ -30,7 +30,7 @@ def write_snapshot(
     manifest_of: Callable[[tuple[FileRecord, ...]], Manifest],
     executor: Executor,
 ) -> Manifest:
-    """Publish a snapshot as `directory`: it is there with all its files, on the disk, or not at all.
+    """Publish a snapshot as `directory`: afterwards all of it is on the disk, or nothing.
 
     Args:
         directory: where it will be; nothing is there yet.
@@ -41,28 +41,52 @@ def write_snapshot(
     Raises:
         StoreError: the disk is full or failed. Nothing was published and nothing is left.
     """
-    partial = partial_path(directory)
     try:
-        # What an earlier attempt left, if it could not be removed then either.
-        shutil.rmtree(partial, ignore_errors=True)
+        manifest = _write_partial(partial_path(directory), tables, manifest_of, executor)
+        _rename(partial_path(directory), directory)
+    except OSError as error:
+        raise StoreError(
+            f"{directory} could not be written: {error.strerror or error}: nothing was "
+            "published. Make room on that disk or give the store another one; the next "
+            "snapshot is tried afresh"
+        ) from error
+    return manifest
+
+
+def _write_partial(
+    partial: Path,
+    tables: Mapping[str, pa.Table],
+    manifest_of: Callable[[tuple[FileRecord, ...]], Manifest],
+    executor: Executor,
+) -> Manifest:
+    # What an earlier attempt left, if it could not be removed then either.
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
         partial.mkdir()
         writing = [(partial / name, tables[name]) for name in FILES]
         manifest = manifest_of(tuple(_all(executor, _write_table, writing)))
         write_new(partial / MANIFEST, seal(manifest))
         # Side by side, so that a journalling file system makes one commit of them.
         _all(executor, sync, [(path,) for path in (partial, *partial.iterdir())])
-        partial.rename(directory)
-        sync(directory.parent)
-    except BaseException as error:
-        _take_back(directory, partial)
-        if isinstance(error, OSError):
-            raise StoreError(
-                f"{directory} could not be written: {error.strerror or error}: nothing was "
-                "published. Make room on that disk or give the store another one; the next "
-                "snapshot is tried afresh"
-            ) from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
         raise
     return manifest
+
+
+def _rename(partial: Path, directory: Path) -> None:
+    try:
+        partial.rename(directory)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    try:
+        sync(directory.parent)
+    except OSError:
+        # Back under the name with the dot: no reader may see it disappear file by file.
+        directory.rename(partial)
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def _all(executor: Executor, function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> Any:
@@ -78,15 +102,6 @@ def _write_table(path: Path, table: pa.Table) -> FileRecord:
     content = to_parquet(table)
     write_new(path, content)
     return FileRecord(path.name, len(content), hashlib.sha256(content).hexdigest())
-
-
-def _take_back(directory: Path, partial: Path) -> None:
-    try:
-        # Only if the last step failed: readers must not see it disappear file by file.
-        directory.rename(partial)
-    except OSError:
-        pass
-    shutil.rmtree(partial, ignore_errors=True)
 
 
 def check_described(snapshot: Snapshot, description: Description) -> None:

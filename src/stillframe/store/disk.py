@@ -67,7 +67,8 @@ def read_file(path: Path, *, bytes_max: int) -> bytes:
     """
     try:
         with path.open("rb") as file:
-            content = file.read(bytes_max + 1)
+            # One byte more than there should be tells whether there is more.
+            content = file.read(min(bytes_max, os.fstat(file.fileno()).st_size) + 1)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise Damaged(f"{path} is missing: {WHAT_TO_DO}") from None
     except OSError as error:
