@@ -1,0 +1,57 @@
+"""The whole bench: prints tables of what was measured, good or bad; ``--json`` prints figures."""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from bench import snapshots, throughput
+
+PARTS = ("throughput", "cost", "latency")
+
+
+async def _run(parts: list[str], console: Console) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        if "throughput" in parts:
+            rates = await throughput.measure(progress)
+            figures["throughput"] = throughput.report(rates, console)
+        if "cost" in parts:
+            costs = await snapshots.measure_cost(progress)
+            figures["cost"] = snapshots.report_cost(costs, console)
+        if "latency" in parts:
+            latencies = await snapshots.measure_latency(progress)
+            figures["latency"] = snapshots.report_latency(latencies, console)
+    return figures
+
+
+def main() -> int:
+    """Run the parts that are named, or all of them."""
+    parser = argparse.ArgumentParser(prog="bench/run", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default all")
+    parser.add_argument("--json", action="store_true", help="print figures instead of tables")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.parts) - set(PARTS)):
+        parser.error(f"there is no part {unknown[0]!r}: choose from {', '.join(PARTS)}")
+    console = Console(stderr=options.json, width=None if sys.stdout.isatty() else 120)
+    console.print(
+        f"Python {platform.python_version()}, {os.cpu_count()} cores, "
+        f"load {os.getloadavg()[0]:.1f} at the start"
+    )
+    try:
+        figures = asyncio.run(_run(options.parts or list(PARTS), console))
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        print(json.dumps(figures, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
