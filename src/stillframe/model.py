@@ -78,7 +78,7 @@ class Marker(msgspec.Struct, frozen=True):
     snapshot: SnapshotId
 
 
-class Batch(msgspec.Struct, frozen=True):
+class Batch(msgspec.Struct, frozen=True, gc=False):
     """Consecutive messages of one channel, as they travel: numbers ``first .. first + count - 1``.
 
     `encoded` is a MessagePack array of `count` messages; it always has the 32-bit header.

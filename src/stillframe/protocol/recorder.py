@@ -14,7 +14,7 @@ make a snapshot checkable by itself; and giving up.
 
 The host's duties, in order:
 
-1. Report every message sent (`sent`) before the next call of `initiate` or `marker`.
+1. Report how much was sent on each channel (`sent`) before a call of `initiate` or `marker`.
 2. Carry out the effects in the order given before anything else happens in the process: a
    `SendMarker` goes on its channel behind all that was sent before it.
 3. Hand in batches and markers of one channel in the order in which they came. A batch is handed in
@@ -171,13 +171,10 @@ class Recorder:
             return Phase.RECORDING
         return self._ended.get(snapshot, Phase.IDLE)
 
-    def sent_count(self, target: ProcessId) -> int:
-        """Return how many messages were sent on the channel to `target`."""
-        return self._sent_counts[target]
-
     def sent(self, target: ProcessId, count: int) -> None:
-        """Note that `count` more messages were sent on the channel to `target`."""
-        self._sent_counts[target] += count
+        """Note that `count` messages were sent to `target` so far, since the very beginning."""
+        assert count >= self._sent_counts[target], (target, count)
+        self._sent_counts[target] = count
 
     def receive(self, source: ProcessId, batch: Batch) -> None:
         """Note that the messages of `batch` were delivered to the application.

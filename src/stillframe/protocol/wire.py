@@ -168,6 +168,9 @@ class FrameReader:
         """
         start = self._start
         available = self._end - start
+        if not available:
+            self._start = self._end = 0
+            return None
         if available < _HEAD.size:
             self._make_room(_HEAD.size)
             return None

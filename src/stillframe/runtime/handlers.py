@@ -62,42 +62,47 @@ class HandlerHost(Host):
                 if not isinstance(item, Delivery):
                     self.step(item)
                     continue
-                if deadline == 0.0 and (self.mailbox or item.batch.count > SLICE_COUNT):
-                    deadline = self.scheduler.time() + SLICE_S
-                if not self._deliver(item, deadline) or (
-                    self.mailbox and self.scheduler.time() > deadline
-                ):
+                if item.batch.count <= SLICE_COUNT:
+                    self._hand_over(item, item.messages, 0)
+                    self._finish(item)
+                    if not self.mailbox:
+                        break
+                deadline = deadline or self.scheduler.time() + SLICE_S
+                if item.batch.count > SLICE_COUNT:
+                    self._deliver_in_slices(item, deadline)
+                if self.scheduler.time() > deadline:
                     self.scheduler.call_soon(self.wake)
                     break
         except Exception as error:
             self.fail(error)
         finally:
             self._is_stepping = False
-        self.schedule_flush()
-        if self.has_room and self._waiting:
+        if not self._is_flush_scheduled:
+            self.schedule_flush()
+        if self._waiting and self.has_room:
             for act in self._waiting:
                 self.scheduler.call_soon(act)
             self._waiting = ()
 
-    def _deliver(self, item: Delivery, deadline: float) -> bool:
-        """Hand messages to the application; False if time ran out and the rest went back."""
-        messages = item.messages
-        count = item.batch.count
-        done = min(SLICE_COUNT, count)
-        self._hand_over(item, messages if done == count else messages[:done], 0)
-        while done < count and self.scheduler.time() < deadline:
+    def _deliver_in_slices(self, item: Delivery, deadline: float) -> None:
+        """Hand messages to the application until time runs out; the rest goes back."""
+        messages, done = item.messages, 0
+        while done < len(messages) and (not done or self.scheduler.time() < deadline):
             self._hand_over(item, messages[done : done + SLICE_COUNT], done)
-            done = min(done + SLICE_COUNT, count)
-        source = item.incoming.channel.source
-        if done == count:
-            self.recorder.receive(source, item.batch)
-            if item.frame_bytes is not None:
-                item.incoming.handled(item.frame_bytes)
-            return True
+            done = min(done + SLICE_COUNT, len(messages))
+        if done == len(messages):
+            self._finish(item)
+            return
         handled, rest = item.batch.split(done)
-        self.recorder.receive(source, handled)
+        self.recorder.receive(item.incoming.source, handled)
         self.mailbox.appendleft(Delivery(item.incoming, messages[done:], rest, item.frame_bytes))
-        return False
+
+    def _finish(self, item: Delivery) -> None:
+        """All messages of `item` were handed over."""
+        incoming, size = item.incoming, item.frame_bytes
+        self.recorder.receive(incoming.source, item.batch)
+        if size is not None and (sequence := incoming.session.handle(size)):
+            incoming.acknowledge(sequence)
 
     def _hand_over(self, item: Delivery, messages: list[Message], offset: int) -> None:
         receive, channel = self._receive, item.incoming.channel

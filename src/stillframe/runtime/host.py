@@ -59,11 +59,14 @@ class Scheduler(Protocol):
 class Outgoing:
     """The source's end of one channel."""
 
-    def __init__(self, channel: Channel, accepts: frozenset[type[Message]]) -> None:
+    def __init__(
+        self, channel: Channel, accepts: frozenset[type[Message]], sent_count: int
+    ) -> None:
         self.channel = channel
         self.accepts = accepts
         self.pending: list[Message | msgspec.Raw] = []
         self.session = SendSession()
+        self.sent_count = sent_count
         self._transport: Transport | None = None
 
     def attach(self, transport: Transport, received: int) -> None:
@@ -82,28 +85,32 @@ class Outgoing:
         if self._transport is not None:
             self._transport.write(frame)
 
-    def flush(self, recorder: Recorder) -> None:
+    def flush(self) -> None:
         """Send the pending messages, in one batch if they are not too large for that."""
-        self._write_batch(recorder, self.pending)
+        self._write_batch(self.pending)
         self.pending.clear()
 
-    def _write_batch(self, recorder: Recorder, messages: list[Message | msgspec.Raw]) -> None:
-        count, first = len(messages), recorder.sent_count(self.channel.target) + 1
+    def _write_batch(self, messages: list[Message | msgspec.Raw]) -> None:
+        session, first = self.session, self.sent_count + 1
         try:
-            frame = wire.encode_messages(self.session.sequence + 1, first, messages)
+            frame = wire.encode_messages(session.sequence + 1, first, messages)
         except ENCODING_ERRORS as error:
             raise self._unsendable(messages) from error
-        if len(frame) > BATCH_BYTES_MAX and count > 1:
-            self._write_batch(recorder, messages[: count // 2])
-            self._write_batch(recorder, messages[count // 2 :])
-        elif len(frame) > wire.FRAME_BYTES_MAX:
-            raise UsageError(
-                f"channel {self.channel}: message {first} has {len(frame):,} bytes; at most "
-                f"{wire.FRAME_BYTES_MAX:,} are possible: send it in parts"
-            )
-        else:
-            recorder.sent(self.channel.target, count)
-            self.write(frame)
+        size, count = len(frame), len(messages)
+        if size > BATCH_BYTES_MAX:
+            if count > 1:
+                self._write_batch(messages[: count // 2])
+                self._write_batch(messages[count // 2 :])
+                return
+            if size > wire.FRAME_BYTES_MAX:
+                raise UsageError(
+                    f"channel {self.channel}: message {first} has {size:,} bytes; at most "
+                    f"{wire.FRAME_BYTES_MAX:,} are possible: send it in parts"
+                )
+        self.sent_count += count
+        session.add(frame)
+        if self._transport is not None:
+            self._transport.write(frame)
 
     def _unsendable(self, messages: list[Message | msgspec.Raw]) -> UsageError:
         for message in messages:
@@ -122,15 +129,26 @@ class Incoming:
 
     def __init__(self, channel: Channel, accepts: tuple[type[Message], ...]) -> None:
         self.channel = channel
+        self.source = channel.source
         self.session = ReceiveSession(ACKNOWLEDGE_BYTES)
         self.transport: Transport | None = None
         self.violation_count = 0
+        self._acknowledged = 0
         self._decoder: msgspec.msgpack.Decoder[list[Message]] | None = None
         if accepts:
             union: Any = accepts[0]
             for message in accepts[1:]:
                 union = union | message
             self._decoder = msgspec.msgpack.Decoder(list[union])
+
+    def attach(self, transport: Transport) -> None:
+        """Acknowledge over `transport` from now on."""
+        self.transport = transport
+
+    def detach(self, transport: Transport | None) -> None:
+        """`transport` is gone; does nothing if another has taken its place already."""
+        if self.transport is transport:
+            self.transport = None
 
     def decode(self, batch: Batch) -> list[Message]:
         """Return the messages of `batch`.
@@ -150,14 +168,13 @@ class Incoming:
                 f"{self.channel.target} accepts: {error}"
             ) from error
 
-    def handled(self, size_bytes: int) -> None:
-        """A frame of this channel was handled: acknowledge, if that is due."""
-        sequence = self.session.handle(size_bytes)
-        if sequence and self.transport is not None:
+    def acknowledge(self, sequence: int) -> None:
+        """Tell the source that all frames up to `sequence` were handled."""
+        if self.transport is not None:
             self.transport.write(wire.encode_ack(sequence))
 
 
-class Delivery(msgspec.Struct):
+class Delivery(msgspec.Struct, gc=False):
     """Messages in the mailbox; `frame_bytes` is None if no frame ends with them."""
 
     incoming: Incoming
@@ -166,7 +183,7 @@ class Delivery(msgspec.Struct):
     frame_bytes: int | None
 
 
-class MarkerArrival(msgspec.Struct):
+class MarkerArrival(msgspec.Struct, gc=False):
     """A marker in the mailbox."""
 
     incoming: Incoming
@@ -207,10 +224,6 @@ class Host:
     ) -> None:
         self.process = process
         self.incoming = {s: Incoming(Channel(s, process), a) for s, a in incoming.items()}
-        self.outgoing = {
-            t: Outgoing(Channel(process, t), frozenset(a)) for t, a in outgoing.items()
-        }
-        self._outgoing = tuple(self.outgoing.values())
         self.report = report
         self.scheduler = scheduler
         self.mailbox: deque[Item] = deque()
@@ -227,6 +240,10 @@ class Host:
             if start
             else dict.fromkeys(incoming, 0)
         )
+        self.outgoing = {
+            t: Outgoing(Channel(process, t), frozenset(a), sent[t]) for t, a in outgoing.items()
+        }
+        self._outgoing = tuple(self.outgoing.values())
         self.recorder = Recorder(process, incoming=received, outgoing=sent, capture=self._capture)
         if start is not None:
             codec.restore(subject, start.encoded)
@@ -285,12 +302,14 @@ class Host:
         self.flush()
         if self.error is not None:
             return
+        for outgoing in self._outgoing:
+            self.recorder.sent(outgoing.channel.target, outgoing.sent_count)
         if isinstance(item, SnapshotId):
             self._carry_out(self.recorder.initiate(item))
         else:
-            effects = self.recorder.marker(item.incoming.channel.source, item.marker)
-            self._carry_out(effects)
-            item.incoming.handled(0)
+            self._carry_out(self.recorder.marker(item.incoming.source, item.marker))
+            if sequence := item.incoming.session.handle(0):
+                item.incoming.acknowledge(sequence)
 
     def flush(self) -> None:
         """Send everything that the application has sent, in as few writes as possible.
@@ -298,16 +317,17 @@ class Host:
         A message that cannot be sent ends this process.
         """
         self._is_flush_scheduled = False
-        fullest = 0
+        has_room, is_held = True, False
         for outgoing in self._outgoing:
             if outgoing.pending:
                 try:
-                    outgoing.flush(self.recorder)
+                    outgoing.flush()
                 except UsageError as error:
                     self.fail(error)
-            fullest = max(fullest, outgoing.session.unacknowledged_bytes)
-        self.has_room = fullest < WINDOW_BYTES
-        self.is_held = fullest >= HOLD_BYTES
+            if outgoing.session.unacknowledged_bytes >= WINDOW_BYTES:
+                has_room = False
+                is_held = is_held or outgoing.session.unacknowledged_bytes >= HOLD_BYTES
+        self.has_room, self.is_held = has_room, is_held
 
     def schedule_flush(self) -> None:
         """Flush at the end of this turn of the loop."""

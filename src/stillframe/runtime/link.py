@@ -76,10 +76,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take every frame that is complete now."""
-        self.reader.written(nbytes)
+        reader = self.reader
+        reader.written(nbytes)
         try:
-            while self.transport is not None and (frame := self.reader.next_frame()) is not None:
+            while (frame := reader.next_frame()) is not None:
                 self.take(frame)
+                if self.transport is None:
+                    return
         except StillframeError as error:
             self.broken(error)
             self.close()
@@ -131,8 +134,7 @@ class ListeningLink(Connection):
     def take(self, frame: wire.Frame) -> None:
         """Handle a frame of the channel or of the handshake."""
         if self._incoming is not None:
-            assert isinstance(frame, wire.Messages | wire.Marked)
-            self._host.arrived(self._incoming, frame)
+            self._host.arrived(self._incoming, cast(wire.Messages | wire.Marked, frame))
             self._incoming.violation_count = 0
             return
         answer = self._listener.receive(cast(Greeting, frame))

@@ -104,9 +104,11 @@ class TurnHost(Host):
             batch = singles[0].batch
             self.mailbox.extendleft(reversed(singles[1:]))
             item = singles[0]
-        self.recorder.receive(incoming.channel.source, batch)
-        if item.frame_bytes is not None:
-            incoming.handled(item.frame_bytes)
+        self.recorder.receive(incoming.source, batch)
+        if item.frame_bytes is not None and (
+            sequence := incoming.session.handle(item.frame_bytes)
+        ):
+            incoming.acknowledge(sequence)
         return incoming.channel, message
 
 
