@@ -62,7 +62,7 @@ def contender(program: Callable[[int, str, list[int], Any], None]) -> Contender:
             for child in children:
                 child.start()
             try:
-                while not counts.total():  # noqa: ASYNC110 - another process writes it
+                while not counts.total():
                     if not all(child.is_alive() for child in children):
                         raise RuntimeError(f"{program.__name__}: a process ended by itself")
                     await asyncio.sleep(0.01)
@@ -141,6 +141,7 @@ async def _floor(  # noqa: C901 - closures all, so that no attribute is looked u
     for target in targets(shape, index):
         transport, _ = await loop.create_connection(asyncio.Protocol, LOOPBACK, ports[target])
         transports.append(transport)
+    ready.wait()
     for number in range(IN_FLIGHT_COUNT):
         pending[number % target_count].append(Transfer(7))
     flush()

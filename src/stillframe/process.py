@@ -7,12 +7,10 @@ and asks for the state with ``capture``. Nothing here acts.
 
 import dataclasses
 import datetime
-import decimal
 import enum
 import inspect
 import types
 import typing
-import uuid
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -196,8 +194,8 @@ def accepted_messages(annotation: Any, where: str) -> tuple[type[Message], ...]:
 
 
 _IMMUTABLE = frozenset(
-    {bool, int, float, str, bytes, type(None), datetime.datetime, datetime.date, datetime.time}
-    | {datetime.timedelta, decimal.Decimal, uuid.UUID}
+    {bool, int, float, str, bytes, type(None)}
+    | {datetime.datetime, datetime.date, datetime.time, datetime.timedelta}
 )
 
 

@@ -6,7 +6,7 @@ file system does the authentication.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -49,9 +49,12 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 Request = TakeSnapshot | RestoreSnapshot
 
-_encode = msgspec.json.Encoder().encode
+# An entry names its directory: a path, which JSON has no word for.
+_encode = msgspec.json.Encoder(enc_hook=str).encode
 _decode_request = msgspec.json.Decoder(Request).decode
-_decode_answer = msgspec.json.Decoder(Done | Failed).decode
+_decode_answer: Callable[[bytes], Done | Failed] = msgspec.json.Decoder(
+    Done | Failed, dec_hook=lambda kind, text: kind(text)
+).decode
 
 
 @contextlib.asynccontextmanager

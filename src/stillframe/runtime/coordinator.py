@@ -13,13 +13,14 @@ from typing import assert_never, cast
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, Refused, StillframeError, StoreError, UsageError
+from stillframe.errors import ProtocolViolation, Refused, StillframeError, UsageError
 from stillframe.model import Abandoned, ProcessId, Reason, Snapshot, SnapshotId
 from stillframe.protocol import wire
 from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.handshake import NONCE_BYTES, Declined, Greeting, Listener, Welcome
 from stillframe.restore import Start
 from stillframe.runtime import control, events
+from stillframe.runtime.host import describe
 from stillframe.runtime.link import LOOPBACK, Connection
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -268,8 +269,9 @@ class Coordinator:
             entry = await asyncio.get_running_loop().run_in_executor(
                 self._writer, self.store.publish, snapshot
             )
-        except StoreError as error:
-            self._end(snapshot.id, Abandoned(snapshot.id, Reason.NOT_PUBLISHED, (), str(error)))
+        except Exception as error:
+            detail = str(error) if isinstance(error, StillframeError) else describe(error)
+            self._end(snapshot.id, Abandoned(snapshot.id, Reason.NOT_PUBLISHED, (), detail))
             return
         for line in self._lines.values():
             line.say(control.Published(snapshot.id))

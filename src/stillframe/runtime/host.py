@@ -29,6 +29,9 @@ from stillframe.runtime import control
 WINDOW_BYTES = 64 * 2**10
 HOLD_BYTES = 4 * 2**20
 ACKNOWLEDGE_BYTES = WINDOW_BYTES // 4
+FRAME_EXTRA_BYTES = 128
+"""More than a frame has besides messages, and more than a marker's frame: so a target counts at
+least what its source counts, and acknowledges before the source's window is full."""
 BATCH_BYTES_MAX = 64 * 2**10
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
@@ -142,8 +145,14 @@ class Incoming:
             self._decoder = msgspec.msgpack.Decoder(list[union])
 
     def attach(self, transport: Transport) -> None:
-        """Acknowledge over `transport` from now on."""
+        """Acknowledge over `transport` from now on.
+
+        The last acknowledgement is sent again: if it was lost with an earlier connection, the
+        source may be waiting for it.
+        """
         self.transport = transport
+        if self._acknowledged:
+            self.acknowledge(self._acknowledged)
 
     def detach(self, transport: Transport | None) -> None:
         """`transport` is gone; does nothing if another has taken its place already."""
@@ -170,6 +179,7 @@ class Incoming:
 
     def acknowledge(self, sequence: int) -> None:
         """Tell the source that all frames up to `sequence` were handled."""
+        self._acknowledged = sequence
         if self.transport is not None:
             self.transport.write(wire.encode_ack(sequence))
 
@@ -263,7 +273,8 @@ class Host:
         item: Item
         if isinstance(frame, wire.Messages):
             batch = frame.batch
-            item = Delivery(incoming, incoming.decode(batch), batch, len(batch.encoded))
+            size = len(batch.encoded) + FRAME_EXTRA_BYTES
+            item = Delivery(incoming, incoming.decode(batch), batch, size)
         else:
             item = MarkerArrival(incoming, frame.marker)
         if incoming.session.accept(frame.sequence):
@@ -308,7 +319,7 @@ class Host:
             self._carry_out(self.recorder.initiate(item))
         else:
             self._carry_out(self.recorder.marker(item.incoming.source, item.marker))
-            if sequence := item.incoming.session.handle(0):
+            if sequence := item.incoming.session.handle(FRAME_EXTRA_BYTES):
                 item.incoming.acknowledge(sequence)
 
     def flush(self) -> None:

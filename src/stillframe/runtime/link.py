@@ -150,8 +150,9 @@ class ListeningLink(Connection):
             incoming.transport.abort()
         self.open(wire.Kind.MESSAGES, wire.Kind.MARKER, frame_bytes_max=wire.FRAME_BYTES_MAX)
         self.write_greeting(Welcome(incoming.session.received))
-        self._incoming = incoming
-        self._carrier = incoming.transport = self.transport
+        assert self.transport is not None
+        self._incoming, self._carrier = incoming, self.transport
+        incoming.attach(self.transport)
 
     def broken(self, error: StillframeError) -> None:
         """Say what was wrong, to the other end if it is new, and to the coordinator."""
@@ -171,8 +172,8 @@ class ListeningLink(Connection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Detach from the channel, unless a newer connection carries it already."""
-        if self._incoming is not None and self._incoming.transport is self._carrier:
-            self._incoming.transport = None
+        if self._incoming is not None:
+            self._incoming.detach(self._carrier)
         super().connection_lost(exc)
 
 

@@ -105,9 +105,7 @@ class TurnHost(Host):
             self.mailbox.extendleft(reversed(singles[1:]))
             item = singles[0]
         self.recorder.receive(incoming.source, batch)
-        if item.frame_bytes is not None and (
-            sequence := incoming.session.handle(item.frame_bytes)
-        ):
+        if item.frame_bytes is not None and (sequence := incoming.session.handle(item.frame_bytes)):
             incoming.acknowledge(sequence)
         return incoming.channel, message
 

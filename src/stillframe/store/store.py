@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+import pyarrow as pa
 
 from stillframe.errors import StoreError, UsageError
 from stillframe.model import Snapshot, SnapshotId
@@ -122,6 +123,9 @@ class Store:
                 opening.remove_partial(path)
                 store = cls(path, lock=lock)
                 store._last_sequence = max((e.sequence for e in store.entries()), default=0)
+                # The first conversion takes most of a second: Arrow looks for pandas then. Now is a
+                # better time than while the first snapshot waits to be published.
+                store._threads().submit(pa.array, [0])
                 return store
             except BaseException:
                 os.close(lock)
