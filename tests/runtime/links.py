@@ -1,0 +1,215 @@
+"""The links that ``check_link`` is run on: queues in memory, and TCP in one event loop."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from stillframe.errors import StillframeError
+from stillframe.process import Process, attach
+from stillframe.runtime.handlers import HandlerHost
+from stillframe.runtime.host import Host, Incoming, Outgoing, Transport
+from stillframe.runtime.link import LOOPBACK, Credentials, ListeningLink, keep_connected
+from stillframe.topology import Topology
+from tests.runtime.memory import MemoryNetwork
+
+SECRET = bytes(range(32))
+STEP_COUNT_MAX = 2_000_000
+
+
+async def turn() -> None:
+    """Let the event loop go round once."""
+    await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop go round until `condition` holds; the caller has the time limit."""
+    while not condition():
+        await turn()
+
+
+class MemoryPair:
+    """Two hosts in one memory; chance decides what goes on next."""
+
+    def __init__(self, topology: Topology, chance: random.Random) -> None:
+        self._network = MemoryNetwork(topology, lambda process, message: None)
+        self._chance = chance
+        self.hosts: Mapping[str, HandlerHost] = self._network.hosts
+        self.begin = self._network.begin
+
+    async def cut(self, end: str) -> None:
+        """Break the connections, in the middle of a frame, and connect anew."""
+        await self.disconnect()
+        await self.reconnect()
+
+    async def disconnect(self) -> None:
+        """Lose what is on its way."""
+        for link in self._network.links.values():
+            link.disconnect(torn_bytes=self._chance.randrange(30))
+
+    async def reconnect(self) -> None:
+        """Connect anew."""
+        for link in self._network.links.values():
+            link.connect()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Take steps until `condition` holds."""
+        for _ in range(STEP_COUNT_MAX):
+            if condition():
+                return
+            self._step()
+        raise AssertionError(f"it does not hold after {STEP_COUNT_MAX} steps")
+
+    def _step(self) -> None:
+        links = [link for link in self._network.links.values() if link.forth.queue]
+        choice = self._chance.randrange(4)
+        if choice == 0 and links:
+            self._chance.choice(links).deliver()
+        elif choice == 1:
+            for link in self._network.links.values():
+                link.deliver_acknowledgements()
+        elif not self._network.scheduler.run_one() and not links:
+            self._network.scheduler.advance()
+
+
+@contextlib.asynccontextmanager
+async def memory_pair(topology: Topology) -> AsyncIterator[MemoryPair]:
+    """Link two hosts in memory."""
+    yield MemoryPair(topology, random.Random(864))
+
+
+def carrier(end: Incoming | Outgoing) -> Transport | None:
+    """Return what carries one end of a channel now."""
+    return end.transport if isinstance(end, Incoming) else end._transport
+
+
+def ends(host: Host) -> list[Incoming | Outgoing]:
+    """Return the ends of all channels of `host`."""
+    return [*host.incoming.values(), *host.outgoing.values()]
+
+
+class TcpPair:
+    """Two hosts in one event loop, linked over TCP."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.troubles: list[str] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._errors: list[StillframeError] = []
+        self._me = {
+            name: Credentials(name, 1, topology.description.hash, SECRET)
+            for name in topology.processes
+        }
+        self.hosts = {name: self._host(topology, name) for name in topology.processes}
+
+    async def listen(self) -> None:
+        """Begin to listen, and connect."""
+        loop = asyncio.get_running_loop()
+        self._servers = {
+            name: await loop.create_server(
+                lambda name=name: ListeningLink(  # type: ignore[misc]
+                    self.hosts[name], self._me[name], self.troubles.append
+                ),
+                LOOPBACK,
+                0,
+            )
+            for name in self.hosts
+        }
+        await self.reconnect()
+
+    def begin(self, *processes: str) -> None:
+        """Let `processes` begin."""
+        for name in processes:
+            self.hosts[name].begin(is_fresh=True)
+
+    async def cut(self, end: str) -> None:
+        """Reset every connection of `end`, as a process that dies would."""
+        for each in ends(self.hosts[end]):
+            transport = carrier(each)
+            assert transport is not None
+            transport.abort()
+        await self.until(self._is_connected)
+
+    async def disconnect(self) -> None:
+        """Cancel what connects, and wait until both ends have noticed."""
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+        for host in self.hosts.values():
+            for incoming in host.incoming.values():
+                if incoming.transport is not None:
+                    incoming.transport.abort()
+        await self.until(self._is_disconnected)
+
+    async def reconnect(self) -> None:
+        """Keep every channel connected, and wait until it is."""
+        loop = asyncio.get_running_loop()
+        for name, host in self.hosts.items():
+            for target, outgoing in host.outgoing.items():
+                port = self._servers[target].sockets[0].getsockname()[1]
+                keeping = keep_connected(
+                    host,
+                    outgoing,
+                    self._me[name],
+                    port=port,
+                    trouble=self.troubles.append,
+                    connected=lambda channel: None,
+                )
+                self._tasks.append(loop.create_task(keeping))
+        await self.until(self._is_connected)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Let the loop go round until `condition` holds."""
+
+        def has_ended() -> bool:
+            if self._errors:
+                raise self._errors[0]
+            return condition()
+
+        await until(has_ended)
+
+    async def close(self) -> None:
+        """Stop listening and hang up."""
+        for server in self._servers.values():
+            server.close()
+        await self.disconnect()
+
+    def _is_connected(self) -> bool:
+        return all(carrier(end) is not None for host in self.hosts.values() for end in ends(host))
+
+    def _is_disconnected(self) -> bool:
+        return all(carrier(end) is None for host in self.hosts.values() for end in ends(host))
+
+    def _host(self, topology: Topology, name: str) -> HandlerHost:
+        process, description = topology.processes[name], topology.description
+        assert isinstance(process, Process)
+        host = HandlerHost(
+            name,
+            codec=topology.codecs[name],
+            subject=process,
+            incoming=dict.fromkeys(description.incoming(name), topology.accepts[name]),
+            outgoing={t: topology.accepts[t] for t in description.outgoing(name)},
+            start=None,
+            report=lambda message: None,
+            fail=self._errors.append,
+            scheduler=asyncio.get_running_loop(),
+        )
+        attach(
+            process,
+            process_id=name,
+            incoming=tuple(host.incoming),
+            outgoing=tuple(host.outgoing),
+            send=host.send,
+            snapshot=lambda: None,
+        )
+        return host
+
+
+@contextlib.asynccontextmanager
+async def tcp_pair(topology: Topology) -> AsyncIterator[TcpPair]:
+    """Link two hosts over TCP."""
+    pair = TcpPair(topology)
+    await pair.listen()
+    try:
+        yield pair
+    finally:
+        await pair.close()
