@@ -21,6 +21,17 @@ ARROW_TYPES: dict[str, pa.DataType] = {
 }
 """Kind of column (``Column.kind``) -> its Arrow type."""
 
+_ABSENT = type(None)
+_FITTING: dict[str, frozenset[type]] = {
+    "bool": frozenset({bool, _ABSENT}),
+    "int": frozenset({int, _ABSENT}),
+    "float": frozenset({float, int, _ABSENT}),
+    "text": frozenset({str, _ABSENT}),
+    "bytes": frozenset({bytes, _ABSENT}),
+    "time": frozenset({datetime.datetime, str, _ABSENT}),
+}
+"""Kind of column -> the types that MessagePack gives for it. Arrow alone would cut 0.5 to 0."""
+
 _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, msgspec.MsgspecError)
 
 
@@ -55,16 +66,20 @@ def to_array(column: Column, values: Sequence[Any], where: Callable[[int], str])
     except _CONVERSION_ERRORS as error:
         index, cause = _first_misfit(column, values, error)
         raise StoreError(
-            f"{where(index)}: field {column.name!r} holds {_shortened(values[index])}, which does "
-            f"not fit a column of kind {column.kind} ({cause}): keep it in that range, or declare "
-            "the field with another type, for example str"
+            f"{where(index)}: field {column.name!r} holds {_shortened(repr(values[index]))}, "
+            f"which does not fit a column of kind {column.kind} ({_shortened(str(cause))}): keep "
+            "it in that range, or declare the field with another type, for example str"
         ) from error
 
 
 def _convert(column: Column, values: Sequence[Any]) -> pa.Array:
     if column.kind == "json":
         values = [None if value is None else _json(value) for value in values]
-    elif column.kind == "time":
+        return pa.array(values, ARROW_TYPES["json"])
+    odd = set(map(type, values)) - _FITTING[column.kind]
+    if odd:
+        raise TypeError(f"it is of type {', '.join(sorted(kind.__name__ for kind in odd))}")
+    if column.kind == "time":
         values = [_time(value) if isinstance(value, str) else value for value in values]
     return pa.array(values, ARROW_TYPES[column.kind])
 
@@ -78,9 +93,8 @@ def _first_misfit(column: Column, values: Sequence[Any], error: Exception) -> tu
     return 0, error
 
 
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _shortened(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def _time(text: str) -> datetime.datetime:
