@@ -1,0 +1,294 @@
+"""A changed, missing, cut or longer file is found and named, wherever the change is."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
+from stillframe.model import SnapshotId
+from stillframe.process import Process
+from stillframe.store.manifest import (
+    CHANNELS,
+    FILES,
+    MANIFEST,
+    MESSAGES,
+    PROCESSES,
+    FileRecord,
+    Manifest,
+)
+from stillframe.store.seal import SEALED_BYTES_MAX, read_sealed, seal
+from stillframe.store.store import Store
+from stillframe.store.tables import read_parquet, to_parquet
+from stillframe.topology import Topology
+from tests.store.samples import DESCRIPTION, SOME_MESSAGES, global_state, publish, snapshot_of
+
+ID = SnapshotId("A", 1)
+
+
+class Idle(Process):
+    """A process that makes the smallest store there is."""
+
+    balance: int = 1
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A store with the snapshot A-1."""
+    made = Store.create(tmp_path / "store", description=DESCRIPTION)
+    made.raise_epoch(None)
+    publish(made, 1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def directory(store: Store) -> Path:
+    """The directory of A-1."""
+    return store.path / "snapshots" / "A-1"
+
+
+def test_every_changed_byte_is_found_and_named(tmp_path: Path) -> None:
+    """One flipped bit in any byte of any file of a store: verify names that file."""
+    topology = Topology({"A": Idle()}, [])
+    with_one = Store.create(tmp_path / "tiny", description=topology.description)
+    with_one.raise_epoch(None)
+    with_one.publish(snapshot_of(1, global_state(topology=topology)))
+    with_one.close()
+    store = Store.open(with_one.path)
+    directory = store.path / "snapshots" / "A-1"
+    paths = [store.path / "store.json", directory / MANIFEST, *(directory / n for n in FILES)]
+    missed = [
+        (path.name, offset)
+        for path in paths
+        for offset in range(path.stat().st_size)
+        if not _is_found(store, path, offset)
+    ]
+    assert missed == []
+    store.verify(ID)
+
+
+def _is_found(store: Store, path: Path, offset: int) -> bool:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        [byte] = os.pread(descriptor, 1, offset)
+        os.pwrite(descriptor, bytes([byte ^ 1 << offset % 8]), offset)
+        try:
+            store.verify(ID)
+        except Damaged as error:
+            return str(path) in str(error)
+        finally:
+            os.pwrite(descriptor, bytes([byte]), offset)
+        return False
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("name", ["store.json", f"snapshots/A-1/{MANIFEST}"])
+@pytest.mark.parametrize("extra", [b" ", b"\n", b"\x00", b"{}"])
+def test_bytes_added_to_a_sealed_file_are_found(store: Store, name: str, extra: bytes) -> None:
+    """Even white space at the end of a sealed file is a change."""
+    path = store.path / name
+    path.write_bytes(path.read_bytes() + extra)
+    with pytest.raises(Damaged, match=path.name):
+        store.verify(ID)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_cut_or_longer_table_is_named(store: Store, directory: Path, name: str) -> None:
+    """Whatever happened to the length of a table, verify says which and what."""
+    path = directory / name
+    content = path.read_bytes()
+    for changed, cause in (
+        (content + b"x", "more than"),
+        (content[:-1], "cut short"),
+        (b"", "cut"),
+    ):
+        path.write_bytes(changed)
+        with pytest.raises(Damaged, match=rf"{name}.* {cause}"):
+            store.verify(ID)
+    path.unlink()
+    with pytest.raises(Damaged, match=rf"{name} is missing"):
+        store.verify(ID)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, PROCESSES, CHANNELS])
+def test_a_restore_checks_what_it_reads(store: Store, directory: Path, name: str) -> None:
+    """Loading verifies the files that it reads, and names the one that was changed."""
+    content = bytearray((directory / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (directory / name).write_bytes(content)
+    with pytest.raises(Damaged, match=name):
+        store.load(ID)
+
+
+def test_a_restore_does_not_need_the_messages_for_queries(store: Store, directory: Path) -> None:
+    """Loading reads processes and channels only: the rest can be lost, and verify tells."""
+    (directory / MESSAGES).unlink()
+    assert store.load(ID) == snapshot_of(1)
+    with pytest.raises(Damaged, match=MESSAGES):
+        store.verify(ID)
+
+
+def test_a_list_names_a_damaged_manifest(store: Store, directory: Path) -> None:
+    """A snapshot with a damaged manifest is not left out of the list in silence."""
+    (directory / MANIFEST).unlink()
+    for act in (store.entries, store.current):
+        with pytest.raises(Damaged, match=str(directory / MANIFEST)):
+            act()
+
+
+def test_a_snapshot_under_another_name_is_found(store: Store, directory: Path) -> None:
+    """A copied directory is no second snapshot."""
+    shutil.copytree(directory, directory.with_name("A-2"))
+    with pytest.raises(Damaged, match=r"A-2/manifest\.json is of snapshot A-1"):
+        store.entries()
+
+
+def test_a_lost_store_json_is_named(store: Store) -> None:
+    """Snapshots without a store.json are a damaged store, not a free directory."""
+    store.close()
+    (store.path / "store.json").unlink()
+    acts: tuple[Callable[[], Store], ...] = (
+        lambda: Store.open(store.path),
+        lambda: Store.open_writer(store.path),
+        lambda: Store.create(store.path, description=DESCRIPTION),
+    )
+    for act in acts:
+        with pytest.raises(Damaged, match=r"store\.json is missing"):
+            act()
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    """Nothing, an empty directory and somebody's files: each is refused in its own words."""
+    with pytest.raises(UsageError, match="does not exist"):
+        Store.open(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="is no store"):
+        Store.open_writer(tmp_path)
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(UsageError, match=r"holds thesis\.tex"):
+        Store.create(tmp_path, description=DESCRIPTION)
+    with pytest.raises(StoreError, match="could not be made into a store"):
+        Store.create(tmp_path / "thesis.tex", description=DESCRIPTION)
+
+
+class Newer(msgspec.Struct):
+    """A content that a later version might write."""
+
+    format: int
+    what: str = "we cannot know"
+
+
+def test_a_newer_format_is_refused_as_such(store: Store, directory: Path) -> None:
+    """A store of a later version is not called damaged; the error says what to use."""
+    for path in (directory / MANIFEST, store.path / "store.json"):
+        path.write_bytes(seal(Newer(2)))
+        with pytest.raises(StoreError, match="has format 2, and this version") as caught:
+            store.verify(ID)
+        assert not isinstance(caught.value, Damaged)
+
+
+def test_a_huge_manifest_is_not_read(store: Store, directory: Path) -> None:
+    """A manifest over the bound is refused by its length."""
+    os.truncate(directory / MANIFEST, SEALED_BYTES_MAX + 1)
+    with pytest.raises(Damaged, match=r"manifest\.json has more than"):
+        store.entry(ID)
+
+
+Change = Callable[[Manifest], Manifest]
+
+
+def _reseal(directory: Path, change: Change) -> None:
+    path = directory / MANIFEST
+    path.write_bytes(seal(change(read_sealed(path, Manifest))))
+
+
+@pytest.mark.parametrize("name", ["../A-2/processes.parquet", "/etc/passwd", "..", "a/b", ""])
+def test_a_manifest_cannot_lead_out_of_its_directory(
+    store: Store, directory: Path, name: str
+) -> None:
+    """A sealed manifest that names any other file is refused, and that file is not read."""
+    _reseal(
+        directory,
+        lambda manifest: msgspec.structs.replace(
+            manifest, files=(FileRecord(name, 1, "0" * 64), *manifest.files[1:])
+        ),
+    )
+    for act in (store.load, store.verify, store.entry):
+        with pytest.raises(Damaged, match="lists other files"):
+            act(ID)
+
+
+def _replace_table(directory: Path, name: str, content: bytes) -> None:
+    (directory / name).write_bytes(content)
+    record = FileRecord(name, len(content), hashlib.sha256(content).hexdigest())
+    _reseal(
+        directory,
+        lambda manifest: msgspec.structs.replace(
+            manifest, files=tuple(record if f.name == name else f for f in manifest.files)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [(MESSAGES, "amount"), (MESSAGES, "number"), (PROCESSES, "balance"), (CHANNELS, "first")],
+)
+def test_columns_that_contradict_what_was_recorded_are_found(
+    store: Store, directory: Path, name: str, column: str
+) -> None:
+    """Hashes that fit are not enough: the columns for queries must say what was recorded."""
+    table = read_parquet((directory / name).read_bytes())
+    index = table.schema.get_field_index(column)
+    field = table.schema.field(index)
+    changed = table.set_column(index, field, pa.array([4] * table.num_rows, field.type))
+    _replace_table(directory, name, to_parquet(changed))
+    with pytest.raises(NotConsistent, match=rf"{name}: column {column}"):
+        store.verify(ID)
+
+
+def test_books_are_checked_after_reading(store: Store, directory: Path) -> None:
+    """A channel whose recorded messages do not fit its counts is found on load."""
+    table = read_parquet((directory / CHANNELS).read_bytes())
+    index = table.schema.get_field_index("sent_count")
+    changed = table.set_column(index, "sent_count", pa.array([99, 10, 21], pa.int64()))
+    _replace_table(directory, CHANNELS, to_parquet(changed))
+    with pytest.raises(NotConsistent, match="channel A->B: 99 sent"):
+        store.load(ID)
+
+
+def test_counts_of_the_manifest_are_checked(store: Store, directory: Path) -> None:
+    """A manifest that promises another number of messages than there are is not believed."""
+    _reseal(directory, lambda manifest: msgspec.structs.replace(manifest, message_count=4))
+    with pytest.raises(NotConsistent, match="4 messages, but the files hold 3, 3 and 5"):
+        store.load(ID)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"not a table at all"])
+def test_what_is_no_parquet_is_damage(store: Store, directory: Path, content: bytes) -> None:
+    """A file with the right hash that is no table is damage, not a crash of ours."""
+    _replace_table(directory, CHANNELS, content)
+    with pytest.raises(Damaged, match="is no table as the store writes it"):
+        store.load(ID)
+
+
+def test_a_table_of_other_columns_is_damage(store: Store, directory: Path) -> None:
+    """A table with the right hash and other columns is damage, not a crash of ours."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"source": ["A"], "encoded": [1]}), sink)
+    for name in (CHANNELS, PROCESSES):
+        _replace_table(directory, name, bytes(sink.getvalue()))
+        with pytest.raises(Damaged, match="is no table as the store writes it"):
+            store.load(ID)
+
+
+def test_the_sample_has_what_these_tests_need() -> None:
+    """The snapshot that is damaged here holds messages of several classes on several channels."""
+    kinds = {type(message) for messages in SOME_MESSAGES.values() for message in messages}
+    assert len(kinds) == len(SOME_MESSAGES) == 2
