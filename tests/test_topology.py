@@ -1,0 +1,215 @@
+"""A topology says what does not fit, and its description is the same for everybody."""
+
+import dataclasses
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillframe.errors import UsageError
+from stillframe.model import Channel
+from stillframe.process import Message, Process
+from stillframe.topology import RESERVED_COLUMNS, Column, Description, Joined, Topology
+
+
+class Coin(Message):
+    """Money."""
+
+    amount: int
+
+
+class Note(Message):
+    """Words."""
+
+    text: str
+    at: datetime.datetime
+    lines: list[str]
+
+
+class Purse(Process):
+    """Takes both."""
+
+    balance: int = 0
+    rate: float = 0.0
+    tags: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def receive(self, channel: Channel, message: Coin | Note) -> None:
+        """Take it."""
+
+
+class Deaf(Process):
+    """Takes nothing."""
+
+    is_on: bool = True
+    key: bytes = b""
+
+
+@dataclasses.dataclass
+class Counter:
+    """The state of a program of its own."""
+
+    count: int = 0
+
+
+def purses(names: str, *channels: str) -> Topology:
+    """Return a topology of purses: ``purses("ABC", "AB", "BC")``."""
+    return Topology({name: Purse() for name in names}, [(c[0], c[1]) for c in channels])
+
+
+def test_a_description_holds_everything_sorted() -> None:
+    """Processes, channels, columns by class and what each process takes."""
+    topology = Topology(
+        {"C": Deaf(), "A": Purse(), "J": Joined(state=Counter, accepts=Coin)},
+        [("J", "A"), ("A", "J"), ("C", "A")],
+    )
+    assert topology.description == Description(
+        processes={"A": "Purse", "C": "Deaf", "J": "Counter"},
+        channels=(Channel("A", "J"), Channel("C", "A"), Channel("J", "A")),
+        states={
+            "Purse": (Column("balance", "int"), Column("rate", "float"), Column("tags", "json")),
+            "Deaf": (Column("is_on", "bool"), Column("key", "bytes")),
+            "Counter": (Column("count", "int"),),
+        },
+        messages={
+            "Coin": (Column("amount", "int"),),
+            "Note": (Column("text", "text"), Column("at", "time"), Column("lines", "json")),
+        },
+        accepts={"A": ("Coin", "Note"), "C": (), "J": ("Coin",)},
+    )
+    assert list(topology.processes) == ["A", "C", "J"]
+    assert topology.accepts["A"] == (Coin, Note)
+
+
+def test_a_hash_is_of_the_description_alone() -> None:
+    """Equal descriptions have equal hashes, whatever the order in which they were written."""
+    one, other = purses("AB", "AB", "BA"), purses("BA", "BA", "AB")
+    assert one.description.hash == other.description.hash
+    decoded = msgspec.json.decode(msgspec.json.encode(one.description), type=Description)
+    assert (decoded, decoded.hash) == (one.description, one.description.hash)
+    assert len(decoded.hash) == 64
+    different = {
+        topology.description.hash
+        for topology in (
+            *(one, purses("ABC", "AB", "BA"), purses("AB", "AB")),
+            Topology({"A": Purse(), "B": Deaf()}, [("A", "B"), ("B", "A")]),
+        )
+    }
+    assert len(different) == 4
+
+
+def test_channels_of_a_process() -> None:
+    """Sources into it and targets out of it, sorted."""
+    description = purses("ABC", "CA", "BA", "AC").description
+    assert (description.incoming("A"), description.outgoing("A")) == (("B", "C"), ("C",))
+    assert (description.incoming("B"), description.outgoing("C")) == ((), ("A",))
+
+
+def test_a_mesh_joins_all_and_a_ring_the_next() -> None:
+    """n(n-1) channels, and n in the order that was given."""
+    everybody = {name: Purse() for name in "BCA"}
+    assert len(Topology.mesh(everybody).description.channels) == 6
+    assert Topology.ring(everybody).description.channels == (
+        *(Channel("A", "B"), Channel("B", "C"), Channel("C", "A")),
+    )
+    with pytest.raises(UsageError, match="at least two"):
+        Topology.ring({"A": Purse()})
+
+
+def test_an_initiator_that_reaches_all_is_enough() -> None:
+    """In a strongly connected graph the markers of one reach every process."""
+    assert purses("ABC", "AB", "BC", "CA").description.initiators("B") == ("B",)
+
+
+def test_more_initiators_where_markers_do_not_reach() -> None:
+    """Upstream processes begin by themselves; the one that reaches most goes first."""
+    description = purses("ABCD", "AB", "BC", "CD").description
+    assert description.initiators("A") == ("A",)
+    assert description.initiators("C") == ("C", "A")
+    assert purses("ABC").description.initiators("B") == ("B", "A", "C")
+    with pytest.raises(UsageError, match="no process 'X'; there are A, B, C"):
+        purses("ABC").description.initiators("X")
+
+
+@given(
+    st.sets(st.tuples(st.sampled_from("ABCDE"), st.sampled_from("ABCDE"))), st.sampled_from("ABCDE")
+)
+def test_markers_of_the_initiators_reach_everybody(pairs: set[tuple[str, str]], first: str) -> None:
+    """Against brute force: following channels from all initiators visits every process."""
+    edges = {(a, b) for a, b in pairs if a != b}
+    chosen = purses("ABCDE", *(a + b for a, b in edges)).description.initiators(first)
+    assert chosen[0] == first
+    reached = set(chosen)
+    for _ in range(5):
+        reached |= {b for a, b in edges if a in reached}
+    assert reached == set("ABCDE")
+    assert len(set(chosen)) == len(chosen)
+
+
+class Impostor:
+    """No process."""
+
+
+class SameName:
+    """Holds a class that is called like another."""
+
+    class Purse(Process):
+        """Not the other one."""
+
+        count: int = 0
+
+
+class OtherCoin(Message, tag="Coin"):
+    """Travels under the name of another."""
+
+    weight: int
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: Topology({}, []), "at least one process"),
+        (lambda: Topology({"1": Purse()}, []), "'1' cannot name a process"),
+        (lambda: purses("AB", "AX"), "channel A->X: there is no process 'X'; there are A, B"),
+        (lambda: purses("AB", "XA"), "there is no process 'X'"),
+        (lambda: purses("AB", "AA"), "channel A->A: a channel joins two different"),
+        (lambda: purses("AB", "AB", "AB"), "channel A->B is given twice"),
+        (lambda: Topology({"A": Impostor()}, []), "process 'A' is .*: give an instance"),  # type: ignore[dict-item]
+        (lambda: Topology({"A": Purse}, []), "process 'A' is .*: give an instance"),  # type: ignore[dict-item]
+        (
+            lambda: Topology({"A": Purse(), "B": SameName.Purse()}, []),
+            "two different process classes are called Purse",
+        ),
+        (
+            lambda: Topology({"A": Purse(), "B": Joined(state=Counter, accepts=OtherCoin)}, []),
+            "two different message classes are called Coin",
+        ),
+        (
+            lambda: Topology({"A": Joined(state=Counter, accepts=int)}, []),
+            r"process 'A' \(Counter\): <class 'int'> is no message class",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(make: Callable[[], Any], found: str) -> None:
+    """Each mistake in a topology has a sentence of its own."""
+    with pytest.raises(UsageError, match=found):
+        make()
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_COLUMNS))
+def test_columns_of_the_store_are_taken(name: str) -> None:
+    """A field cannot be called like a column that every table has."""
+    state = dataclasses.make_dataclass("Odd", [(name, int)])
+    with pytest.raises(UsageError, match=f"class Odd: a field cannot be called '{name}'"):
+        Topology({"A": Joined(state=state)}, [])
+
+
+def test_check_process_lists_what_there_is() -> None:
+    """A wrong name is answered with the right ones."""
+    description = purses("AB").description
+    description.check_process("A")
+    with pytest.raises(UsageError, match="no process 'C'; there are A, B"):
+        description.check_process("C")
