@@ -1,0 +1,70 @@
+"""What the README shows is what happens: its program and its commands are run."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+STILLFRAME = Path(sys.executable).with_name("stillframe")
+NOISE = re.compile(r"a snapshot was due and skipped|^snapshot P")
+
+
+def blocks(language: str) -> list[str]:
+    """Return the README's code blocks in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def shape(output: str) -> list[str]:
+    """Return the lines with every measured number masked, one of each shape, in order."""
+    lines: list[str] = []
+    for line in output.splitlines():
+        if NOISE.search(line):
+            continue
+        masked = re.sub(r"(?<![\w-])(?!300\b)\d[\d,.]*( ms| s)?\b", "#", line)
+        masked = re.sub(r"P1-\d+", "P1-#", masked)
+        masked = re.sub(r"\s+|─+", " ", masked).strip()
+        if masked and masked not in lines:
+            lines.append(masked)
+    return lines
+
+
+def widen(lines: list[str]) -> list[str]:
+    """Return the lines with states and channels that may hold all or nothing made alike."""
+    return sorted({re.sub(r"sound(?: (?:#|300))+", "sound", line) for line in lines})
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_readme_program_does_what_the_readme_shows(tmp_path: Path) -> None:
+    """The program and both commands, run in an empty directory, print what stands there."""
+    (program,) = blocks("python")
+    (session,) = [block for block in blocks("console") if block.startswith("$ ")]
+    (tmp_path / "bank.py").write_text(program)
+    for step in session.split("$ ")[1:]:
+        command, _, expected = step.partition("\n")
+        words = shlex.split(command)
+        assert words[0] == "stillframe"
+        done = subprocess.run(
+            [str(STILLFRAME), *words[1:]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "COLUMNS": "90"},
+        )
+        assert done.returncode == 0, done.stderr
+        assert widen(shape(done.stdout + done.stderr)) == widen(shape(expected))
+
+
+def test_every_page_that_the_readme_links_is_there() -> None:
+    """No link of the README or of a page in docs leads nowhere."""
+    pages = [README, *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"]
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links {target}"
