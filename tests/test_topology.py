@@ -213,3 +213,53 @@ def test_check_process_lists_what_there_is() -> None:
     description.check_process("A")
     with pytest.raises(UsageError, match="no process 'C'; there are A, B"):
         description.check_process("C")
+
+
+class Optional(Message):
+    """May hold nothing."""
+
+    amount: int | None
+    either: int | str
+
+
+class OptionalTaker(Process):
+    """Takes it."""
+
+    def receive(self, channel: Channel, message: Optional) -> None:
+        """Take it."""
+
+
+def test_what_may_be_missing_keeps_its_kind_of_column() -> None:
+    """``int | None`` is a column of whole numbers; a real choice of types is JSON."""
+    description = Topology({"A": OptionalTaker()}, []).description
+    assert description.messages["Optional"] == (Column("amount", "int"), Column("either", "json"))
+
+
+class Twins(Process):
+    """Two fields that SQL engines would take for one."""
+
+    total: int = 0
+    Total: int = 0
+
+
+class Secretive(Message):
+    """Has a field that looks private."""
+
+    _amount: int
+
+
+class SecretTaker(Process):
+    """Takes it."""
+
+    def receive(self, channel: Channel, message: Secretive) -> None:
+        """Take it."""
+
+
+@pytest.mark.parametrize(
+    ("process", "found"),
+    [(Twins(), "'total' and 'Total' differ in case alone"), (SecretTaker(), "'_amount' travels")],
+)
+def test_fields_that_tables_could_not_hold_are_refused(process: Process, found: str) -> None:
+    """A column that would be lost or mixed up is an error before anything starts."""
+    with pytest.raises(UsageError, match=found):
+        Topology({"A": process}, [])

@@ -6,6 +6,8 @@ that travels, is kept in the store, and whose hash both ends of every connection
 
 import datetime
 import hashlib
+import types
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -172,7 +174,9 @@ class Topology:
             if source == target:
                 raise UsageError(f"channel {channel}: a channel joins two different processes")
             if channel in channels:
-                raise UsageError(f"channel {channel} is given twice; one channel each way is enough")
+                raise UsageError(
+                    f"channel {channel} is given twice; one channel each way is enough"
+                )
             channels.append(channel)
         return channels
 
@@ -190,7 +194,7 @@ class Topology:
             processes={name: codec.kind.__name__ for name, codec in self.codecs.items()},
             channels=tuple(channels),
             states=states,
-            messages={t: _columns(m, field_types(m)) for t, m in sorted(messages.items())},
+            messages={t: _message_columns(m) for t, m in sorted(messages.items())},
             accepts={n: tuple(sorted(map(_tag, kinds))) for n, kinds in self.accepts.items()},
         )
 
@@ -215,11 +219,37 @@ def _tag(message: type[Message]) -> str:
     return str(message.__struct_config__.tag)
 
 
-def _columns(owner: type, types: dict[str, Any]) -> tuple[Column, ...]:
-    for name in types:
-        if name in RESERVED_COLUMNS:
+def _columns(owner: type, fields: dict[str, Any]) -> tuple[Column, ...]:
+    """Return the columns of a class; SQL engines do not tell `Balance` from `balance`."""
+    seen: dict[str, str] = {}
+    for name in fields:
+        if (other := seen.setdefault(name.lower(), name)) != name:
+            raise UsageError(
+                f"class {owner.__name__}: the fields {other!r} and {name!r} differ in case alone, "
+                "and most SQL engines would not tell them apart: rename one"
+            )
+        if name.lower() in RESERVED_COLUMNS:
             raise UsageError(
                 f"class {owner.__name__}: a field cannot be called {name!r}: the store uses that "
                 f"name for a column of its own (reserved: {', '.join(sorted(RESERVED_COLUMNS))})"
             )
-    return tuple(Column(name, COLUMN_KINDS.get(kind, "json")) for name, kind in types.items())
+    return tuple(Column(name, _column_kind(kind)) for name, kind in fields.items())
+
+
+def _column_kind(kind: Any) -> str:
+    """Return the kind of column for a type; every column can be null, as can ``int | None``."""
+    members = [member for member in typing.get_args(kind) if member is not type(None)]
+    if typing.get_origin(kind) in (typing.Union, types.UnionType) and len(members) == 1:
+        kind = members[0]
+    return COLUMN_KINDS.get(kind, "json") if isinstance(kind, type) else "json"
+
+
+def _message_columns(message: type[Message]) -> tuple[Column, ...]:
+    columns = _columns(message, field_types(message))
+    hidden = sorted(set(message.__struct_fields__) - {column.name for column in columns})
+    if hidden:
+        raise UsageError(
+            f"class {message.__name__}: the field {hidden[0]!r} travels like every other, so it "
+            "cannot be private: rename it without the underscore"
+        )
+    return columns

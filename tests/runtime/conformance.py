@@ -11,11 +11,8 @@ from typing import Protocol
 from stillframe import Channel, Message, Process, Topology, every
 from stillframe.model import SnapshotId
 from stillframe.protocol.recorder import Phase
+from stillframe.runtime.ends import WINDOW_BYTES
 from stillframe.runtime.handlers import BURST_COUNT, HandlerHost
-from stillframe.runtime.host import WINDOW_BYTES
-
-FRAME_EXTRA_BYTES = 128
-"""More than the bytes of a frame besides its messages, and more than a marker."""
 
 
 class Call(Message):

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from stillframe.errors import StillframeError
 from stillframe.process import Process, attach
+from stillframe.runtime.ends import Incoming, Outgoing, Transport
 from stillframe.runtime.handlers import HandlerHost
-from stillframe.runtime.host import Host, Incoming, Outgoing, Transport
+from stillframe.runtime.host import Host
 from stillframe.runtime.link import LOOPBACK, Credentials, ListeningLink, keep_connected
 from stillframe.topology import Topology
 from tests.runtime.memory import MemoryNetwork
@@ -26,6 +27,17 @@ async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop go round until `condition` holds; the caller has the time limit."""
     while not condition():
         await turn()
+
+
+async def hang_up() -> None:
+    """Close every connection of this event loop, as the end of a process would: also those that
+    others have opened to it and that it has not noticed yet."""
+    loop = asyncio.get_running_loop()
+    for _ in range(5):
+        await turn()
+        for transport in list(loop._transports.values()):  # type: ignore[attr-defined]
+            transport.abort()
+    await turn()
 
 
 class MemoryPair:

@@ -16,8 +16,8 @@ from stillframe.process import Process, attach
 from stillframe.protocol import wire
 from stillframe.restore import Start
 from stillframe.runtime import control
+from stillframe.runtime.ends import Incoming, Outgoing
 from stillframe.runtime.handlers import HandlerHost
-from stillframe.runtime.host import Incoming, Outgoing
 from stillframe.topology import Topology
 
 MARKER = wire.Kind.MARKER

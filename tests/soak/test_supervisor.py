@@ -38,7 +38,7 @@ def published_count(run: "subprocess.Popen[str]", wanted: int) -> int:
 
 @pytest.mark.slow
 def test_the_store_survives_kill_9_of_the_supervisor(tmp_path: Path) -> None:
-    """At any moment: the processes end too, nothing published is lost, and it goes on from there."""
+    """The processes end too, nothing published is lost, and it goes on from there."""
     chance = random.Random(864)
     store = tmp_path / "store"
     command = [STILLFRAME, "run", "tests.soak.ledger:bank", "--store", str(store)]

@@ -26,7 +26,8 @@ from stillframe.protocol.handshake import (
     Proof,
     Welcome,
 )
-from stillframe.runtime.host import Host, Incoming, Outgoing
+from stillframe.runtime.ends import Incoming, Outgoing
+from stillframe.runtime.host import Host
 
 LOOPBACK = "127.0.0.1"
 RETRY_S_MIN = 0.01

@@ -1,0 +1,159 @@
+"""The two ends of a channel inside a process, without the connection that carries it.
+
+Back-pressure has one rule: what is sent and not yet handled. Above `WINDOW_BYTES` on any outgoing
+channel a process takes no action by itself; above `HOLD_BYTES` it handles no message either.
+"""
+
+from typing import Any, Protocol
+
+import msgspec
+
+from stillframe.errors import ProtocolViolation, UsageError
+from stillframe.model import Batch, Channel
+from stillframe.process import Message
+from stillframe.protocol import wire
+from stillframe.protocol.session import ReceiveSession, SendSession
+
+WINDOW_BYTES = 64 * 2**10
+HOLD_BYTES = 4 * 2**20
+ACKNOWLEDGE_BYTES = WINDOW_BYTES // 4
+FRAME_EXTRA_BYTES = 128
+"""More than a frame has besides messages, and more than a marker's frame: so a target counts at
+least what its source counts, and acknowledges before the source's window is full."""
+BATCH_BYTES_MAX = 64 * 2**10
+ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+
+
+class Transport(Protocol):
+    """What a link attaches to a channel: something that frames can be written into."""
+
+    def write(self, data: bytes | bytearray, /) -> Any:
+        """Take `data`, now or later, in order."""
+
+    def abort(self) -> None:
+        """Close at once; nothing more is read."""
+
+
+class Outgoing:
+    """The source's end of one channel."""
+
+    def __init__(
+        self, channel: Channel, accepts: frozenset[type[Message]], sent_count: int
+    ) -> None:
+        self.channel = channel
+        self.accepts = accepts
+        self.pending: list[Message | msgspec.Raw] = []
+        self.session = SendSession()
+        self.sent_count = sent_count
+        self._transport: Transport | None = None
+
+    def attach(self, transport: Transport, received: int) -> None:
+        """Go on over `transport`, after the frame `received`: send again what may be lost."""
+        for frame in self.session.resume(received):
+            transport.write(frame)
+        self._transport = transport
+
+    def detach(self) -> None:
+        """The connection is gone; frames are kept until there is another."""
+        self._transport = None
+
+    def write(self, frame: bytes | bytearray) -> None:
+        """Send a frame that was encoded with the session's next number."""
+        self.session.add(frame)
+        if self._transport is not None:
+            self._transport.write(frame)
+
+    def flush(self) -> None:
+        """Send the pending messages, in one batch if they are not too large for that."""
+        self._write_batch(self.pending)
+        self.pending.clear()
+
+    def _write_batch(self, messages: list[Message | msgspec.Raw]) -> None:
+        session, first = self.session, self.sent_count + 1
+        try:
+            frame = wire.encode_messages(session.sequence + 1, first, messages)
+        except ENCODING_ERRORS as error:
+            raise self._unsendable(messages) from error
+        size, count = len(frame), len(messages)
+        if size > BATCH_BYTES_MAX:
+            if count > 1:
+                self._write_batch(messages[: count // 2])
+                self._write_batch(messages[count // 2 :])
+                return
+            if size > wire.FRAME_BYTES_MAX:
+                raise UsageError(
+                    f"channel {self.channel}: message {first} has {size:,} bytes; at most "
+                    f"{wire.FRAME_BYTES_MAX:,} are possible: send it in parts"
+                )
+        self.sent_count += count
+        session.add(frame)
+        if self._transport is not None:
+            self._transport.write(frame)
+
+    def _unsendable(self, messages: list[Message | msgspec.Raw]) -> UsageError:
+        for message in messages:
+            try:
+                msgspec.msgpack.encode(message)
+            except ENCODING_ERRORS as error:
+                return UsageError(
+                    f"channel {self.channel}: {message!r} cannot be encoded: {error}; give its "
+                    "fields values of the types that they are declared with"
+                )
+        raise AssertionError("each message can be encoded, but not all together")
+
+
+class Incoming:
+    """The target's end of one channel."""
+
+    def __init__(self, channel: Channel, accepts: tuple[type[Message], ...]) -> None:
+        self.channel = channel
+        self.source = channel.source
+        self.session = ReceiveSession(ACKNOWLEDGE_BYTES)
+        self.transport: Transport | None = None
+        self.violation_count = 0
+        self._acknowledged = 0
+        self._decoder: msgspec.msgpack.Decoder[list[Message]] | None = None
+        if accepts:
+            union: Any = accepts[0]
+            for message in accepts[1:]:
+                union = union | message
+            self._decoder = msgspec.msgpack.Decoder(list[union])
+
+    def attach(self, transport: Transport) -> None:
+        """Acknowledge over `transport` from now on.
+
+        The last acknowledgement is sent again: if it was lost with an earlier connection, the
+        source may be waiting for it.
+        """
+        self.transport = transport
+        if self._acknowledged:
+            self.acknowledge(self._acknowledged)
+
+    def detach(self, transport: Transport | None) -> None:
+        """`transport` is gone; does nothing if another has taken its place already."""
+        if self.transport is transport:
+            self.transport = None
+
+    def decode(self, batch: Batch) -> list[Message]:
+        """Return the messages of `batch`.
+
+        Raises:
+            ProtocolViolation: they are not of the classes that the target accepts.
+        """
+        if self._decoder is None:
+            raise ProtocolViolation(
+                f"channel {self.channel}: {self.channel.target} accepts no message"
+            )
+        try:
+            return self._decoder.decode(batch.encoded)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ProtocolViolation(
+                f"channel {self.channel}: messages {batch.first} to {batch.last} are not what "
+                f"{self.channel.target} accepts: {error}"
+            ) from error
+
+    def acknowledge(self, sequence: int) -> None:
+        """Tell the source that all frames up to `sequence` were handled."""
+        self._acknowledged = sequence
+        if self.transport is not None:
+            self.transport.write(wire.encode_ack(sequence))
