@@ -237,7 +237,7 @@ def _columns(owner: type, fields: dict[str, Any]) -> tuple[Column, ...]:
 
 
 def _column_kind(kind: Any) -> str:
-    """Return the kind of column for a type; every column can be null, as can ``int | None``."""
+    """Return the kind of column for a type; ``int | None`` is int, since any column may be null."""
     members = [member for member in typing.get_args(kind) if member is not type(None)]
     if typing.get_origin(kind) in (typing.Union, types.UnionType) and len(members) == 1:
         kind = members[0]

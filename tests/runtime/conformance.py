@@ -11,7 +11,7 @@ from typing import Protocol
 from stillframe import Channel, Message, Process, Topology, every
 from stillframe.model import SnapshotId
 from stillframe.protocol.recorder import Phase
-from stillframe.runtime.ends import WINDOW_BYTES
+from stillframe.runtime.ends import FRAME_EXTRA_BYTES, WINDOW_BYTES
 from stillframe.runtime.handlers import BURST_COUNT, HandlerHost
 
 

@@ -86,6 +86,7 @@ class Run:
     """
 
     def __init__(self, seed: int, *, snapshot_count: int) -> None:
+        self.seed = seed
         self._chance = random.Random(seed)
         self._other_chance = random.Random(seed + 1)
         self._snapshot_count = snapshot_count
@@ -173,18 +174,16 @@ class Run:
 def check_snapshot(snapshot: Snapshot, plain: Run) -> None:
     """Check that each recorded state is one of the run without snapshots, and that what processes
     say of their channels is what was recorded of the channels."""
+    where = f"SEED={plain.seed}, snapshot {snapshot.id}"
     states = {s.process: msgspec.msgpack.decode(s.encoded) for s in snapshot.state.processes}
     for name, process in plain.topology.processes.items():
         assert isinstance(process, Chain)
         happened = process._history.get(states[name]["step_count"], b"")
-        assert states[name]["chain"] == happened, (snapshot.id, name)
+        assert states[name]["chain"] == happened, where
     for state in snapshot.state.channels:
         source, target = state.channel.source, state.channel.target
-        assert states[source]["sent"][target] == state.sent_count, (snapshot.id, state.channel)
-        assert states[target]["received"][source] == state.received_count, (
-            snapshot.id,
-            state.channel,
-        )
+        assert states[source]["sent"][target] == state.sent_count, where
+        assert states[target]["received"][source] == state.received_count, where
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -196,7 +195,6 @@ def test_snapshots_do_not_change_what_the_application_does(block: int) -> None:
         plain, observed = Run(seed, snapshot_count=0), Run(seed, snapshot_count=SNAPSHOT_COUNT)
         plain.run()
         observed.run()
-        print(f"SEED={seed}")
         assert observed.states() == plain.states(), f"SEED={seed}"
         assert len(observed.snapshots) == SNAPSHOT_COUNT, f"SEED={seed}"
         for snapshot in observed.snapshots:
