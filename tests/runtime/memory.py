@@ -111,7 +111,6 @@ class MemoryLink:
         self._source, self._target, self._turn = source, target, turn
         self._outgoing: Outgoing = source.outgoing[target.process]
         self._incoming: Incoming = target.incoming[source.process]
-        self.is_connected = False
         self.forth = self.back = MemoryTransport(turn)
         self.connect()
 
@@ -121,7 +120,6 @@ class MemoryLink:
         self._forth_reader, self._back_reader = wire.FrameReader(), wire.FrameReader()
         self._forth_reader.open(MESSAGES, MARKER, frame_bytes_max=wire.FRAME_BYTES_MAX)
         self._back_reader.open(wire.Kind.ACK, frame_bytes_max=64)
-        self.is_connected = True
         self._incoming.attach(self.back)
         self._outgoing.attach(self.forth, self._incoming.session.received)
 
@@ -132,9 +130,8 @@ class MemoryLink:
             assert list(parse(self._forth_reader, torn)) == []
         self.forth.abort()
         self.back.abort()
-        self._outgoing.detach()
+        self._outgoing.detach(self.forth)
         self._incoming.detach(self.back)
-        self.is_connected = False
 
     def has_messages(self) -> bool:
         """Return whether a message of the application is on its way."""

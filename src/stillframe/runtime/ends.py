@@ -53,9 +53,10 @@ class Outgoing:
             transport.write(frame)
         self._transport = transport
 
-    def detach(self) -> None:
-        """The connection is gone; frames are kept until there is another."""
-        self._transport = None
+    def detach(self, transport: Transport | None) -> None:
+        """`transport` is gone: frames are kept until there is another, if there is not already."""
+        if self._transport is transport:
+            self._transport = None
 
     def write(self, frame: bytes | bytearray) -> None:
         """Send a frame that was encoded with the session's next number."""

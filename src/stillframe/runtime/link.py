@@ -196,6 +196,7 @@ class ConnectingLink(Connection):
         self._connected = connected
         self._host = host
         self._outgoing = outgoing
+        self._carrier: asyncio.Transport | None = None
         self._connector = Connector(me.hello(outgoing.channel.target), me.secret)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -214,6 +215,7 @@ class ConnectingLink(Connection):
             case Welcome(received):
                 assert self.transport is not None
                 self.open(wire.Kind.ACK, frame_bytes_max=64)
+                self._carrier = self.transport
                 self._outgoing.attach(self.transport, received)
                 self.is_open = True
                 self._connected(self._outgoing.channel)
@@ -225,8 +227,7 @@ class ConnectingLink(Connection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Detach from the channel: frames are kept until the next connection."""
-        if self.is_open:
-            self._outgoing.detach()
+        self._outgoing.detach(self._carrier)
         if not self.lost.done():
             self.lost.set_result(None)
         super().connection_lost(exc)

@@ -1,0 +1,159 @@
+"""A whole system in one event loop: real coordinator, members, hosts and TCP, no new processes."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from stillframe.errors import StillframeError
+from stillframe.model import Abandoned, ProcessId, Snapshot
+from stillframe.process import Process, attach
+from stillframe.restore import Start
+from stillframe.runtime import control, events
+from stillframe.runtime.coordinator import Coordinator
+from stillframe.runtime.handlers import HandlerHost
+from stillframe.runtime.host import Host
+from stillframe.runtime.link import Credentials
+from stillframe.runtime.member import Member
+from stillframe.runtime.turns import Driver, TurnHost, has_async_handlers
+from stillframe.store.manifest import Entry
+from stillframe.store.store import Store
+from stillframe.topology import Topology
+from tests.runtime.links import SECRET, hang_up, until
+
+Detour = Callable[[int], int]
+"""Takes the port on which a process listens, returns the one that is made known instead."""
+
+
+class LocalMember(Member):
+    """A member whose port can be made known as that of a proxy."""
+
+    def __init__(self, me: Credentials, coordinator_port: int, detour: Detour) -> None:
+        super().__init__(me, coordinator_port)
+        self._detour = detour
+        self.port = 0
+
+    def report(self, message: control.FromProcess) -> None:
+        """Tell the coordinator, which never learns of the detour."""
+        if isinstance(message, control.Listening):
+            self.port = message.port
+            message = control.Listening(self._detour(message.port))
+        super().report(message)
+
+
+class LocalSystem:
+    """One epoch of a system, for the tests to look inside.
+
+    Args:
+        topology: fresh, since its processes run here.
+        directory: where the store is made.
+        detour: where connections to a process go instead.
+        starts: where each process begins; None for a fresh start.
+        timeout_s: how long a snapshot may take.
+        may_fail: whether ``until`` goes on when a process has failed.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        directory: Path,
+        *,
+        detour: Detour = lambda port: port,
+        starts: dict[ProcessId, Start] | None = None,
+        timeout_s: float = 30.0,
+        may_fail: bool = False,
+    ) -> None:
+        self.topology = topology
+        self.store = Store.create(directory / "store", description=topology.description)
+        self.events: list[events.Event] = []
+        self.failures: list[StillframeError] = []
+        self.departed: list[tuple[ProcessId, control.Failure | None]] = []
+        self.hosts: dict[ProcessId, Host] = {}
+        self.members: dict[ProcessId, LocalMember] = {}
+        self._detour = detour
+        self._starts = starts
+        self._timeout_s = timeout_s
+        self._may_fail = may_fail
+
+    async def __aenter__(self) -> Self:
+        """Start all; returns when every channel is connected, or a process has failed."""
+        self.store.raise_epoch(None)
+        self.coordinator = Coordinator(
+            self.store,
+            secret=SECRET,
+            starts=self._starts,
+            first_number=self.store.next_number(),
+            timeout_s=self._timeout_s,
+            emit=self.events.append,
+            departed=lambda process, failure: self.departed.append((process, failure)),
+        )
+        self.port = await self.coordinator.listen()
+        async with asyncio.TaskGroup() as group:
+            for name in self.topology.processes:
+                group.create_task(self._start(name))
+        await self.until(lambda: self.coordinator.running.is_set() or bool(self.failures))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop all, and hang up at both ends of every connection."""
+        await self.coordinator.close()
+        for member in self.members.values():
+            await member.close()
+        await hang_up()
+        self.store.close()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Let the loop go round until `condition` holds; raise if a process has failed."""
+
+        def holds() -> bool:
+            if self.failures and not self._may_fail:
+                raise self.failures[0]
+            return condition()
+
+        await until(holds)
+
+    async def take(self, initiator: ProcessId = "") -> Snapshot:
+        """Take a snapshot that must be published, and read it from the store."""
+        outcome = await self.try_to_take(initiator)
+        assert isinstance(outcome, Entry), str(outcome)
+        return self.store.load(outcome.id)
+
+    async def try_to_take(self, initiator: ProcessId = "") -> Entry | Abandoned:
+        """Take a snapshot, and return what became of it."""
+        return await self.coordinator.begin(initiator or next(iter(self.topology.processes)))
+
+    def troubles(self) -> list[str]:
+        """Return what the coordinator said of connections."""
+        return [e.detail for e in self.events if isinstance(e, events.ConnectionTrouble)]
+
+    def credentials(self, process: ProcessId) -> Credentials:
+        """Return what `process` shows on its connections."""
+        return Credentials(process, self.store.epoch, self.topology.description.hash, SECRET)
+
+    async def _start(self, name: ProcessId) -> None:
+        """As ``child.py`` does."""
+        member = self.members[name] = LocalMember(self.credentials(name), self.port, self._detour)
+        start = await member.connect()
+        process = self.topology.processes[name]
+        assert isinstance(process, Process)
+        host: HandlerHost | TurnHost
+        driver: HandlerHost | Driver
+        if has_async_handlers(process):
+            host = member.host(TurnHost, self.topology, process, start)
+            await host.action.acquire()
+            driver = Driver(host, process)
+        else:
+            host = driver = member.host(HandlerHost, self.topology, process, start)
+        self.hosts[name] = host
+        attach(
+            process,
+            process_id=name,
+            incoming=tuple(host.incoming),
+            outgoing=tuple(host.outgoing),
+            send=host.send,
+            snapshot=lambda: member.report(control.Wanted()),
+        )
+        member.failed.add_done_callback(lambda done: self.failures.append(done.result()))
+        await member.run(
+            host, begin=lambda: driver.begin(is_fresh=start is None), published=driver.published
+        )

@@ -1,0 +1,111 @@
+"""Small topologies for the tests, importable by processes as ``tests.runtime.programs:NAME``."""
+
+from dataclasses import dataclass, field
+
+from stillframe import Channel, Joined, Message, Process, SnapshotId, Topology, every
+
+
+class Tick(Message):
+    """The message number `serial` of its channel."""
+
+    serial: int
+
+
+class Source(Process):
+    """Sends numbered ticks on every channel, as fast as they are taken, or up to a limit."""
+
+    limit: int = 10**9
+    sent: int = 0
+
+    @every(ms=0)
+    def tick(self) -> None:
+        """Send one more."""
+        if self.sent < self.limit:
+            self.sent += 1
+            for target in self.outgoing:
+                self.send(target, Tick(self.sent))
+
+
+class Sink(Process):
+    """Refuses a tick that is not the next of its channel."""
+
+    received: dict[str, int] = field(default_factory=dict)
+
+    def receive(self, channel: Channel, message: Tick) -> None:
+        """Count it."""
+        count = self.received.get(channel.source, 0) + 1
+        self.received[channel.source] = count
+        if message.serial != count:
+            raise AssertionError(f"{channel}: tick {message.serial} came where {count} should")
+
+
+class Relay(Sink):
+    """Passes every tick on."""
+
+    def receive(self, channel: Channel, message: Tick) -> None:
+        """Count it and send it on."""
+        super().receive(channel, message)
+        for target in self.outgoing:
+            self.send(target, message)
+
+
+class Raises(Process):
+    """Cannot go on after a few ticks."""
+
+    def receive(self, channel: Channel, message: Tick) -> None:
+        """Raise on the seventh."""
+        if message.serial == 7:
+            raise ValueError("seven is too much")
+
+
+class RaisesAtStart(Process):
+    """Cannot even begin."""
+
+    def start(self) -> None:
+        """Raise."""
+        raise LookupError("nowhere to begin")
+
+
+class Ball(Message):
+    """Goes to and fro."""
+
+    hits: int
+
+
+class Player(Process):
+    """Returns the ball; the first to serve has `serves`."""
+
+    serves: bool = False
+    hit_count: int = 0
+    published: list[str] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Serve."""
+        if self.serves:
+            self.send(self.outgoing[0], Ball(1))
+
+    def receive(self, channel: Channel, message: Ball) -> None:
+        """Return the ball."""
+        self.hit_count += 1
+        self.send(channel.source, Ball(message.hits + 1))
+
+    def on_published(self, snapshot: SnapshotId) -> None:
+        """Note the snapshot."""
+        self.published.append(str(snapshot))
+
+
+@dataclass
+class Books:
+    """What a joined program records."""
+
+    received: int = 0
+    sent: int = 0
+
+
+rally = Topology.mesh({"A": Player(serves=True), "B": Player()})
+pipeline = Topology({"A": Source(), "B": Relay(), "C": Sink()}, [("A", "B"), ("B", "C")])
+raising = Topology({"A": Source(), "B": Raises()}, [("A", "B")])
+raising_at_start = Topology({"A": RaisesAtStart(), "B": Sink()}, [("A", "B")])
+joining = Topology(
+    {"A": Source(), "J": Joined(state=Books, accepts=Tick), "S": Sink()}, [("A", "J"), ("J", "S")]
+)

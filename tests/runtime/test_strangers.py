@@ -1,0 +1,223 @@
+"""What does not belong here is refused with a reason, and the system goes on."""
+
+import asyncio
+import random
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from stillframe import Topology
+from stillframe.protocol import wire
+from stillframe.protocol.handshake import Hello
+from tests.runtime.links import SECRET
+from tests.runtime.local import LocalSystem
+from tests.runtime.programs import Player, Sink, Source
+from tests.runtime.stranger import changed, stranger
+
+SEED = 1985
+
+
+def players() -> Topology:
+    """Return a fresh rally with an onlooker who has no channel to anybody."""
+    return Topology(
+        {"A": Player(serves=True), "B": Player(), "C": Sink()}, [("A", "B"), ("B", "A")]
+    )
+
+
+def run(tmp_path: Path, body: Callable[[LocalSystem], Awaitable[None]]) -> None:
+    """Run `body` beside a system, which must go on during and after it."""
+
+    async def main() -> None:
+        async with asyncio.timeout(30), LocalSystem(players(), tmp_path) as system:
+            before = await system.take("A")
+            await body(system)
+            after = await system.take("B")
+            assert after.state.channels[0].sent_count > before.state.channels[0].sent_count
+            assert system.failures == []
+            assert system.departed == []
+
+    asyncio.run(main())
+
+
+def hello_of_a(system: LocalSystem, target: str | None) -> Hello:
+    """Return what A rightly says to `target`."""
+    return system.credentials("A").hello(target)
+
+
+SAME = changed()
+OTHER_SECRET = bytes(32)
+
+
+@pytest.mark.parametrize(
+    ("change", "secret", "reason"),
+    [
+        (changed(source="Z"), SECRET, "no channel from 'Z' to B; known are: A"),
+        (changed(source="C"), SECRET, "no channel from 'C' to B; known are: A"),
+        (changed(target="C"), SECRET, "this is B, not C: the address is out of date"),
+        (changed(topology_hash="f" * 64), SECRET, "start every process from the same topology"),
+        (changed(epoch=0), SECRET, "epoch 0 is over: this is epoch 1"),
+        (changed(epoch=2), SECRET, "epoch 2 is not begun: this is epoch 1"),
+        (SAME, OTHER_SECRET, "wrong secret: this is not a process of this run"),
+    ],
+)
+def test_a_process_refuses_what_does_not_belong_to_it(
+    tmp_path: Path, change: Callable[[Hello], Hello], secret: bytes, reason: str
+) -> None:
+    """A hello that is wrong in one point is declined with that point, and reported."""
+
+    async def body(system: LocalSystem) -> None:
+        async with stranger(system.members["B"].port) as other:
+            assert reason in await other.knock(change(hello_of_a(system, "B")), secret)
+        await system.until(lambda: len(system.troubles()) == 1)
+        assert system.troubles()[0].startswith("a connection from ('127.0.0.1', ")
+        assert "to B was closed: " in system.troubles()[0]
+        assert reason in system.troubles()[0]
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("change", "secret", "reason"),
+    [
+        (changed(source="Z"), SECRET, "from 'Z' to the coordinator; known are: A, B, C"),
+        (changed(target="C"), SECRET, "this is the coordinator, not C"),
+        (changed(topology_hash="f" * 64), SECRET, "start every process from the same topology"),
+        (changed(epoch=0), SECRET, "epoch 0 is over: this is epoch 1"),
+        (SAME, OTHER_SECRET, "wrong secret: this is not a process of this run"),
+        (SAME, SECRET, "process 'A' is already there: each can join once"),
+    ],
+)
+def test_the_coordinator_refuses_what_does_not_belong_to_it(
+    tmp_path: Path, change: Callable[[Hello], Hello], secret: bytes, reason: str
+) -> None:
+    """A hello that is wrong in one point is declined with that point, and reported."""
+
+    async def body(system: LocalSystem) -> None:
+        async with stranger(system.port) as other:
+            assert reason in await other.knock(change(hello_of_a(system, None)), secret)
+        await system.until(lambda: len(system.troubles()) == 1)
+        assert "to the coordinator was closed: " in system.troubles()[0]
+        assert reason in system.troubles()[0]
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize("place", ["B", "the coordinator"])
+def test_another_version_is_refused_at_both_ends(tmp_path: Path, place: str) -> None:
+    """Who speaks another version is told so, whatever the rest of the greeting is."""
+
+    async def body(system: LocalSystem) -> None:
+        port = system.port if place == "the coordinator" else system.members[place].port
+        greeting = wire.encode_greeting(hello_of_a(system, "B"), version=wire.VERSION + 1)
+        async with stranger(port) as other:
+            other.write(greeting)
+            answer = await other.hear()
+        await system.until(lambda: len(system.troubles()) == 1)
+        said = f"speaks version {wire.VERSION + 1} of the protocol, we speak {wire.VERSION}"
+        assert said in str(answer)
+        assert said in system.troubles()[0]
+        assert "run the same release of stillframe on both sides" in system.troubles()[0]
+
+    run(tmp_path, body)
+
+
+TOO_LARGE = struct.pack("!IB", 2**31, wire.Kind.GREETING)
+WRONG_KIND = struct.pack("!IB", 10, wire.Kind.MESSAGES) + bytes(9)
+
+
+@pytest.mark.parametrize("place", ["B", "the coordinator"])
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        pytest.param(TOO_LARGE, "2147483648 bytes came; at most 4096 are allowed", id="too large"),
+        pytest.param(WRONG_KIND, "kind 2 came where only GREETING may", id="wrong kind"),
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", "not Stillframe's wire format", id="http"),
+        pytest.param(
+            struct.pack("!IB", 20, wire.Kind.GREETING) + b"STFR\0\1" + bytes(13),
+            "a GREETING frame cannot be read",
+            id="no greeting",
+        ),
+    ],
+)
+def test_bytes_that_are_no_greeting_close_the_connection(
+    tmp_path: Path, place: str, data: bytes, reason: str
+) -> None:
+    """Before the handshake is over nothing large or foreign is taken in, and it is said why."""
+
+    async def body(system: LocalSystem) -> None:
+        port = system.port if place == "the coordinator" else system.members[place].port
+        async with stranger(port) as other:
+            other.write(data)
+            assert await other.hear() is None
+        await system.until(lambda: len(system.troubles()) == 1)
+        assert f"to {place} was closed: " in system.troubles()[0]
+        assert reason in system.troubles()[0]
+
+    run(tmp_path, body)
+
+
+def test_a_frame_that_is_cut_short_harms_nobody(tmp_path: Path) -> None:
+    """Half a greeting, then the end of the connection: nothing happens."""
+
+    async def body(system: LocalSystem) -> None:
+        half = wire.encode_greeting(hello_of_a(system, "B"))[:30]
+        for port in (system.port, *(member.port for member in system.members.values())):
+            async with stranger(port) as other:
+                other.write(half)
+        await system.take()
+        assert system.troubles() == []
+
+    run(tmp_path, body)
+
+
+def test_random_bytes_at_every_port_harm_nobody(tmp_path: Path) -> None:
+    """Snapshots go on while random bytes come to all ports, and every connection is reported."""
+    chance = random.Random(SEED)
+
+    async def send(port: int) -> None:
+        async with stranger(port) as other:
+            other.write(chance.randbytes(chance.randrange(5, 2000)))
+            assert await other.hear() is None
+
+    async def body(system: LocalSystem) -> None:
+        ports = [system.port, *(member.port for member in system.members.values())]
+        for round_number in range(1, 11):
+            async with asyncio.TaskGroup() as group:
+                for port in ports * 3:
+                    group.create_task(send(port))
+                group.create_task(system.take())
+            goal = round_number * len(ports) * 3
+            await system.until(lambda goal=goal: len(system.troubles()) == goal)  # type: ignore[misc]
+
+    run(tmp_path, body)
+
+
+def test_nonsense_from_a_process_ends_its_connection(tmp_path: Path) -> None:
+    """Who is let in to the coordinator and then talks nonsense is dropped, with the reason."""
+
+    async def main() -> None:
+        topology = Topology({"A": Source(limit=3), "B": Sink()}, [("A", "B")])
+        async with asyncio.timeout(30), LocalSystem(topology, tmp_path) as system:
+            line = system.members["A"]._line
+            assert line.transport is not None
+            line.transport.write(wire.encode_control({"type": "Nonsense"}))
+            await system.until(lambda: bool(system.departed))
+            assert (
+                "the connection of A to the coordinator was closed: its message cannot be"
+                in (system.troubles()[0])
+            )
+
+    asyncio.run(main())
+
+
+def test_a_second_connection_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """Who proves to be A is welcomed; when it goes, A itself connects anew, and nothing is lost."""
+
+    async def body(system: LocalSystem) -> None:
+        async with stranger(system.members["B"].port) as other:
+            assert await other.knock(hello_of_a(system, "B"), SECRET) == ""
+        assert system.troubles() == []
+
+    run(tmp_path, body)
