@@ -171,25 +171,22 @@ async def _run(path: Path, findings: Findings, show: Callable[[str], None]) -> N
     store = Store.create(path, description=bank.description, reference=REFERENCE)
     try:
         show("starting 5 processes, 20 channels")
-        async with (
-            Supervisor(REFERENCE, store, emit=emit) as system,
-            asyncio.TaskGroup() as group,
-        ):
-            tasks = [
-                group.create_task(_look(store, findings, published)),
-                group.create_task(_overlap(system)),
-                group.create_task(
-                    take_periodically(system, every_s=EVERY_S, initiators=("P1", "P2"), emit=emit)
-                ),
-            ]
-            await _wait(BEFORE_KILL_S, lambda: show("paying each other, photographed"))
-            show("kill -9 P3, and back to the last snapshot")
-            await _kill_and_recover(system, findings)
-            await _wait(AFTER_KILL_S, lambda: show("going on after the restore"))
-            tasks[1].cancel()
-            tasks[2].cancel()
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(_look(store, findings, published))
+            async with Supervisor(REFERENCE, store, emit=emit) as system:
+                periodic = take_periodically(
+                    system, every_s=EVERY_S, initiators=("P1", "P2"), emit=emit
+                )
+                tasks = [group.create_task(periodic), group.create_task(_overlap(system))]
+                await _wait(BEFORE_KILL_S, lambda: show("paying each other, photographed"))
+                show("kill -9 P3, and back to the last snapshot")
+                await _kill_and_recover(system, findings)
+                await _wait(AFTER_KILL_S, lambda: show("going on after the restore"))
+                for task in tasks:
+                    task.cancel()
+            # What was being written when the system stopped is published too.
             await published.join()
-            tasks[0].cancel()
+            looking.cancel()
     finally:
         store.close()
 
