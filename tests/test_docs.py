@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from stillframe.protocol.recorder import TRANSITIONS, Stimulus
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 STILLFRAME = Path(sys.executable).with_name("stillframe")
@@ -68,3 +70,14 @@ def test_every_page_that_the_readme_links_is_there() -> None:
     for page in pages:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links {target}"
+
+
+def test_the_table_of_phases_is_the_one_that_runs() -> None:
+    """The page shows every transition of the recorder, and no other."""
+    rows = ["| phase | " + " | ".join(stimulus.value for stimulus in Stimulus) + " |"]
+    for phase, steps in TRANSITIONS.items():
+        after = [steps[s].value if s in steps else "" for s in Stimulus]
+        rows.append(f"| {phase.value} | " + " | ".join(after) + " |")
+    page = (ROOT / "docs" / "protocol.md").read_text()
+    shown = [re.sub(r"\s+", " ", line) for line in page.splitlines() if line.startswith("| ")]
+    assert shown == [re.sub(r"\s+", " ", row) for row in rows]
