@@ -181,9 +181,9 @@ class TcpPair:
 
     async def close(self) -> None:
         """Stop listening and hang up."""
+        await self.disconnect()
         for server in self._servers.values():
             server.close()
-        await self.disconnect()
 
     def _is_connected(self) -> bool:
         return all(carrier(end) is not None for host in self.hosts.values() for end in ends(host))

@@ -97,6 +97,11 @@ class LocalSystem:
     async def __aexit__(self, *_: object) -> None:
         """Stop all, and hang up at both ends of every connection."""
         await self.coordinator.close()
+        # Nobody may connect when the listeners close: asyncio loses what it has just accepted.
+        for member in self.members.values():
+            for task in member._tasks:
+                task.cancel()
+        await hang_up()
         for member in self.members.values():
             await member.close()
         await hang_up()
@@ -120,7 +125,9 @@ class LocalSystem:
 
     async def try_to_take(self, initiator: ProcessId = "") -> Entry | Abandoned:
         """Take a snapshot, and return what became of it."""
-        return await self.coordinator.begin(initiator or next(iter(self.topology.processes)))
+        result = self.coordinator.begin(initiator or next(iter(self.topology.processes)))
+        await self.until(result.done)
+        return result.result()
 
     def troubles(self) -> list[str]:
         """Return what the coordinator said of connections."""

@@ -169,9 +169,10 @@ async def detours(proxies: Proxies, count: int) -> AsyncIterator[Callable[[int],
     try:
         yield detour
     finally:
-        for server in servers:
-            server.close()
         for task in tuple(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await hang_up()
+        for server in servers:
+            server.close()
         await hang_up()

@@ -1,0 +1,289 @@
+"""What an application does wrong is named: process, message, channel, and what to do."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stillframe import Channel, Message, Process, Topology, every
+from stillframe.errors import ApplicationError, StillframeError, UsageError
+from stillframe.model import Abandoned, Reason
+from tests.runtime.local import LocalSystem
+from tests.runtime.programs import Sink, Source, Tick
+
+LARGE_BYTES = 17 * 2**20
+FOREIGN: Any = object()
+
+
+class Other(Message):
+    """Nobody accepts it."""
+
+    content: int
+
+
+class Blob(Message):
+    """Whatever its fields hold."""
+
+    content: bytes
+    parts: list[Any]
+
+
+class Taker(Process):
+    """Takes both kinds of message."""
+
+    taken_count: int = 0
+
+    def receive(self, channel: Channel, message: Tick | Blob) -> None:
+        """Count."""
+        self.taken_count += 1
+
+
+def fail(topology: Topology, directory: Path) -> StillframeError:
+    """Run a system of which one process must fail, and return its error."""
+
+    async def main() -> StillframeError:
+        async with (
+            asyncio.timeout(30),
+            LocalSystem(topology, directory, may_fail=True) as system,
+        ):
+            await system.until(lambda: bool(system.failures))
+            return system.failures[0]
+
+    return asyncio.run(main())
+
+
+def acting(action: Callable[[Process], None]) -> Topology:
+    """Return a process A that does `action`, with a channel to B."""
+
+    class Odd(Process):
+        def receive(self, channel: Channel, message: Tick) -> None:
+            raise AssertionError("nobody sends to it")
+
+        @every(ms=1)
+        def act(self) -> None:
+            action(self)
+
+    return Topology({"A": Odd(), "B": Taker()}, [("A", "B")])
+
+
+def divide(process: Process) -> None:
+    """Raise what Python raises."""
+    _ = 1 // int(process.id == "?")
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        pytest.param(divide, ["process A: act() raised ZeroDivisionError"], id="raises"),
+        pytest.param(
+            lambda self: self.send("C", Tick(1)),
+            ["act() raised UsageError: process A has no channel to 'C'; outgoing: B"],
+            id="no channel",
+        ),
+        pytest.param(
+            lambda self: self.send(7, Tick(1)),
+            ["process A has no channel to 7; outgoing: B"],
+            id="no name",
+        ),
+        pytest.param(
+            lambda self: self.send("B", Other(1)),
+            [
+                "channel A->B: B accepts Blob, Tick, not Other",
+                "add it to the annotation of its receive()",
+            ],
+            id="not accepted",
+        ),
+        pytest.param(
+            lambda self: self.send("B", "text"),
+            ["channel A->B: B accepts Blob, Tick, not str"],
+            id="no message",
+        ),
+        pytest.param(
+            lambda self: self.send("B", Tick(FOREIGN)),
+            ["channel A->B: Tick(serial=<object", "cannot be encoded", "give its fields values"],
+            id="field of a foreign type",
+        ),
+        pytest.param(
+            lambda self: self.send("B", Blob(b"", [object()])),
+            ["process A: act() raised UsageError: channel A->B: Blob(", "cannot be encoded"],
+            id="foreign type in a list",
+        ),
+        pytest.param(
+            lambda self: self.send("B", Blob(bytes(LARGE_BYTES), [])),
+            ["channel A->B: message 1 has 17,825,8", "16,777,216 are possible: send it in parts"],
+            id="too large",
+        ),
+    ],
+)
+def test_an_action_that_goes_wrong_is_named(
+    tmp_path: Path, action: Callable[[Process], None], words: list[str]
+) -> None:
+    """The error says which process, which channel, what was wrong and what to do."""
+    error = fail(acting(action), tmp_path)
+    assert isinstance(error, UsageError)
+    for word in words:
+        assert word in str(error)
+
+
+def test_start_that_raises_is_named(tmp_path: Path) -> None:
+    """The error says which process could not begin, and why."""
+
+    class Odd(Process):
+        def start(self) -> None:
+            raise LookupError("nowhere")
+
+    error = fail(Topology({"A": Odd(), "B": Sink()}, [("A", "B")]), tmp_path)
+    assert isinstance(error, ApplicationError)
+    assert str(error) == "process A: start() raised LookupError: nowhere"
+    assert isinstance(error.__cause__, LookupError)
+
+
+@pytest.mark.parametrize("serial", [1, 64, 1000])
+def test_receive_that_raises_is_named_with_the_message(tmp_path: Path, serial: int) -> None:
+    """The error says which message of which channel, wherever in a batch it stood."""
+
+    class Odd(Process):
+        def receive(self, channel: Channel, message: Tick) -> None:
+            if message.serial == serial:
+                raise ValueError("too much")
+
+    error = fail(Topology({"A": Source(), "B": Odd()}, [("A", "B")]), tmp_path)
+    assert isinstance(error, ApplicationError)
+    assert str(error) == (
+        f"process B: receive() raised on message {serial} of channel A->B, "
+        f"Tick(serial={serial}): ValueError: too much"
+    )
+
+
+def test_async_receive_that_raises_is_named_with_the_message(tmp_path: Path) -> None:
+    """The same for a coroutine."""
+
+    class Odd(Process):
+        async def receive(self, channel: Channel, message: Tick) -> None:  # type: ignore[override]
+            await asyncio.sleep(0)
+            if message.serial == 70:
+                raise ValueError("too much")
+
+    error = fail(Topology({"A": Source(limit=100), "B": Odd()}, [("A", "B")]), tmp_path)
+    assert isinstance(error, ApplicationError)
+    for words in ("process B: receive()", "channel A->B, Tick(serial=70)", "ValueError: too much"):
+        assert words in str(error)
+
+
+def test_on_published_that_raises_is_named(tmp_path: Path) -> None:
+    """The error says which process could not take the news."""
+
+    class Odd(Process):
+        def on_published(self, snapshot: object) -> None:
+            raise OSError("no printer")
+
+    async def main() -> None:
+        topology = Topology({"A": Source(limit=5), "B": Odd()}, [])
+        async with asyncio.timeout(30), LocalSystem(topology, tmp_path, may_fail=True) as system:
+            await system.take()
+            await system.until(lambda: bool(system.failures))
+            assert str(system.failures[0]) == "process B: on_published() raised OSError: no printer"
+
+    asyncio.run(main())
+
+
+def undeclared(process: Process) -> None:
+    """Set an attribute that no snapshot would record."""
+    process.hidden = 1  # type: ignore[attr-defined]
+
+
+def declared(process: Process) -> None:
+    """Take it back."""
+    del process.hidden  # type: ignore[attr-defined]
+
+
+def setter(value: object) -> Callable[[Process], None]:
+    """Return what sets the field ``content``."""
+
+    def change(process: Process) -> None:
+        process.content = value  # type: ignore[attr-defined]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("spoil", "mend", "reason", "words"),
+    [
+        pytest.param(
+            undeclared,
+            declared,
+            Reason.NOT_RECORDED,
+            ["A: Holder.hidden was set but is not declared", "Declare it", "'_hidden'"],
+            id="undeclared",
+        ),
+        pytest.param(
+            setter(object()),
+            setter([]),
+            Reason.NOT_RECORDED,
+            ["A: Holder.content cannot be recorded", "object"],
+            id="foreign type",
+        ),
+        pytest.param(
+            setter(2**64),
+            setter([]),
+            Reason.NOT_RECORDED,
+            ["A: Holder.content cannot be recorded"],
+            id="large number",
+        ),
+    ],
+)
+def test_a_state_that_cannot_be_recorded_abandons_the_snapshot_only(
+    tmp_path: Path,
+    spoil: Callable[[Process], None],
+    mend: Callable[[Process], None],
+    reason: Reason,
+    words: list[str],
+) -> None:
+    """The snapshot is abandoned and says which field of which process; the system goes on, and
+    the next snapshot is published when the field is right again."""
+
+    class Holder(Source):
+        content: Any = None
+
+    holder, sink = Holder(), Sink()
+
+    async def main() -> None:
+        topology = Topology({"A": holder, "B": sink}, [("A", "B")])
+        async with asyncio.timeout(30), LocalSystem(topology, tmp_path) as system:
+            spoil(holder)
+            for initiator in ("A", "B"):
+                outcome = await system.try_to_take(initiator)
+                assert isinstance(outcome, Abandoned)
+                assert outcome.reason is reason
+                for word in words:
+                    assert word in outcome.detail
+            mend(holder)
+            count = sink.received["A"]
+            await system.take("A")
+            await system.until(lambda: sink.received["A"] > count)
+
+    asyncio.run(main())
+
+
+def test_a_value_that_no_column_holds_abandons_the_snapshot_only(tmp_path: Path) -> None:
+    """What can be recorded but not be stored is named as well, and the system goes on."""
+
+    class Counter(Source):
+        content: int = 0
+
+    counter = Counter()
+
+    async def main() -> None:
+        topology = Topology({"A": counter, "B": Sink()}, [("A", "B")])
+        async with asyncio.timeout(30), LocalSystem(topology, tmp_path) as system:
+            counter.content = 2**63
+            outcome = await system.try_to_take()
+            assert isinstance(outcome, Abandoned)
+            assert outcome.reason is Reason.NOT_PUBLISHED
+            assert "content" in outcome.detail
+            counter.content = 2**63 - 1
+            await system.take()
+
+    asyncio.run(main())
