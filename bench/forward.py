@@ -2,12 +2,13 @@
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.measure import IN_FLIGHT_COUNT, PROCESS_COUNT, Running, my_counts, shared_counts
 from stillframe import Channel, Message, Process, Topology, every
+from stillframe.runtime.events import Event
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.store import Store
@@ -65,13 +66,15 @@ idle_of_5 = Topology.mesh({f"P{slot}": Idle() for slot in range(5)})
 
 
 @asynccontextmanager
-async def system(reference: str) -> AsyncIterator[Supervisor]:
+async def system(
+    reference: str, *, emit: Callable[[Event], None] = lambda event: None
+) -> AsyncIterator[Supervisor]:
     """Start a topology on a store of its own, which goes away with it."""
     directory = Path(tempfile.mkdtemp(prefix="stillframe-bench-"))
     description = load_topology(reference).description
     store = Store.create(directory / "store", description=description, reference=reference)
     try:
-        async with Supervisor(reference, store) as running:
+        async with Supervisor(reference, store, emit=emit) as running:
             yield running
     finally:
         store.close()

@@ -20,8 +20,8 @@ async def _run(parts: list[str], console: Console) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     with Progress(console=Console(stderr=True), transient=True) as progress:
         if "throughput" in parts:
-            rates = await throughput.measure(progress)
-            figures["throughput"] = throughput.report(rates, console)
+            rounds = await throughput.measure(progress)
+            figures["throughput"] = throughput.report(rounds, console)
         if "cost" in parts:
             costs = await snapshots.measure_cost(progress)
             figures["cost"] = snapshots.report_cost(costs, console)

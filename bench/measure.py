@@ -2,8 +2,9 @@
 
 A contender is four operating-system processes that forward messages for ever: in a ring each to the
 next, in a mesh each to all others in turn. Each puts `IN_FLIGHT_COUNT` messages under way at the
-start. Each writes how many it has received into its slot of a shared file; the processor time of
-its threads is what the kernel says.
+start. Each writes how many it has received into its slot of a shared file; its processor time is
+what the kernel says. Contenders take turns, and ratios are taken between windows of the same round:
+the machine drifts.
 """
 
 import asyncio
@@ -13,18 +14,23 @@ import statistics
 import struct
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 PROCESS_COUNT = 4
 IN_FLIGHT_COUNT = 64
-WARM_UP_S = 1.0
+WARM_UP_S = 0.5
 WINDOW_S = 2.0
+TURN_S_MAX = 20.0
+"""Starting, warming up, measuring and ending one contender may take so long, in seconds."""
 SHAPES = ("ring", "mesh")
 COUNTS_VARIABLE = "STILLFRAME_BENCH_COUNTS"
 _SLOT = struct.Struct("@Q")
+_CPU_CLOCK = 2
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Counts:
@@ -86,20 +92,28 @@ class Rate:
 
 
 def core_seconds(pids: Sequence[int]) -> float:
-    """Return the processor time that the processes have used, all their threads together."""
-    return sum(
-        int(task.joinpath("schedstat").read_text().split()[0]) / 1e9
-        for pid in pids
-        for task in Path(f"/proc/{pid}/task").iterdir()
-    )
+    """Return the processor time that the processes have used, with all threads they ever had.
+
+    Raises:
+        OSError: a process is gone.
+    """
+    # The clock of another process, as clock_getcpuclockid(3) names it on Linux.
+    return sum(time.clock_gettime(~pid << 3 | _CPU_CLOCK) for pid in pids)
 
 
 async def window(running: Running, seconds: float = WINDOW_S) -> Rate:
-    """Measure for so many seconds."""
+    """Measure for so many seconds.
+
+    Raises:
+        OSError: a process is gone.
+        RuntimeError: no message was received: it does not run, so it has no rate.
+    """
     began, used, count = time.monotonic(), core_seconds(running.pids), running.counts.total()
     await asyncio.sleep(seconds)
     count = running.counts.total() - count
     used = core_seconds(running.pids) - used
+    if not count:
+        raise RuntimeError("no message was received")
     return Rate(count / (time.monotonic() - began), count / used if used else 0.0)
 
 
@@ -109,6 +123,14 @@ def median(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value below which `share` of `values` lie; the nearest rank."""
+    """Return the value below which `share` of `values` lie (nearest rank), 0 if there is none."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def ratios(
+    rounds: Sequence[Mapping[Key, Rate]], one: Key, other: Key, figure: Callable[[Rate], float]
+) -> list[float]:
+    """Return `one` divided by `other` for each round that has both."""
+    pairs = [(figure(turn[one]), figure(turn[other])) for turn in rounds if {one, other} <= {*turn}]
+    return [ours / theirs for ours, theirs in pairs if theirs]

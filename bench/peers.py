@@ -5,6 +5,7 @@ Each runs in child processes of its own; message, forwarding and counting are th
 
 import asyncio
 import multiprocessing
+import signal
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +20,7 @@ import zmq
 from bench.measure import (
     IN_FLIGHT_COUNT,
     PROCESS_COUNT,
+    TURN_S_MAX,
     Contender,
     Running,
     my_counts,
@@ -46,7 +48,17 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def contender(program: Callable[[int, str, list[int], Any], None]) -> Contender:
+Program = Callable[[int, str, list[int], Any], None]
+
+
+def _run_alone(program: Program, index: int, shape: str, ports: list[int], ready: Any) -> None:
+    # Ctrl-C in a terminal reaches the bench too: it ends us. If it is gone, the alarm does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.alarm(int(2 * TURN_S_MAX))
+    program(index, shape, ports, ready)
+
+
+def contender(program: Program) -> Contender:
     """Return a contender that runs `program` (index, shape, ports, barrier) in each process."""
 
     @asynccontextmanager
@@ -56,7 +68,9 @@ def contender(program: Callable[[int, str, list[int], Any], None]) -> Contender:
             ports = _free_ports(PROCESS_COUNT)
             ready = context.Barrier(PROCESS_COUNT)
             children = [
-                context.Process(target=program, args=(i, shape, ports, ready), daemon=True)
+                context.Process(
+                    target=_run_alone, args=(program, i, shape, ports, ready), daemon=True
+                )
                 for i in range(PROCESS_COUNT)
             ]
             for child in children:
