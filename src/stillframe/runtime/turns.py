@@ -14,6 +14,7 @@ from typing import Any
 from stillframe.errors import ApplicationError, StillframeError
 from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.process import Action, Message, Process
+from stillframe.runtime.handlers import SLICE_S
 from stillframe.runtime.host import Delivery, Host, describe
 
 
@@ -27,6 +28,7 @@ class TurnHost(Host):
         super().__init__(*arguments, **options)
         self.action = asyncio.Lock()
         self._changed = asyncio.Event()
+        self._slice_end = 0.0
 
     def fail(self, error: BaseException) -> None:
         """Stop for good; whoever waits for a turn gets the error."""
@@ -58,6 +60,10 @@ class TurnHost(Host):
         Raises:
             StillframeError: the process cannot go on.
         """
+        if self.scheduler.time() > self._slice_end:
+            # Messages that are there already must not keep the loop from what comes in.
+            await asyncio.sleep(0)
+            self._slice_end = self.scheduler.time() + SLICE_S
         while True:
             while (self.is_held or not self.mailbox) and self.error is None:
                 self._changed.clear()
