@@ -87,6 +87,10 @@ class Connection(asyncio.BufferedProtocol):
         except StillframeError as error:
             self.broken(error)
             self.close()
+        except Exception as error:
+            # Ours, not the other end's: another connection would only meet it again.
+            self.crashed(error)
+            self.close()
 
     def take(self, frame: wire.Frame) -> None:
         """Handle one frame."""
@@ -94,6 +98,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def broken(self, error: StillframeError) -> None:
         """The other end broke the rules; the connection is closed after this."""
+        raise NotImplementedError
+
+    def crashed(self, error: Exception) -> None:
+        """We are at fault; the connection is closed after this."""
         raise NotImplementedError
 
     def write_greeting(self, greeting: Greeting) -> None:
@@ -171,6 +179,10 @@ class ListeningLink(Connection):
         else:
             self._host.fail(ProtocolViolation(f"{detail}; {VIOLATION_COUNT_MAX} times in a row"))
 
+    def crashed(self, error: Exception) -> None:
+        """This process cannot go on."""
+        self._host.fail(error)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Detach from the channel, unless a newer connection carries it already."""
         if self._incoming is not None:
@@ -224,6 +236,10 @@ class ConnectingLink(Connection):
         """Pass the reason on to who connects us."""
         if not self.lost.done():
             self.lost.set_result(error)
+
+    def crashed(self, error: Exception) -> None:
+        """This process cannot go on."""
+        self._host.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Detach from the channel: frames are kept until the next connection."""

@@ -19,7 +19,7 @@ from stillframe.protocol import wire
 from stillframe.protocol.handshake import Connector, Greeting, Proof, Welcome
 from stillframe.restore import Start
 from stillframe.runtime import control
-from stillframe.runtime.host import Host
+from stillframe.runtime.host import Host, describe
 from stillframe.runtime.link import (
     LOOPBACK,
     Connection,
@@ -68,6 +68,10 @@ class CoordinatorLine(Connection):
     def broken(self, error: StillframeError) -> None:
         """Pass on why the connection ends."""
         self.heard.put_nowait(error)
+
+    def crashed(self, error: Exception) -> None:
+        """Pass on what we did not expect."""
+        self.heard.put_nowait(StillframeError(describe(error)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Pass on that it ended."""
