@@ -67,6 +67,11 @@ def _proof(secret: bytes, role: bytes, hello: Hello, nonce: bytes) -> bytes:
     return hmac.new(secret, said, hashlib.sha256).digest()
 
 
+def _shown(text: str) -> str:
+    # A stranger's words end up on the terminal of whoever runs the system: nothing in them acts.
+    return ascii(text)[1:-1]
+
+
 class Connector:
     """The side that connects: send ``hello``, then hand each greeting to ``receive``.
 
@@ -156,7 +161,7 @@ class Listener:
         if hello.target != self._target:
             raise Refused(
                 f"this is {self._target or 'the coordinator'}, "
-                f"not {hello.target or 'the coordinator'}: the address is out of date"
+                f"not {_shown(hello.target or 'the coordinator')}: the address is out of date"
             )
         if hello.source not in self._sources:
             raise Refused(
@@ -166,7 +171,7 @@ class Listener:
             )
         if hello.topology_hash != self._topology_hash:
             raise Refused(
-                f"the topologies differ: {hello.topology_hash[:12]} there, "
+                f"the topologies differ: {_shown(hello.topology_hash[:12])} there, "
                 f"{self._topology_hash[:12]} here; start every process from the same topology"
             )
         if hello.epoch != self._epoch:

@@ -1,6 +1,6 @@
 """Chandy-Lamport for one process.
 
-The rules (Chandy & Lamport, *Distributed Snapshots*, TOCS 1985, section 3.1):
+The rules (Chandy & Lamport, *Distributed Snapshots*, TOCS 1985, section 3.2):
 
 * *Marker-sending rule.* "For each channel c, incident on, and directed away from p: p sends one
   marker along c after p records its state and before p sends further messages along c."
