@@ -30,6 +30,9 @@ class Transport(Protocol):
     def write(self, data: bytes | bytearray, /) -> Any:
         """Take `data`, now or later, in order."""
 
+    def is_closing(self) -> bool:
+        """Return whether nothing more can be written."""
+
     def abort(self) -> None:
         """Close at once; nothing more is read."""
 
@@ -61,7 +64,7 @@ class Outgoing:
     def write(self, frame: bytes | bytearray) -> None:
         """Send a frame that was encoded with the session's next number."""
         self.session.add(frame)
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
 
     def flush(self) -> None:
@@ -88,7 +91,7 @@ class Outgoing:
                 )
         self.sent_count += count
         session.add(frame)
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
 
     def _unsendable(self, messages: list[Message | msgspec.Raw]) -> UsageError:
@@ -156,5 +159,5 @@ class Incoming:
     def acknowledge(self, sequence: int) -> None:
         """Tell the source that all frames up to `sequence` were handled."""
         self._acknowledged = sequence
-        if self.transport is not None:
+        if self.transport is not None and not self.transport.is_closing():
             self.transport.write(wire.encode_ack(sequence))

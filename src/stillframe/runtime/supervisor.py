@@ -312,10 +312,12 @@ class Supervisor:
 
     async def _stop(self) -> None:
         self.finished.cancel()
-        with contextlib.suppress(asyncio.CancelledError, StillframeError):
-            await self.finished
-        withdraw(self.store.path)
-        self._directory.cleanup()
+        try:
+            with contextlib.suppress(asyncio.CancelledError, StillframeError):
+                await self.finished
+        finally:
+            withdraw(self.store.path)
+            self._directory.cleanup()
 
 
 async def _first(event: asyncio.Event, other: asyncio.Future[Any]) -> None:

@@ -231,14 +231,30 @@ class Participant:
         """End the current action and begin another: here the state may be recorded.
 
         Waits until the outgoing channels have room. Call it between actions in a loop of your own.
+
+        Raises:
+            StillframeError: the process cannot go on: the system was stopped or restored.
         """
         self._host.end()
-        await asyncio.sleep(0)
-        await self._host.begin_by_itself()
+        try:
+            await asyncio.sleep(0)
+            await self._host.begin_by_itself()
+        except BaseException:
+            await self._go_on()
+            raise
 
     async def __aiter__(self) -> AsyncIterator[tuple[Channel, Message]]:
         """Yield channel and message, one atomic action a turn."""
         while True:
             self._host.end()
-            channel, message = await self._host.begin_with_message()
+            try:
+                channel, message = await self._host.begin_with_message()
+            except BaseException:
+                await self._go_on()
+                raise
             yield channel, message
+
+    async def _go_on(self) -> None:
+        """The wait failed or was cut short: the program goes on, and so inside an action."""
+        if not self._host.action.locked():
+            await self._host.action.acquire()
