@@ -92,6 +92,10 @@ class MemoryTransport:
         """Put a frame at the end."""
         self.queue.append(Written(self._turn(), data))
 
+    def is_closing(self) -> bool:
+        """Return False: it takes everything until it is replaced."""
+        return False
+
     def abort(self) -> None:
         """Lose what is on its way."""
         self.queue.clear()

@@ -106,6 +106,7 @@ rally = Topology.mesh({"A": Player(serves=True), "B": Player()})
 pipeline = Topology({"A": Source(), "B": Relay(), "C": Sink()}, [("A", "B"), ("B", "C")])
 raising = Topology({"A": Source(), "B": Raises()}, [("A", "B")])
 raising_at_start = Topology({"A": RaisesAtStart(), "B": Sink()}, [("A", "B")])
+sending = Topology({"J": Joined(state=Books), "S": Sink()}, [("J", "S")])
 joining = Topology(
     {"A": Source(), "J": Joined(state=Books, accepts=Tick), "S": Sink()}, [("A", "J"), ("J", "S")]
 )

@@ -13,7 +13,13 @@ from typing import assert_never, cast
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, Refused, StillframeError, UsageError
+from stillframe.errors import (
+    ProtocolViolation,
+    Refused,
+    StillframeError,
+    Unavailable,
+    UsageError,
+)
 from stillframe.model import Abandoned, ProcessId, Reason, Snapshot, SnapshotId
 from stillframe.protocol import wire
 from stillframe.protocol.assembler import Assembler
@@ -124,14 +130,26 @@ class Coordinator:
         self._results: dict[SnapshotId, asyncio.Future[Entry | Abandoned]] = {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._writing: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         # Wall time that goes on evenly: a clock that is set must not move a deadline.
         self._clock_offset_s = time.time() - time.monotonic()
 
     async def listen(self) -> int:
-        """Begin to listen on the loopback address; return the port."""
-        self._server = await asyncio.get_running_loop().create_server(self._answer, LOOPBACK, 0)
+        """Begin to listen on the loopback address; return the port.
+
+        Raises:
+            Unavailable: the machine has no port or no descriptor left.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(self._answer, LOOPBACK, 0)
+        except OSError as error:
+            raise Unavailable(
+                f"no connection can be taken on {LOOPBACK}: {error}; end programs that keep many "
+                "ports or files open, or raise the limit (ulimit -n)"
+            ) from error
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
@@ -227,7 +245,8 @@ class Coordinator:
         for snapshot in self._assembler.pending:
             self._give_up(snapshot, Reason.STOPPED)
         await asyncio.gather(*self._writing)
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         for line in self._lines.values():
             line.close()
         self._writer.shutdown()

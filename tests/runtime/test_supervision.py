@@ -1,0 +1,290 @@
+"""Operating-system processes that raise, die or stand still, and a system that comes back."""
+
+import asyncio
+import os
+import select
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stillframe.errors import ApplicationError, Unavailable, UsageError
+from stillframe.model import Abandoned, Reason, Snapshot
+from stillframe.runtime import events
+from stillframe.runtime.periodic import take_periodically
+from stillframe.runtime.running import find
+from stillframe.runtime.supervisor import FAILURE_COUNT_MAX, Supervisor
+from stillframe.store.manifest import Entry
+from stillframe.store.store import Store
+from tests.runtime.watch import Watch, new_store, program, take
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def hits(snapshot: Snapshot) -> int:
+    """Return how often the ball was hit in a rally."""
+    states = [msgspec.msgpack.decode(state.encoded) for state in snapshot.state.processes]
+    return sum(int(state["hit_count"]) for state in states)
+
+
+@pytest.mark.slow
+def test_a_killed_process_takes_all_back_to_the_last_snapshot(tmp_path: Path) -> None:
+    """The event names the process and the signal; the rally goes on from where it was."""
+
+    async def main() -> None:
+        watch, store = Watch(), new_store(tmp_path, "rally")
+        async with (
+            asyncio.timeout(60),
+            Supervisor(program("rally"), store, emit=watch.emit) as system,
+        ):
+            before = await take(system)
+            os.kill(system.children["B"].pid, signal.SIGKILL)
+            running = await watch.until_epoch(2)
+            assert running.restored_from == before.id
+            (died,) = watch.of(events.ProcessDied)
+            assert (died.process, died.cause) == ("B", "it was ended by SIGKILL")
+            after = await take(system)
+            assert hits(after) > hits(before)
+            # There is one ball, in the air or not yet taken up, and every hit sent it once.
+            assert sum(state.sent_count for state in after.state.channels) == hits(after) + 1
+            assert after.state.message_count == 1
+        store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_death_after_going_back_does_not_return_to_what_was_left(tmp_path: Path) -> None:
+    """After a restore to an older snapshot the newer ones are history: a process that dies takes
+    the system to the older one again."""
+
+    async def main() -> None:
+        watch, store = Watch(), new_store(tmp_path, "rally")
+        async with (
+            asyncio.timeout(60),
+            Supervisor(program("rally"), store, emit=watch.emit) as system,
+        ):
+            old, _, newest = [await take(system) for _ in range(3)]
+            await system.restore(old.id)
+            assert (await watch.until_epoch(2)).restored_from == old.id
+            os.kill(system.children["A"].pid, signal.SIGKILL)
+            assert (await watch.until_epoch(3)).restored_from == old.id
+            next_one = await take(system)
+            assert next_one.id.number > newest.id.number
+            os.kill(system.children["A"].pid, signal.SIGKILL)
+            assert (await watch.until_epoch(4)).restored_from == next_one.id
+        store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "process", "words"),
+    [
+        (
+            "raising",
+            "B",
+            (
+                "process B: receive() raised on message 7 of channel A->B, Tick(serial=7): "
+                "ValueError: seven is too much"
+            ),
+        ),
+        (
+            "raising_at_start",
+            "A",
+            "process A: start() raised LookupError: nowhere to begin",
+        ),
+    ],
+)
+def test_a_program_that_keeps_failing_is_given_up_with_the_cause(
+    tmp_path: Path, name: str, process: str, words: str
+) -> None:
+    """Three times in a row the system is taken back; then the error says what failed, and where
+    it went back to, and what to do."""
+
+    async def main() -> None:
+        watch, store = Watch(), new_store(tmp_path, name)
+        with pytest.raises(ApplicationError) as caught:
+            async with asyncio.timeout(60), Supervisor(program(name), store, emit=watch.emit) as it:
+                await it.finished
+        assert str(caught.value).startswith(words)
+        assert "It failed 3 times in a row after going back to the start" in str(caught.value)
+        assert "then go on with 'stillframe restore'" in str(caught.value)
+        deaths = watch.of(events.ProcessDied)
+        assert [(death.process, death.cause) for death in deaths] == (
+            [(process, words)] * FAILURE_COUNT_MAX
+        )
+        assert "Traceback" in deaths[0].story
+        assert words.rpartition(": ")[2] in deaths[0].story
+        with pytest.raises(Unavailable, match="no system is running"):
+            find(store.path)
+        store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_process_that_stands_still_is_named_at_the_deadline(tmp_path: Path) -> None:
+    """The snapshot is abandoned and says who was missing; later ones are published again."""
+
+    async def main() -> None:
+        watch, store = Watch(), new_store(tmp_path, "pipeline")
+        reference = program("pipeline")
+        async with (
+            asyncio.timeout(60),
+            Supervisor(reference, store, timeout_s=0.5, emit=watch.emit) as system,
+        ):
+            still = system.children["C"]
+            still.send_signal(signal.SIGSTOP)
+            outcome = await system.snapshot()
+            assert isinstance(outcome, Abandoned)
+            assert (outcome.reason, outcome.missing) == (Reason.DEADLINE, ("C",))
+            still.send_signal(signal.SIGCONT)
+            while isinstance(await system.snapshot(), Abandoned):
+                pass
+            assert watch.of(events.ProcessDied) == []
+        store.close()
+
+    asyncio.run(main())
+
+
+class SlowStore(Store):
+    """A store that writes when it is let."""
+
+    def wait_for(self, gate: threading.Event) -> None:
+        """Write only when `gate` is set."""
+        self._gate = gate
+
+    def publish(self, snapshot: Snapshot) -> Entry:
+        """Wait, and publish."""
+        assert self._gate.wait(timeout=30)
+        return super().publish(snapshot)
+
+
+@pytest.mark.slow
+def test_a_periodic_snapshot_is_skipped_while_one_is_under_way(tmp_path: Path) -> None:
+    """It is said which one is under way; when that has ended, the next begins, in turn."""
+
+    async def main() -> None:
+        watch = Watch()
+        new_store(tmp_path, "rally").close()
+        store, gate = SlowStore.open_writer(tmp_path / "store"), threading.Event()
+        assert isinstance(store, SlowStore)
+        store.wait_for(gate)
+        async with (
+            asyncio.timeout(60),
+            Supervisor(program("rally"), store, emit=watch.emit) as system,
+        ):
+            periodic = asyncio.get_running_loop().create_task(
+                take_periodically(system, every_s=0.02, initiators=["A", "B"], emit=watch.emit)
+            )
+            await watch.until(lambda: len(watch.of(events.SnapshotSkipped)) >= 3)
+            assert watch.of(events.SnapshotPublished) == []
+            assert {str(s.under_way) for s in watch.of(events.SnapshotSkipped)} == {"A-1"}
+            gate.set()
+            await watch.until(lambda: len(watch.of(events.SnapshotPublished)) >= 4)
+            published = [str(event.entry.id) for event in watch.of(events.SnapshotPublished)]
+            assert published[:4] == ["A-1", "B-2", "A-3", "B-4"]
+            periodic.cancel()
+            await asyncio.wait([periodic])
+        store.close()
+
+    asyncio.run(main())
+
+
+def until_ended(pid: int) -> None:
+    """Wait until a process that need not be our child has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        ready, _, _ = select.select([descriptor], [], [], 20)
+        assert ready, f"process {pid} did not end"
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.slow
+def test_processes_end_with_their_supervisor_and_the_store_stays(tmp_path: Path) -> None:
+    """After kill -9 of the supervisor its processes exit by themselves; who asks for the system
+    hears that it is not running; and it can be gone on with from the store."""
+
+    async def main() -> None:
+        async with asyncio.timeout(60):
+            doomed = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.runtime.doomed", str(tmp_path)),
+                stdout=asyncio.subprocess.PIPE,
+                cwd=ROOT,
+            )
+            assert doomed.stdout is not None
+            pids = [int(pid) for pid in (await doomed.stdout.readline()).split()]
+            assert len(pids) == 2
+            doomed.kill()
+            await doomed.wait()
+            for pid in pids:
+                await asyncio.to_thread(until_ended, pid)
+            with pytest.raises(Unavailable, match="start it with 'stillframe run'"):
+                find(tmp_path / "store")
+            watch, store = Watch(), Store.open_writer(tmp_path / "store")
+            async with Supervisor(program("rally"), store, emit=watch.emit) as system:
+                current = store.entries()[-1]
+                assert (await watch.until_epoch(2)).restored_from == current.id
+                assert hits(await take(system)) > hits(store.load(current.id))
+            store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        (
+            "tests.runtime.nowhere:rally",
+            "there is no module 'tests.runtime.nowhere' here: run from",
+        ),
+        ("tests.runtime.programs:nothing", "has no topology 'nothing'; it has joining, pipeline"),
+        ("tests/runtime/programs.py:rally", "write MODULE:TOPOLOGY, for example"),
+        ("tests.runtime.programs", "write MODULE:TOPOLOGY, for example"),
+        ("tests.runtime.programs:pipeline", "was made by another topology"),
+    ],
+)
+def test_a_topology_that_cannot_be_run_is_refused(
+    tmp_path: Path, reference: str, words: str
+) -> None:
+    """Before any process is started the error says what is wrong with the reference."""
+
+    async def main() -> None:
+        store = new_store(tmp_path, "rally")
+        with pytest.raises(UsageError) as caught:
+            async with Supervisor(reference, store):
+                raise AssertionError("it runs")
+        assert words in str(caught.value)
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_a_system_that_cannot_listen_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the machine has no port or descriptor left, that is what the error says."""
+
+    async def main() -> None:
+        async def none_left(*_: object, **__: object) -> None:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_server", none_left)
+        store = new_store(tmp_path, "rally")
+        with pytest.raises(
+            Unavailable, match=r"no connection can be taken on 127\.0\.0\.1: .*Too many"
+        ):
+            async with Supervisor(program("rally"), store):
+                raise AssertionError("it runs")
+        store.close()
+
+    asyncio.run(main())
