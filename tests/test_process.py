@@ -243,9 +243,9 @@ class Shelf(msgspec.Struct, frozen=True):
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        *((kind, True) for kind in (int, str, bytes, bool, float, None.__class__, Colour, Place)),
-        *((kind, True) for kind in (datetime.datetime, int | None, tuple[int, ...])),
-        *((kind, True) for kind in (tuple[int, str], tuple[Place, ...], Place | None)),
+        *((kind, True) for kind in (int, str, bool, float, None.__class__, Colour, Place)),
+        *((kind, True) for kind in (datetime.datetime, int | None, Place | None)),
+        *((kind, False) for kind in (bytes, tuple[int, str], tuple[int, ...], tuple[Place, ...])),
         *((kind, False) for kind in (list, list[int], dict[str, int], set[int], Any, Box, Shelf)),
         *((kind, False) for kind in (tuple, tuple[list[int], ...], int | list[int], object)),
     ],

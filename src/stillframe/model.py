@@ -3,7 +3,7 @@
 Messages on a channel are numbered from 1. A process counts, per channel, what it sent and what it
 received, and a snapshot holds those counts at the cut. That makes a snapshot checkable by itself,
 without a trace (``GlobalState.check_books``): on channels that keep order, *the books balance* and
-*the cut is consistent* are the same statement (Chandy & Lamport 1985, section 3.2; DESIGN 4).
+*the cut is consistent* are the same statement (Chandy & Lamport 1985, section 3.1).
 """
 
 import enum

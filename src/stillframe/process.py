@@ -193,10 +193,13 @@ def accepted_messages(annotation: Any, where: str) -> tuple[type[Message], ...]:
     return members
 
 
+# Not bytes and not tuples: a bytearray or a list in their place would be encoded as well, and the
+# target could not tell. With these, what does not fit is refused by the target's decoder.
 _IMMUTABLE = frozenset(
-    {bool, int, float, str, bytes, type(None)}
+    {bool, int, float, str, type(None)}
     | {datetime.datetime, datetime.date, datetime.time, datetime.timedelta}
 )
+_ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
 def is_immutable(kind: Any, within: frozenset[type] = frozenset()) -> bool:
@@ -207,8 +210,8 @@ def is_immutable(kind: Any, within: frozenset[type] = frozenset()) -> bool:
         within: the Structs that it is a part of: one that refers to itself is answered there.
     """
     origin, members = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType) or (origin is tuple and members):
-        return all(member is Ellipsis or is_immutable(member, within) for member in members)
+    if origin in (typing.Union, types.UnionType):
+        return all(is_immutable(member, within) for member in members)
     if not isinstance(kind, type) or origin is not None:
         return False
     if issubclass(kind, msgspec.Struct) and kind not in within:
@@ -272,13 +275,33 @@ class StateCodec:
             UsageError: a field holds what cannot be encoded, or an attribute was never declared.
         """
         self._check_declared(process)
-        values = {name: getattr(process, name) for name in self._names}
+        try:
+            values = {name: getattr(process, name) for name in self._names}
+        except AttributeError as error:
+            raise UsageError(f"a declared field was never set: {error}") from error
         try:
             return self._encode(values)
-        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        except _ENCODING_ERRORS as error:
             culprit = self._find_culprit(values)
             raise UsageError(
                 f"{self.kind.__name__}.{culprit} cannot be recorded: {error}"
+            ) from error
+
+    def check(self, encoded: bytes) -> None:
+        """Check that a restore could read what was recorded.
+
+        Capturing does not: values are encoded as they are, and reading them back takes longer than
+        a process should stand still.
+
+        Raises:
+            UsageError: a field holds something else than it is declared with.
+        """
+        try:
+            self._decoder.decode(encoded)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise UsageError(
+                f"a field of {self.kind.__name__} does not hold what it is declared with: {error}; "
+                "a restore could not read it"
             ) from error
 
     def restore(self, process: object, encoded: bytes) -> None:
@@ -310,6 +333,6 @@ class StateCodec:
         for name, value in values.items():
             try:
                 self._encode(value)
-            except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
+            except _ENCODING_ERRORS:
                 return name
         return "?"

@@ -83,23 +83,28 @@ class Description(msgspec.Struct, frozen=True):
         """Return `first` and as many more as it takes for markers to reach every process.
 
         In a strongly connected graph that is `first` alone. Otherwise several processes begin the
-        same snapshot by themselves, as Chandy & Lamport 1985 (section 3.1) allow.
+        same snapshot by themselves, as Chandy & Lamport 1985 (section 3.3) allow.
 
         Raises:
             UsageError: there is no process `first`.
         """
         self.check_process(first)
         chosen = [first]
-        reached = self._reachable(first)
+        reached = self.reachable(first)
         rest = [p for p in self.processes if p not in reached]
         # The process that reaches most goes first: nothing upstream of it can be left over twice.
-        for process in sorted(rest, key=lambda p: (-len(self._reachable(p)), p)):
+        for process in sorted(rest, key=lambda p: (-len(self.reachable(p)), p)):
             if process not in reached:
                 chosen.append(process)
-                reached |= self._reachable(process)
+                reached |= self.reachable(process)
         return tuple(chosen)
 
-    def _reachable(self, start: ProcessId) -> set[ProcessId]:
+    def cyclic_targets(self, process: ProcessId) -> frozenset[ProcessId]:
+        """Return the targets of `process` that a chain of channels leads back from."""
+        return frozenset(t for t in self.outgoing(process) if process in self.reachable(t))
+
+    def reachable(self, start: ProcessId) -> set[ProcessId]:
+        """Return `start` and every process that a chain of channels leads to from it."""
         reached, frontier = {start}, [start]
         while frontier:
             for target in self.outgoing(frontier.pop()):
@@ -162,7 +167,7 @@ class Topology:
         return cls(processes, zip(names, names[1:] + names[:1], strict=True))
 
     def _check_channels(self, pairs: Iterable[tuple[ProcessId, ProcessId]]) -> list[Channel]:
-        channels: list[Channel] = []
+        channels: dict[Channel, None] = {}
         for source, target in pairs:
             channel = Channel(source, target)
             for end in (source, target):
@@ -177,8 +182,8 @@ class Topology:
                 raise UsageError(
                     f"channel {channel} is given twice; one channel each way is enough"
                 )
-            channels.append(channel)
-        return channels
+            channels[channel] = None
+        return list(channels)
 
     def _describe(self, channels: list[Channel]) -> Description:
         states: dict[str, tuple[Column, ...]] = {}

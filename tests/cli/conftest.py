@@ -57,7 +57,8 @@ def state_of(balance: int, note: str, coins: list[int]) -> GlobalState:
 def publish(store: Store, number: int, state: GlobalState) -> None:
     """Publish a snapshot that took 20 ms."""
     snapshot = SnapshotId("A", number)
-    store.publish(Snapshot(snapshot, store.epoch, 1000.0, 1000.02, state))
+    at = 999.0 + snapshot.number
+    store.publish(Snapshot(snapshot, store.epoch, at, at + 0.02, state))
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
             initiated_at=1000.0,
             completed_at=1000.02,
             published_at=1000.03,
+            is_restore_point=True,
             process_count=5,
             channel_count=20,
             message_count=1234,

@@ -93,14 +93,16 @@ def test_a_marker_too_many_changes_nothing() -> None:
 
 
 def test_a_late_marker_of_an_ended_snapshot_begins_nothing() -> None:
-    """The memory of what ended reaches back as far as the bound says, and no further."""
+    """Also when it is forgotten: numbers rise, so what is as old as a forgotten one is over."""
     recorder = in_phase(Phase.ABANDONED)
     for number in range(2, ENDED_COUNT_MAX + 1):
         recorder.abandon(SnapshotId("P", number))
     assert recorder.phase(S) is Phase.ABANDONED
     assert recorder.marker("A", MARKER) == []
     recorder.abandon(SnapshotId("P", ENDED_COUNT_MAX + 1))
-    assert recorder.phase(S) is Phase.IDLE
+    assert recorder.phase(S) is Phase.ABANDONED
+    assert recorder.marker("B", MARKER) == []
+    assert recorder.phase(SnapshotId("P", ENDED_COUNT_MAX + 2)) is Phase.IDLE
 
 
 def test_messages_go_on_where_a_restore_left_off() -> None:

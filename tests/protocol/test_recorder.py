@@ -152,7 +152,7 @@ def test_ended_snapshots_are_remembered_up_to_a_bound() -> None:
     p = recorder(incoming="", outgoing="")
     for number in range(ENDED_COUNT_MAX + 10):
         p.initiate(SnapshotId("P", number))
-    assert p.phase(SnapshotId("P", 9)) is Phase.IDLE
+    assert p.phase(SnapshotId("P", 9)) is Phase.ABANDONED
     assert p.phase(SnapshotId("P", 10)) is Phase.RECORDED
 
 

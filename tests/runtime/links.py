@@ -200,6 +200,7 @@ class TcpPair:
             subject=process,
             incoming=dict.fromkeys(description.incoming(name), topology.accepts[name]),
             outgoing={t: topology.accepts[t] for t in description.outgoing(name)},
+            cyclic=description.cyclic_targets(name),
             start=None,
             report=lambda message: None,
             fail=self._errors.append,

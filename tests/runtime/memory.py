@@ -218,6 +218,7 @@ class MemoryNetwork:
             subject=process,
             incoming=dict.fromkeys(topology.description.incoming(name), topology.accepts[name]),
             outgoing={t: topology.accepts[t] for t in topology.description.outgoing(name)},
+            cyclic=topology.description.cyclic_targets(name),
             start=start,
             report=lambda message: report(name, message),
             fail=_give_up,

@@ -85,7 +85,7 @@ def test_an_action_without_interval_goes_on_in_bursts_between_messages() -> None
         while source.sent < burst * BURST_COUNT:
             before = source.sent
             network.scheduler.run_one()
-            assert source.sent - before in (0, BURST_COUNT)
+            assert source.sent - before <= BURST_COUNT
 
 
 def test_an_action_that_sends_nothing_is_tried_again_later() -> None:
@@ -195,7 +195,7 @@ def test_a_slow_target_bounds_the_memory_of_everybody_before_it() -> None:
     first = network.hosts["A"].outgoing["B"].session.unacknowledged_bytes
     second = network.hosts["B"].outgoing["C"].session.unacknowledged_bytes
     assert WINDOW_BYTES <= first <= WINDOW_BYTES + slack_bytes
-    assert HOLD_BYTES <= second <= HOLD_BYTES + slack_bytes
+    assert HOLD_BYTES <= second <= HOLD_BYTES + WINDOW_BYTES + slack_bytes
     waiting = [item for item in network.hosts["C"].mailbox if isinstance(item, Delivery)]
     assert 0 < sum(len(item.batch.encoded) for item in waiting) <= second
     stopped_at = author.written_count

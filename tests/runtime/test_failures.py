@@ -208,6 +208,13 @@ def setter(value: object) -> Callable[[Process], None]:
     return change
 
 
+def endless() -> list[Any]:
+    """Return a list that holds itself."""
+    inner: list[Any] = []
+    inner.append(inner)
+    return inner
+
+
 @pytest.mark.parametrize(
     ("spoil", "mend", "reason", "words"),
     [
@@ -231,6 +238,13 @@ def setter(value: object) -> Callable[[Process], None]:
             Reason.NOT_RECORDED,
             ["A: Holder.content cannot be recorded"],
             id="large number",
+        ),
+        pytest.param(
+            setter(endless()),
+            setter([]),
+            Reason.NOT_RECORDED,
+            ["A: Holder.content cannot be recorded"],
+            id="endless",
         ),
     ],
 )

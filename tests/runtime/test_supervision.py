@@ -14,9 +14,10 @@ import pytest
 from stillframe.errors import ApplicationError, Unavailable, UsageError
 from stillframe.model import Abandoned, Reason, Snapshot
 from stillframe.runtime import events
+from stillframe.runtime.patience import FAILURE_COUNT_MAX
 from stillframe.runtime.periodic import take_periodically
 from stillframe.runtime.running import find
-from stillframe.runtime.supervisor import FAILURE_COUNT_MAX, Supervisor
+from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from tests.runtime.watch import Watch, new_store, program, take

@@ -20,7 +20,8 @@ from tests.runtime.programs import Player, Relay, Sink, Source
 
 
 def test_a_process_can_ask_for_a_snapshot(tmp_path: Path) -> None:
-    """``self.snapshot()`` begins one that this process initiates, after the current action."""
+    """``self.snapshot()`` begins one that this process initiates, after the current action; what is
+    asked meanwhile is answered by one more."""
 
     class Asker(Source):
         asked_count: int = 0
@@ -34,7 +35,7 @@ def test_a_process_can_ask_for_a_snapshot(tmp_path: Path) -> None:
     async def main() -> None:
         topology = Topology({"A": Source(), "B": Asker(), "C": Sink()}, [("A", "C"), ("B", "C")])
         async with asyncio.timeout(30), LocalSystem(topology, tmp_path) as system:
-            await system.until(lambda: len(system.store.entries()) == 3)
+            await system.until(lambda: len(system.store.entries()) >= 2)
             assert {entry.id.initiator for entry in system.store.entries()} == {"B"}
 
     asyncio.run(main())
@@ -131,7 +132,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode()}")
     yield place
-    subprocess.run(["umount", str(place)], check=True)
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def fill_up(path: Path) -> None:

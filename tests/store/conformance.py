@@ -105,7 +105,10 @@ def _check_round_trip(store: AnyStore) -> None:
         assert (entry.message_count, entry.process_count, entry.channel_count) == (
             *(state.message_count, 3, 3),
         )
-        assert (entry.initiated_at, entry.completed_at) == (1000.0, 1000.5)
+        assert (entry.initiated_at, entry.completed_at) == (
+            snapshot.initiated_at,
+            snapshot.completed_at,
+        )
         store.verify(snapshot.id)
 
 

@@ -104,7 +104,8 @@ def snapshot_of(
 ) -> Snapshot:
     """Return a snapshot that took half a second."""
     state = global_state(SOME_MESSAGES) if state is None else state
-    return Snapshot(SnapshotId(initiator, number), epoch, 1000.0, 1000.5, state)
+    at = 999.0 + number
+    return Snapshot(SnapshotId(initiator, number), epoch, at, at + 0.5, state)
 
 
 def publish(store: Store, *numbers: int) -> None:

@@ -36,6 +36,8 @@ class Assembler:
     def __init__(self, description: Description, epoch: int) -> None:
         self._description = description
         self._epoch = epoch
+        self._incoming = {p: description.incoming(p) for p in description.processes}
+        self._outgoing = {p: description.outgoing(p) for p in description.processes}
         self._pending: dict[SnapshotId, _Pending] = {}
 
     @property
@@ -102,8 +104,8 @@ class Assembler:
             raise ProtocolViolation(f"{where}: it came twice")
         sources = tuple(record.source for record in fragment.incoming)
         if (
-            sources != self._description.incoming(process)
-            or tuple(fragment.sent_counts) != self._description.outgoing(process)
+            sources != self._incoming[process]
+            or tuple(fragment.sent_counts) != self._outgoing[process]
             or fragment.state.kind != self._description.processes[process]
         ):
             raise ProtocolViolation(f"{where}: its channels or its class are not those agreed on")

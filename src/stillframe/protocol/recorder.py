@@ -83,7 +83,8 @@ TRANSITIONS: dict[Phase, dict[Stimulus, Phase]] = {
 """The life of a recording. What is not in the table breaks the rules: a marker too many."""
 
 ENDED_COUNT_MAX = 1024
-"""How many ended snapshots are remembered, to tell their late markers from those of new ones."""
+"""How many ended snapshots are remembered, to tell their late markers from those of new ones.
+Numbers rise, so one that is as old as a forgotten one is over too."""
 
 
 class SendMarker(msgspec.Struct, frozen=True):
@@ -163,12 +164,15 @@ class Recorder:
         self._sent_counts = dict(outgoing)
         self._capture = capture
         self._recordings: dict[SnapshotId, _Recording] = {}
+        self._forgotten_number = -1
         self._ended: OrderedDict[SnapshotId, Phase] = OrderedDict()
 
     def phase(self, snapshot: SnapshotId) -> Phase:
         """Return where `snapshot` is at this process."""
         if snapshot in self._recordings:
             return Phase.RECORDING
+        if snapshot.number <= self._forgotten_number:
+            return self._ended.get(snapshot, Phase.ABANDONED)
         return self._ended.get(snapshot, Phase.IDLE)
 
     def sent(self, target: ProcessId, count: int) -> None:
@@ -266,4 +270,5 @@ class Recorder:
     def _end(self, snapshot: SnapshotId, phase: Phase) -> None:
         self._ended[snapshot] = phase
         while len(self._ended) > ENDED_COUNT_MAX:
-            self._ended.popitem(last=False)
+            forgotten, _ = self._ended.popitem(last=False)
+            self._forgotten_number = max(self._forgotten_number, forgotten.number)

@@ -20,7 +20,15 @@ from stillframe.errors import (
     Unavailable,
     UsageError,
 )
-from stillframe.model import Abandoned, ProcessId, Reason, Snapshot, SnapshotId
+from stillframe.model import (
+    Abandoned,
+    Fragment,
+    ProcessId,
+    ProcessState,
+    Reason,
+    Snapshot,
+    SnapshotId,
+)
 from stillframe.protocol import wire
 from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.handshake import NONCE_BYTES, Declined, Greeting, Listener, Welcome
@@ -82,6 +90,10 @@ class MemberLine(Connection):
             )
         )
 
+    def crashed(self, error: Exception) -> None:
+        """Drop the process, as if its connection had ended."""
+        self._coordinator.emit(events.ConnectionTrouble(f"a bug in stillframe: {describe(error)}"))
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The process is gone, or was never one."""
         super().connection_lost(exc)
@@ -94,6 +106,7 @@ class Coordinator:
 
     Args:
         store: where snapshots are published; open for writing.
+        check: raises a UsageError if a recorded state could not be restored.
         secret: the secret of this epoch.
         starts: where each process begins; None for a fresh start.
         first_number: the number of the first snapshot.
@@ -106,6 +119,7 @@ class Coordinator:
         self,
         store: Store,
         *,
+        check: Callable[[ProcessState], None],
         secret: bytes,
         starts: dict[ProcessId, Start] | None,
         first_number: int,
@@ -117,6 +131,7 @@ class Coordinator:
         self.emit = emit
         self.next_number = first_number
         self.running = asyncio.Event()
+        self._check = check
         self._secret = secret
         self._starts = starts
         self._timeout_s = timeout_s
@@ -127,6 +142,7 @@ class Coordinator:
         self._ports: dict[ProcessId, int] = {}
         self._connected: set[ProcessId] = set()
         self._failures: dict[ProcessId, control.Failure] = {}
+        self._wanted: set[ProcessId] = set()
         self._results: dict[SnapshotId, asyncio.Future[Entry | Abandoned]] = {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._writing: set[asyncio.Task[None]] = set()
@@ -211,20 +227,38 @@ class Coordinator:
             case control.Running():
                 self._note_connected(process)
             case control.Part(fragment):
-                if fragment.state.process != process:
-                    raise ProtocolViolation(f"it speaks for {fragment.state.process!r}")
-                self._complete(self._assembler.add(fragment, self._now()))
+                self._take_part(process, fragment)
             case control.CouldNotRecord(snapshot, detail):
                 self._give_up(snapshot, Reason.NOT_RECORDED, f"{process}: {detail}")
             case control.Wanted():
-                if len(self._results) < PENDING_COUNT_MAX:
-                    _ = self.begin(process)
+                self._begin_for(process)
             case control.Trouble(detail):
                 self.emit(events.ConnectionTrouble(detail))
             case control.Failure():
                 self._failures[process] = message
             case _:
                 assert_never(message)
+
+    def _begin_for(self, process: ProcessId) -> None:
+        """Begin a snapshot that a process wants; one more after its own that is under way."""
+        if any(snapshot.initiator == process for snapshot in self._results):
+            self._wanted.add(process)
+        elif len(self._results) < PENDING_COUNT_MAX:
+            _ = self.begin(process)
+
+    def _take_part(self, process: ProcessId, fragment: Fragment) -> None:
+        if fragment.state.process != process:
+            raise ProtocolViolation(f"it speaks for {fragment.state.process!r}")
+        self._complete(self._assembler.add(fragment, self._now()))
+
+    def has_met(self, process: ProcessId) -> bool:
+        """Return whether `process` has connected: then the end of its connection tells its end."""
+        return process in self._lines
+
+    @property
+    def not_listening(self) -> tuple[ProcessId, ...]:
+        """The processes that have not said yet where they listen."""
+        return tuple(p for p in self._description.processes if p not in self._ports)
 
     def _note_port(self, process: ProcessId, port: int) -> None:
         self._ports[process] = port
@@ -284,17 +318,27 @@ class Coordinator:
         self._set_timer()
 
     async def _publish(self, snapshot: Snapshot) -> None:
+        loop = asyncio.get_running_loop()
+        outcome: Entry | Abandoned
         try:
-            entry = await asyncio.get_running_loop().run_in_executor(
-                self._writer, self.store.publish, snapshot
-            )
+            outcome = await loop.run_in_executor(self._writer, self._write, snapshot)
         except Exception as error:
             detail = str(error) if isinstance(error, StillframeError) else describe(error)
-            self._end(snapshot.id, Abandoned(snapshot.id, Reason.NOT_PUBLISHED, (), detail))
-            return
-        for line in self._lines.values():
-            line.say(control.Published(snapshot.id))
-        self._end(snapshot.id, entry)
+            outcome = Abandoned(snapshot.id, Reason.NOT_PUBLISHED, (), detail)
+        if isinstance(outcome, Entry) and outcome.is_restore_point:
+            for line in self._lines.values():
+                line.say(control.Published(snapshot.id))
+        self._end(snapshot.id, outcome)
+
+    def _write(self, snapshot: Snapshot) -> Entry | Abandoned:
+        """Publish a snapshot that can be restored. Runs in the writer's thread."""
+        for state in snapshot.state.processes:
+            try:
+                self._check(state)
+            except UsageError as error:
+                detail = f"{state.process}: {error}"
+                return Abandoned(snapshot.id, Reason.NOT_RECORDED, (), detail)
+        return self.store.publish(snapshot)
 
     def _give_up(self, snapshot: SnapshotId, reason: Reason, detail: str = "") -> None:
         abandoned = self._assembler.abandon(snapshot, reason, detail)
@@ -305,12 +349,16 @@ class Coordinator:
         if isinstance(outcome, Abandoned):
             for line in self._lines.values():
                 line.say(control.Abandon(snapshot))
-            self.emit(events.SnapshotAbandoned(outcome))
-        else:
-            self.emit(events.SnapshotPublished(outcome))
         result = self._results.pop(snapshot)
         if not result.done():
             result.set_result(outcome)
+        if snapshot.initiator in self._wanted and not self._is_closed:
+            self._wanted.discard(snapshot.initiator)
+            self._begin_for(snapshot.initiator)
+        if isinstance(outcome, Abandoned):
+            self.emit(events.SnapshotAbandoned(outcome))
+        else:
+            self.emit(events.SnapshotPublished(outcome))
 
     def _now(self) -> float:
         return self._clock_offset_s + time.monotonic()

@@ -1,7 +1,9 @@
 """The two ends of a channel inside a process, without the connection that carries it.
 
-Back-pressure has one rule: what is sent and not yet handled. Above `WINDOW_BYTES` on any outgoing
-channel a process takes no action by itself; above `HOLD_BYTES` it handles no message either.
+Back-pressure has one measure: what is sent and not yet handled. Above `WINDOW_BYTES` on any
+outgoing channel a process takes no action by itself. Above `HOLD_BYTES` it handles no message
+either, but only if the target cannot reach it: two processes that hold each other up would do so
+for ever. On a cycle a process goes on handling, up to `LIMIT_BYTES`, where it fails and says so.
 """
 
 from typing import Any, Protocol
@@ -16,6 +18,7 @@ from stillframe.protocol.session import ReceiveSession, SendSession
 
 WINDOW_BYTES = 64 * 2**10
 HOLD_BYTES = 4 * 2**20
+LIMIT_BYTES = 256 * 2**20
 ACKNOWLEDGE_BYTES = WINDOW_BYTES // 4
 FRAME_EXTRA_BYTES = 128
 """More than a frame has besides messages, and more than a marker's frame: so a target counts at
@@ -41,9 +44,15 @@ class Outgoing:
     """The source's end of one channel."""
 
     def __init__(
-        self, channel: Channel, accepts: frozenset[type[Message]], sent_count: int
+        self,
+        channel: Channel,
+        accepts: frozenset[type[Message]],
+        sent_count: int,
+        *,
+        is_on_cycle: bool,
     ) -> None:
         self.channel = channel
+        self.is_on_cycle = is_on_cycle
         self.accepts = accepts
         self.pending: list[Message | msgspec.Raw] = []
         self.session = SendSession()

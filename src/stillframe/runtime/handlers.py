@@ -13,7 +13,10 @@ SLICE_COUNT = 256
 SLICE_S = 0.005
 """A batch is handled in slices of so many messages; after so long, others get their turn."""
 BURST_COUNT = 64
-"""How often an ``every(ms=0)`` action is taken before messages get their turn."""
+"""How often at most an ``every(ms=0)`` action is taken before messages get their turn."""
+RETURNED = (
+    "it returned something: a handler returns nothing, and one that awaits is declared 'async def'"
+)
 IDLE_RETRY_S = 0.001
 """When an ``every(ms=0)`` action that sent nothing is tried again."""
 
@@ -23,6 +26,7 @@ class HandlerHost(Host):
 
     # True while a step is taken, and until ``begin``: nothing may come before ``start``.
     _is_stepping = True
+    _burst_count = 1
     _waiting: tuple[Callable[[], None], ...] = ()
 
     def begin(self, *, is_fresh: bool) -> None:
@@ -37,6 +41,7 @@ class HandlerHost(Host):
         if is_fresh:
             self._call(process.start, "start")
             self.schedule_flush()
+        self._handle_replayed()
         self.wake()
         for action in process.actions:
             if action.period_ms == 0:
@@ -44,6 +49,18 @@ class HandlerHost(Host):
             else:
                 due = self.scheduler.time() + action.period_ms / 1000
                 self.scheduler.call_later(action.period_ms / 1000, self._act_on_time, action, due)
+
+    def _handle_replayed(self) -> None:
+        """Deliver what was on the channels at the cut: all of it, before any action."""
+        try:
+            while self.replayed_count:
+                item = self.mailbox.popleft()
+                assert isinstance(item, Delivery)
+                self._hand_over(item, item.messages, 0)
+                self._finish(item)
+                self.replayed_count -= item.batch.count
+        except Exception as error:
+            self.fail(error)
 
     def published(self, snapshot: SnapshotId) -> None:
         """Tell the application that `snapshot` is in the store."""
@@ -109,7 +126,8 @@ class HandlerHost(Host):
         remaining = iter(messages)
         try:
             for message in remaining:
-                receive(channel, message)
+                if receive(channel, message) is not None:
+                    raise TypeError(RETURNED)
         except Exception as error:
             index = len(messages) - length_hint(remaining) - 1
             raise ApplicationError(
@@ -123,7 +141,8 @@ class HandlerHost(Host):
         if self.error is not None:
             return False
         try:
-            function(*arguments)
+            if function(*arguments) is not None:
+                raise TypeError(RETURNED)
         except Exception as error:
             failure: StillframeError = ApplicationError(
                 f"process {self.process}: {name}() raised {describe(error)}"
@@ -140,10 +159,16 @@ class HandlerHost(Host):
             return
         before = self._sent_total()
         function = getattr(self._application, action.name)
-        for _ in range(BURST_COUNT):
+        for _ in range(self._burst_count):
             if not self._call(function, action.name):
                 return
         self.flush()
+        # How much one action sends is not known beforehand: feel for it, from one action up.
+        self._burst_count = (
+            min(BURST_COUNT, self._burst_count * 2)
+            if self.has_room
+            else max(1, self._burst_count // 2)
+        )
         if self._sent_total() == before:
             self.scheduler.call_later(IDLE_RETRY_S, self._act_freely, action)
         else:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, assert_never
 import msgspec
 
 from stillframe.errors import ApplicationError, StillframeError, UsageError
-from stillframe.model import Batch, Channel, Marker, ProcessId, ProcessState, SnapshotId
+from stillframe.model import Batch, Channel, Fragment, Marker, ProcessId, ProcessState, SnapshotId
 from stillframe.process import Message, StateCodec, is_immutable
 from stillframe.protocol import wire
 from stillframe.protocol.recorder import Effect, NotRecorded, Recorded, Recorder, SendMarker
@@ -25,10 +25,13 @@ from stillframe.runtime.ends import (
     ENCODING_ERRORS,
     FRAME_EXTRA_BYTES,
     HOLD_BYTES,
+    LIMIT_BYTES,
     WINDOW_BYTES,
     Incoming,
     Outgoing,
 )
+
+PART_BYTES_MAX = wire.CONTROL_BYTES_MAX - 2**20
 
 
 class Scheduler(Protocol):
@@ -73,6 +76,7 @@ class Host:
         subject: the object whose fields are the recorded state.
         incoming: source -> the message classes that we accept.
         outgoing: target -> the message classes that it accepts.
+        cyclic: the targets that a chain of channels leads back from, to this process.
         start: where to begin after a restore; None for a fresh start.
         report: takes what the coordinator must hear.
         fail: called once with the error after which this process cannot go on.
@@ -87,6 +91,7 @@ class Host:
         subject: object,
         incoming: Mapping[ProcessId, tuple[type[Message], ...]],
         outgoing: Mapping[ProcessId, tuple[type[Message], ...]],
+        cyclic: frozenset[ProcessId],
         start: Start | None,
         report: Callable[[control.FromProcess], None],
         fail: Callable[[StillframeError], None],
@@ -104,6 +109,7 @@ class Host:
         self._codec = codec
         self.subject = subject
         self._is_flush_scheduled = False
+        self.replayed_count = 0
         sent = start.sent_counts if start else dict.fromkeys(outgoing, 0)
         received = (
             {record.source: record.received_count for record in start.incoming}
@@ -111,7 +117,8 @@ class Host:
             else dict.fromkeys(incoming, 0)
         )
         self.outgoing = {
-            t: Outgoing(Channel(process, t), frozenset(a), sent[t]) for t, a in outgoing.items()
+            t: Outgoing(Channel(process, t), frozenset(a), sent[t], is_on_cycle=t in cyclic)
+            for t, a in outgoing.items()
         }
         self._outgoing = tuple(self.outgoing.values())
         self.recorder = Recorder(process, incoming=received, outgoing=sent, capture=self._capture)
@@ -197,8 +204,23 @@ class Host:
                     self.fail(error)
             if outgoing.session.unacknowledged_bytes >= WINDOW_BYTES:
                 has_room = False
-                is_held = is_held or outgoing.session.unacknowledged_bytes >= HOLD_BYTES
+                is_held = is_held or self._is_too_full(outgoing)
         self.has_room, self.is_held = has_room, is_held
+
+    def _is_too_full(self, outgoing: Outgoing) -> bool:
+        """Return whether to wait for the target before handling more; fail if that is no way."""
+        size = outgoing.session.unacknowledged_bytes
+        if not outgoing.is_on_cycle:
+            return size >= HOLD_BYTES
+        if size >= LIMIT_BYTES:
+            self.fail(
+                ApplicationError(
+                    f"channel {outgoing.channel}: {size:,} bytes were sent that "
+                    f"{outgoing.channel.target} has not handled yet, and at most {LIMIT_BYTES:,} "
+                    "are kept: send less in one action, or less for each message received"
+                )
+            )
+        return False
 
     def schedule_flush(self) -> None:
         """Flush at the end of this turn of the loop."""
@@ -218,11 +240,26 @@ class Host:
                     outgoing = self.outgoing[target]
                     outgoing.write(wire.encode_marker(outgoing.session.sequence + 1, marker))
                 case Recorded(fragment):
-                    self.report(control.Part(fragment))
+                    self._report_part(fragment)
                 case NotRecorded(snapshot, detail):
                     self.report(control.CouldNotRecord(snapshot, detail))
                 case _:
                     assert_never(effect)
+
+    def _report_part(self, fragment: Fragment) -> None:
+        size = len(fragment.state.encoded) + sum(
+            len(batch.encoded) for record in fragment.incoming for batch in record.batches
+        )
+        if size <= PART_BYTES_MAX:
+            self.report(control.Part(fragment))
+        else:
+            self.report(
+                control.CouldNotRecord(
+                    fragment.snapshot,
+                    f"its state and channels have {size:,} bytes; a part of a snapshot may have "
+                    f"{PART_BYTES_MAX:,}",
+                )
+            )
 
     def _replay(self, start: Start) -> None:
         """Put the recorded messages of every channel into the mailbox, first of all."""
@@ -230,6 +267,7 @@ class Host:
             incoming = self.incoming[record.source]
             for batch in record.batches:
                 self.mailbox.append(Delivery(incoming, incoming.decode(batch), batch, None))
+                self.replayed_count += batch.count
 
     def _make_send(self) -> Callable[[ProcessId, Message], None]:
         """Return the function that applications call: two lookups and an append.

@@ -42,6 +42,7 @@ class CoordinatorLine(Connection):
     def __init__(self, me: Credentials) -> None:
         super().__init__()
         self.heard: asyncio.Queue[control.ToProcess | StillframeError | None] = asyncio.Queue()
+        self.gone = asyncio.Event()
         self._connector = Connector(me.hello(None), me.secret)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -76,6 +77,7 @@ class CoordinatorLine(Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Pass on that it ended."""
         self.heard.put_nowait(None)
+        self.gone.set()
         super().connection_lost(exc)
 
 
@@ -140,6 +142,7 @@ class Member:
             subject=subject,
             incoming=dict.fromkeys(description.incoming(process), topology.accepts[process]),
             outgoing={t: topology.accepts[t] for t in description.outgoing(process)},
+            cyclic=description.cyclic_targets(process),
             start=start,
             report=self.report,
             fail=self.fail,
@@ -206,8 +209,7 @@ class Member:
     async def leave(self) -> None:
         """Wait until the coordinator has been sent everything that we reported, and hang up."""
         self._line.close()
-        while await self._line.heard.get() is not None:
-            pass
+        await self._line.gone.wait()
 
     async def close(self) -> None:
         """Close everything that this member opened."""

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
-from stillframe.model import ProcessId
+from stillframe.model import Abandoned, ProcessId
 from stillframe.runtime import events
+from stillframe.runtime.coordinator import PENDING_COUNT_MAX
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.store.manifest import Entry
 
 
 async def take_periodically(
@@ -37,12 +39,16 @@ async def take_periodically(
     while True:
         await system.until_running()
         assert system.coordinator is not None
-        result = system.coordinator.begin(initiator := next(turns))
-        snapshot = system.coordinator.under_way[-1]
-        assert snapshot.initiator == initiator
+        result: asyncio.Future[Entry | Abandoned] | None = None
+        under_way = system.coordinator.under_way
+        if len(under_way) < PENDING_COUNT_MAX:
+            result = system.coordinator.begin(next(turns))
+            under_way = system.coordinator.under_way
+        else:
+            emit(events.SnapshotSkipped(under_way[0]))
         while True:
             due = max(due + every_s, loop.time())
             await asyncio.sleep(due - loop.time())
-            if result.done():
+            if result is None or result.done():
                 break
-            emit(events.SnapshotSkipped(snapshot))
+            emit(events.SnapshotSkipped(under_way[-1]))

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import msgspec
 
-from stillframe.errors import ApplicationError, StillframeError, UsageError
+from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.restore import Start, start_states
 from stillframe.runtime import control, events
@@ -28,6 +28,7 @@ from stillframe.runtime.child import Launch
 from stillframe.runtime.coordinator import Coordinator
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.loading import load_topology
+from stillframe.runtime.patience import Patience
 from stillframe.runtime.running import RunningSystem, announce, withdraw
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -35,10 +36,8 @@ from stillframe.topology import Joined
 
 SECRET_BYTES = 32
 TIMEOUT_S = 10.0
-FAILURE_COUNT_MAX = 3
-"""So many failures of the application in a row, with no new snapshot, are too many."""
-START_FAILURE_COUNT_MAX = 10
-"""So many epochs in a row in which the system never came to run are too many."""
+START_TIMEOUT_S = 60.0
+"""A process that does not come to listen within so long after its start is taken for dead."""
 
 
 class Death(msgspec.Struct, frozen=True):
@@ -49,9 +48,17 @@ class Death(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """Somebody wants the system at `snapshot`."""
+    """Somebody wants the system at `snapshot`; None is the one that a death would go back to."""
 
-    snapshot: SnapshotId
+    snapshot: SnapshotId | None
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """Somebody wants the system to end."""
+
+
+Cause = Death | Wish | Stop
+"""What ends an epoch."""
 
 
 class Supervisor:
@@ -83,17 +90,19 @@ class Supervisor:
         self.children: dict[ProcessId, asyncio.subprocess.Process] = {}
         self._timeout_s = timeout_s
         self._restore = restore
-        self._emit = emit
+        self._listener = emit
+        self._listener_error: Exception | None = None
+        self._patience = Patience()
+        self._restoring = asyncio.Lock()
+        self._is_stopping = False
+        self._stop_wanted = asyncio.Event()
         self._commands = ""
         self._next_number = store.next_number()
         self._running = asyncio.Event()
-        self._application_failure_count = 0
-        self._start_failure_count = 0
-        self._last_failure_sequence = 0
 
     async def __aenter__(self) -> Self:
         """Start the system; returns when it runs."""
-        topology = load_topology(self.reference)
+        self._topology = topology = load_topology(self.reference)
         if topology.description.hash != self.store.description.hash:
             raise UsageError(
                 f"the store {self.store.path} was made by another topology "
@@ -105,7 +114,7 @@ class Supervisor:
             self.store.entry(self._restore)
         self._directory = tempfile.TemporaryDirectory(prefix="stillframe-")
         self._commands = f"{self._directory.name}/commands"
-        self._ended: asyncio.Future[Death | Wish] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
         self.finished = asyncio.get_running_loop().create_task(self._live())
         try:
             await self.until_running()
@@ -151,14 +160,22 @@ class Supervisor:
         Raises:
             UsageError: there is no such snapshot.
         """
-        await self.until_running()
-        entry = self.store.entry(snapshot) if snapshot else self.store.current()
-        if entry is None:
-            raise UsageError("no snapshot has been published yet: there is nothing to restore")
-        if not self._ended.done():
-            self._running.clear()
-            self._ended.set_result(Wish(entry.id))
-        await self.until_running()
+        async with self._restoring:
+            await self.until_running()
+            if snapshot is not None:
+                self.store.entry(snapshot)
+            elif self.store.current() is None:
+                raise UsageError("no snapshot has been published yet: there is nothing to restore")
+            is_done = False
+            while not is_done:
+                epoch = self.store.epoch
+                # A death that came first has ended this epoch already: then in the next.
+                is_first = not self._ended.done()
+                if is_first:
+                    self._running.clear()
+                    self._ended.set_result(Wish(snapshot))
+                await self.until_running()
+                is_done = is_first and self.store.epoch > epoch
 
     async def until_running(self) -> None:
         """Wait until every process runs and every channel is connected.
@@ -169,25 +186,37 @@ class Supervisor:
         await _first(self._running, self.finished)
         if self.finished.done():
             self.finished.result()
+            raise Unavailable("the system was stopped")
+
+    def _emit(self, event: events.Event) -> None:
+        """Tell the listener. One that raises ends the system: it would go on unseen."""
+        try:
+            self._listener(event)
+        except Exception as error:
+            self._listener_error = self._listener_error or error
+            if not self._ended.done():
+                self._ended.set_result(Stop())
 
     async def _live(self) -> None:
-        """Live through epochs until the system cannot go on."""
-        began = time.monotonic()
-        wish = self._restore
-        while True:
+        """Live through epochs until the system is stopped or cannot go on."""
+        ended = time.monotonic()
+        cause: Cause = Wish(self._restore)
+        while not self._is_stopping and self._listener_error is None:
             self._ended = asyncio.get_running_loop().create_future()
+            began = time.monotonic()
             try:
-                await self._begin_epoch(wish, began)
+                await self._begin_epoch(cause.snapshot if isinstance(cause, Wish) else None, ended)
                 cause = await self._ended
-                began = time.monotonic()
+                ended = time.monotonic()
                 if isinstance(cause, Death):
                     self._emit(await self._describe(cause))
             finally:
                 self._running.clear()
                 await self._end_epoch()
-            wish = cause.snapshot if isinstance(cause, Wish) else None
             if isinstance(cause, Death):
-                self._check_patience(cause)
+                await self._wait_before_going_back(cause, ended - began)
+        if self._listener_error is not None:
+            raise self._listener_error
 
     async def _begin_epoch(self, wish: SnapshotId | None, began: float) -> None:
         starts, restored_from = await asyncio.to_thread(self._load, wish)
@@ -195,6 +224,7 @@ class Supervisor:
         secret = secrets.token_bytes(SECRET_BYTES)
         self.coordinator = Coordinator(
             self.store,
+            check=lambda state: self._topology.codecs[state.process].check(state.encoded),
             secret=secret,
             starts=starts,
             first_number=self._next_number,
@@ -215,12 +245,22 @@ class Supervisor:
         joining = tuple(p for p in self.store.description.processes if p not in self._own)
         if joining:
             self._emit(events.Waiting(joining))
-        await _first(self.coordinator.running, self._ended)
+        await self._until_connected(self.coordinator)
         if self.coordinator.running.is_set() and not self._ended.done():
-            self._start_failure_count = 0
             seconds = time.monotonic() - began
             self._emit(events.SystemRunning(self.store.epoch, seconds, restored_from))
             self._running.set()
+
+    async def _until_connected(self, coordinator: Coordinator) -> None:
+        """Wait until all processes run, or the epoch ends; say who is waited for."""
+        began = time.monotonic()
+        while not await _first(coordinator.running, self._ended, timeout_s=self._timeout_s):
+            waiting = coordinator.not_listening
+            self._emit(events.Waiting(waiting))
+            stuck = [process for process in waiting if process in self._own]
+            if stuck and time.monotonic() - began > START_TIMEOUT_S and not self._ended.done():
+                detail = f"it did not come to listen within {START_TIMEOUT_S:.0f} s of its start"
+                self._departed(stuck[0], control.Failure(f"process {stuck[0]}: {detail}", ""))
 
     def _load(
         self, wish: SnapshotId | None
@@ -247,8 +287,12 @@ class Supervisor:
         exited.add_done_callback(lambda _: self._child_exited(process, child))
 
     def _child_exited(self, process: ProcessId, child: asyncio.subprocess.Process) -> None:
-        # A child that never reached the coordinator has no connection whose end would tell.
-        if self.children.get(process) is child:
+        # A child that never reached the coordinator has no connection whose end would tell; that
+        # of any other may still hold its last words.
+        coordinator = self.coordinator
+        is_ours = self.children.get(process) is child and coordinator is not None
+        is_ours = self.children.get(process) is child
+        if is_ours and coordinator is not None and not coordinator.has_met(process):
             self._departed(process, None)
 
     def _departed(self, process: ProcessId, failure: control.Failure | None) -> None:
@@ -276,28 +320,17 @@ class Supervisor:
             cause = f"it exited with code {code}"
         return events.ProcessDied(death.process, cause)
 
-    def _check_patience(self, death: Death) -> None:
-        """Raise if going back to the same snapshot once more has little hope."""
+    async def _wait_before_going_back(self, death: Death, ran_s: float) -> None:
         current = self.store.current()
-        sequence = current.sequence if current else 0
-        self._start_failure_count += 1
-        if sequence != self._last_failure_sequence or death.failure is None:
-            self._application_failure_count = 0
-        self._last_failure_sequence = sequence
-        where = f"snapshot {current.id}" if current else "the start"
-        if death.failure is not None:
-            self._application_failure_count += 1
-            if self._application_failure_count >= FAILURE_COUNT_MAX:
-                raise ApplicationError(
-                    f"{death.failure.detail}\nIt failed {FAILURE_COUNT_MAX} times in a row after "
-                    f"going back to {where}. Mend the program, then go on with "
-                    "'stillframe restore'."
-                )
-        if self._start_failure_count >= START_FAILURE_COUNT_MAX:
-            raise StillframeError(
-                f"{START_FAILURE_COUNT_MAX} times in a row a process died before the system ran, "
-                f"the last time {death.process}; nothing is lost: {where} is in the store"
-            )
+        pause_s = self._patience.note(
+            sequence=current.sequence if current else 0,
+            where=f"snapshot {current.id}" if current else "the start",
+            ran_s=ran_s,
+            failure=death.failure.detail if death.failure else None,
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._stop_wanted.wait()
 
     async def _end_epoch(self) -> None:
         children, self.children = self.children, {}
@@ -311,19 +344,28 @@ class Supervisor:
             self.coordinator = None
 
     async def _stop(self) -> None:
-        self.finished.cancel()
+        """End the epoch in order: what is being written is written."""
+        self._is_stopping = True
+        self._stop_wanted.set()
+        if not self._ended.done():
+            self._ended.set_result(Stop())
         try:
-            with contextlib.suppress(asyncio.CancelledError, StillframeError):
-                await self.finished
+            with contextlib.suppress(StillframeError):
+                await asyncio.shield(self.finished)
         finally:
             withdraw(self.store.path)
             self._directory.cleanup()
 
 
-async def _first(event: asyncio.Event, other: asyncio.Future[Any]) -> None:
-    """Wait until `event` is set or `other` is done."""
+async def _first(
+    event: asyncio.Event, other: asyncio.Future[Any], timeout_s: float | None = None
+) -> bool:
+    """Wait until `event` is set or `other` is done; return False if neither came in time."""
     waiting = asyncio.ensure_future(event.wait())
     try:
-        await asyncio.wait({waiting, other}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            {waiting, other}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        return bool(done)
     finally:
         waiting.cancel()

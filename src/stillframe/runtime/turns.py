@@ -14,7 +14,7 @@ from typing import Any
 from stillframe.errors import ApplicationError, StillframeError
 from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.process import Action, Message, Process
-from stillframe.runtime.handlers import SLICE_S
+from stillframe.runtime.handlers import RETURNED, SLICE_S
 from stillframe.runtime.host import Delivery, Host, describe
 
 
@@ -169,13 +169,18 @@ class Driver:
         if is_fresh:
             await self._call(self._process.start, "start()")
         self._host.end()
+        for _ in range(self._host.replayed_count):
+            await self._receive_one()
         for action in self._process.actions:
             self._spawn(self._act(action))
         while True:
-            channel, message = await self._host.begin_with_message()
-            where = f"receive() on channel {channel}, {message!r}"
-            await self._call(self._process.receive, where, channel, message)
-            self._host.end()
+            await self._receive_one()
+
+    async def _receive_one(self) -> None:
+        channel, message = await self._host.begin_with_message()
+        where = f"receive() on channel {channel}, {message!r}"
+        await self._call(self._process.receive, where, channel, message)
+        self._host.end()
 
     async def _act(self, action: Action) -> None:
         loop = asyncio.get_running_loop()
@@ -195,8 +200,14 @@ class Driver:
         try:
             result = function(*arguments)
             if inspect.isawaitable(result):
-                await result
-        except Exception as error:
+                result = await result
+            if result is not None:
+                raise TypeError(RETURNED)
+        except BaseException as error:
+            # A handler may meet the cancellation of something that it waits for; ours is another.
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             failure = ApplicationError(
                 f"process {self._host.process}: {where} raised {describe(error)}"
             )

@@ -1,6 +1,7 @@
 """What a manifest says of one snapshot, and what the store says of itself."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -46,7 +47,8 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of ``manifest.json``. Times are seconds since 1970.
 
-    `sequence` counts what was published in this store, from 1. `parent` is for snapshots that hold
+    `sequence` counts what was published in this store, from 1. `is_restore_point` says whether a
+    death goes back to this one (``Store.publish``). `parent` is for snapshots that hold
     only what changed; all are whole now. `topology` is the hash of the description.
     """
 
@@ -57,6 +59,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     initiated_at: float
     completed_at: float
     published_at: float
+    is_restore_point: bool
     parent: None = None
     process_count: int
     channel_count: int
@@ -69,7 +72,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A published snapshot, as the store lists it.
 
     Times are seconds since 1970. `sequence` is the order of publishing, `bytes` the length of its
-    Parquet files together.
+    Parquet files together. `is_restore_point` says whether a death goes back to it, as long as
+    none follows (``Store.publish``).
     """
 
     id: SnapshotId
@@ -78,6 +82,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     initiated_at: float
     completed_at: float
     published_at: float
+    is_restore_point: bool
     process_count: int
     channel_count: int
     message_count: int
@@ -94,6 +99,7 @@ def entry_of(manifest: Manifest, directory: Path) -> Entry:
         initiated_at=manifest.initiated_at,
         completed_at=manifest.completed_at,
         published_at=manifest.published_at,
+        is_restore_point=manifest.is_restore_point,
         process_count=manifest.process_count,
         channel_count=manifest.channel_count,
         message_count=manifest.message_count,
@@ -121,3 +127,26 @@ def read_manifest(directory: Path, topology: str) -> Manifest:
     ):
         raise Damaged(f"{path} lists other files than {', '.join(FILES)}: {WHAT_TO_DO}")
     return manifest
+
+
+def newest_restore_point(directories: Iterable[Path], topology: str, epoch: int) -> Entry | None:
+    """Return the newest restore point of an epoch.
+
+    Looks from the newest snapshot back and no further than that epoch, since numbers only rise.
+
+    Args:
+        directories: of the snapshots, in any order.
+        topology: the hash of the store's topology.
+        epoch: the current one.
+
+    Raises:
+        Damaged, StoreError: as ``read_manifest``.
+    """
+    ids = {directory: SnapshotId.parse(directory.name) for directory in directories}
+    for directory in sorted(ids, key=lambda directory: ids[directory].number, reverse=True):
+        manifest = read_manifest(directory, topology)
+        if manifest.epoch != epoch:
+            return None
+        if manifest.is_restore_point:
+            return entry_of(manifest, directory)
+    return None

@@ -116,7 +116,8 @@ def make_store(path: Path, head: Head) -> None:
                 f"the store {path} was made for another topology: give another directory, or "
                 "delete that one, it has no snapshots"
             )
-        head = msgspec.structs.replace(existing, reference=head.reference)
+        # The epoch goes on: an older one must never come again. What it began from is gone.
+        head = msgspec.structs.replace(existing, reference=head.reference, restored_from=None)
     (path / SNAPSHOTS).mkdir(exist_ok=True)
     # Last, because it is what makes the directory a store.
     replace_durably(path / HEAD, seal(head))

@@ -39,6 +39,7 @@ from stillframe.store.manifest import (
     Head,
     Manifest,
     entry_of,
+    newest_restore_point,
     read_manifest,
 )
 from stillframe.store.opening import HEAD, SNAPSHOTS, explained, listed
@@ -64,6 +65,7 @@ class Store:
         self._topology = self._head.description.hash
         self._tables = Tables(self._head.description)
         self._last_sequence = 0
+        self._restore_point: Entry | None = None
         self._executor: ThreadPoolExecutor | None = None
 
     @classmethod
@@ -123,6 +125,9 @@ class Store:
                 opening.remove_partial(path)
                 store = cls(path, lock=lock)
                 store._last_sequence = max((e.sequence for e in store.entries()), default=0)
+                store._restore_point = newest_restore_point(
+                    store._directories(), store._topology, store._head.epoch
+                )
                 # The first conversion takes most of a second: Arrow looks for pandas then. Now is a
                 # better time than while the first snapshot waits to be published.
                 store._threads().submit(pa.array, [0])
@@ -167,7 +172,7 @@ class Store:
 
         Raises:
             UsageError: there is no such snapshot, or the store is open for reading only.
-            StoreError: the disk is full or failed; the epoch is as it was.
+            StoreError: the disk is full or failed; call again when that is mended.
         """
         self._check_writer()
         if restored_from is not None:
@@ -176,12 +181,22 @@ class Store:
             self._head, epoch=self._head.epoch + 1, restored_from=restored_from
         )
         with explained(self._path / HEAD, "written"):
-            replace_durably(self._path / HEAD, seal(head))
+            try:
+                replace_durably(self._path / HEAD, seal(head))
+            except OSError:
+                # It may have its name and not be forced to the disk: an epoch is never used twice.
+                self._head = self._read_head()
+                raise
         self._head = head
+        self._restore_point = None
         return head.epoch
 
     def publish(self, snapshot: Snapshot) -> Entry:
         """Write a snapshot; when this returns it is on the disk, whole.
+
+        It is a restore point, to which a death goes back, if it was initiated after the one before
+        was complete. Snapshots that overlap can have cuts that cross: to go from one to the other
+        could take a process behind a cut that it was told is safe.
 
         Raises:
             NotConsistent: its books do not balance.
@@ -212,7 +227,10 @@ class Store:
             self._threads(),
         )
         self._last_sequence = manifest.sequence
-        return entry_of(manifest, directory)
+        entry = entry_of(manifest, directory)
+        if entry.is_restore_point:
+            self._restore_point = entry
+        return entry
 
     def entries(self) -> list[Entry]:
         """Return all snapshots in the order in which they were published.
@@ -226,18 +244,22 @@ class Store:
         return [entry_of(m, self._snapshots / str(m.snapshot)) for m in manifests]
 
     def current(self) -> Entry | None:
-        """Return the snapshot to go back to: the newest of this epoch, or else the one from which
-        this epoch began, or else None.
+        """Return the snapshot to go back to: the newest restore point of this epoch, or else the
+        snapshot from which this epoch began, or else None.
 
         Newer ones of an older epoch do not count: the system went back behind them on purpose.
 
         Raises:
+            UsageError: the snapshot from which this epoch began was deleted: name another one.
             Damaged, StoreError: as ``entries``.
         """
         head = self._head_now()
-        of_epoch = [entry for entry in self.entries() if entry.epoch == head.epoch]
-        if of_epoch:
-            return of_epoch[-1]
+        if self._lock is None:
+            self._restore_point = newest_restore_point(
+                self._directories(), self._topology, head.epoch
+            )
+        if self._restore_point is not None:
+            return self._restore_point
         return None if head.restored_from is None else self.entry(head.restored_from)
 
     def entry(self, snapshot: SnapshotId) -> Entry:
@@ -343,6 +365,10 @@ class Store:
             initiated_at=snapshot.initiated_at,
             completed_at=snapshot.completed_at,
             published_at=time.time(),
+            is_restore_point=(
+                self._restore_point is None
+                or snapshot.initiated_at >= self._restore_point.completed_at
+            ),
             process_count=len(snapshot.state.processes),
             channel_count=len(snapshot.state.channels),
             message_count=snapshot.state.message_count,
