@@ -66,7 +66,9 @@ def test_a_description_holds_everything_sorted() -> None:
         {"C": Deaf(), "A": Purse(), "J": Joined(state=Counter, accepts=Coin)},
         [("J", "A"), ("A", "J"), ("C", "A")],
     )
-    assert topology.description == Description(
+    description = topology.description
+    assert description.shapes.keys() == {"Purse", "Deaf", "Counter", "Coin", "Note"}
+    assert msgspec.structs.replace(description, shapes={}) == Description(
         processes={"A": "Purse", "C": "Deaf", "J": "Counter"},
         channels=(Channel("A", "J"), Channel("C", "A"), Channel("J", "A")),
         states={
@@ -263,3 +265,29 @@ def test_fields_that_tables_could_not_hold_are_refused(process: Process, found: 
     """A column that would be lost or mixed up is an error before anything starts."""
     with pytest.raises(UsageError, match=found):
         Topology({"A": process}, [])
+
+
+def nested(*fields: str) -> Topology:
+    """Return a topology whose message holds a struct with these fields, in this order."""
+    inner = msgspec.defstruct("Inner", [(name, int) for name in fields], array_like=True)
+    outer = type("Outer", (Message,), {"__annotations__": {"inner": inner}})
+
+    def receive(self: Process, channel: Channel, message: Any) -> None:
+        """Take it."""
+
+    receive.__annotations__["message"] = outer
+    return Topology({"A": type("Taker", (Process,), {"receive": receive})()}, [])
+
+
+def test_a_hash_tells_nested_classes_apart() -> None:
+    """Two fields that change places would be read back the wrong way round."""
+    assert nested("a", "b").description.hash == nested("a", "b").description.hash
+    assert nested("a", "b").description.hash != nested("b", "a").description.hash
+
+
+def test_targets_on_a_cycle() -> None:
+    """Those that lead back, over however many channels."""
+    description = purses("ABCD", "AB", "BC", "CA", "CD").description
+    assert description.cyclic_targets("A") == {"B"}
+    assert description.cyclic_targets("C") == {"A"}
+    assert purses("AB", "AB").description.cyclic_targets("A") == frozenset()

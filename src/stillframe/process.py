@@ -261,8 +261,8 @@ class StateCodec:
         self._names = tuple(self.types)
         self._encode = msgspec.msgpack.Encoder().encode
         try:
-            self._struct = msgspec.defstruct(kind.__name__, list(self.types.items()), kw_only=True)
-            self._decoder = msgspec.msgpack.Decoder(self._struct)
+            self.struct = msgspec.defstruct(kind.__name__, list(self.types.items()), kw_only=True)
+            self._decoder = msgspec.msgpack.Decoder(self.struct)
         except (TypeError, ValueError) as error:
             raise UsageError(
                 f"class {kind.__name__}: its fields cannot be recorded: {error}"

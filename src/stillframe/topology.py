@@ -5,10 +5,12 @@ that travels, is kept in the store, and whose hash both ends of every connection
 """
 
 import datetime
+import enum
 import hashlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
 from typing import Any, Self
 
 import msgspec
@@ -51,6 +53,8 @@ class Description(msgspec.Struct, frozen=True):
 
     `processes`: name -> class name. `states`: class name -> columns. `messages`: class name ->
     columns, in the order in which they travel. `accepts`: process -> names of message classes.
+    `shapes`: class name -> a hash of its types down to the last, so that two programs whose nested
+    classes differ are not taken for the same.
     """
 
     processes: dict[ProcessId, str]
@@ -58,6 +62,7 @@ class Description(msgspec.Struct, frozen=True):
     states: dict[str, tuple[Column, ...]]
     messages: dict[str, tuple[Column, ...]]
     accepts: dict[ProcessId, tuple[str, ...]]
+    shapes: dict[str, str] = {}
 
     @property
     def hash(self) -> str:
@@ -201,6 +206,10 @@ class Topology:
             states=states,
             messages={t: _message_columns(m) for t, m in sorted(messages.items())},
             accepts={n: tuple(sorted(map(_tag, kinds))) for n, kinds in self.accepts.items()},
+            shapes={
+                **{codec.kind.__name__: _shape(codec.struct) for codec in self.codecs.values()},
+                **{tag: _shape(message) for tag, message in messages.items()},
+            },
         )
 
 
@@ -247,6 +256,31 @@ def _column_kind(kind: Any) -> str:
     if typing.get_origin(kind) in (typing.Union, types.UnionType) and len(members) == 1:
         kind = members[0]
     return COLUMN_KINDS.get(kind, "json") if isinstance(kind, type) else "json"
+
+
+def _shape(kind: type) -> str:
+    """Return a hash of what values of a class look like, nested classes and all."""
+    return hashlib.sha256(_spell(kind, ()).encode()).hexdigest()
+
+
+def _spell(kind: Any, within: tuple[Any, ...]) -> str:
+    """Return a type in words that are equal exactly if its values are encoded alike.
+
+    Args:
+        kind: the type.
+        within: the classes that it is a part of: one that refers to itself is named there.
+    """
+    if kind in within:
+        return f"{kind.__name__} again"
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return f"{kind.__name__}{[(member.name, repr(member.value)) for member in kind]}"
+    if isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or is_dataclass(kind)):
+        hints = typing.get_type_hints(kind)
+        fields = {name: _spell(hint, (*within, kind)) for name, hint in hints.items()}
+        is_array = getattr(getattr(kind, "__struct_config__", None), "array_like", False)
+        return f"{kind.__name__} {'array' if is_array else 'map'} {fields}"
+    members = [_spell(member, within) for member in typing.get_args(kind)]
+    return f"{typing.get_origin(kind) or kind}{members}"
 
 
 def _message_columns(message: type[Message]) -> tuple[Column, ...]:
