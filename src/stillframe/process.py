@@ -11,7 +11,7 @@ import enum
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import msgspec
@@ -96,14 +96,16 @@ class Process:
             if (period := getattr(getattr(cls, name), _PERIOD_ATTRIBUTE, None)) is not None
         )
 
-    def start(self) -> None:
+    # A handler may be a plain or an ``async`` function: hence the types.
+
+    def start(self) -> Awaitable[None] | None:
         """Called once, before anything else, when the system starts afresh; not after a restore."""
 
-    def receive(self, channel: Channel, message: Any) -> None:
+    def receive(self, channel: Channel, message: Any) -> Awaitable[None] | None:
         """Take one message. Annotate `message` with the classes that you accept (``A | B``)."""
         raise NotImplementedError(f"{type(self).__name__} has no receive(): it accepts no message")
 
-    def on_published(self, snapshot: SnapshotId) -> None:
+    def on_published(self, snapshot: SnapshotId) -> Awaitable[None] | None:
         """Called after a snapshot in which this process took part was published.
 
         From then on a restore will not go back behind that snapshot's cut by itself: effects on

@@ -31,11 +31,11 @@ class Teller(Process):
     published_count: int = 0
     _is_inside: bool = False
 
-    async def start(self) -> None:  # type: ignore[override]
+    async def start(self) -> None:
         """Begin with a step that takes a while."""
         await self._move(10)
 
-    async def receive(self, channel: Channel, message: Transfer) -> None:  # type: ignore[override]
+    async def receive(self, channel: Channel, message: Transfer) -> None:
         """Take the next payment, in two steps."""
         self.received += 1
         assert message.serial == self.received
@@ -57,7 +57,7 @@ class Teller(Process):
         await self._move(5)
         await self._move(-5)
 
-    async def on_published(self, snapshot: SnapshotId) -> None:  # type: ignore[override]
+    async def on_published(self, snapshot: SnapshotId) -> None:
         """Move some more."""
         await self._move(1)
         self.published_count += 1
@@ -110,7 +110,7 @@ class Gated(Process):
     received: int = 0
     _gate: asyncio.Event | None = None
 
-    async def receive(self, channel: Channel, message: Tick) -> None:  # type: ignore[override]
+    async def receive(self, channel: Channel, message: Tick) -> None:
         """Wait for the gate, then count."""
         assert self._gate is not None
         await self._gate.wait()

@@ -161,7 +161,7 @@ def test_async_receive_that_raises_is_named_with_the_message(tmp_path: Path) -> 
     """The same for a coroutine."""
 
     class Odd(Process):
-        async def receive(self, channel: Channel, message: Tick) -> None:  # type: ignore[override]
+        async def receive(self, channel: Channel, message: Tick) -> None:
             await asyncio.sleep(0)
             if message.serial == 70:
                 raise ValueError("too much")
