@@ -106,7 +106,7 @@ class Process:
         raise NotImplementedError(f"{type(self).__name__} has no receive(): it accepts no message")
 
     def on_published(self, snapshot: SnapshotId) -> Awaitable[None] | None:
-        """Called after a snapshot in which this process took part was published.
+        """Called after a restore point in which this process took part was published.
 
         From then on a restore will not go back behind that snapshot's cut by itself: effects on
         the outside world that belong before it can be committed. It may be called late, and for a
