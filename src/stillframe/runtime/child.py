@@ -14,6 +14,7 @@ import uvloop
 
 from stillframe.errors import StillframeError
 from stillframe.process import Process, attach
+from stillframe.restore import Start
 from stillframe.runtime import control
 from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.link import Credentials
@@ -38,21 +39,28 @@ async def _run(launch: Launch) -> None:
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _exit_if_supervisor_is_gone)
     start = await member.connect()
     try:
-        topology = load_topology(launch.reference)
-        process = topology.processes[launch.me.process]
-        assert isinstance(process, Process)
-        host: HandlerHost | TurnHost
-        driver: HandlerHost | Driver
-        if has_async_handlers(process):
-            host = member.host(TurnHost, topology, process, start)
-            await host.action.acquire()
-            driver = Driver(host, process)
-        else:
-            host = driver = member.host(HandlerHost, topology, process, start)
+        await _take_part(member, launch, start)
+        failure = await member.failed
     except StillframeError as error:
+        failure = error
         member.fail(error)
-        await member.leave()
-        raise
+    await member.leave()
+    raise failure
+
+
+async def _take_part(member: Member, launch: Launch, start: Start | None) -> None:
+    """Load the process that this is, and run it."""
+    topology = load_topology(launch.reference)
+    process = topology.processes[launch.me.process]
+    assert isinstance(process, Process)
+    host: HandlerHost | TurnHost
+    driver: HandlerHost | Driver
+    if has_async_handlers(process):
+        host = member.host(TurnHost, topology, process, start)
+        await host.action.acquire()
+        driver = Driver(host, process)
+    else:
+        host = driver = member.host(HandlerHost, topology, process, start)
     attach(
         process,
         process_id=launch.me.process,
@@ -64,9 +72,6 @@ async def _run(launch: Launch) -> None:
     await member.run(
         host, begin=lambda: driver.begin(is_fresh=start is None), published=driver.published
     )
-    failure = await member.failed
-    await member.leave()
-    raise failure
 
 
 def _exit_if_supervisor_is_gone() -> None:

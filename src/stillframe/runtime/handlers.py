@@ -74,7 +74,9 @@ class HandlerHost(Host):
         self._is_stepping = True
         deadline = 0.0
         try:
-            while self.mailbox and not self.is_held and self.error is None:
+            while self.mailbox and self.error is None:
+                if self.is_held and isinstance(self.mailbox[0], Delivery):
+                    break
                 item = self.mailbox.popleft()
                 if not isinstance(item, Delivery):
                     self.step(item)

@@ -164,9 +164,15 @@ class Member:
             published: called with each snapshot that was published.
         """
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(
-            lambda: ListeningLink(host, self.me, self._trouble), LOOPBACK, 0
-        )
+        try:
+            listener = await loop.create_server(
+                lambda: ListeningLink(host, self.me, self._trouble), LOOPBACK, 0
+            )
+        except OSError as error:
+            raise Unavailable(
+                f"process {self.me.process}: no connection can be taken on {LOOPBACK}: {error}; end "
+                "programs that keep many ports or files open, or raise the limit (ulimit -n)"
+            ) from error
         self._closers.append(listener.close)
         self.report(control.Listening(listener.sockets[0].getsockname()[1]))
         addresses = await self._hear(control.Addresses)

@@ -36,6 +36,7 @@ from stillframe.topology import Joined
 
 SECRET_BYTES = 32
 TIMEOUT_S = 10.0
+TMPDIR_LENGTH_MAX = 70
 START_TIMEOUT_S = 60.0
 """A process that does not come to listen within so long after its start is taken for dead."""
 
@@ -112,7 +113,9 @@ class Supervisor:
         self._own = tuple(n for n, p in topology.processes.items() if not isinstance(p, Joined))
         if self._restore is not None:
             self.store.entry(self._restore)
-        self._directory = tempfile.TemporaryDirectory(prefix="stillframe-")
+        # The path of a socket may have about a hundred bytes, wherever TMPDIR leads.
+        short = "/tmp" if len(tempfile.gettempdir()) > TMPDIR_LENGTH_MAX else None
+        self._directory = tempfile.TemporaryDirectory(prefix="stillframe-", dir=short)
         self._commands = f"{self._directory.name}/commands"
         self._ended: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
         self.finished = asyncio.get_running_loop().create_task(self._live())
