@@ -99,9 +99,13 @@ class HandlerHost(Host):
         if not self._is_flush_scheduled:
             self.schedule_flush()
         if self._waiting and self.has_room:
-            for act in self._waiting:
-                self.scheduler.call_soon(act)
-            self._waiting = ()
+            self._go_on_acting()
+
+    def _go_on_acting(self) -> None:
+        """There is room again for the actions that found none."""
+        for act in self._waiting:
+            self.scheduler.call_soon(act)
+        self._waiting = ()
 
     def _deliver_in_slices(self, item: Delivery, deadline: float) -> None:
         """Hand messages to the application until time runs out; the rest goes back."""

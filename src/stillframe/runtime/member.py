@@ -170,8 +170,8 @@ class Member:
             )
         except OSError as error:
             raise Unavailable(
-                f"process {self.me.process}: no connection can be taken on {LOOPBACK}: {error}; end "
-                "programs that keep many ports or files open, or raise the limit (ulimit -n)"
+                f"process {self.me.process}: no connection can be taken on {LOOPBACK}: {error}; "
+                "end programs that keep many ports or files open, or raise the limit (ulimit -n)"
             ) from error
         self._closers.append(listener.close)
         self.report(control.Listening(listener.sockets[0].getsockname()[1]))

@@ -114,7 +114,8 @@ class Supervisor:
         if self._restore is not None:
             self.store.entry(self._restore)
         # The path of a socket may have about a hundred bytes, wherever TMPDIR leads.
-        short = "/tmp" if len(tempfile.gettempdir()) > TMPDIR_LENGTH_MAX else None
+        is_long = len(tempfile.gettempdir()) > TMPDIR_LENGTH_MAX
+        short = "/tmp" if is_long else None  # noqa: S108 - a directory of our own is made in it
         self._directory = tempfile.TemporaryDirectory(prefix="stillframe-", dir=short)
         self._commands = f"{self._directory.name}/commands"
         self._ended: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
