@@ -128,7 +128,7 @@ def test_a_length_out_of_bounds_is_refused_at_the_head(length: int) -> None:
 
 
 def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
-    """The bound is what it says, and the buffer grows to the one frame and no further."""
+    """The bound is what it says; the buffer grows to the one frame, and shrinks after it."""
     made, size = reader(frame_bytes_max=100_000), 100_000
     whole = frame(wire.Kind.CONTROL, bytes(size - 1))
     for start in range(0, len(whole), 30_000):
@@ -137,8 +137,9 @@ def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
         made.written(len(piece))
         found = made.next_frame()
     assert found == wire.Control(bytes(size - 1))
-    assert made.next_frame() is None
     assert len(made._buffer) == size + 4
+    assert made.next_frame() is None
+    assert len(made._buffer) == BUFFER_BYTES, "a channel that goes idle keeps no large buffer"
     made.writable()[:5] = (size + 1).to_bytes(4, "big") + bytes([wire.Kind.CONTROL])
     made.written(5)
     with pytest.raises(ProtocolViolation, match="100001 bytes came; at most 100000"):

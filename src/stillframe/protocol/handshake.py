@@ -20,7 +20,6 @@ from stillframe.errors import ProtocolViolation, Refused
 from stillframe.model import ProcessId
 
 NONCE_BYTES = 16
-SECRET_BYTES_MIN = 16
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -94,7 +93,8 @@ class Connector:
         """
         match greeting:
             case Declined(reason):
-                raise Refused(f"the other end refused the connection: {reason}")
+                readable = "".join(sign if sign.isprintable() else "?" for sign in reason)
+                raise Refused(f"the other end refused the connection: {readable}")
             case Challenge(nonce, proof) if not self._challenged:
                 expected = _proof(self._secret, b"listener", self.hello, nonce)
                 if not hmac.compare_digest(expected, proof):

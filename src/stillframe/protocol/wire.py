@@ -133,8 +133,8 @@ class FrameReader:
     """Cuts a stream of bytes into frames.
 
     Use it as a buffer: write into what `writable` returns, then call `written`. Until `open` is
-    called only greetings are let through, and only short ones: a stranger can make us hold
-    `GREETING_BYTES_MAX` bytes and no more.
+    called only greetings are let through, and only short ones: the buffer does not grow for a
+    stranger.
     """
 
     def __init__(self) -> None:
@@ -170,6 +170,8 @@ class FrameReader:
         available = self._end - start
         if not available:
             self._start = self._end = 0
+            if len(self._buffer) > _READ_BYTES_MIN:
+                self._replace_buffer(_READ_BYTES_MIN)
             return None
         if available < _HEAD.size:
             self._make_room(_HEAD.size)
@@ -198,20 +200,18 @@ class FrameReader:
         )
 
     def _make_room(self, size: int) -> None:
-        """Move what is left to the front, and grow or shrink so that `size` bytes fit."""
-        rest = self._buffer[self._start : self._end]
+        """See to it that a frame of `size` bytes fits, and that no larger buffer is kept."""
         wanted = max(_READ_BYTES_MIN, size)
         if self._start + size > len(self._buffer) or len(self._buffer) > wanted:
-            # A new buffer, since the loop may still hold a view of the old one.
-            self._buffer = bytearray(wanted)
-            self._view = memoryview(self._buffer)
-            self._buffer[: len(rest)] = rest
-            self._start, self._end = 0, len(rest)
-        elif not rest:
-            self._start = self._end = 0
-        elif self._end == len(self._buffer):
-            self._buffer[: len(rest)] = rest
-            self._start, self._end = 0, len(rest)
+            self._replace_buffer(wanted)
+
+    def _replace_buffer(self, size: int) -> None:
+        # A new buffer, since the loop may still hold a view of the old one.
+        rest = self._buffer[self._start : self._end]
+        self._buffer = bytearray(size)
+        self._view = memoryview(self._buffer)
+        self._buffer[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
 
     def _decode_messages(self, start: int, stop: int) -> Messages:
         if stop - start < _MESSAGES.size:
