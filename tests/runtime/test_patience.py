@@ -58,3 +58,12 @@ def test_a_kill_between_failures_is_no_failure_of_the_application() -> None:
         note(patience, failure="receive() raised ValueError")
         note(patience)
     assert note(patience, failure="receive() raised ValueError") > 0
+
+
+def test_a_program_that_fails_between_snapshots_is_given_up_too() -> None:
+    """A snapshot that was taken before each failure is no progress of the program."""
+    patience = Patience()
+    for sequence in range(FAILURE_COUNT_MAX - 1):
+        note(patience, sequence=sequence, failure="receive() raised ValueError")
+    with pytest.raises(ApplicationError):
+        note(patience, sequence=9, failure="receive() raised ValueError")

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import shutil
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 
 from stillframe import Channel, Message, Process, Topology, every
-from stillframe.errors import StillframeError
-from stillframe.model import Abandoned, Reason
+from stillframe.errors import Damaged, StillframeError, StoreError, Unavailable
+from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.restore import start_states
 from stillframe.runtime import events
 from stillframe.runtime.coordinator import PENDING_COUNT_MAX
 from stillframe.runtime.periodic import take_periodically
+from stillframe.runtime.running import find
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.manifest import Entry
 from tests.runtime.local import LocalSystem
@@ -116,9 +118,21 @@ class Interrupted(Process):
         raise asyncio.CancelledError
 
 
+class Quitter(Process):
+    """Wants to leave in the middle of a message."""
+
+    def receive(self, channel: Channel, message: Note) -> None:
+        """Exit."""
+        raise SystemExit(3)
+
+
 @pytest.mark.parametrize(
     ("reader", "found"),
-    [(Disguised(), "it returned something.*async def"), (Interrupted(), "raised CancelledError")],
+    [
+        (Disguised(), "it returned something.*async def"),
+        (Interrupted(), "raised CancelledError"),
+        (Quitter(), "raised on message 1 of channel A->B.*SystemExit: 3"),
+    ],
 )
 def test_a_message_that_was_not_handled_is_never_passed_over(
     tmp_path: Path, reader: Process, found: str
@@ -272,6 +286,80 @@ def test_periodic_snapshots_outlive_a_crowd(tmp_path: Path) -> None:
             await watch.until(lambda: len(watch.of(events.SnapshotPublished)) > len(crowd) + 1)
             assert not periodic.done()
             periodic.cancel()
+
+    try:
+        asyncio.run(main())
+    finally:
+        store.close()
+
+
+def test_a_damaged_snapshot_does_not_cost_the_running_system(tmp_path: Path) -> None:
+    """It is read before anything is ended: the wish is refused, and all goes on."""
+    store, watch = new_store(tmp_path, "rally"), Watch()
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Supervisor(program("rally"), store, emit=watch.emit) as system,
+        ):
+            taken = await system.snapshot()
+            assert isinstance(taken, Entry)
+            damaged = taken.directory / "processes.parquet"
+            damaged.write_bytes(damaged.read_bytes()[:-1])
+            with pytest.raises(Damaged, match=r"processes\.parquet"):
+                await system.restore(taken.id)
+            assert isinstance(await system.snapshot(), Entry)
+            assert store.epoch == 1
+
+    try:
+        asyncio.run(main())
+    finally:
+        store.close()
+
+
+def test_a_copy_of_a_store_is_not_the_running_system(tmp_path: Path) -> None:
+    """The file that says where the system runs is copied with the rest, and does not count."""
+    store = new_store(tmp_path, "rally")
+
+    async def main() -> None:
+        async with asyncio.timeout(TIMEOUT_S), Supervisor(program("rally"), store):
+            assert find(store.path).epoch == 1
+            shutil.copytree(store.path, tmp_path / "copy")
+            with pytest.raises(Unavailable, match=r"no system is running on the store .*copy"):
+                find(tmp_path / "copy")
+
+    try:
+        asyncio.run(main())
+    finally:
+        store.close()
+
+
+def test_a_full_disk_makes_the_system_wait_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process dies while the next epoch cannot be written: it goes back when there is room."""
+    store, watch = new_store(tmp_path, "rally"), Watch()
+    raise_epoch = store.raise_epoch
+    failing = 2
+
+    def full_at_first(restored_from: SnapshotId | None) -> int:
+        nonlocal failing
+        if store.epoch and failing:
+            failing -= 1
+            raise StoreError("store.json could not be written: No space left on device")
+        return raise_epoch(restored_from)
+
+    monkeypatch.setattr(store, "raise_epoch", full_at_first)
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Supervisor(program("rally"), store, emit=watch.emit) as system,
+        ):
+            await system.snapshot()
+            next(iter(system.children.values())).kill()
+            await watch.until_epoch(2)
+        assert len(watch.of(events.StoreTrouble)) == 2
 
     try:
         asyncio.run(main())

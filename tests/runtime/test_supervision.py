@@ -113,7 +113,7 @@ def test_a_program_that_keeps_failing_is_given_up_with_the_cause(
             async with asyncio.timeout(60), Supervisor(program(name), store, emit=watch.emit) as it:
                 await it.finished
         assert str(caught.value).startswith(words)
-        assert "It failed 3 times in a row after going back to the start" in str(caught.value)
+        assert "It failed 3 times in a row, the last time from the start" in str(caught.value)
         assert "then go on with 'stillframe restore'" in str(caught.value)
         deaths = watch.of(events.ProcessDied)
         assert [(death.process, death.cause) for death in deaths] == (

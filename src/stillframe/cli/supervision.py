@@ -34,13 +34,13 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Stop:
-    """SIGINT and SIGTERM as futures: the first signal asks to stop, the second to hurry."""
+    """SIGINT, SIGTERM and SIGHUP as futures: the first signal asks to stop, the second to hurry."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.asked: asyncio.Future[None] = loop.create_future()
         self.urged: asyncio.Future[None] = loop.create_future()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._signalled)
 
     def _signalled(self) -> None:
@@ -105,6 +105,8 @@ async def _take_last(system: Supervisor, plan: Plan, stop: Stop, narrator: Narra
         # What became of it was told by an event, unless the system could not even begin it.
         if (error := taking.exception()) is not None:
             narrator.say(f"no last snapshot: {error}")
+        if system.finished.done():
+            system.finished.result()
         return
     taking.cancel()
     limit = quantities.duration(LAST_SNAPSHOT_S)

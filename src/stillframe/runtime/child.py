@@ -4,10 +4,10 @@ What it must know, the secret among it, comes on standard input, which the super
 when that ends, the supervisor is gone, and so are we.
 """
 
-import asyncio
 import os
 import signal
 import sys
+import threading
 
 import msgspec
 import uvloop
@@ -36,7 +36,6 @@ class Launch(msgspec.Struct, frozen=True):
 
 async def _run(launch: Launch) -> None:
     member = Member(launch.me, launch.coordinator_port)
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _exit_if_supervisor_is_gone)
     start = await member.connect()
     try:
         await _take_part(member, launch, start)
@@ -74,9 +73,11 @@ async def _take_part(member: Member, launch: Launch, start: Start | None) -> Non
     )
 
 
-def _exit_if_supervisor_is_gone() -> None:
-    if not os.read(sys.stdin.fileno(), 4096):
-        os._exit(EXIT_FAILED)
+def _exit_with_supervisor() -> None:
+    """End this process when the supervisor does, also while a handler keeps the loop busy."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(EXIT_FAILED)
 
 
 def main() -> None:
@@ -85,6 +86,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
     sys.path[:] = launch.search_path
+    threading.Thread(target=_exit_with_supervisor, daemon=True).start()
     try:
         uvloop.run(_run(launch))
     except StillframeError:

@@ -105,8 +105,8 @@ async def command(store: Path, request: Request) -> Done:
         reader, writer = await asyncio.open_unix_connection(system.commands, limit=LINE_BYTES_MAX)
     except OSError as error:
         raise Unavailable(
-            f"the system on the store {store} does not answer ({error}); if it was killed, go on "
-            "from its last snapshot with 'stillframe restore'"
+            f"the system on the store {store} does not answer ({error}): it is still starting, or "
+            "waits for processes to join; try again when it runs"
         ) from error
     try:
         writer.write(_encode(request) + b"\n")

@@ -53,6 +53,12 @@ class ProcessDied(msgspec.Struct, frozen=True, tag=True):
     story: str = ""
 
 
+class StoreTrouble(msgspec.Struct, frozen=True, tag=True):
+    """The store cannot be written to, and the system waits until it can."""
+
+    detail: str
+
+
 class ConnectionTrouble(msgspec.Struct, frozen=True, tag=True):
     """A connection broke the rules and was closed; nothing was lost."""
 
@@ -67,5 +73,6 @@ Event = (
     | SnapshotAbandoned
     | SnapshotSkipped
     | ProcessDied
+    | StoreTrouble
     | ConnectionTrouble
 )

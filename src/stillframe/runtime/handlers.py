@@ -1,4 +1,8 @@
-"""The host that calls the plain-function handlers of a ``Process``, as fast as messages come."""
+"""The host that calls the plain-function handlers of a ``Process``, as fast as messages come.
+
+Whatever a handler raises, ``SystemExit`` too, ends the process and is reported: a message that was
+not handled to the end must not be passed over.
+"""
 
 from collections.abc import Callable
 from operator import length_hint
@@ -59,7 +63,7 @@ class HandlerHost(Host):
                 self._hand_over(item, item.messages, 0)
                 self._finish(item)
                 self.replayed_count -= item.batch.count
-        except Exception as error:
+        except BaseException as error:
             self.fail(error)
 
     def published(self, snapshot: SnapshotId) -> None:
@@ -92,7 +96,7 @@ class HandlerHost(Host):
                 if self.scheduler.time() > deadline:
                     self.scheduler.call_soon(self.wake)
                     break
-        except Exception as error:
+        except BaseException as error:
             self.fail(error)
         finally:
             self._is_stepping = False
@@ -134,7 +138,7 @@ class HandlerHost(Host):
             for message in remaining:
                 if receive(channel, message) is not None:
                     raise TypeError(RETURNED)
-        except Exception as error:
+        except BaseException as error:
             index = len(messages) - length_hint(remaining) - 1
             raise ApplicationError(
                 f"process {self.process}: receive() raised on message "
@@ -149,7 +153,7 @@ class HandlerHost(Host):
         try:
             if function(*arguments) is not None:
                 raise TypeError(RETURNED)
-        except Exception as error:
+        except BaseException as error:
             failure: StillframeError = ApplicationError(
                 f"process {self.process}: {name}() raised {describe(error)}"
             )

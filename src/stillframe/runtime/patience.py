@@ -3,7 +3,9 @@
 from stillframe.errors import ApplicationError, StillframeError
 
 FAILURE_COUNT_MAX = 3
-"""So many failures of the application in a row, with no new snapshot, are too many."""
+"""So many failures of the application in a row are too many, if each comes soon after a start:
+a snapshot may have been taken between them, and the program fails all the same."""
+FAILURE_WITHIN_S = 10.0
 DEATH_COUNT_MAX = 20
 """So many deaths of any kind in a row, with no new snapshot, are too many."""
 STABLE_S = 60.0
@@ -34,13 +36,15 @@ class Patience:
             StillframeError: processes have died too often in a row.
         """
         if sequence != self._sequence or ran_s >= STABLE_S:
-            self._death_count = self._failure_count = 0
+            self._death_count = 0
+        if ran_s >= FAILURE_WITHIN_S:
+            self._failure_count = 0
         self._sequence = sequence
         self._death_count += 1
         self._failure_count = self._failure_count + 1 if failure is not None else 0
         if failure is not None and self._failure_count >= FAILURE_COUNT_MAX:
             raise ApplicationError(
-                f"{failure}\nIt failed {FAILURE_COUNT_MAX} times in a row after going back to "
+                f"{failure}\nIt failed {FAILURE_COUNT_MAX} times in a row, the last time from "
                 f"{where}. Mend the program, then go on with 'stillframe restore'."
             )
         if self._death_count >= DEATH_COUNT_MAX:

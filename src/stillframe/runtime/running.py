@@ -3,6 +3,7 @@
 Only the owner may read it: it holds the secret of the run.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -18,10 +19,12 @@ class RunningSystem(msgspec.Struct, frozen=True):
     """Where a running system can be reached.
 
     `port` is the coordinator's, for processes that join; `commands` is the path of the socket that
-    takes commands, for people.
+    takes commands, for people. `directory` is the store itself, as the file system knows it: a copy
+    of the store has this file as well, and is another store.
     """
 
     pid: int
+    directory: str
     epoch: int
     topology_hash: str
     port: int
@@ -54,12 +57,21 @@ def find(store: Path) -> RunningSystem:
     try:
         encoded = path.read_bytes()[: _BYTES_MAX + 1]
         system = msgspec.json.decode(encoded, type=RunningSystem)
-        os.kill(system.pid, 0)
-    except (FileNotFoundError, NotADirectoryError, ProcessLookupError) as error:
-        raise Unavailable(
-            f"no system is running on the store {store}: start it with 'stillframe run' or, "
-            "to go on from a snapshot, with 'stillframe restore'"
-        ) from error
-    except (OSError, msgspec.MsgspecError) as error:
-        raise Unavailable(f"{path} cannot be read: {error}") from error
-    return system
+        with contextlib.suppress(PermissionError):  # it is there, and somebody else's
+            os.kill(system.pid, 0)
+        if system.directory == identity(store):
+            return system
+    except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+        pass
+    except (OSError, OverflowError, msgspec.MsgspecError) as error:
+        raise Unavailable(f"{path} cannot be read: {error}; if nothing runs, delete it") from error
+    raise Unavailable(
+        f"no system is running on the store {store}: start it with 'stillframe run' or, "
+        "to go on from a snapshot, with 'stillframe restore'"
+    )
+
+
+def identity(store: Path) -> str:
+    """Return what tells the directory of a store from every other on this machine."""
+    status = store.stat()
+    return f"{status.st_dev}:{status.st_ino}"

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import msgspec
 
-from stillframe.errors import StillframeError, Unavailable, UsageError
+from stillframe.errors import StillframeError, StoreError, Unavailable, UsageError
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.restore import Start, start_states
 from stillframe.runtime import control, events
@@ -29,7 +29,7 @@ from stillframe.runtime.coordinator import Coordinator
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.patience import Patience
-from stillframe.runtime.running import RunningSystem, announce, withdraw
+from stillframe.runtime.running import RunningSystem, announce, identity, withdraw
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Joined
@@ -37,6 +37,7 @@ from stillframe.topology import Joined
 SECRET_BYTES = 32
 TIMEOUT_S = 10.0
 TMPDIR_LENGTH_MAX = 70
+DISK_RETRY_S = 1.0
 START_TIMEOUT_S = 60.0
 """A process that does not come to listen within so long after its start is taken for dead."""
 
@@ -96,6 +97,7 @@ class Supervisor:
         self._patience = Patience()
         self._restoring = asyncio.Lock()
         self._is_stopping = False
+        self._has_run = False
         self._stop_wanted = asyncio.Event()
         self._commands = ""
         self._next_number = store.next_number()
@@ -166,9 +168,9 @@ class Supervisor:
         """
         async with self._restoring:
             await self.until_running()
-            if snapshot is not None:
-                self.store.entry(snapshot)
-            elif self.store.current() is None:
+            # Read it first: one that is damaged must not cost the running system.
+            _, found = await asyncio.to_thread(self._load, snapshot)
+            if found is None:
                 raise UsageError("no snapshot has been published yet: there is nothing to restore")
             is_done = False
             while not is_done:
@@ -224,7 +226,7 @@ class Supervisor:
 
     async def _begin_epoch(self, wish: SnapshotId | None, began: float) -> None:
         starts, restored_from = await asyncio.to_thread(self._load, wish)
-        self.store.raise_epoch(restored_from)
+        await self._raise_epoch(restored_from)
         secret = secrets.token_bytes(SECRET_BYTES)
         self.coordinator = Coordinator(
             self.store,
@@ -239,11 +241,16 @@ class Supervisor:
         port = await self.coordinator.listen()
         await asyncio.gather(*(self._spawn(process, port, secret) for process in self._own))
         self._emit(events.EpochBegan(self.store.epoch, restored_from))
-        topology_hash = self.store.description.hash
         announce(
             self.store.path,
             RunningSystem(
-                os.getpid(), self.store.epoch, topology_hash, port, secret, self._commands
+                pid=os.getpid(),
+                directory=identity(self.store.path),
+                epoch=self.store.epoch,
+                topology_hash=self.store.description.hash,
+                port=port,
+                secret=secret,
+                commands=self._commands,
             ),
         )
         joining = tuple(p for p in self.store.description.processes if p not in self._own)
@@ -252,8 +259,23 @@ class Supervisor:
         await self._until_connected(self.coordinator)
         if self.coordinator.running.is_set() and not self._ended.done():
             seconds = time.monotonic() - began
+            self._has_run = True
             self._emit(events.SystemRunning(self.store.epoch, seconds, restored_from))
             self._running.set()
+
+    async def _raise_epoch(self, restored_from: SnapshotId | None) -> None:
+        """Raise the epoch; a system that ran before waits for a disk that is full meanwhile."""
+        while True:
+            try:
+                self.store.raise_epoch(restored_from)
+            except StoreError as error:
+                if not self._has_run or self._is_stopping:
+                    raise
+                detail = f"the system waits to go back to its last snapshot: {error}"
+                self._emit(events.StoreTrouble(detail))
+                await self._pause(DISK_RETRY_S)
+            else:
+                return
 
     async def _until_connected(self, coordinator: Coordinator) -> None:
         """Wait until all processes run, or the epoch ends; say who is waited for."""
@@ -332,8 +354,11 @@ class Supervisor:
             ran_s=ran_s,
             failure=death.failure.detail if death.failure else None,
         )
+        await self._pause(pause_s)
+
+    async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
+            async with asyncio.timeout(seconds):
                 await self._stop_wanted.wait()
 
     async def _end_epoch(self) -> None:
