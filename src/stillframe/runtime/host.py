@@ -223,10 +223,14 @@ class Host:
         return False
 
     def schedule_flush(self) -> None:
-        """Flush at the end of this turn of the loop."""
+        """Flush at the end of the next turn of the loop.
+
+        Not of this one: the loop looks at its sockets once more in between, and what has come by
+        then is answered in the same frames. With many channels that is a sixth more messages.
+        """
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
-            self.scheduler.call_soon(self.flush)
+            self.scheduler.call_soon(self.scheduler.call_soon, self.flush)
 
     def _capture(self) -> ProcessState:
         return ProcessState(
