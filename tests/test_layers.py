@@ -13,9 +13,9 @@ PACKAGE = ROOT / "src" / "stillframe"
 
 LAYERS = (
     ("errors", "model"),
-    ("trace", "process", "topology"),
+    ("trace", "cuts", "process", "topology"),
     ("protocol",),
-    ("store", "restore", "detect"),
+    ("store", "restore", "detect", "importer", "tracefile"),
     ("sim", "runtime"),
     ("spark", "view"),
     ("cli",),

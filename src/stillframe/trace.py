@@ -1,0 +1,314 @@
+"""What happened: atomic actions and recording steps of all processes, in a possible order.
+
+An ``Event`` is an atomic action (Dijkstra, EWD 864a): it accepts messages, sends messages, or does
+neither. That message *n* of a channel is sent in one event and accepted in another is all that is
+needed to say which event *happened before* which (Lamport, *Time, Clocks, and the Ordering of
+Events*, CACM 1978), and so which cuts are consistent: no clocks travel with the messages. Vector
+clocks (Mattern 1989) are computed when somebody asks for them.
+
+A trace is of one epoch: what a restore undoes never happened.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from stillframe.errors import NotConsistent, UsageError
+from stillframe.model import Channel, ProcessId, SnapshotId
+
+Cut = tuple[int, ...]
+"""For each process of a trace, in the trace's order, how many of its events lie before the cut."""
+
+
+class MessageId(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Which message: its channel, and its number there, from 1."""
+
+    channel: Channel
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.channel} #{self.number}"
+
+
+class Event(msgspec.Struct, frozen=True, gc=False, tag="event", omit_defaults=True):
+    """An atomic action of one process.
+
+    Attributes:
+        process: whose action it is.
+        label: what people call it; may be empty.
+        handler: which method of a ``Process`` it is a call of (``start``, ``receive``, ...); empty
+            if the trace comes from elsewhere.
+        accepted: the messages that it took, at most one of each channel in the papers' model.
+        sent: the messages that it sent.
+        at: when, in seconds, for display; None if nobody knows.
+        fields: what else a log said of it.
+    """
+
+    process: ProcessId
+    label: str = ""
+    handler: str = ""
+    accepted: tuple[MessageId, ...] = ()
+    sent: tuple[MessageId, ...] = ()
+    at: float | None = None
+    fields: dict[str, Any] | None = None
+
+
+class MarkerStep(msgspec.Struct, frozen=True, gc=False, tag="marker", omit_defaults=True):
+    """One step of a process in a snapshot: it initiated it, or a marker came. Never part of an
+    action of the application.
+
+    Attributes:
+        process: whose step it is.
+        snapshot: which snapshot.
+        source: on which channel the marker came; None if the process initiated.
+        is_cut: whether the process recorded its state in this step: its cut lies here.
+        targets: to whom it sent a marker in the same step.
+        at: when, in seconds, for display; None if nobody knows.
+    """
+
+    process: ProcessId
+    snapshot: SnapshotId
+    source: ProcessId | None = None
+    is_cut: bool = False
+    targets: tuple[ProcessId, ...] = ()
+    at: float | None = None
+
+
+Step = Event | MarkerStep
+
+
+class Position(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Which event: the `index`-th of `process`, from 1."""
+
+    process: ProcessId
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.process}#{self.index}"
+
+
+class Trace:
+    """An execution, checked: every message is sent once, and accepted at most once, after that.
+
+    Args:
+        processes: every process, in the order in which they are to be shown.
+        steps: everything that happened, in an order in which it could have happened.
+        channels: every channel; None: those on which something was sent.
+
+    Raises:
+        NotConsistent: no execution is like that; the event and the message are named.
+    """
+
+    def __init__(
+        self,
+        processes: Iterable[ProcessId],
+        steps: Iterable[Step],
+        channels: Iterable[Channel] | None = None,
+    ) -> None:
+        self.processes = tuple(processes)
+        self.steps = tuple(steps)
+        self.index_of = {process: index for index, process in enumerate(self.processes)}
+        if len(self.index_of) != len(self.processes):
+            raise UsageError("a trace cannot have two processes of the same name")
+        lines: dict[ProcessId, list[Event]] = {process: [] for process in self.processes}
+        self._sent_in: dict[MessageId, Position] = {}
+        self._accepted_in: dict[MessageId, Position] = {}
+        for step in self.steps:
+            if step.process not in lines:
+                raise NotConsistent(
+                    f"{step.process!r} does something, but is no process of this trace"
+                )
+            if isinstance(step, Event):
+                lines[step.process].append(step)
+                self._note(step, Position(step.process, len(lines[step.process])))
+        self.lines = {process: tuple(events) for process, events in lines.items()}
+        used = {message.channel for message in self._sent_in}
+        self.channels = tuple(sorted(used if channels is None else {*channels} | used))
+
+    def _note(self, event: Event, position: Position) -> None:
+        where = f"event {position}{f' ({event.label})' if event.label else ''}"
+        for message in event.accepted:
+            if message.channel.target != event.process:
+                raise NotConsistent(f"{where} accepts message {message}, which is not for it")
+            if message not in self._sent_in:
+                raise NotConsistent(f"{where} accepts message {message} before it was sent")
+            if (first := self._accepted_in.setdefault(message, position)) is not position:
+                raise NotConsistent(f"{where} accepts message {message}, as {first} did before")
+        for message in event.sent:
+            if message.channel.source != event.process:
+                raise NotConsistent(f"{where} sends message {message}, which is not its to send")
+            if message.channel.target not in self.index_of:
+                raise NotConsistent(f"{where} sends message {message} to no process of this trace")
+            if (first := self._sent_in.setdefault(message, position)) is not position:
+                raise NotConsistent(f"{where} sends message {message}, as {first} did before")
+
+    @property
+    def event_count(self) -> int:
+        """How many events there are, of all processes."""
+        return sum(map(len, self.lines.values()))
+
+    @property
+    def message_count(self) -> int:
+        """How many messages were sent."""
+        return len(self._sent_in)
+
+    @property
+    def end(self) -> Cut:
+        """The cut that has every event before it."""
+        return tuple(len(events) for events in self.lines.values())
+
+    @property
+    def snapshots(self) -> tuple[SnapshotId, ...]:
+        """The snapshots in which any process took part, in the order of their first steps."""
+        return tuple(dict.fromkeys(s.snapshot for s in self.steps if isinstance(s, MarkerStep)))
+
+    def event(self, position: Position) -> Event:
+        """Return the event at `position`.
+
+        Raises:
+            UsageError: there is none.
+        """
+        events = self.lines.get(position.process, ())
+        if not 1 <= position.index <= len(events):
+            raise UsageError(
+                f"there is no event {position}: "
+                + (
+                    f"process {position.process} has {len(events)}"
+                    if position.process in self.lines
+                    else f"the processes are {', '.join(self.processes)}"
+                )
+            )
+        return events[position.index - 1]
+
+    def positions(self) -> Iterator[tuple[Position, Event]]:
+        """Yield every event with its position, in the order of the trace."""
+        counts = dict.fromkeys(self.processes, 0)
+        for step in self.steps:
+            if isinstance(step, Event):
+                counts[step.process] += 1
+                yield Position(step.process, counts[step.process]), step
+
+    def sent_in(self, message: MessageId) -> Position:
+        """Return where `message` was sent; KeyError if it never was."""
+        return self._sent_in[message]
+
+    def accepted_in(self, message: MessageId) -> Position | None:
+        """Return where `message` was accepted; None if it never was."""
+        return self._accepted_in.get(message)
+
+    def cut_of(self, snapshot: SnapshotId) -> Cut:
+        """Return where the processes recorded their states for `snapshot`.
+
+        Raises:
+            UsageError: a process did not; it is named.
+        """
+        counts = dict.fromkeys(self.processes, 0)
+        found: dict[ProcessId, int] = {}
+        for step in self.steps:
+            if isinstance(step, Event):
+                counts[step.process] += 1
+            elif step.is_cut and step.snapshot == snapshot:
+                found[step.process] = counts[step.process]
+        missing = [process for process in self.processes if process not in found]
+        if missing:
+            raise UsageError(
+                f"snapshot {snapshot} has no cut: {', '.join(missing)} did not record a state"
+            )
+        return tuple(found[process] for process in self.processes)
+
+    def check_cut(self, cut: Cut) -> None:
+        """Raise a UsageError unless `cut` has a possible count for each process."""
+        if len(cut) != len(self.processes) or not all(
+            0 <= count <= most for count, most in zip(cut, self.end, strict=True)
+        ):
+            most = ", ".join(f"{p} 0..{len(events)}" for p, events in self.lines.items())
+            raise UsageError(
+                f"a cut gives each process the number of its events before it, {most}; not {cut}"
+            )
+
+    def orphans(self, cut: Cut) -> Iterator[MessageId]:
+        """Yield the messages that `cut` shows as accepted but not as sent: effects without causes.
+
+        None, exactly if the cut is consistent.
+        """
+        for process, count in zip(self.processes, cut, strict=True):
+            for event in self.lines[process][:count]:
+                for message in event.accepted:
+                    sender = self._sent_in[message]
+                    if sender.index > cut[self.index_of[sender.process]]:
+                        yield message
+
+    def is_consistent(self, cut: Cut) -> bool:
+        """Return whether everything that happened before an event of `cut` is in it, too."""
+        return next(self.orphans(cut), None) is None
+
+    def in_transit(self, cut: Cut) -> dict[Channel, tuple[MessageId, ...]]:
+        """Return for every channel what was sent before `cut` and not accepted before it, in the
+        order of sending."""
+        found: dict[Channel, list[MessageId]] = {channel: [] for channel in self.channels}
+        for process, count in zip(self.processes, cut, strict=True):
+            for event in self.lines[process][:count]:
+                for message in event.sent:
+                    target = self._accepted_in.get(message)
+                    if target is None or target.index > cut[self.index_of[target.process]]:
+                        found[message.channel].append(message)
+        return {channel: tuple(messages) for channel, messages in found.items()}
+
+    def closure(self, cut: Cut) -> Cut:
+        """Return the smallest consistent cut that has all events of `cut`."""
+        counts = list(cut)
+        looked_at = [0] * len(counts)
+        frontier = [index for index, count in enumerate(counts) if count]
+        while frontier:
+            index = frontier.pop()
+            new = self.lines[self.processes[index]][looked_at[index] : counts[index]]
+            looked_at[index] = counts[index]
+            for event in new:
+                for message in event.accepted:
+                    sender = self._sent_in[message]
+                    source = self.index_of[sender.process]
+                    if sender.index > counts[source]:
+                        counts[source] = sender.index
+                        frontier.append(source)
+        return tuple(counts)
+
+    def clock(self, position: Position) -> Cut:
+        """Return the vector clock of an event: how many events of each process happened before it,
+        itself among them. It is the smallest consistent cut that has this event.
+
+        Raises:
+            UsageError: there is no such event.
+        """
+        self.event(position)
+        own = self.index_of[position.process]
+        return self.closure(
+            tuple(position.index if i == own else 0 for i in range(len(self.processes)))
+        )
+
+    def clocks(self) -> dict[ProcessId, list[Cut]]:
+        """Return the vector clocks of all events, process by process.
+
+        They take memory for events x processes.
+        """
+        zero = (0,) * len(self.processes)
+        clocks: dict[ProcessId, list[Cut]] = {process: [] for process in self.processes}
+        for position, event in self.positions():
+            line = clocks[position.process]
+            merged = line[-1] if line else zero
+            for message in event.accepted:
+                sender = self._sent_in[message]
+                merged = tuple(map(max, merged, clocks[sender.process][sender.index - 1]))
+            own = self.index_of[position.process]
+            line.append((*merged[:own], position.index, *merged[own + 1 :]))
+        return clocks
+
+    def happened_before(self, first: Position, second: Position) -> bool:
+        """Return whether `first` could have influenced `second` (Lamport 1978); two events of which
+        neither happened before the other are concurrent.
+
+        Raises:
+            UsageError: there is no such event.
+        """
+        self.event(first)
+        return first != second and self.clock(second)[self.index_of[first.process]] >= first.index
