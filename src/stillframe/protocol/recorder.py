@@ -110,6 +110,24 @@ class NotRecorded(msgspec.Struct, frozen=True):
 Effect = SendMarker | Recorded | NotRecorded
 
 
+class Progress(msgspec.Struct, frozen=True):
+    """How far a process is with a snapshot that it is recording.
+
+    Attributes:
+        state: its state at its cut.
+        sent_counts: target -> how many messages it had sent there at its cut.
+        received_counts: source -> how many it had received from there at its cut.
+        awaited: source -> what was recorded so far, of the channels whose markers have not come.
+        closed: source -> what was recorded, of the channels that are complete.
+    """
+
+    state: ProcessState
+    sent_counts: dict[ProcessId, int]
+    received_counts: dict[ProcessId, int]
+    awaited: dict[ProcessId, tuple[Batch, ...]]
+    closed: dict[ProcessId, tuple[Batch, ...]]
+
+
 class _Recording:
     """One snapshot that is being recorded: the cut, and the channels that are still awaited."""
 
@@ -127,6 +145,15 @@ class _Recording:
 
     def close(self, source: ProcessId) -> None:
         self.closed[source] = tuple(self.awaited.pop(source))
+
+    def progress(self) -> Progress:
+        return Progress(
+            self.state,
+            self.sent_counts,
+            self.received_counts,
+            {source: tuple(batches) for source, batches in self.awaited.items()},
+            dict(self.closed),
+        )
 
     def fragment(self, snapshot: SnapshotId) -> Fragment:
         return Fragment(
@@ -174,6 +201,11 @@ class Recorder:
         if snapshot.number <= self._forgotten_number:
             return self._ended.get(snapshot, Phase.ABANDONED)
         return self._ended.get(snapshot, Phase.IDLE)
+
+    def progress(self, snapshot: SnapshotId) -> Progress | None:
+        """Return how far the recording of `snapshot` is; None if it is not being recorded."""
+        recording = self._recordings.get(snapshot)
+        return None if recording is None else recording.progress()
 
     def sent(self, target: ProcessId, count: int) -> None:
         """Note that `count` messages were sent to `target` so far, since the very beginning."""
