@@ -1,0 +1,185 @@
+"""Logs in newline-delimited JSON: one object for each event, with its vector clock, and with what
+it sent or received."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, NoReturn
+
+import msgspec
+
+from stillframe.errors import UsageError
+from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress
+from stillframe.importer.execution import Imported, build, no_progress
+
+LINE_BYTES_MAX = 2**24
+_SEND = frozenset({">", "send", "sent"})
+_RECEIVE = frozenset({"<", "receive", "received", "recv"})
+_Clock = dict[str, Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class JsonPaths(msgspec.Struct, frozen=True):
+    """Where the objects of a log have what is needed: keys, with dots between them.
+
+    Attributes:
+        host: whose event it is: a string or a number.
+        clock: the vector clock: an object from host to count.
+        kind: what it does: ``>``, ``send`` or ``sent`` sends, ``<``, ``receive``, ``received`` or
+            ``recv`` receives, anything else does neither.
+        source: from which host a message comes.
+        target: to which host a message goes.
+        content: what the message is.
+    """
+
+    host: str = "node"
+    clock: str = "pkt.vc"
+    kind: str = "event"
+    source: str = "pkt.snd"
+    target: str = "pkt.rcv"
+    content: str = "pkt.msg"
+
+    @classmethod
+    def parse(cls, text: str) -> "JsonPaths":
+        """Read ``host=a.b,clock=c``; what is not named stays as it is.
+
+        Raises:
+            UsageError: it is not written like that.
+        """
+        named: dict[str, str] = {}
+        for part in text.split(","):
+            name, equals, path = part.strip().partition("=")
+            if name not in cls.__struct_fields__ or not equals or not path or name in named:
+                raise UsageError(
+                    f"{part!r} does not say where something is: write NAME=PATH,... once for each "
+                    f"name ({', '.join(cls.__struct_fields__)}), such as host=who,clock=meta.clock"
+                )
+            named[name] = path
+        return cls(**named)
+
+
+def read_json_lines(
+    path: Path, *, paths: JsonPaths | None = None, progress: Progress = no_progress
+) -> Imported:
+    """Read a log of one execution; what it says contradicts itself nowhere, or this raises.
+
+    A line that has neither host nor clock is no event: it is passed over, but counted. The fields
+    of an event are its whole object but for the clock.
+
+    Args:
+        path: the log; a line has at most 16 MiB.
+        paths: where the objects have what is needed.
+        progress: is told how far it is.
+
+    Raises:
+        UsageError: a line cannot be read, or there is no event.
+        NotConsistent: clocks contradict themselves, or what is said of messages; line and host
+            are named.
+    """
+    with path.open("rb") as file:
+        reading = _Reading(path, file, paths or JsonPaths(), progress)
+        execution = build(reading.events(), where=path.name, progress=progress)
+    return Imported((execution,), reading.ignored_line_count)
+
+
+class _Reading:
+    """Goes through a file once."""
+
+    def __init__(self, path: Path, file: BinaryIO, paths: JsonPaths, progress: Progress) -> None:
+        self.ignored_line_count = 0
+        self._where = path.name
+        self._file = file
+        self._size = path.stat().st_size
+        self._paths = {
+            name: tuple(where.split(".")) for name, where in msgspec.structs.asdict(paths).items()
+        }
+        self._progress = progress
+
+    def events(self) -> Iterator[ClockedEvent]:
+        """Yield the events of the file.
+
+        Raises:
+            UsageError: a line is too long, or cannot be read.
+        """
+        line = 0
+        while text := self._file.readline(LINE_BYTES_MAX + 1):
+            line += 1
+            if len(text) > LINE_BYTES_MAX:
+                self._refuse(line, f"it has more than {LINE_BYTES_MAX:,} bytes")
+            if text.isspace():
+                continue
+            event = self._event(line, text)
+            if event is None:
+                self.ignored_line_count += 1
+            else:
+                yield event
+            if not line % PROGRESS_STEP:
+                self._progress("reading", self._file.tell(), self._size)
+
+    def _event(self, line: int, text: bytes) -> ClockedEvent | None:
+        try:
+            document = _decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self._refuse(line, f"it is no JSON object ({error})")
+        host = self._host(line, document, "host")
+        clock = self._take_clock(line, document)
+        if host is None and clock is None:
+            return None
+        if host is None or clock is None:
+            missing = "host" if host is None else "clock"
+            self._refuse(
+                line, f"it has no {missing} at {'.'.join(self._paths[missing])!r}, as an event has"
+            )
+        kind = _find(document, self._paths["kind"])
+        event = ClockedEvent(line, host, clock, "" if kind is None else str(kind)[:200], document)
+        if kind in _SEND:
+            event.sent_to = self._needed_host(line, document, "target")
+        elif kind in _RECEIVE:
+            event.received_from = self._needed_host(line, document, "source")
+        else:
+            return event
+        event.content = _find(document, self._paths["content"])
+        return event
+
+    def _take_clock(self, line: int, document: dict[str, Any]) -> dict[str, int] | None:
+        *parents, last = self._paths["clock"]
+        holder = _find(document, tuple(parents))
+        if not isinstance(holder, dict) or last not in holder:
+            return None
+        try:
+            return msgspec.convert(holder.pop(last), _Clock)
+        except msgspec.ValidationError as error:
+            self._refuse(
+                line,
+                f"at {'.'.join(self._paths['clock'])!r} it has no vector clock ({error}): it "
+                'should be such as {"a": 1, "b": 2}',
+            )
+
+    def _host(self, line: int, document: dict[str, Any], name: str) -> str | None:
+        host = _find(document, self._paths[name])
+        if host is not None and (not isinstance(host, str | int) or isinstance(host, bool)):
+            self._refuse(
+                line, f"its {name} at {'.'.join(self._paths[name])!r} is no string and no number"
+            )
+        return None if host is None else str(host)
+
+    def _needed_host(self, line: int, document: dict[str, Any], name: str) -> str:
+        host = self._host(line, document, name)
+        if host is None:
+            self._refuse(
+                line,
+                f"it sends or receives, but has no {name} at {'.'.join(self._paths[name])!r}",
+            )
+        return host
+
+    def _refuse(self, line: int, sentence: str) -> NoReturn:
+        raise UsageError(
+            f"{self._where}, line {line}: {sentence}; say where things are if they are elsewhere"
+        )
+
+
+def _find(document: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        if not isinstance(document, dict):
+            return None
+        document = document.get(key)
+    return document

@@ -1,0 +1,173 @@
+"""Logs in the form that ShiViz reads: a regular expression finds the events in any text.
+
+Its groups ``host``, ``clock`` (a JSON object) and ``event`` are needed, other named groups become
+fields of the event. It is JavaScript's or Python's way of writing: ``(?<host>...)`` or
+``(?P<host>...)``; ``^`` and ``$`` stand for the ends of lines. What lies between matches is passed
+over, as ShiViz does, but counted.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from stillframe.errors import UsageError
+from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress
+from stillframe.importer.execution import Imported, build, no_progress
+
+EVENT_PATTERN = r"(?<event>.*)\n(?<host>\S*) (?<clock>{.*})"
+"""The form that ShiViz takes when nothing else is said, and that GoVector and others write."""
+
+TEXT_BYTES_MAX = 2**30
+_NEEDED = ("host", "clock", "event")
+_GROUP_OPENINGS = re.compile(
+    r"\\k<(\w+)>|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(\(\?<)(?![=!])", re.DOTALL
+)
+_decode_clock = msgspec.json.Decoder(
+    dict[str, Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
+).decode
+
+
+def read_shiviz(
+    path: Path,
+    *,
+    regex: str = EVENT_PATTERN,
+    delimiter: str | None = None,
+    progress: Progress = no_progress,
+) -> Imported:
+    """Read a log with vector clocks; what it says contradicts itself nowhere, or this raises.
+
+    Args:
+        path: a text of at most 1 GiB.
+        regex: finds one event, which may go over several lines.
+        delimiter: finds what separates executions; its group ``trace``, if it has one, labels the
+            execution that follows.
+        progress: is told how far it is.
+
+    Raises:
+        UsageError: the log cannot be read with this regular expression.
+        NotConsistent: clocks contradict themselves; line and host are named.
+    """
+    pattern = _compile(regex, "regular expression")
+    if missing := [name for name in _NEEDED if name not in pattern.groupindex]:
+        raise UsageError(
+            f"the regular expression {regex!r} has no group (?<{missing[0]}>...): it needs "
+            "(?<host>...), (?<clock>...) and (?<event>...)"
+        )
+    separator = None if delimiter is None else _compile(delimiter, "delimiter")
+    reading = _Reading(path.name, _read_text(path), pattern, progress)
+    executions = tuple(
+        build(reading.events(begin, end), where=path.name, label=label, progress=progress)
+        for label, begin, end in _spans(reading.text, separator)
+    )
+    return Imported(executions, reading.ignored_line_count)
+
+
+class _Reading:
+    """Goes through a text once, from its beginning to its end."""
+
+    def __init__(self, where: str, text: str, pattern: re.Pattern[str], progress: Progress) -> None:
+        self.text = text
+        self.ignored_line_count = 0
+        self._where = where
+        self._pattern = pattern
+        self._progress = progress
+        self._field_names = [name for name in pattern.groupindex if name not in _NEEDED]
+        self._line = 1
+        self._counted_to = 0
+
+    def events(self, begin: int, end: int) -> Iterator[ClockedEvent]:
+        """Yield the events between two places of the text.
+
+        Raises:
+            UsageError: there is none, or one has no host or clock that can be read.
+        """
+        matched_to = begin
+        count = 0
+        for match in self._pattern.finditer(self.text, begin, end):
+            if match.start() - matched_to > 1:
+                self._count_ignored(matched_to, match.start())
+            matched_to = match.end()
+            yield self._event(match)
+            count += 1
+            if not count % PROGRESS_STEP:
+                self._progress("reading", matched_to, len(self.text))
+        self._count_ignored(matched_to, end)
+        if not count:
+            line = self._line_at(begin)
+            sample = self.text[begin:end].strip()[:200]
+            raise UsageError(
+                f"{self._where}: the regular expression finds no event from line {line} on; the "
+                f"text there begins with {sample!r}"
+            )
+
+    def _event(self, match: re.Match[str]) -> ClockedEvent:
+        host, clock, label = match.group(*_NEEDED)
+        line = self._line_at(match.start("clock"))
+        if host is None or clock is None:
+            raise UsageError(
+                f"{self._where}, line {self._line_at(match.start())}: the regular expression "
+                "finds an event without a host or without a clock: make these groups obligatory"
+            )
+        try:
+            decoded = _decode_clock(clock)
+        except msgspec.DecodeError as error:
+            raise UsageError(
+                f"{self._where}, line {line}, host {host!r}: {clock[:200]!r} is no vector clock "
+                f'({error}): it should be JSON such as {{"a": 1, "b": 2}}'
+            ) from None
+        fields = {name: match[name] for name in self._field_names} if self._field_names else None
+        return ClockedEvent(line, host, decoded, label or "", fields)
+
+    def _line_at(self, place: int) -> int:
+        """Return the number of the line at `place`, which never goes back by more than a match."""
+        if place < self._counted_to:
+            return self._line - self.text.count("\n", place, self._counted_to)
+        self._line += self.text.count("\n", self._counted_to, place)
+        self._counted_to = place
+        return self._line
+
+    def _count_ignored(self, begin: int, end: int) -> None:
+        """Count the lines of which no part was matched, blank ones left out."""
+        lines = self.text[begin:end].split("\n")
+        if begin and self.text[begin - 1] != "\n":
+            lines = lines[1:]
+        if end < len(self.text):
+            lines = lines[:-1]
+        self.ignored_line_count += sum(1 for line in lines if line.strip())
+
+
+def _spans(text: str, separator: re.Pattern[str] | None) -> Iterator[tuple[str, int, int]]:
+    """Yield label, beginning and end of each execution."""
+    label, begin = "", 0
+    for match in separator.finditer(text) if separator else ():
+        if text[begin : match.start()].strip():
+            yield label, begin, match.start()
+        label, begin = match.groupdict().get("trace") or "", match.end()
+    if not begin or text[begin:].strip():
+        yield label, begin, len(text)
+
+
+def _compile(regex: str, what: str) -> re.Pattern[str]:
+    def translate(found: re.Match[str]) -> str:
+        if found[1]:
+            return f"(?P={found[1]})"
+        return "(?P<" if found[2] else found[0]
+
+    try:
+        return re.compile(_GROUP_OPENINGS.sub(translate, regex), re.MULTILINE)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(f"the {what} {regex!r} cannot be understood: {error}") from None
+
+
+def _read_text(path: Path) -> str:
+    size = path.stat().st_size
+    if size > TEXT_BYTES_MAX:
+        raise UsageError(
+            f"{path} has {size:,} bytes, and at most {TEXT_BYTES_MAX:,} can be searched with a "
+            "regular expression: split it, or write it as newline-delimited JSON"
+        )
+    # A log from elsewhere may hold any bytes: what is no UTF-8 is no reason to refuse its clocks.
+    return path.read_text(encoding="utf-8", errors="replace")
