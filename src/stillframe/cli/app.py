@@ -209,6 +209,71 @@ def diff(
     difference.diff(store, before, after, is_json=as_json)
 
 
+@app.command(
+    "import",
+    cls=Command,
+    short_help="Turn a log of another system into a trace.",
+    epilog="Example: stillframe import simpledb.log --out simpledb.trace",
+)
+def import_(
+    log: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LOG",
+            help="Log with vector clocks: text in the form that ShiViz reads, or JSON in lines if "
+            "its name ends in .ndjson or .jsonl.",
+            show_default=False,
+        ),
+    ],
+    *,
+    regex: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="Finds an event in text, with groups (?<host>...), (?<clock>...) and "
+            "(?<event>...).  [default: an event, on the next line its host and clock]",
+            show_default=False,
+        ),
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="Finds what separates executions in text; its group (?<trace>...) names the next.",
+            show_default=False,
+        ),
+    ] = None,
+    json_paths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=PATH,...",
+            help="The log is JSON in lines, and there host, clock, kind, source, target and "
+            "content are, as in host=who,clock=meta.clock.",
+            show_default=False,
+        ),
+    ] = None,
+    execution: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Take only this execution, from 1.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the trace here; several executions get numbers: FILE-1, FILE-2.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that the vector clocks of a log contradict themselves nowhere, find its messages, and
+    write it as a trace; exit 1 names line and host."""
+    from stillframe.cli import importing
+
+    form = importing.Form(regex=regex, delimiter=delimiter, json_paths=json_paths)
+    importing.import_log(log, form, number=execution, out=out, is_json=as_json)
+
+
 @spark_app.command(
     cls=Command,
     short_help="Check all snapshots at once.",

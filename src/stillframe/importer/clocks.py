@@ -112,10 +112,15 @@ class Clocks:
         own = event.clock.get(event.host, 0)
         self._lines.append(event.line)
         self._owners.append(self._index_of[event.host])
-        self._owns.append(own)
+        try:
+            self._owns.append(own)
+            self._values.extend(event.clock.values())
+        except OverflowError:
+            self.refuse(number, f"the clock has a number beyond {2**63 - 1}")
         self._columns.extend(map(self._index_of.__getitem__, event.clock))
-        self._values.extend(event.clock.values())
         self._offsets.append(len(self._values))
+        if event.clock and min(event.clock.values()) < 0:
+            self.refuse(number, "the clock has a number below 0")
         if own < 1:
             self.refuse(
                 number,

@@ -3,7 +3,7 @@ it sent or received."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 
@@ -14,7 +14,6 @@ from stillframe.importer.execution import Imported, build, no_progress
 LINE_BYTES_MAX = 2**24
 _SEND = frozenset({">", "send", "sent"})
 _RECEIVE = frozenset({"<", "receive", "received", "recv"})
-_Clock = dict[str, Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -146,7 +145,7 @@ class _Reading:
         if not isinstance(holder, dict) or last not in holder:
             return None
         try:
-            return msgspec.convert(holder.pop(last), _Clock)
+            return msgspec.convert(holder.pop(last), dict[str, int])
         except msgspec.ValidationError as error:
             self._refuse(
                 line,
