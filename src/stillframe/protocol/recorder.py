@@ -24,6 +24,7 @@ The host's duties, in order:
 import enum
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -101,7 +102,8 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class NotRecorded(msgspec.Struct, frozen=True):
-    """The state could not be captured: this process takes no part in the snapshot."""
+    """This process takes no part in the snapshot: its state could not be captured, or what came on
+    a channel contradicts itself; `detail` says which."""
 
     snapshot: SnapshotId
     detail: str
@@ -128,7 +130,7 @@ class Progress(msgspec.Struct, frozen=True):
     closed: dict[ProcessId, tuple[Batch, ...]]
 
 
-class _Recording:
+class Recording:
     """One snapshot that is being recorded: the cut, and the channels that are still awaited."""
 
     def __init__(
@@ -143,10 +145,16 @@ class _Recording:
         self.awaited: dict[ProcessId, list[Batch]] = {source: [] for source in received_counts}
         self.closed: dict[ProcessId, tuple[Batch, ...]] = {}
 
+    def is_marked(self, source: ProcessId) -> bool:
+        """Return whether the marker on the channel from `source` has come."""
+        return source not in self.awaited
+
     def close(self, source: ProcessId) -> None:
+        """Take the channel from `source` as it was recorded up to now: it is complete."""
         self.closed[source] = tuple(self.awaited.pop(source))
 
     def progress(self) -> Progress:
+        """Return how far it is."""
         return Progress(
             self.state,
             self.sent_counts,
@@ -156,6 +164,7 @@ class _Recording:
         )
 
     def fragment(self, snapshot: SnapshotId) -> Fragment:
+        """Return this process's part; every channel must be closed."""
         return Fragment(
             snapshot=snapshot,
             state=self.state,
@@ -167,12 +176,17 @@ class _Recording:
         )
 
 
-class Recorder:
-    """The recording rules for one process. Each call is one atomic step.
+AnyRecording = TypeVar("AnyRecording", bound=Recording)
+
+
+class Recordings(Generic[AnyRecording]):
+    """The recordings of one process, each in its phase. Each call is one atomic step.
+
+    This is what all rules have in common. What they differ in, `Recorder` and
+    ``colour.ColourRecorder`` add: how a process learns of a cut, and what a channel held at it.
 
     Args:
         process: who records.
-        incoming: for every incoming channel its source, and how many messages were received on it.
         outgoing: for every outgoing channel its target, and how many messages were sent on it.
         capture: returns the state of the process as it is now, in bytes that share nothing with
             it; called inside the step that sends the markers.
@@ -182,15 +196,13 @@ class Recorder:
         self,
         process: ProcessId,
         *,
-        incoming: dict[ProcessId, int],
         outgoing: dict[ProcessId, int],
         capture: Callable[[], ProcessState],
     ) -> None:
         self._process = process
-        self._received_counts = dict(incoming)
         self._sent_counts = dict(outgoing)
         self._capture = capture
-        self._recordings: dict[SnapshotId, _Recording] = {}
+        self._recordings: dict[SnapshotId, AnyRecording] = {}
         self._forgotten_number = -1
         self._ended: OrderedDict[SnapshotId, Phase] = OrderedDict()
 
@@ -212,23 +224,6 @@ class Recorder:
         assert count >= self._sent_counts[target], (target, count)
         self._sent_counts[target] = count
 
-    def receive(self, source: ProcessId, batch: Batch) -> None:
-        """Note that the messages of `batch` were delivered to the application.
-
-        Raises:
-            ProtocolViolation: their numbers do not follow: something was lost or doubled.
-        """
-        received_count = self._received_counts[source]
-        if batch.first != received_count + 1:
-            raise ProtocolViolation(
-                f"channel {Channel(source, self._process)}: message {received_count + 1} should "
-                f"come next, but {batch.first} came"
-            )
-        self._received_counts[source] = received_count + batch.count
-        for recording in self._recordings.values():
-            if (batches := recording.awaited.get(source)) is not None:
-                batches.append(batch)
-
     def initiate(self, snapshot: SnapshotId) -> list[Effect]:
         """Begin `snapshot` here: record the state, then send a marker on every outgoing channel.
 
@@ -238,30 +233,34 @@ class Recorder:
             return []
         return self._cut(snapshot)
 
-    def marker(self, source: ProcessId, marker: Marker) -> list[Effect]:
-        """Take a marker that came on the channel from `source`.
-
-        Raises:
-            ProtocolViolation: it is the second marker of its snapshot on this channel.
-        """
-        snapshot = marker.snapshot
-        effects: list[Effect] = []
-        before = self._step(snapshot, Stimulus.MARKER, source)
-        if before is Phase.IDLE:
-            effects = self._cut(snapshot)
-        recording = self._recordings.get(snapshot)
-        if recording is None:
-            return effects
-        if source not in recording.awaited:
-            raise self._second_marker(source, snapshot)
-        recording.close(source)
-        return effects + self._complete(snapshot)
-
     def abandon(self, snapshot: SnapshotId) -> None:
         """Stop recording `snapshot`: it will not be completed. Its markers may still come."""
         if self._step(snapshot, Stimulus.ABANDON) in (Phase.IDLE, Phase.RECORDING):
             self._recordings.pop(snapshot, None)
             self._end(snapshot, Phase.ABANDONED)
+
+    def _begin_recording(self, state: ProcessState) -> AnyRecording:
+        """Return a new recording, whose cut is now."""
+        raise NotImplementedError
+
+    def _marker_to(self, target: ProcessId, snapshot: SnapshotId) -> Marker:
+        """Return the marker for the channel to `target`."""
+        raise NotImplementedError
+
+    def _marked(
+        self, source: ProcessId, snapshot: SnapshotId
+    ) -> tuple[list[Effect], AnyRecording | None]:
+        """Note that a marker came: record the state if that is the first that is heard of it.
+
+        Returns:
+            the effects, and the recording, if there is one.
+        """
+        before = self._step(snapshot, Stimulus.MARKER, source)
+        effects = self._cut(snapshot) if before is Phase.IDLE else []
+        recording = self._recordings.get(snapshot)
+        if recording is not None and recording.is_marked(source):
+            raise self._second_marker(source, snapshot)
+        return effects, recording
 
     def _step(
         self, snapshot: SnapshotId, stimulus: Stimulus, source: ProcessId | None = None
@@ -282,14 +281,17 @@ class Recorder:
         try:
             state = self._capture()
         except UsageError as error:
-            self._end(snapshot, Phase.ABANDONED)
-            return [NotRecorded(snapshot, str(error))]
-        self._recordings[snapshot] = _Recording(
-            state, dict(self._sent_counts), dict(self._received_counts)
-        )
-        marker = Marker(snapshot)
-        effects: list[Effect] = [SendMarker(target, marker) for target in self._sent_counts]
-        return effects + ([] if self._received_counts else self._complete(snapshot))
+            return self._cannot_record(snapshot, str(error))
+        self._recordings[snapshot] = self._begin_recording(state)
+        effects: list[Effect] = [
+            SendMarker(target, self._marker_to(target, snapshot)) for target in self._sent_counts
+        ]
+        return effects + self._complete(snapshot)
+
+    def _cannot_record(self, snapshot: SnapshotId, detail: str) -> list[Effect]:
+        self._recordings.pop(snapshot, None)
+        self._end(snapshot, Phase.ABANDONED)
+        return [NotRecorded(snapshot, detail)]
 
     def _complete(self, snapshot: SnapshotId) -> list[Effect]:
         recording = self._recordings[snapshot]
@@ -304,3 +306,61 @@ class Recorder:
         while len(self._ended) > ENDED_COUNT_MAX:
             forgotten, _ = self._ended.popitem(last=False)
             self._forgotten_number = max(self._forgotten_number, forgotten.number)
+
+
+class Recorder(Recordings[Recording]):
+    """Chandy and Lamport's rules for one process. Each call is one atomic step.
+
+    Args:
+        process: who records.
+        incoming: for every incoming channel its source, and how many messages were received on it.
+        outgoing: for every outgoing channel its target, and how many messages were sent on it.
+        capture: returns the state of the process as it is now, in bytes that share nothing with
+            it; called inside the step that sends the markers.
+    """
+
+    def __init__(
+        self,
+        process: ProcessId,
+        *,
+        incoming: dict[ProcessId, int],
+        outgoing: dict[ProcessId, int],
+        capture: Callable[[], ProcessState],
+    ) -> None:
+        super().__init__(process, outgoing=outgoing, capture=capture)
+        self._received_counts = dict(incoming)
+
+    def receive(self, source: ProcessId, batch: Batch) -> None:
+        """Note that the messages of `batch` were delivered to the application.
+
+        Raises:
+            ProtocolViolation: their numbers do not follow: something was lost or doubled.
+        """
+        received_count = self._received_counts[source]
+        if batch.first != received_count + 1:
+            raise ProtocolViolation(
+                f"channel {Channel(source, self._process)}: message {received_count + 1} should "
+                f"come next, but {batch.first} came"
+            )
+        self._received_counts[source] = received_count + batch.count
+        for recording in self._recordings.values():
+            if (batches := recording.awaited.get(source)) is not None:
+                batches.append(batch)
+
+    def marker(self, source: ProcessId, marker: Marker) -> list[Effect]:
+        """Take a marker that came on the channel from `source`.
+
+        Raises:
+            ProtocolViolation: it is the second marker of its snapshot on this channel.
+        """
+        effects, recording = self._marked(source, marker.snapshot)
+        if recording is None:
+            return effects
+        recording.close(source)
+        return effects + self._complete(marker.snapshot)
+
+    def _begin_recording(self, state: ProcessState) -> Recording:
+        return Recording(state, dict(self._sent_counts), dict(self._received_counts))
+
+    def _marker_to(self, target: ProcessId, snapshot: SnapshotId) -> Marker:
+        return Marker(snapshot)
