@@ -18,7 +18,7 @@ from stillframe.importer.jsonlines import JsonPaths, read_json_lines
 from stillframe.importer.shiviz import EVENT_PATTERN, read_shiviz
 
 JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl"})
-_RENAMED_SHOWN_MAX = 20
+_RENAMED_SHOWN_MAX = 5
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -138,10 +138,9 @@ def _say(chosen: dict[int, Execution], imported: Imported, files: dict[int, Path
         lines = quantities.count(imported.ignored_line_count, "line")
         output.say(f"{lines} passed over: no event there")
     if repeat_count := sum(execution.repeat_count for execution in chosen.values()):
-        receives = quantities.count(repeat_count, "event")
+        receives = quantities.count(repeat_count, "receive")
         output.say(
-            f"{receives} said to receive a message that had come before, by the clocks: accepting "
-            "nothing"
+            f"{receives} of a message that, by the clocks, had come before: nothing accepted"
         )
     renamed = {
         host: process

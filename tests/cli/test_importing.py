@@ -1,0 +1,122 @@
+"""``stillframe import``: yes, no with line and host, or what is wrong with the request."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stillframe import tracefile
+from tests.cli.conftest import Call
+
+LOG = """starting
+42[main] {"42[main]":1}
+got it
+b {"42[main]":1, "b":1}
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log of two hosts, one of which cannot keep its name."""
+    path = tmp_path / "a.log"
+    path.write_text(LOG, encoding="utf-8")
+    return path
+
+
+def test_a_log_becomes_a_trace_file(call: Call, log: Path) -> None:
+    """What was found is data, what was renamed and where it went is said."""
+    out = log.with_name("a.trace")
+    result = call("import", log, "--out", out)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1].split() == ["1", "2", "2", "1", "0"]
+    assert result.stderr.splitlines() == [
+        "host '42[main]' is process P42-main",
+        f"written: {out}",
+        "yes: the clocks of 1 execution contradict themselves nowhere",
+    ]
+    assert tracefile.read(out).processes == ("P42-main", "b")
+
+
+def test_a_contradiction_is_a_no(call: Call, log: Path) -> None:
+    """Exit 1, with line and host on stderr, and as JSON if that is wanted; no file is written."""
+    log.write_text(LOG + 'lost\nb {"42[main]":1, "b":3}\n', encoding="utf-8")
+    out = log.with_name("a.trace")
+    result = call("import", log, "--out", out, "--json")
+    assert result.exit_code == 1
+    answer = json.loads(result.stdout)
+    assert answer["is_consistent"] is False
+    assert answer["detail"].startswith("a.log, line 6, host 'b': the clock has 3 for its own host")
+    assert result.stderr == f"no: {answer['detail']}\n"
+    assert not out.exists()
+
+
+def test_several_executions_get_numbers(call: Call, log: Path) -> None:
+    """Each has a file of its own, unless one is chosen."""
+    log.write_text(f"== x\n{LOG}== y\n{LOG}\nnoise\n", encoding="utf-8")
+    out = log.with_name("a.trace")
+    options = ("import", log, "--delimiter", "^== (?<trace>.*)$", "--out", out, "--json")
+    answer = json.loads(call(*options).stdout)
+    assert [(row["number"], row["label"], row["file"]) for row in answer["executions"]] == [
+        (1, "x", str(log.with_name("a-1.trace"))),
+        (2, "y", str(log.with_name("a-2.trace"))),
+    ]
+    assert answer["ignored_line_count"] == 1
+    (row,) = json.loads(call(*options, "--execution", "2").stdout)["executions"]
+    assert (row["label"], row["file"], row["hosts"]) == (
+        "y",
+        str(out),
+        {"P42-main": "42[main]", "b": "b"},
+    )
+    wrong = call(*options, "--execution", "3")
+    assert wrong.exit_code == 2
+    assert "a.log has no execution 3: it has 2, counted from 1" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("a.ndjson", ()), ("a.txt", ("--json-paths", "kind=event"))]
+)
+def test_json_in_lines_is_known_by_its_name_or_by_an_option(
+    call: Call, tmp_path: Path, name: str, options: tuple[str, ...]
+) -> None:
+    """What repeats and what is passed over is said."""
+    path = tmp_path / name
+    path.write_text(
+        '{"N": 1}\n{"event": "<", "node": "a", "pkt": {"snd": "a", "vc": {"a": 1}}}\n',
+        encoding="utf-8",
+    )
+    result = call("import", path, *options)
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "1 line passed over: no event there",
+        "1 receive of a message that, by the clocks, had come before: nothing accepted",
+        "yes: the clocks of 1 execution contradict themselves nowhere",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--regex", "(?<host>a)"), "has no group (?<clock>...)"),
+        (("--json-paths", "host"), "'host' does not say where something is"),
+        (("--json-paths", "host=a", "--delimiter", "x"), "--regex and --delimiter are for text"),
+        (("--out", "no/such/place"), "No such file or directory"),
+    ],
+)
+def test_a_wrong_request_says_why(
+    call: Call, log: Path, options: tuple[str, ...], sentence: str
+) -> None:
+    """Exit 2 and a sentence."""
+    result = call("import", log, *options)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert result.stderr.startswith("Error: ")
+
+
+def test_many_new_names_are_not_all_said(call: Call, tmp_path: Path) -> None:
+    """Some, and how many more; JSON has them all."""
+    path = tmp_path / "a.log"
+    path.write_text("".join(f'x\n{n} {{"{n}": 1}}\n' for n in range(8)), encoding="utf-8")
+    result = call("import", path)
+    assert "host '4' is process P4\nand 3 other hosts renamed: see --json\n" in result.stderr
+    (row,) = json.loads(call("import", path, "--json").stdout)["executions"]
+    assert len(row["hosts"]) == 8

@@ -1,0 +1,103 @@
+"""A log becomes a trace with the same happened-before, whatever the order of its lines."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillframe.errors import NotConsistent, UsageError
+from stillframe.importer.execution import build
+from tests.importer.logs import HOSTS, chance_log, clocks_in, clocks_of, log_of
+
+SEEDS = st.integers(0, 2**32)
+LENGTHS = st.integers(1, 40)
+
+
+@given(seed=SEEDS, event_count=LENGTHS, is_stated=st.booleans())
+def test_the_trace_has_the_clocks_of_the_log(seed: int, event_count: int, is_stated: bool) -> None:
+    """The clocks that the messages of the trace give are exactly those of the log."""
+    events = chance_log(seed, event_count, is_stated=is_stated)
+    assert clocks_of(build(events, where="log").trace) == clocks_in(events)
+
+
+@given(seed=SEEDS, event_count=LENGTHS, is_stated=st.booleans())
+def test_the_order_of_the_lines_does_not_matter(
+    seed: int, event_count: int, is_stated: bool
+) -> None:
+    """A shuffled log gives the same trace, step by step."""
+    events = chance_log(seed, event_count, is_stated=is_stated)
+    shuffled = random.Random(seed).sample(events, len(events))
+    one, other = (build(log, where="log").trace for log in (events, shuffled))
+    assert one.steps == other.steps
+    assert one.processes == other.processes
+
+
+@given(
+    seed=SEEDS,
+    event_count=LENGTHS,
+    is_stated=st.booleans(),
+    place=st.integers(0, 39),
+    host=st.sampled_from(HOSTS),
+    value=st.integers(0, 6),
+)
+def test_a_changed_clock_is_accepted_only_if_it_still_makes_sense(
+    seed: int, event_count: int, is_stated: bool, place: int, host: str, value: int
+) -> None:
+    """After any change of one entry, a log is refused, or its trace has exactly its clocks."""
+    events = chance_log(seed, event_count, is_stated=is_stated)
+    events[place % len(events)].clock[host] = value
+    try:
+        trace = build(events, where="log").trace
+    except NotConsistent:
+        return
+    assert clocks_of(trace) == clocks_in(events)
+
+
+@given(seed=SEEDS, event_count=LENGTHS)
+def test_implied_messages_are_the_fewest(seed: int, event_count: int) -> None:
+    """There is one message for each pair of events of two hosts with none between them."""
+    events = chance_log(seed, event_count, is_stated=False)
+    before = {
+        (early.line, late.line)
+        for early in events
+        for late in events
+        if early is not late and early.clock[early.host] <= late.clock.get(early.host, 0)
+    }
+    covering = {
+        (early, late)
+        for early, late in before
+        if not any((early, m) in before and (m, late) in before for m in range(1, event_count + 1))
+    }
+    host_of = {event.line: event.host for event in events}
+    needed = {pair for pair in covering if host_of[pair[0]] != host_of[pair[1]]}
+    trace = build(events, where="log").trace
+    line_of = {position: int(event.label.split()[-1]) for position, event in trace.positions()}
+    found = [
+        (line_of[trace.sent_in(message)], line_of[position])
+        for position, event in trace.positions()
+        for message in event.accepted
+    ]
+    assert sorted(found) == sorted(needed)
+
+
+def test_one_event_can_send_to_several_and_accept_from_several() -> None:
+    """A broadcast is one event with a message for each, and a gathering accepts them all."""
+    trace = build(
+        log_of(
+            ("a", {"a": 1}),
+            ("b", {"b": 1, "a": 1}),
+            ("c", {"c": 1, "a": 1}),
+            ("a", {"a": 2, "b": 1, "c": 1}),
+        ),
+        where="log",
+    ).trace
+    first, last = trace.lines["a"]
+    assert [str(message) for message in first.sent] == ["a->b #1", "a->c #1"]
+    assert [str(message) for message in last.accepted] == ["b->a #1", "c->a #1"]
+
+
+def test_an_empty_log_is_refused() -> None:
+    """No event is no execution."""
+    with pytest.raises(UsageError, match="log has no event"):
+        build([], where="log")

@@ -1,0 +1,121 @@
+"""Newline-delimited JSON: where things are is said by paths, the rest becomes fields."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stillframe.errors import NotConsistent, UsageError
+from stillframe.importer import jsonlines
+from stillframe.importer.jsonlines import JsonPaths, read_json_lines
+
+SEND = {
+    "event": ">",
+    "node": 0,
+    "pkt": {"snd": 0, "rcv": 1, "msg": {"type": "hello"}, "vc": {"0": 1}},
+}
+RECEIVE = {
+    "event": "<",
+    "node": 1,
+    "pkt": {"snd": 0, "rcv": 1, "msg": {"type": "hello"}, "vc": {"0": 1, "1": 1}},
+}
+
+
+def log(tmp_path: Path, *documents: object) -> Path:
+    """Write a log."""
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(b"\n".join(map(msgspec.json.encode, documents)) + b"\n")
+    return path
+
+
+def test_sends_and_receives_become_messages(tmp_path: Path) -> None:
+    """In any order of lines; what has neither host nor clock is passed over and counted."""
+    imported = read_json_lines(log(tmp_path, {"N": 2}, RECEIVE, SEND))
+    (execution,) = imported.executions
+    assert imported.ignored_line_count == 1
+    assert execution.hosts == {"P0": "0", "P1": "1"}
+    sent, received = execution.trace.lines["P0"][0], execution.trace.lines["P1"][0]
+    assert [str(message) for message in sent.sent] == ["P0->P1 #1"]
+    assert received.accepted == sent.sent
+    assert received.label == "<"
+    assert received.fields == {
+        "event": "<",
+        "node": 1,
+        "pkt": {"snd": 0, "rcv": 1, "msg": {"type": "hello"}},
+    }
+
+
+def test_paths_say_where_things_are(tmp_path: Path) -> None:
+    """Another tool writes other names; words for sending and receiving work as well as signs."""
+    path = log(
+        tmp_path,
+        {"who": "x", "meta": {"time": {"x": 1}}, "did": "send", "to": "y"},
+        {"who": "y", "meta": {"time": {"x": 1, "y": 1}}, "did": "received", "of": "x"},
+    )
+    paths = JsonPaths.parse("host=who, clock=meta.time, kind=did, source=of, target=to")
+    trace = read_json_lines(path, paths=paths).executions[0].trace
+    assert [str(channel) for channel in trace.channels] == ["x->y"]
+    assert trace.in_transit(trace.end)[trace.channels[0]] == ()
+
+
+def test_messages_are_implied_if_no_line_states_any(tmp_path: Path) -> None:
+    """A log with clocks alone is as good as one in ShiViz form."""
+    path = log(
+        tmp_path,
+        {"node": "x", "pkt": {"vc": {"x": 1}}},
+        {"node": "y", "pkt": {"vc": {"x": 1, "y": 1}}},
+    )
+    assert read_json_lines(path).executions[0].trace.message_count == 1
+
+
+@pytest.mark.parametrize("text", ["", "host", "host=", "what=x", "host=a,host=b", "host=a,,"])
+def test_wrong_paths_are_named(text: str) -> None:
+    """The sentence says how paths are written and which there are."""
+    with pytest.raises(UsageError, match=r"write NAME=PATH,.*host, clock, kind, source, target"):
+        JsonPaths.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ([1], "line 2: it is no JSON object"),
+        ({"node": "x"}, "line 2: it has no clock at 'pkt.vc', as an event has"),
+        ({"pkt": {"vc": {"x": 1}}}, "line 2: it has no host at 'node', as an event has"),
+        ({"node": [], "pkt": {"vc": {}}}, "line 2: its host at 'node' is no string and no number"),
+        ({"node": True, "pkt": {"vc": {}}}, "line 2: its host at 'node' is no string"),
+        ({"node": "x", "pkt": {"vc": {"x": "1"}}}, "line 2: at 'pkt.vc' it has no vector clock"),
+        ({"node": "x", "pkt": {"vc": 7}}, "line 2: at 'pkt.vc' it has no vector clock"),
+        ({"node": "x", "pkt": {"vc": {"x": 1}}, "event": "<"}, "but has no source at 'pkt.snd'"),
+        ({"node": "x", "pkt": {"vc": {"x": 1}}, "event": ">"}, "but has no target at 'pkt.rcv'"),
+    ],
+)
+def test_a_line_that_cannot_be_an_event_is_named(
+    tmp_path: Path, document: object, sentence: str
+) -> None:
+    """File and line, what is missing, and where it was looked for."""
+    with pytest.raises(UsageError, match=sentence):
+        read_json_lines(log(tmp_path, SEND, document))
+
+
+@pytest.mark.parametrize("line", [b"{", b"\xff", b"[" * 100_000, b'{"a": 1} {"a": 2}'])
+def test_a_line_that_is_no_json_is_named(tmp_path: Path, line: bytes) -> None:
+    """Whatever the bytes are, the answer is a sentence with the line."""
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(b"\n" + line + b"\n")
+    with pytest.raises(UsageError, match=r"a\.ndjson, line 2: it is no JSON object"):
+        read_json_lines(path)
+
+
+def test_a_line_that_is_too_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines are bounded, so that a file without line ends does not take all memory."""
+    monkeypatch.setattr(jsonlines, "LINE_BYTES_MAX", 64)
+    with pytest.raises(UsageError, match="line 1: it has more than 64 bytes"):
+        read_json_lines(log(tmp_path, SEND))
+
+
+def test_a_contradiction_names_line_and_host(tmp_path: Path) -> None:
+    """The same sentences as for text."""
+    with pytest.raises(NotConsistent, match=r"^a\.ndjson, line 1, host '1': the clock has 1 for"):
+        read_json_lines(log(tmp_path, RECEIVE))

@@ -1,0 +1,129 @@
+"""Text logs: a regular expression finds the events, the rest is passed over and counted."""
+
+from pathlib import Path
+
+import pytest
+
+from stillframe.errors import NotConsistent, UsageError
+from stillframe.importer import shiviz
+from stillframe.importer.shiviz import read_shiviz
+
+TWO_HOSTS = """starting
+a {"a":1}
+got it
+b {"a":1, "b":1}
+"""
+ONE_LINE = r"^\[(?<date>\S+)\] (?<host>\w+) (?<clock>\{.*?\}) (?<event>.*)$"
+
+
+def log(tmp_path: Path, text: str) -> Path:
+    """Write a log."""
+    path = tmp_path / "a.log"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_an_event_may_go_over_several_lines(tmp_path: Path) -> None:
+    """The usual form is an event, and on the next line its host and clock."""
+    imported = read_shiviz(log(tmp_path, TWO_HOSTS))
+    (execution,) = imported.executions
+    assert [event.label for event in execution.trace.steps if hasattr(event, "label")] == [
+        "starting",
+        "got it",
+    ]
+    assert [str(channel) for channel in execution.trace.channels] == ["a->b"]
+    assert imported.ignored_line_count == 0
+
+
+@pytest.mark.parametrize("regex", [ONE_LINE, ONE_LINE.replace("(?<", "(?P<")])
+def test_groups_are_written_as_in_javascript_or_python(tmp_path: Path, regex: str) -> None:
+    """Both ways to name a group work; groups beyond those needed become fields."""
+    path = log(tmp_path, '[09:00] a {"a":1} hello\n\nnoise\n[09:01] a {"a":2} bye\nmore noise\n')
+    imported = read_shiviz(path, regex=regex)
+    events = imported.executions[0].trace.lines["a"]
+    assert [(event.label, event.fields) for event in events] == [
+        ("hello", {"date": "09:00"}),
+        ("bye", {"date": "09:01"}),
+    ]
+    assert imported.ignored_line_count == 2
+
+
+@pytest.mark.parametrize(
+    "regex",
+    [
+        r"(?<=# )(?<host>\w) (?<clock>{.*}) (?<event>.*)",
+        r"(?<!x)# (?<host>\w) (?<clock>{.*}) (?<event>.*)",
+        r"[(?<#] (?<host>\w) (?<clock>{.*}) (?<event>.*)",
+        r"\(?<?# (?<host>\w) (?<clock>{.*}) (?<event>.*)",
+        r"(?<mark>#) (?<host>\w) (?<clock>{.*}) (?<event>\k<mark>.*)",
+    ],
+)
+def test_only_the_names_of_groups_are_translated(tmp_path: Path, regex: str) -> None:
+    """Looking back, sets of characters, escapes and back references mean what they should."""
+    path = log(tmp_path, '# a {"a": 1} #hello\n')
+    (event,) = read_shiviz(path, regex=regex).executions[0].trace.lines["a"]
+    assert event.label == "#hello"
+
+
+def test_a_delimiter_separates_executions(tmp_path: Path) -> None:
+    """Each execution has clocks of its own, and the label that its delimiter gives."""
+    path = log(tmp_path, f"=== one ===\n{TWO_HOSTS}\n=== two ===\n{TWO_HOSTS}")
+    imported = read_shiviz(path, delimiter=r"^=== (?<trace>.*) ===$")
+    assert [execution.label for execution in imported.executions] == ["one", "two"]
+    assert [execution.trace.event_count for execution in imported.executions] == [2, 2]
+
+
+def test_a_contradiction_in_a_later_execution_names_its_line(tmp_path: Path) -> None:
+    """Lines are counted from the beginning of the log; what counts is where the clock stands."""
+    path = log(tmp_path, f'{TWO_HOSTS}---\n{TWO_HOSTS}bad\na {{"a":3}}\n')
+    with pytest.raises(NotConsistent, match=r"^a\.log, line 11, host 'a': the clock has 3 for"):
+        read_shiviz(path, delimiter="^---$")
+
+
+@pytest.mark.parametrize(
+    ("regex", "sentence"),
+    [
+        ("(?<host>a) (?<event>b)", r"no group \(\?<clock>...\): it needs"),
+        ("(?<clock>a) (?<event>b)", r"no group \(\?<host>...\): it needs"),
+        ("(?<host>a", "the regular expression .* cannot be understood: missing \\)"),
+        ("(?<host>a)|(?<clock>b)|(?<event>starting)", "line 1: .* without a host"),
+        ("(?<host>a) (?<clock>nowhere)(?<event>)", "finds no event from line 1 on; .* 'starting"),
+        (r"(?<host>a) (?<clock>.)(?<event>)", "line 2, host 'a': '{' is no vector clock"),
+    ],
+)
+def test_a_wrong_regular_expression_says_why(tmp_path: Path, regex: str, sentence: str) -> None:
+    """A missing group, a mistake in it, or no match: each has a sentence."""
+    with pytest.raises(UsageError, match=sentence):
+        read_shiviz(log(tmp_path, TWO_HOSTS), regex=regex)
+
+
+def test_a_wrong_delimiter_is_named(tmp_path: Path) -> None:
+    """The sentence says that it is the delimiter that cannot be understood."""
+    with pytest.raises(UsageError, match=r"the delimiter '\(' cannot be understood"):
+        read_shiviz(log(tmp_path, TWO_HOSTS), delimiter="(")
+
+
+@pytest.mark.parametrize(
+    "clock", ['{"a": "1"}', '{"a": 1.5}', '{"a": true}', "{}x}", '{"a": null}', '{"a": [1]}']
+)
+def test_a_clock_of_anything_but_whole_numbers_is_refused(tmp_path: Path, clock: str) -> None:
+    """Nothing is guessed: a clock is JSON, from host to whole number."""
+    with pytest.raises(UsageError, match=r"line 2, host 'a': .* is no vector clock"):
+        read_shiviz(log(tmp_path, f"x\na {clock}\n"))
+
+
+def test_lines_end_as_they_like_and_bytes_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
+    """A log written elsewhere may have other line ends, and broken characters in its events."""
+    path = tmp_path / "a.log"
+    path.write_bytes(b'st\xffrting\r\na {"a":1}\r\n')
+    (event,) = read_shiviz(path).executions[0].trace.lines["a"]
+    assert event.label == "st\N{REPLACEMENT CHARACTER}rting"
+
+
+def test_a_text_that_is_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is read; the sentence says what else can be done."""
+    monkeypatch.setattr(shiviz, "TEXT_BYTES_MAX", 10)
+    with pytest.raises(UsageError, match=r"at most 10 can be searched .*: split it, or write it"):
+        read_shiviz(log(tmp_path, TWO_HOSTS))

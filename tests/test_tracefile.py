@@ -1,0 +1,140 @@
+"""A trace file gives back the trace that was written, or says which line is wrong."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stillframe import tracefile
+from stillframe.errors import NotConsistent, UsageError
+from stillframe.model import Channel, SnapshotId
+from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace
+
+PROCESSES = ("P1", "P2", "P3")
+TO_P2 = MessageId(Channel("P1", "P2"), 1)
+HEADER = '{"stillframe_trace":1,"processes":["P1","P2"],"channels":[]}\n'
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Return executions with messages, markers and fields."""
+    steps: list[Step] = []
+    under_way: list[MessageId] = []
+    counts: dict[Channel, int] = {}
+    for process in draw(st.lists(st.sampled_from(PROCESSES), max_size=12)):
+        at = draw(st.none() | st.floats(0, 1e9))
+        if draw(st.integers(0, 4)) == 0:
+            snapshot = SnapshotId("P1", draw(st.integers(1, 3)))
+            source = draw(st.none() | st.sampled_from(PROCESSES))
+            steps.append(
+                MarkerStep(process, snapshot, source, draw(st.booleans()), PROCESSES[:1], at)
+            )
+            continue
+        waiting = [message for message in under_way if message.channel.target == process]
+        accepted = tuple(waiting[: draw(st.integers(0, 2))])
+        under_way = [message for message in under_way if message not in accepted]
+        sent = []
+        for target in draw(st.lists(st.sampled_from(PROCESSES), max_size=2)):
+            channel = Channel(process, target)
+            counts[channel] = counts.get(channel, 0) + 1
+            sent.append(MessageId(channel, counts[channel]))
+        under_way += sent
+        fields = draw(st.none() | st.dictionaries(st.text(max_size=5), PLAIN, max_size=3))
+        label = draw(st.text(max_size=5))
+        steps.append(Event(process, label, "receive", accepted, tuple(sent), at, fields))
+    return Trace(PROCESSES, steps, [Channel("P3", "P1")])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(trace=traces())
+def test_what_was_written_is_read(tmp_path: Path, trace: Trace) -> None:
+    """Processes, channels and steps come back as they were."""
+    path = tmp_path / "a.trace"
+    tracefile.write(path, trace)
+    again = tracefile.read(path)
+    assert again.processes == trace.processes
+    assert again.channels == trace.channels
+    assert again.steps == trace.steps
+    assert tracefile.is_trace_file(path)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A trace that cannot be written leaves the old file, and nothing else."""
+    path = tmp_path / "a.trace"
+    tracefile.write(path, Trace(["P1"], [Event("P1", "good")]))
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="step 2 of the trace, of process P1, cannot be written"):
+        tracefile.write(path, Trace(["P1"], [Event("P1"), Event("P1", fields={"x": object()})]))
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["a.trace"]
+
+
+def test_a_step_that_is_too_long_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be read again is not written."""
+    monkeypatch.setattr(tracefile, "LINE_BYTES_MAX", 100)
+    with pytest.raises(UsageError, match=r"step 1 .*, of process P1, takes .* may have 1"):
+        tracefile.write(tmp_path / "a.trace", Trace(["P1"], [Event("P1", "x" * 100)]))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "line 1: .*; this is no trace file: make one with 'stillframe import"),
+        ('{"N": 5}\n', "line 1: .*stillframe_trace.*; this is no trace file"),
+        (HEADER.replace(":1,", ":2,"), "is of version 2, and this program reads version 1"),
+        (HEADER.replace("P2", "no name"), "line 1: 'no name' cannot name a process"),
+        (HEADER.replace("[]", '[{"source":"P1","target":"X"}]'), "line 1: channel P1->X has an"),
+        (HEADER + "{\n", "line 2: .*; write the file again from its source"),
+        (HEADER + '{"type":"other"}\n', "line 2: .*other"),
+        (HEADER + '{"type":"event","process":7}\n', "line 2: .*process"),
+        (HEADER + '{"type":"event","process":"P1"}\n\n', "line 3: "),
+        (
+            HEADER
+            + '{"type":"marker","process":"P1","snapshot":{"initiator":"P1","number":1},'
+            + '"targets":["X"]}\n',
+            "line 2: it names what is no process of this trace: X",
+        ),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, text: str, sentence: str) -> None:
+    """File, line, what is wrong, and what to do."""
+    path = tmp_path / "a.trace"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=rf"a\.trace.*{sentence}"):
+        tracefile.read(path)
+
+
+def test_steps_that_no_execution_has_are_refused(tmp_path: Path) -> None:
+    """A message that is accepted but was never sent; the file is named."""
+    path = tmp_path / "a.trace"
+    tracefile.write(path, Trace(["P1", "P2"], [Event("P1", sent=(TO_P2,))]))
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"sent"', '"accepted"').replace('process":"P1"', 'process":"P2"'))
+    with pytest.raises(NotConsistent, match=r"a\.trace: event P2#1 accepts message P1->P2 #1 be"):
+        tracefile.read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("LINE_BYTES_MAX", 20, "line 1: it has more than 20"),
+        ("PROCESS_COUNT_MAX", 1, "more than 1"),
+    ],
+)
+def test_sizes_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: int, sentence: str
+) -> None:
+    """A file that asks for too much is refused before it gets it."""
+    path = tmp_path / "a.trace"
+    path.write_text(HEADER, encoding="utf-8")
+    monkeypatch.setattr(tracefile, name, value)
+    with pytest.raises(UsageError, match=sentence):
+        tracefile.read(path)
