@@ -29,7 +29,7 @@ CONTRADICTIONS: list[tuple[str, list[Row], str]] = [
     (
         "a number too large",
         [("a", {"a": 2**63})],
-        "log, line 1, host 'a': the clock has a number beyond 9223372036854775807",
+        "log, line 1, host 'a': the clock counts more than 9223372036854775807 events",
     ),
     (
         "gap",

@@ -85,8 +85,8 @@ class Clocks:
         self._owns = array("q")
         self._order: list[array[int]] = []
         self.totals = array("q")
-        """For each event that a walk has passed, how many events happened before it: more than
-        for any of those, so this orders the events as they could have happened."""
+        """For each event how many events happened before it, itself counted in: more than for any
+        of those, so this orders the events as they could have happened."""
 
     @property
     def hosts(self) -> list[str]:
@@ -115,8 +115,9 @@ class Clocks:
         try:
             self._owns.append(own)
             self._values.extend(event.clock.values())
+            self.totals.append(sum(event.clock.values()))
         except OverflowError:
-            self.refuse(number, f"the clock has a number beyond {2**63 - 1}")
+            self.refuse(number, f"the clock counts more than {2**63 - 1} events")
         self._columns.extend(map(self._index_of.__getitem__, event.clock))
         self._offsets.append(len(self._values))
         if event.clock and min(event.clock.values()) < 0:
@@ -146,7 +147,6 @@ class Clocks:
                 if owns[event] != expected:
                     self._refuse_number(event, expected, line)
         self._order = [array("q", line) for line in lines]
-        self.totals = array("q", bytes(8 * len(self._lines)))
         return self._order
 
     def walk(self, progress: Progress) -> Iterator[Step]:
@@ -169,37 +169,43 @@ class Clocks:
         total = 0
         for event in self._order[host]:
             begin, end = offsets[event], offsets[event + 1]
-            row = values[begin:end]
             learned = []
-            for other, value in zip(columns[begin:end], row, strict=True):
+            for other, value in zip(columns[begin:end], values[begin:end], strict=True):
                 if value > known[other]:
                     total += value - known[other]
                     known[other] = value
                     if other != host:
                         learned.append(other)
-            if sum(row) != total:
+            # No entry of `known` ever falls: less than their sum, and one of the clock is lower.
+            if totals[event] != total:
                 self._refuse_fall(event, known)
             causes = self._causes(event, host, known, learned) if learned else []
-            totals[event] = total
             yield Step(host, event, known, causes)
 
     def _causes(self, event: int, host: int, known: list[int], learned: list[int]) -> list[int]:
         values, columns, offsets = self._values, self._columns, self._offsets
-        implied = set()
         newest = []
         for other in learned:
             if known[other] > len(self._order[other]):
                 self._refuse_unreached(event, other, known[other])
-            cause = self._order[other][known[other] - 1]
-            newest.append((other, cause))
+            newest.append(self._order[other][known[other] - 1])
+        if len(newest) > 1:
+            newest.sort(key=self.totals.__getitem__, reverse=True)
+        implied = set()
+        causes = []
+        for cause in newest:
+            other = self._owners[cause]
+            # Whoever knows it has been, or will be, checked to know all that it knew.
+            if other in implied:
+                continue
+            causes.append(cause)
             begin, end = offsets[cause], offsets[cause + 1]
             for third, value in zip(columns[begin:end], values[begin:end], strict=True):
                 if value >= known[third]:
                     if value > known[third] or third == host:
                         self._refuse_cause(event, cause, third, value, known)
-                    if third != other:
-                        implied.add(third)
-        return [cause for other, cause in newest if other not in implied]
+                    implied.add(third)
+        return causes
 
     def describe(self, event: int) -> str:
         """Return how errors name an event from the side of another."""

@@ -84,7 +84,7 @@ def build(
     present = {host for host, line in enumerate(order) if line} | {s.target for s in sendings}
     hosts = clocks.hosts
     named = name_processes(hosts[index] for index in present)
-    sent, accepted = _number(sendings, clocks, [named.get(host, "") for host in hosts])
+    sent, accepted = _number(sendings, clocks, {clocks.index_of(h): p for h, p in named.items()})
     ranked = sorted(
         chain.from_iterable(order[clocks.index_of(host)] for host in named),
         key=clocks.totals.__getitem__,
@@ -117,15 +117,19 @@ def _note(statements: Statements, number: int, event: ClockedEvent, clocks: Cloc
 
 
 def _number(
-    sendings: list[Sending], clocks: Clocks, processes: list[ProcessId]
+    sendings: list[Sending], clocks: Clocks, processes: dict[int, ProcessId]
 ) -> tuple[dict[int, tuple[MessageId, ...]], dict[int, tuple[MessageId, ...]]]:
     """Return which messages each event sent and which it accepted, numbered as they were sent."""
     sent: dict[int, tuple[MessageId, ...]] = defaultdict(tuple)
     accepted: dict[int, tuple[MessageId, ...]] = defaultdict(tuple)
     channels: dict[tuple[int, int], Channel] = {}
     counts: Counter[Channel] = Counter()
-    for sending in sorted(sendings, key=lambda s: (clocks.totals[s.sender], s.target)):
-        ends = clocks.owner(sending.sender), sending.target
+    rank = {host: number for number, host in enumerate(processes)}
+    totals, owner = clocks.totals, clocks.owner
+    for sending in sorted(
+        sendings, key=lambda s: (totals[s.sender], rank[owner(s.sender)], rank[s.target])
+    ):
+        ends = owner(sending.sender), sending.target
         if ends not in channels:
             channels[ends] = Channel(processes[ends[0]], processes[ends[1]])
         channel = channels[ends]
