@@ -1,0 +1,315 @@
+"""The events of a trace, performed again by the real processes.
+
+A trace says which messages were accepted and sent, not what was in them. But what a process sends,
+and the state it is left in, follow from its start state and from what it accepts. So the events,
+performed in any order that they could have happened in, give everything back: what is in each
+message, and the global state after any of them. A process that does something else than the trace
+says is no function of what it accepts, or no process of this trace.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from stillframe.errors import ApplicationError, NotConsistent, ProtocolViolation, UsageError
+from stillframe.model import (
+    Batch,
+    Channel,
+    ChannelState,
+    GlobalState,
+    ProcessId,
+    ProcessState,
+    SnapshotId,
+)
+from stillframe.protocol.performer import PUBLISHED, RECEIVE, START, Performer, Sent
+from stillframe.topology import Topology
+from stillframe.trace import Event, MessageId, Position
+
+RESTORED = "restored"
+"""The handler of the first event of a process in an epoch that began with a recorded state: it
+"sends" what was recorded on its channels, so that the trace of one epoch is whole by itself."""
+_SHOWN_CHARACTER_MAX = 200
+
+
+class Replay:
+    """A system in which happens what a trace says, event by event.
+
+    Args:
+        topology: the processes with their start states, and the channels; it is not changed.
+        start: the recorded state that the epoch began with; None for a fresh start.
+        contents: what is known to be in messages, encoded; None for nothing. Whatever is sent
+            otherwise than here is refused.
+
+    Attributes:
+        contents: what is in every message that was sent so far, or recorded at the start; encoded.
+
+    Raises:
+        NotConsistent: the books of `start` do not balance.
+        UsageError: `start` is not of this topology, or a process has a loop of its own.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        start: GlobalState | None = None,
+        *,
+        contents: Mapping[MessageId, bytes] | None = None,
+    ) -> None:
+        self.contents: dict[MessageId, bytes] = {}
+        self._known = contents or {}
+        self._event_counts = dict.fromkeys(topology.processes, 0)
+        self._sent_counts = dict.fromkeys(topology.description.channels, 0)
+        self._received_counts = dict.fromkeys(topology.description.channels, 0)
+        self._in_transit: dict[Channel, dict[int, bytes]] = {c: {} for c in self._sent_counts}
+        encoded: dict[ProcessId, bytes] = {}
+        if start is not None:
+            _check_start(start, topology)
+            encoded = {state.process: state.encoded for state in start.processes}
+            for state in start.channels:
+                self._load(state)
+        self._recorded = tuple(self.contents)
+        self._performers = {p: Performer(p, topology, encoded.get(p)) for p in topology.processes}
+
+    def _load(self, state: ChannelState) -> None:
+        channel = state.channel
+        self._sent_counts[channel] = state.sent_count
+        self._received_counts[channel] = state.received_count
+        for number, message in enumerate(_messages(state), state.received_count + 1):
+            self._in_transit[channel][number] = message
+            self.contents[MessageId(channel, number)] = message
+
+    def perform(self, event: Event) -> None:
+        """Let `event` happen, as one atomic action, and check that the process sends what it says.
+
+        After an error the replay is at an end: begin another one.
+
+        Raises:
+            NotConsistent: it accepts what is not in transit, or does something else than it says.
+            ApplicationError: its handler raised.
+            UsageError: the process or the handler is not of this topology.
+        """
+        if event.process not in self._event_counts:
+            raise UsageError(
+                f"a process {event.process!r} does something, but the topology has "
+                f"{', '.join(self._event_counts)}: give the topology that the trace is of"
+            )
+        self._event_counts[event.process] += 1
+        position = Position(event.process, self._event_counts[event.process])
+        where = f"event {position}{f' ({event.label})' if event.label else ''}"
+        if event.handler == RESTORED:
+            self._check_restored(where, event)
+            return
+        sent = [
+            self._send(where, Channel(event.process, target), encoded)
+            for target, encoded in self._call(where, event)
+        ]
+        # In which order one action sends on several channels makes no difference to anybody.
+        if sorted(sent) != sorted(event.sent):
+            raise NotConsistent(
+                f"{where}: replayed it sends {_named(sent)}, but the trace says "
+                f"{_named(event.sent)}: process {event.process}, or one that it heard from, is no "
+                "function of what it accepts, or not the one that the trace is of"
+            )
+
+    def _check_restored(self, where: str, event: Event) -> None:
+        recorded = [m for m in self._recorded if m.channel.source == event.process]
+        if sorted(recorded) != sorted(event.sent) or event.accepted:
+            raise NotConsistent(
+                f"{where} restores {_named(event.sent)}, but the state to begin with has "
+                f"{_named(recorded)} on the channels of {event.process}: give as the start what "
+                "the epoch began with"
+            )
+
+    def _call(self, where: str, event: Event) -> list[Sent]:
+        performer = self._performers[event.process]
+        arguments = _arguments(where, event, performer)
+        encoded = [(message.channel, self._take(where, message)) for message in event.accepted]
+        try:
+            if event.handler == RECEIVE:
+                return performer.receive([(c, performer.decode(message)) for c, message in encoded])
+            return performer.perform(event.handler, *arguments)
+        except ProtocolViolation as error:
+            raise NotConsistent(f"{where}: {error}") from error
+        except UsageError as error:
+            raise ApplicationError(f"{where}, replayed: {error}") from error
+
+    def _take(self, where: str, message: MessageId) -> bytes:
+        encoded = self._in_transit.get(message.channel, {}).pop(message.number, None)
+        if encoded is None:
+            raise NotConsistent(
+                f"{where} accepts message {message}, but on that channel "
+                f"{_named(self.in_transit(message.channel))} is in transit"
+            )
+        self._received_counts[message.channel] += 1
+        return encoded
+
+    def _send(self, where: str, channel: Channel, encoded: bytes) -> MessageId:
+        number = self._sent_counts[channel] = self._sent_counts[channel] + 1
+        message = MessageId(channel, number)
+        if self._known.get(message, encoded) != encoded:
+            raise NotConsistent(
+                f"{where}: replayed it sends {_shown(encoded)} as message {message}, but "
+                f"{_shown(self._known[message])} was sent: process {channel.source} is no function "
+                "of what it accepts"
+            )
+        self._in_transit[channel][number] = encoded
+        self.contents[message] = encoded
+        return message
+
+    def in_transit(self, channel: Channel) -> tuple[MessageId, ...]:
+        """Return the messages that are on `channel`, in the order of sending."""
+        return tuple(MessageId(channel, number) for number in self._in_transit.get(channel, ()))
+
+    def state(self) -> GlobalState:
+        """Return the global state as it is now.
+
+        What is on a channel is numbered from received_count + 1 on, in the order of sending. Where
+        messages overtake each other a number then says how many there were before, not which one
+        it is: the books must balance there too.
+
+        Raises:
+            UsageError: a field of a process cannot be recorded.
+        """
+        return GlobalState(
+            processes=tuple(performer.capture() for performer in self._performers.values()),
+            channels=tuple(self._channel_state(channel) for channel in self._in_transit),
+        )
+
+    def capture(self, process: ProcessId) -> ProcessState:
+        """Return the state of one process as it is now.
+
+        Raises:
+            UsageError: a field of it cannot be recorded.
+        """
+        return self._performers[process].capture()
+
+    def _channel_state(self, channel: Channel) -> ChannelState:
+        received_count = self._received_counts[channel]
+        messages = list(self._in_transit[channel].values())
+        batches = (Batch.of(received_count + 1, messages),) if messages else ()
+        return ChannelState(channel, self._sent_counts[channel], received_count, batches)
+
+
+def compare(recorded: GlobalState, replayed: GlobalState) -> None:
+    """Check that two global states are the same: process states by their bytes, counts, and
+    messages one by one, however they are cut into batches.
+
+    Raises:
+        NotConsistent: they are not, with the first process or channel and what both say of it.
+    """
+    recorded.check_books()
+    replayed.check_books()
+    _check_parts([s.process for s in recorded.processes], [s.process for s in replayed.processes])
+    for ours, theirs in zip(recorded.processes, replayed.processes, strict=True):
+        if ours != theirs:
+            was, becomes = _difference(ours.encoded, theirs.encoded)
+            raise NotConsistent(
+                f"process {ours.process}: recorded as {ours.kind} {was}, "
+                f"replayed it is {theirs.kind} {becomes}"
+            )
+    _check_parts(
+        [str(s.channel) for s in recorded.channels], [str(s.channel) for s in replayed.channels]
+    )
+    for before, after in zip(recorded.channels, replayed.channels, strict=True):
+        _compare_channel(before, after)
+
+
+def _compare_channel(recorded: ChannelState, replayed: ChannelState) -> None:
+    counts = [(state.sent_count, state.received_count) for state in (recorded, replayed)]
+    if counts[0] != counts[1]:
+        raise NotConsistent(
+            f"channel {recorded.channel}: recorded as {counts[0][0]} sent and {counts[0][1]} "
+            f"received, replayed it is {counts[1][0]} sent and {counts[1][1]} received"
+        )
+    pairs = zip(_messages(recorded), _messages(replayed), strict=True)
+    for number, (ours, theirs) in enumerate(pairs, recorded.received_count + 1):
+        if ours != theirs:
+            raise NotConsistent(
+                f"channel {recorded.channel}, message {number}: recorded as {_shown(ours)}, "
+                f"replayed it is {_shown(theirs)}"
+            )
+
+
+def _check_parts(recorded: list[str], replayed: list[str]) -> None:
+    if recorded != replayed:
+        raise NotConsistent(
+            f"the recorded state has {_listed(recorded)}, the replayed one {_listed(replayed)}"
+        )
+
+
+def _check_start(start: GlobalState, topology: Topology) -> None:
+    description = topology.description
+    kinds = [(state.process, state.kind) for state in start.processes]
+    channels = [state.channel for state in start.channels]
+    if kinds != list(description.processes.items()) or channels != list(description.channels):
+        raise UsageError(
+            "the recorded state to begin with is of another topology: its processes are "
+            f"{_shortened(', '.join(f'{process} ({kind})' for process, kind in kinds))}, its "
+            f"channels {_shortened(', '.join(map(str, channels)))}"
+        )
+    start.check_books()
+
+
+def _arguments(where: str, event: Event, performer: Performer) -> tuple[SnapshotId, ...]:
+    """Return what the handler of `event` is called with besides messages.
+
+    A trace may come from a file: nothing but a handler is called by a name that it gives.
+    """
+    handlers = (START, RECEIVE, PUBLISHED, *performer.actions)
+    if event.handler not in handlers:
+        raise UsageError(
+            f"{where} is a call of {event.handler!r}, and process {event.process} has "
+            f"{', '.join(handlers)}: only a trace of these processes can be replayed"
+        )
+    if event.accepted and event.handler != RECEIVE:
+        raise NotConsistent(f"{where} accepts messages in {event.handler}: only {RECEIVE} does")
+    if event.handler != PUBLISHED:
+        return ()
+    try:
+        return (SnapshotId.parse(str((event.fields or {}).get("snapshot"))),)
+    except UsageError as error:
+        raise UsageError(f"{where}: {PUBLISHED} needs its field 'snapshot': {error}") from error
+
+
+def _messages(state: ChannelState) -> list[bytes]:
+    try:
+        return [message for batch in state.batches for message in batch.messages()]
+    except msgspec.MsgspecError as error:
+        raise NotConsistent(f"channel {state.channel}: a batch cannot be read: {error}") from error
+
+
+def _difference(ours: bytes, theirs: bytes) -> tuple[str, str]:
+    """Return two encoded states as text; of the fields, only those that differ."""
+    try:
+        left = msgspec.msgpack.decode(ours, type=dict[str, Any])
+        right = msgspec.msgpack.decode(theirs, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return _shown(ours), _shown(theirs)
+    same = {name for name in left if name in right and left[name] == right[name]}
+    if not (left.keys() | right.keys()) - same:
+        return _shortened(ours.hex()), _shortened(theirs.hex())
+    return _shown_without(same, left), _shown_without(same, right)
+
+
+def _shown_without(hidden: set[str], fields: dict[str, Any]) -> str:
+    return _shortened(str({name: v for name, v in fields.items() if name not in hidden}))
+
+
+def _shown(encoded: bytes) -> str:
+    try:
+        return _shortened(repr(msgspec.msgpack.decode(encoded)))
+    except (msgspec.MsgspecError, RecursionError):
+        return f"unreadable {_shortened(encoded.hex())}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTER_MAX else f"{text[: _SHOWN_CHARACTER_MAX - 1]}…"
+
+
+def _named(messages: Iterable[MessageId]) -> str:
+    return _listed(map(str, sorted(messages)))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return _shortened(", ".join(names)) or "nothing"
