@@ -84,13 +84,6 @@ def test_a_white_process_records_its_state_before_it_accepts_a_red_message() -> 
     assert (incoming.received_count, incoming.batches) == (1, ())
 
 
-def test_a_red_process_that_meets_its_colour_goes_on() -> None:
-    """L&Y, receiving: only a white process has anything to do."""
-    p = recorder()
-    p.initiate(S1)
-    assert take(p, messages(1), RED) == []
-
-
 def test_a_channel_held_the_white_messages_that_a_red_process_accepts() -> None:
     """L&Y, channels: sent before one cut, accepted after the other; red ones among them are not."""
     p = recorder()
@@ -155,6 +148,28 @@ def test_the_books_number_what_was_caught_behind_what_was_received() -> None:
     assert [(batch.first, batch.count) for batch in incoming.batches] == [(4, 1), (5, 2)]
     assert messages_in(incoming.batches) == [2, 4, 5]
     ChannelState(Channel("A", "P"), 6, incoming.received_count, incoming.batches).check_books()
+
+
+def test_a_colour_of_several_snapshots_is_met_for_each() -> None:
+    """Those that are known change nothing, the others begin."""
+    p = recorder()
+    p.initiate(S1)
+    assert p.meet((S1, S2)) == [SendMarker("C", CountingMarker(S2, 0))]
+    assert recorder().meet((S1, S2)) == [
+        SendMarker("C", CountingMarker(S1, 0)),
+        SendMarker("C", CountingMarker(S2, 0)),
+    ]
+
+
+def test_a_channel_that_is_complete_stays_as_it_is() -> None:
+    """What comes on it while others are awaited was sent after the cut."""
+    p = recorder(incoming="AB")
+    p.initiate(S1)
+    take(p, messages(1))
+    mark(p, 1)
+    assert take(p, messages(2), RED) == []
+    part = fragment_in(p.marker("B", CountingMarker(S1, 0)))
+    assert [messages_in(record.batches) for record in part.incoming] == [[1], []]
 
 
 def test_overlapping_snapshots_see_each_message_in_their_own_colours() -> None:
@@ -234,6 +249,9 @@ def contradict(p: ColourRecorder, case: str) -> list[Effect]:
         case "white before the cut":
             take(p, messages(1, 2))
             return mark(p, 1)
+        case "white above a gap":
+            take(p, messages(2))
+            return mark(p, 1)
         case "white after the cut":
             p.initiate(S1)
             take(p, messages(2))
@@ -242,7 +260,8 @@ def contradict(p: ColourRecorder, case: str) -> list[Effect]:
             mark(p, 1)
             return take(p, messages(2))
         case "red before the marker":
-            take(p, messages(1), RED)
+            for number in (2, 1, 3):
+                take(p, messages(number), RED)
             return mark(p, 1)
         case _:
             mark(p, 1)
@@ -253,6 +272,7 @@ def contradict(p: ColourRecorder, case: str) -> list[Effect]:
     ("case", "detail"),
     [
         ("white before the cut", "message 2 did not carry .* had sent 1 at its cut"),
+        ("white above a gap", "message 2 did not carry"),
         ("white after the cut", "message 2 did not carry"),
         ("white after the marker", "message 2 did not carry"),
         ("red before the marker", "message 1 carried .* had sent 1 at its cut"),
@@ -267,7 +287,7 @@ def test_colour_and_number_must_agree(case: str, detail: str) -> None:
     assert effect.snapshot == S1
     assert re.match(f"channel A->P: {detail}", effect.detail)
     assert (p.phase(S1), p.colour) == (Phase.ABANDONED, WHITE)
-    take(p, messages(3))
+    take(p, messages(4))
     assert len(p.initiate(S2)) == 1
 
 

@@ -1,5 +1,6 @@
 """Whole snapshots over channels that keep no order, against an oracle that knows the history."""
 
+from functools import partial
 from random import Random
 
 import msgspec
@@ -7,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillframe.model import Abandoned, Channel, Reason, SnapshotId
-from stillframe.protocol.recorder import Phase
-from tests.protocol.execution import START_BALANCE, Execution, What, messages_in
+from stillframe.model import Abandoned, Batch, Channel, Reason, SnapshotId
+from stillframe.protocol.colour import ColourRecorder, CountingMarker
+from stillframe.protocol.recorder import Phase, Recorded
+from stillframe.restore import start_states
+from tests.protocol.execution import START_BALANCE, Execution, What, messages_in, state_of
 from tests.protocol.unordered import Unordered, cut_indexes, random_unordered, truth
 
 chances = st.randoms(use_true_random=False)
@@ -90,6 +93,33 @@ def test_exactly_one_marker_travels_on_each_channel(chance: Random) -> None:
                 == (What.MARKER_SENT, channel, snapshot)
             ]
             assert len(sent) == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(chances)
+def test_a_restore_goes_on_where_the_snapshot_was_taken(chance: Random) -> None:
+    """What was caught is delivered in order; then a snapshot has nothing on any channel, and the
+    next message has the number after all that was sent."""
+    world = random_unordered(chance, step_count=STEP_COUNT)
+    for complete in world.complete.values():
+        starts = start_states(complete, world.description)
+        for process, start in starts.items():
+            recorder = ColourRecorder(
+                process,
+                incoming={record.source: record.received_count for record in start.incoming},
+                outgoing=start.sent_counts,
+                capture=partial(state_of, process, 0),
+            )
+            for record in start.incoming:
+                for batch in record.batches:
+                    assert recorder.receive(record.source, batch, ()) == []
+            effects = recorder.initiate(S)
+            for source in world.description.incoming(process):
+                sent_count = starts[source].sent_counts[process]
+                effects += recorder.marker(source, CountingMarker(S, sent_count))
+                recorder.receive(source, Batch.of(sent_count + 1, [b"\x01"]), (S,))
+            (part,) = [effect.fragment for effect in effects if isinstance(effect, Recorded)]
+            assert not any(record.batches for record in part.incoming)
 
 
 def test_the_random_executions_are_worth_looking_at() -> None:
