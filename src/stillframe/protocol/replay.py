@@ -195,6 +195,9 @@ def compare(recorded: GlobalState, replayed: GlobalState) -> None:
     """Check that two global states are the same: process states by their bytes, counts, and
     messages one by one, however they are cut into batches.
 
+    The elements of a set are recorded in the order in which Python has them, and for text that is
+    another one in each run of Python: states with such fields are comparable within one run only.
+
     Raises:
         NotConsistent: they are not, with the first process or channel and what both say of it.
     """
