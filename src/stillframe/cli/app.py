@@ -274,6 +274,44 @@ def import_(
     importing.import_log(log, form, number=execution, out=out, is_json=as_json)
 
 
+@app.command(
+    cls=Command,
+    short_help="Ask about the consistent cuts of a trace.",
+    epilog="Example: stillframe cuts simpledb.trace --cut P24464=3,P24468=5",
+)
+def cuts(
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRACE", help="Trace that 'import --out' wrote.", show_default=False
+        ),
+    ],
+    *,
+    cut: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROCESS=COUNT,...",
+            help="Say whether this cut is consistent, given how many events of each process lie "
+            "before it; 0 for those left out.",
+            show_default=False,
+        ),
+    ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROCESS#INDEX",
+            help="Show the smallest consistent cut that has this event: all that happened before.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask one question about the consistent cuts of a trace; exit 1 if the answer is no."""
+    from stillframe.cli import cutting
+
+    cutting.answer(trace, cutting.Question(cut=cut, before=before), is_json=as_json)
+
+
 @spark_app.command(
     cls=Command,
     short_help="Check all snapshots at once.",
