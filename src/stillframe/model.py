@@ -100,14 +100,15 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
     def split(self, count: int) -> "tuple[Batch, Batch]":
         """Return the first `count` messages and the rest; both must be some."""
-        raw = self._raw()
+        raw = self.messages()
         return Batch.of(self.first, raw[:count]), Batch.of(self.first + count, raw[count:])
 
     def singles(self) -> "list[Batch]":
         """Return one batch for each message."""
-        return [Batch.of(self.first + index, [raw]) for index, raw in enumerate(self._raw())]
+        return [Batch.of(self.first + index, [raw]) for index, raw in enumerate(self.messages())]
 
-    def _raw(self) -> list[bytes]:
+    def messages(self) -> list[bytes]:
+        """Return the messages one by one, each still encoded."""
         return [bytes(message) for message in _decode_raw(self.encoded)]
 
 

@@ -242,7 +242,7 @@ def test_an_async_handler_that_does_not_wait_is_one_action() -> None:
 def test_an_async_handler_that_waits_cannot_be_stepped_through() -> None:
     """There is no loop to wait in: it is closed, and the error says so."""
     performer = Performer("P1", topology())
-    with pytest.raises(ApplicationError, match="an async handler waits for something outside"):
+    with pytest.raises(UsageError, match="an async handler waits for something outside"):
         performer.perform("wait")
     assert fields(performer)["words"] == []
 

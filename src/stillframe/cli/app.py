@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stillframe.cli import quantities
+from stillframe.cli import quantities, study
+from stillframe.cli.options import (
+    AsJson,
+    Every,
+    For,
+    Initiators,
+    OptionalSnapshotName,
+    SnapshotName,
+    StorePath,
+    Timeout,
+)
 from stillframe.cli.verdict import Command
 
 if TYPE_CHECKING:
@@ -31,43 +41,7 @@ spark_app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(spark_app, name="spark")
-
-StorePath = Annotated[
-    Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)
-]
-SnapshotName = Annotated[
-    str, typer.Argument(metavar="SNAPSHOT", help="Id of a snapshot, such as P1-17.")
-]
-OptionalSnapshotName = Annotated[
-    str | None,
-    typer.Argument(metavar="SNAPSHOT", help="Id of a snapshot, such as P1-17.", show_default=False),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
-Every = Annotated[
-    str,
-    typer.Option(metavar="DURATION", help="Take a snapshot this often: 250ms, 1s, 2m; or 'never'."),
-]
-Initiators = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--initiator",
-        metavar="PROCESS",
-        help="Process that initiates; several take turns.  [default: the first process]",
-        show_default=False,
-    ),
-]
-Timeout = Annotated[
-    str, typer.Option(metavar="DURATION", help="Abandon a snapshot that takes longer.")
-]
-For = Annotated[
-    str | None,
-    typer.Option(
-        "--for",
-        metavar="DURATION",
-        help="Stop after this long.  [default: at Ctrl-C]",
-        show_default=False,
-    ),
-]
+app.add_typer(study.app)
 
 
 @app.command(
@@ -207,109 +181,6 @@ def diff(
     from stillframe.cli import difference
 
     difference.diff(store, before, after, is_json=as_json)
-
-
-@app.command(
-    "import",
-    cls=Command,
-    short_help="Turn a log of another system into a trace.",
-    epilog="Example: stillframe import simpledb.log --out simpledb.trace",
-)
-def import_(
-    log: Annotated[
-        Path,
-        typer.Argument(
-            metavar="LOG",
-            help="Log with vector clocks: text in the form that ShiViz reads, or JSON in lines if "
-            "its name ends in .ndjson or .jsonl.",
-            show_default=False,
-        ),
-    ],
-    *,
-    regex: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REGEX",
-            help="Finds an event in text, with groups (?<host>...), (?<clock>...) and "
-            "(?<event>...).  [default: an event, on the next line its host and clock]",
-            show_default=False,
-        ),
-    ] = None,
-    delimiter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REGEX",
-            help="Finds what separates executions in text; its group (?<trace>...) names the next.",
-            show_default=False,
-        ),
-    ] = None,
-    json_paths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME=PATH,...",
-            help="The log is JSON in lines, and there host, clock, kind, source, target and "
-            "content are, as in host=who,clock=meta.clock.",
-            show_default=False,
-        ),
-    ] = None,
-    execution: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Take only this execution, from 1.", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the trace here; several executions get numbers: FILE-1, FILE-2.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check that the vector clocks of a log contradict themselves nowhere, find its messages, and
-    write it as a trace; exit 1 names line and host."""
-    from stillframe.cli import importing
-
-    form = importing.Form(regex=regex, delimiter=delimiter, json_paths=json_paths)
-    importing.import_log(log, form, number=execution, out=out, is_json=as_json)
-
-
-@app.command(
-    cls=Command,
-    short_help="Ask about the consistent cuts of a trace.",
-    epilog="Example: stillframe cuts simpledb.trace --cut P24464=3,P24468=5",
-)
-def cuts(
-    trace: Annotated[
-        Path,
-        typer.Argument(
-            metavar="TRACE", help="Trace that 'import --out' wrote.", show_default=False
-        ),
-    ],
-    *,
-    cut: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROCESS=COUNT,...",
-            help="Say whether this cut is consistent, given how many events of each process lie "
-            "before it; 0 for those left out.",
-            show_default=False,
-        ),
-    ] = None,
-    before: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROCESS#INDEX",
-            help="Show the smallest consistent cut that has this event: all that happened before.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Ask one question about the consistent cuts of a trace; exit 1 if the answer is no."""
-    from stillframe.cli import cutting
-
-    cutting.answer(trace, cutting.Question(cut=cut, before=before), is_json=as_json)
 
 
 @spark_app.command(

@@ -89,6 +89,7 @@ class Performer:
 
         Raises:
             ApplicationError: the handler raised.
+            UsageError: it sent what it cannot, or waits for something outside.
         """
         for channel, message in messages:
             self._call(RECEIVE, channel, message)
@@ -99,6 +100,7 @@ class Performer:
 
         Raises:
             ApplicationError: the handler raised.
+            UsageError: it sent what it cannot, or waits for something outside.
         """
         self._call(handler, *arguments)
         return self._take_outbox()
@@ -112,6 +114,14 @@ class Performer:
         return ProcessState(self.id, self._codec.kind.__name__, self._codec.capture(self.process))
 
     def _call(self, handler: str, *arguments: object) -> None:
+        """Call a handler; what it sent before it raised is forgotten with it."""
+        try:
+            self._try_call(handler, *arguments)
+        except BaseException:
+            self._outbox = []
+            raise
+
+    def _try_call(self, handler: str, *arguments: object) -> None:
         try:
             returned = getattr(self.process, handler)(*arguments)
             if inspect.iscoroutine(returned):
@@ -134,7 +144,7 @@ class Performer:
         except StopIteration:
             return
         coroutine.close()
-        raise ApplicationError(
+        raise UsageError(
             f"process {self.id}: an async handler waits for something outside: there is no event "
             "loop here, so only what does not wait can be stepped through"
         )

@@ -1,0 +1,49 @@
+"""Arguments and options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stillframe.cli.rules import Network, Rules
+
+StorePath = Annotated[
+    Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)
+]
+SnapshotName = Annotated[
+    str, typer.Argument(metavar="SNAPSHOT", help="Id of a snapshot, such as P1-17.")
+]
+OptionalSnapshotName = Annotated[
+    str | None,
+    typer.Argument(metavar="SNAPSHOT", help="Id of a snapshot, such as P1-17.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
+Every = Annotated[
+    str,
+    typer.Option(metavar="DURATION", help="Take a snapshot this often: 250ms, 1s, 2m; or 'never'."),
+]
+Initiators = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--initiator",
+        metavar="PROCESS",
+        help="Process that initiates; several take turns.  [default: the first process]",
+        show_default=False,
+    ),
+]
+Timeout = Annotated[
+    str, typer.Option(metavar="DURATION", help="Abandon a snapshot that takes longer.")
+]
+For = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="DURATION",
+        help="Stop after this long.  [default: at Ctrl-C]",
+        show_default=False,
+    ),
+]
+
+
+NetworkName = Annotated[Network, typer.Option(help="What is assumed of every channel.")]
+RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]

@@ -1,0 +1,223 @@
+"""The commands about executions, with their words: simulated, scripted, or from elsewhere.
+
+As in ``app``: each reads its options and calls the module that does it.
+"""
+# ruff: noqa: PLC0415 - heavy modules are imported by the command that needs them
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stillframe.cli.options import AsJson, NetworkName, RulesName
+from stillframe.cli.rules import Network, Rules
+from stillframe.cli.verdict import Command
+from stillframe.errors import UsageError
+
+app = typer.Typer()
+
+
+@app.command(
+    "import",
+    cls=Command,
+    short_help="Turn a log of another system into a trace.",
+    epilog="Example: stillframe import simpledb.log --out simpledb.trace",
+)
+def import_(
+    log: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LOG",
+            help="Log with vector clocks: text in the form that ShiViz reads, or JSON in lines if "
+            "its name ends in .ndjson or .jsonl.",
+            show_default=False,
+        ),
+    ],
+    *,
+    regex: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="Finds an event in text, with groups (?<host>...), (?<clock>...) and "
+            "(?<event>...).  [default: an event, on the next line its host and clock]",
+            show_default=False,
+        ),
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="Finds what separates executions in text; its group (?<trace>...) names the next.",
+            show_default=False,
+        ),
+    ] = None,
+    json_paths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=PATH,...",
+            help="The log is JSON in lines, and there host, clock, kind, source, target and "
+            "content are, as in host=who,clock=meta.clock.",
+            show_default=False,
+        ),
+    ] = None,
+    execution: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Take only this execution, from 1.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the trace here; several executions get numbers: FILE-1, FILE-2.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that the vector clocks of a log contradict themselves nowhere, find its messages, and
+    write it as a trace; exit 1 names line and host."""
+    from stillframe.cli import importing
+
+    form = importing.Form(regex=regex, delimiter=delimiter, json_paths=json_paths)
+    importing.import_log(log, form, number=execution, out=out, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
+    short_help="Ask about the consistent cuts of a trace.",
+    epilog="Example: stillframe cuts simpledb.trace --cut P24464=3,P24468=5",
+)
+def cuts(
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRACE", help="Trace that 'import --out' wrote.", show_default=False
+        ),
+    ],
+    *,
+    cut: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROCESS=COUNT,...",
+            help="Say whether this cut is consistent, given how many events of each process lie "
+            "before it; 0 for those left out.",
+            show_default=False,
+        ),
+    ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROCESS#INDEX",
+            help="Show the smallest consistent cut that has this event: all that happened before.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask one question about the consistent cuts of a trace; exit 1 if the answer is no."""
+    from stillframe.cli import cutting
+
+    cutting.answer(trace, cutting.Question(cut=cut, before=before), is_json=as_json)
+
+
+@app.command(
+    cls=Command,
+    short_help="Simulate seeds with faults, or play a script.",
+    epilog="Examples: stillframe sim --seeds 1..200; stillframe sim lecture",
+)
+def sim(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE:TOPOLOGY|SCRIPT",
+            help="A system, or a .run file; of those that come with stillframe the name will do.  "
+            "[default: another random system from each seed]",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    seeds: Annotated[
+        str, typer.Option(metavar="A..B", help="Which seeds; one number for one.")
+    ] = "1..200",
+    steps: Annotated[bool, typer.Option("--steps", help="Show every step of one seed.")] = False,
+    network: NetworkName = Network.FIFO,
+    rules: RulesName = Rules.CHANDY_LAMPORT,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write what happened in a script or in one seed, for 'view' and 'cuts'.",
+            show_default=False,
+        ),
+    ] = None,
+    rewrite: Annotated[
+        bool, typer.Option("--rewrite", help="Write what happens now into the script.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run real processes and the real recording rules in one thread, in virtual time: many seeds
+    with crashes, partitions and lost connections, each judged; or a script, step by step. Exit 1 if
+    a promise is broken, with the shortest schedule that does, or if a script ends otherwise."""
+    from stillframe.cli import simulation
+
+    path = simulation.script_path(what) if what is not None else None
+    if path is not None:
+        simulation.play_script(path, rewrite=rewrite, trace=trace, is_json=as_json)
+        return
+    subject = simulation.Subject(what, network, rules)
+    chosen = simulation.parse_seeds(seeds)
+    if not steps and trace is None:
+        simulation.try_seeds(subject, chosen, is_json=as_json)
+        return
+    if len(chosen) > 1:
+        raise UsageError("--steps and --trace show one run: give one seed, for example --seeds 17")
+    simulation.show_seed(subject, chosen[0], trace=trace, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
+    short_help="Visit every interleaving of a small system.",
+    epilog="Example: stillframe explore --network reordering",
+)
+def explore(
+    topology: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE:TOPOLOGY",
+            help="A small system.  [default: two accounts, each pays once]",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    acts: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROCESS=ACTION,...",
+            help="What a process does, in turn; for several processes, again.  "
+            "[default: each action once]",
+            show_default=False,
+        ),
+    ] = None,
+    initiator: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--initiator",
+            metavar="PROCESS",
+            help="Process that initiates a snapshot; again for a second one.  "
+            "[default: the first process]",
+            show_default=False,
+        ),
+    ] = None,
+    network: NetworkName = Network.FIFO,
+    rules: RulesName = Rules.CHANDY_LAMPORT,
+    most: Annotated[
+        int, typer.Option(metavar="COUNT", help="Give up beyond so many histories.", min=1)
+    ] = 1_000_000,
+    as_json: AsJson = False,
+) -> None:
+    """Visit every global state that a small system can reach, count them, and check what must hold
+    always; exit 1 if it does not, with a shortest run to where it fails."""
+    from stillframe.cli import exploration
+
+    limits = exploration.Limits(tuple(acts or ()), tuple(initiator or ()), network, rules, most)
+    exploration.explore_all(topology, limits, is_json=as_json)

@@ -1,0 +1,1 @@
+"""Real processes and the real recording rules in one thread: by chance, by script, or every way."""

@@ -1,0 +1,297 @@
+"""Every interleaving of a small system: all global states that it can reach, each looked at once.
+
+Breadth first, so the run that leads to something is a shortest one. Two interleavings in which all
+processes did and saw the same are one history, and go on as one. How many runs there are is counted
+all the same, since each history knows in how many ways it can go on. Histories that differ may come
+to the same global state (of the processes, of the channels, and of every recording): those are
+counted, but not taken for one, since whether a recorded state is right depends on the history.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from stillframe.errors import UsageError
+from stillframe.model import ProcessId, Snapshot, SnapshotId
+from stillframe.protocol.recorder import Recorder
+from stillframe.sim import choices
+from stillframe.sim.judge import judge
+from stillframe.sim.network import Fifo, Lossy, Network
+from stillframe.sim.possible import deliverable
+from stillframe.sim.world import SnapshotRecorder, World
+from stillframe.topology import Topology
+from stillframe.trace import MarkerStep, Trace
+
+Property = Callable[[World], str]
+"""Looks at a state; returns what is wrong with it (*sometimes*: what is seen), or nothing."""
+HISTORY_COUNT_MAX = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallSystem:
+    """What can happen, once each, in any order that the processes and the channels allow.
+
+    Attributes:
+        topology: the processes and channels.
+        acts: for each process the actions that it takes, one after the other.
+        initiations: who initiates which snapshot. What markers reach by themselves is left to them.
+        network: what is assumed of every channel.
+        recorder: the recording rules.
+    """
+
+    topology: Topology
+    acts: Mapping[ProcessId, tuple[str, ...]] = field(default_factory=dict)
+    initiations: tuple[choices.Initiate, ...] = ()
+    network: Network = Fifo
+    recorder: Callable[..., SnapshotRecorder] = Recorder
+
+
+Run = tuple[choices.Choice, ...]
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What was found.
+
+    Attributes:
+        state_count: how many distinct global states can be reached.
+        history_count: how many histories there are, the unfinished ones among them.
+        end_count: how many of those are finished: nothing can happen any more.
+        run_count: in how many orders the steps of the finished ones can happen.
+        broken: *always* property -> what is wrong, and a shortest run to it.
+        seen: *sometimes* property -> what was seen, and a shortest run to it.
+    """
+
+    state_count: int
+    history_count: int
+    end_count: int
+    run_count: int
+    broken: dict[str, tuple[str, Run]]
+    seen: dict[str, tuple[str, Run]]
+
+
+class _History(msgspec.Struct):
+    """A history that was reached: a shortest run to it, and where it leads."""
+
+    run: Run
+    following: list[int]
+
+
+def explore(
+    system: SmallSystem,
+    *,
+    always: Mapping[str, Property],
+    sometimes: Mapping[str, Property],
+    history_count_max: int = HISTORY_COUNT_MAX,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Explored:
+    """Visit every history of `system`, and so every state that it can reach.
+
+    Args:
+        system: what can happen.
+        always: what no state may break.
+        sometimes: what some state should show.
+        history_count_max: more than this are not looked at.
+        progress: is told now and then how many histories were found.
+
+    Raises:
+        UsageError: there are more histories than `history_count_max`.
+    """
+    broken: dict[str, tuple[str, Run]] = {}
+    seen: dict[str, tuple[str, Run]] = {}
+    index_of = {history(play(system, ())): 0}
+    histories = [_History((), [])]
+    states = set()
+    for index, found in enumerate(histories):  # grows meanwhile
+        world = play(system, found.run)
+        states.add(global_state(world))
+        _note(world, found.run, always, broken)
+        _note(world, found.run, sometimes, seen)
+        for choice in possible(system, world, found.run):
+            run = (*found.run, choice)
+            following = index_of.setdefault(history(play(system, run)), len(histories))
+            if following == len(histories):
+                histories.append(_History(run, []))
+            found.following.append(following)
+        if len(histories) > history_count_max:
+            raise UsageError(
+                f"there are more than {history_count_max:,} histories: let less happen, or raise "
+                "the maximum"
+            )
+        progress(index)
+    return Explored(
+        state_count=len(states),
+        history_count=len(histories),
+        end_count=sum(not found.following for found in histories),
+        run_count=_count_runs(histories),
+        broken=broken,
+        seen=seen,
+    )
+
+
+def play(system: SmallSystem, run: Iterable[choices.Choice]) -> World:
+    """Return the world after `run`.
+
+    Raises:
+        UsageError: something in it is not possible.
+    """
+    world = World(system.topology, network=system.network, recorder=system.recorder)
+    for choice in run:
+        world.take(choice)
+    return world
+
+
+def possible(system: SmallSystem, world: World, run: Run) -> Iterator[choices.Choice]:
+    """Yield everything that can happen next, after `run`."""
+    if world.refusal:
+        return
+    for process, actions in system.acts.items():
+        done = sum(isinstance(c, choices.Act) and c.process == process for c in run)
+        if done < len(actions):
+            yield choices.Act(process, actions[done])
+    for initiation in system.initiations:
+        if initiation not in run:
+            yield initiation
+    for arrival in deliverable(world):
+        yield arrival
+        if system.network is Lossy:
+            yield choices.Lose(arrival.channels[0], arrival.position)
+
+
+def history(world: World) -> Hashable:
+    """Return what every process did and saw, and what is on its way: equal for two runs in which
+    concurrent steps merely happened in another order."""
+    lines: dict[ProcessId, list[bytes]] = {process: [] for process in world.performers}
+    for step in world.steps:
+        lines[step.process].append(_encoded(step))
+    return (
+        tuple(map(tuple, lines.values())),
+        tuple(_encoded(memory.contents) for memory in world.channels.values()),
+        world.refusal,
+    )
+
+
+def global_state(world: World) -> Hashable:
+    """Return what tells one global state from another, the recordings included."""
+    snapshots = sorted(world.epoch.initiated)
+    recordings = tuple(
+        (recorder.phase(snapshot).value, _encoded(recorder.progress(snapshot)))
+        for recorder in world.recorders.values()
+        for snapshot in snapshots
+    )
+    return (
+        tuple(performer.capture().encoded for performer in world.performers.values()),
+        tuple(_encoded(memory.contents) for memory in world.channels.values()),
+        tuple((snapshot, _ending(world, snapshot)) for snapshot in snapshots),
+        recordings,
+        world.refusal,
+    )
+
+
+def _ending(world: World, snapshot: SnapshotId) -> bytes:
+    """Return how a snapshot ended; or else the parts of it that are complete."""
+    epoch = world.epoch
+    return _encoded(epoch.outcomes.get(snapshot) or sorted(epoch.parts.get(snapshot, {}).items()))
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=str)
+
+
+def _encoded(value: object) -> bytes:
+    return _encoder.encode(value)
+
+
+def _note(
+    world: World, run: Run, properties: Mapping[str, Property], found: dict[str, tuple[str, Run]]
+) -> None:
+    for name, look in properties.items():
+        if name not in found and (what := look(world)):
+            found[name] = (what, run)
+
+
+def _count_runs(histories: list[_History]) -> int:
+    """Return how many ways lead from the first history to any end; none leads back to itself."""
+    counts: list[int | None] = [None] * len(histories)
+    stack = [0]
+    while stack:
+        index = stack[-1]
+        following = histories[index].following
+        if open_ := [i for i in following if counts[i] is None]:
+            stack.extend(open_)
+            continue
+        stack.pop()
+        counts[index] = sum(counts[i] or 0 for i in following) or 1
+    return counts[0] or 0
+
+
+# --- properties
+
+
+def promises_are_kept(world: World) -> str:
+    """*Always*: what the judge finds."""
+    violation = judge(world)
+    return "" if violation is None else str(violation)
+
+
+def cuts_are_consistent(world: World) -> str:
+    """*Always*: every cut that all processes have recorded is consistent, published or not."""
+    for snapshot, trace in _cuts(world):
+        for message in trace.orphans(trace.cut_of(snapshot)):
+            return (
+                f"the cut of snapshot {snapshot} is not consistent: message {message} was accepted "
+                "before it and sent after it"
+            )
+    return ""
+
+
+def snapshots_are_published(world: World) -> str:
+    """*Always*: where nothing can happen any more, every snapshot was published."""
+    if deliverable(world) and not world.refusal:
+        return ""
+    for snapshot in world.epoch.initiated:
+        outcome = world.epoch.outcomes.get(snapshot)
+        if not isinstance(outcome, Snapshot):
+            return f"snapshot {snapshot}: {outcome or world.refusal or 'it never ends'}"
+    return ""
+
+
+def a_channel_caught_a_message(world: World) -> str:
+    """*Sometimes*: a published snapshot has a message in a channel."""
+    for outcome in world.epoch.outcomes.values():
+        if isinstance(outcome, Snapshot):
+            for state in outcome.state.channels:
+                if state.message_count:
+                    return f"snapshot {outcome.id} has {state.message_count} on {state.channel}"
+    return ""
+
+
+def a_recorded_state_never_occurred(world: World) -> str:
+    """*Sometimes*: the recorded state is none of those that the system went through."""
+    for snapshot, trace in _cuts(world):
+        if isinstance(world.epoch.outcomes.get(snapshot), Snapshot):
+            cut = trace.cut_of(snapshot)
+            counts = [0] * len(cut)
+            passed = {tuple(counts)}
+            for position, _ in trace.positions():
+                counts[trace.index_of[position.process]] += 1
+                passed.add(tuple(counts))
+            if cut not in passed:
+                return f"the cut of snapshot {snapshot}, {cut}, was never the present"
+    return ""
+
+
+def snapshots_overlap(world: World) -> str:
+    """*Sometimes*: two snapshots are under way."""
+    return f"{', '.join(map(str, world.pending))} are under way" if world.pending[1:] else ""
+
+
+def _cuts(world: World) -> Iterator[tuple[SnapshotId, Trace]]:
+    """Yield every snapshot for which all processes have recorded their states."""
+    cuts = Counter(s.snapshot for s in world.steps if isinstance(s, MarkerStep) and s.is_cut)
+    complete = [s for s, count in cuts.items() if count == len(world.performers)]
+    trace = world.epoch.trace(world.description) if complete else None
+    for snapshot in complete:
+        assert trace is not None
+        yield snapshot, trace

@@ -1,0 +1,169 @@
+"""Says what happened in a simulated world, step by step, with the rule that was followed."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from stillframe.model import Abandoned, Batch, Channel, ProcessState, Snapshot, SnapshotId
+from stillframe.sim.scripted import message_name
+from stillframe.sim.world import World
+from stillframe.trace import Event, MarkerStep, MessageId
+
+_SHOWN_CHARACTER_MAX = 200
+
+
+class Narrator:
+    """Tells what a world has done since it was asked last.
+
+    Args:
+        world: which world.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._epoch_count = 1
+        self._told_count = 0
+        self._told_endings: set[tuple[int, SnapshotId]] = set()
+
+    def news(self) -> list[str]:
+        """Return a line for each step that is new, and for each snapshot that ended."""
+        lines = []
+        while self._epoch_count < len(self._world.epochs):
+            lines += self._epoch_news()
+            self._epoch_count += 1
+            self._told_count = 0
+            start = self._world.epochs[self._epoch_count - 1].start
+            began = f"from snapshot {start.id}" if start is not None else "afresh"
+            lines.append(f"epoch {self._epoch_count} begins {began}")
+        lines += self._epoch_news()
+        if self._world.refusal:
+            lines.append(f"the rules are broken, and the run ends: {self._world.refusal}")
+        return lines
+
+    def _epoch_news(self) -> list[str]:
+        epoch = self._world.epochs[self._epoch_count - 1]
+        lines = []
+        for index in range(self._told_count, len(epoch.steps)):
+            step = epoch.steps[index]
+            lines.append(self._event(step) if isinstance(step, Event) else self._marker_step(step))
+        self._told_count = len(epoch.steps)
+        for snapshot, outcome in epoch.outcomes.items():
+            if (self._epoch_count, snapshot) not in self._told_endings:
+                self._told_endings.add((self._epoch_count, snapshot))
+                lines += self._ending(outcome)
+        return lines
+
+    def _event(self, event: Event) -> str:
+        sends = f"; sends {self._sendings(event)}" if event.sent else ""
+        if not event.accepted:
+            return f"{event.process} does {event.label}{sends}"
+        accepts = ", ".join(f"{self._name(m)} from {m.channel.source}" for m in event.accepted)
+        names = {self._name(message) for message in event.accepted}
+        does = "" if event.label in names else f": does {event.label}"
+        return f"{event.process} accepts {accepts}{does}{sends}{self._recordings(event)}"
+
+    def _sendings(self, event: Event) -> str:
+        return ", ".join(f"{self._name(m)} to {m.channel.target}" for m in event.sent)
+
+    def _recordings(self, event: Event) -> str:
+        """Say on which recordings the messages that an event accepts are kept."""
+        recorder = self._world.recorders[event.process]
+        kept = [
+            f"{message.channel} keeps {self._name(message)} for {snapshot}"
+            for snapshot in self._world.epoch.initiated
+            if (progress := recorder.progress(snapshot)) is not None
+            for message in event.accepted
+            if any(
+                b.first == message.number for b in progress.awaited.get(message.channel.source, ())
+            )
+        ]
+        return f"; {', '.join(kept)}" if kept else ""
+
+    def _name(self, message: MessageId) -> str:
+        """Return a message as a script calls it, or else as it prints itself."""
+        encoded = self._world.epochs[self._epoch_count - 1].contents[message]
+        return self._shown(message.channel, encoded)
+
+    def _shown(self, channel: Channel, encoded: bytes) -> str:
+        decoded = self._world.performers[channel.target].decode(encoded)
+        return message_name(decoded)[:_SHOWN_CHARACTER_MAX]
+
+    def _marker_step(self, step: MarkerStep) -> str:
+        if step.source is None:
+            head = f"{step.process} initiates {step.snapshot}"
+        else:
+            head = f"{step.process} gets the marker of {step.snapshot} from {step.source}"
+        part = (
+            self._world.epochs[self._epoch_count - 1].parts.get(step.snapshot, {}).get(step.process)
+        )
+        progress = self._world.recorders[step.process].progress(step.snapshot)
+        if step.is_cut:
+            state = part.state if part is not None else progress.state if progress else None
+            rule = [f"records its state {shown_state(state)}" if state else "records its state"]
+            if step.source is not None:
+                rule.append(f"{step.source}->{step.process} is empty")
+            if step.targets:
+                rule.append(f"sends a marker to {', '.join(step.targets)}")
+            if progress is not None and progress.awaited:
+                channels = ", ".join(f"{source}->{step.process}" for source in progress.awaited)
+                rule.append(f"records {channels} from now on")
+            return f"{head}: {'; '.join(rule)}"
+        if step.source is None:
+            return head
+        channel = Channel(step.source, step.process)
+        batches: Iterable[Batch] | None = None
+        if part is not None:
+            batches = next(r.batches for r in part.incoming if r.source == step.source)
+        elif progress is not None:
+            batches = progress.closed.get(step.source)
+        if batches is None:
+            return f"{head}, which is over for it"
+        return f"{head}: {channel} held {self._held(channel, batches)}"
+
+    def _held(self, channel: Channel, batches: Iterable[Batch]) -> str:
+        messages = [m for batch in batches for m in batch.messages()]
+        return ", ".join(self._shown(channel, message) for message in messages) or "nothing"
+
+    def _ending(self, outcome: Snapshot | Abandoned) -> list[str]:
+        if isinstance(outcome, Abandoned):
+            return [str(outcome)]
+        return [f"snapshot {outcome.id} is complete:", *self.contents(outcome)]
+
+    def contents(self, snapshot: Snapshot) -> list[str]:
+        """Return what a snapshot holds, a line for each process and each channel that is not empty,
+        and whether the system was ever in that state."""
+        lines = [f"  {s.process} {shown_state(s)}" for s in snapshot.state.processes]
+        empty_count = 0
+        for state in snapshot.state.channels:
+            if state.message_count:
+                lines.append(f"  {state.channel} held {self._held(state.channel, state.batches)}")
+            else:
+                empty_count += 1
+        channels = "channel is" if empty_count == 1 else "channels are"
+        lines += [f"  {empty_count} {channels} empty"] if empty_count else []
+        return [*lines, f"  {self._when(snapshot.id)}"]
+
+    def _when(self, snapshot: SnapshotId) -> str:
+        """Say whether the recorded state was ever the present (Chandy & Lamport 1985, 4)."""
+        trace = self._world.epochs[self._epoch_count - 1].trace(self._world.description)
+        cut = trace.cut_of(snapshot)
+        counts = [0] * len(cut)
+        for number, (position, _) in enumerate(trace.positions()):
+            if tuple(counts) == cut:
+                return _after(number)
+            counts[trace.index_of[position.process]] += 1
+        if tuple(counts) == cut:
+            return _after(trace.event_count)
+        return "the system was never in this state, but it could have been"
+
+
+def _after(event_count: int) -> str:
+    return f"so it was after {event_count} event{'' if event_count == 1 else 's'}"
+
+
+def shown_state(state: ProcessState) -> str:
+    """Return a recorded state as people read it: the events of a script, or field by field."""
+    values = msgspec.msgpack.decode(state.encoded)
+    if state.kind == "ScriptedProcess":
+        return f"{{{', '.join(values['done'])}}}"
+    return ", ".join(f"{name}={value}" for name, value in values.items())[:_SHOWN_CHARACTER_MAX]

@@ -1,0 +1,142 @@
+"""What a channel is assumed to do, as a value; and the channels that do it, in memory.
+
+``Fifo`` is the model of Chandy & Lamport 1985 (section 2: "channels are assumed ... to deliver
+messages in the order sent"), kept up as in the runtime: connections that can be lost, frames with
+numbers, and the rest sent again. ``Reordering`` loses nothing but keeps no order, ``Lossy`` keeps
+order but loses; both hand over what arrives as it is.
+"""
+
+import enum
+
+import msgspec
+
+from stillframe.model import Batch, Marker, SnapshotId
+from stillframe.protocol.colour import CountingMarker
+from stillframe.protocol.session import ReceiveSession, SendSession
+
+
+class Network(enum.Enum):
+    """What is assumed of every channel."""
+
+    FIFO = "fifo"
+    REORDERING = "reordering"
+    LOSSY = "lossy"
+
+
+Fifo, Reordering, Lossy = Network
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """What travels: one message, or one marker.
+
+    Attributes:
+        sequence: its number on the channel in this epoch, from 1.
+        batch: the message; None for a marker.
+        colour: the colour of the message (Lai & Yang 1987).
+        marker: the snapshot of the marker; None for a message.
+        sent_count: what a ``CountingMarker`` says; None for a plain one.
+    """
+
+    sequence: int
+    batch: Batch | None = None
+    colour: tuple[SnapshotId, ...] = ()
+    marker: SnapshotId | None = None
+    sent_count: int | None = None
+
+    @classmethod
+    def of_marker(cls, sequence: int, marker: Marker) -> "Frame":
+        """Return the frame of a marker of either kind."""
+        count = marker.sent_count if isinstance(marker, CountingMarker) else None
+        return cls(sequence, marker=marker.snapshot, sent_count=count)
+
+    def as_marker(self) -> Marker:
+        """Return the marker that this frame is."""
+        assert self.marker is not None, self
+        if self.sent_count is None:
+            return Marker(self.marker)
+        return CountingMarker(self.marker, self.sent_count)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Frame).decode
+
+
+class MemoryChannel:
+    """One channel: what was sent and has not arrived, oldest first.
+
+    Args:
+        network: what is assumed of it.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.is_connected = True
+        self._network = network
+        self._frames: list[bytes] = []
+        self._sent_count = 0
+        self._source = SendSession()
+        # Every frame is acknowledged: the next send of the source finds it, if the connection held.
+        self._target = ReceiveSession(acknowledge_bytes=0)
+        self._acknowledged = 0
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the next frame that is sent."""
+        return self._sent_count + 1
+
+    @property
+    def contents(self) -> tuple[Frame, ...]:
+        """What is on its way, oldest first."""
+        return tuple(map(_decode, self._frames))
+
+    def is_message(self, position: int) -> bool:
+        """Return whether the frame at `position` is a message, not a marker."""
+        return _decode(self._frames[position]).batch is not None
+
+    def send(self, frame: Frame) -> None:
+        """Put `frame` behind what is there; while the connection is lost it waits at the source."""
+        assert frame.sequence == self.next_sequence, frame
+        self._sent_count += 1
+        encoded = _encode(frame)
+        if self._network is Fifo:
+            self._source.acknowledge(self._acknowledged)
+            self._source.add(encoded)
+        if self.is_connected:
+            self._frames.append(encoded)
+
+    def take(self, position: int = 0) -> Frame | None:
+        """Let what is at `position` arrive; None if it had arrived before.
+
+        Raises:
+            ProtocolViolation: a channel that keeps order did not.
+        """
+        frame = _decode(self._frames.pop(position))
+        if self._network is not Fifo:
+            return frame
+        if not self._target.accept(frame.sequence):
+            return None
+        self._acknowledged = self._target.handle(1)
+        return frame
+
+    def lose(self, position: int) -> None:
+        """Lose what is at `position`."""
+        del self._frames[position]
+
+    def double(self) -> None:
+        """Put what is next on its way a second time, right behind itself."""
+        self._frames.insert(0, self._frames[0])
+
+    def disconnect(self) -> None:
+        """Lose the connection with everything on it."""
+        self.is_connected = False
+        self._frames.clear()
+
+    def connect(self) -> int:
+        """Connect again: what has not arrived is on its way again; return how much that is."""
+        self.is_connected = True
+        received = self._target.received
+        self._frames = [bytes(frame) for frame in self._source.resume(received)]
+        self._acknowledged = received
+        return len(self._frames)

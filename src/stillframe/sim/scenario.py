@@ -1,0 +1,269 @@
+"""Scripted executions: ``.run`` files, and the same from Python.
+
+A ``.run`` file is a list of blocks: commands, a line ``----``, and what happened. ``#`` begins a
+comment. The first block says what the system is (``system``, then the lines of ``scripted``); the
+others hold choices, one in each line, as ``choices`` writes them:
+
+    system
+    P1: A B
+    P2: C
+    messages: B>C
+    ----
+    2 processes, 2 channels, 1 message
+
+    P1 does A
+    P1 initiates P1-1
+    deliver P1->P2
+    ----
+    ...
+
+A block that begins with ``ticks`` says at which tick what is done; what is sent arrives after its
+delay, 1 tick if nothing else is said: ``delays 3 1`` gives them in the order of sending, messages
+and markers alike; ``B>C takes 5`` and ``marker P1->P2 takes 5`` name one.
+``awaited`` says what could happen next.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from stillframe.errors import StillframeError, UsageError
+from stillframe.model import Channel
+from stillframe.sim import choices
+from stillframe.sim.narrate import Narrator
+from stillframe.sim.network import Frame
+from stillframe.sim.scripted import Script, message_name, parse_script, scripted_topology
+from stillframe.sim.ticks import run_ticks, together
+from stillframe.sim.world import World
+
+Result = TypeVar("Result")
+
+SEPARATOR = "----"
+FILE_CHARACTER_MAX = 1_000_000
+_AT_TICK = re.compile(r"(\d{1,7}) (.+)")
+_TAKES = re.compile(r"(marker )?(\S+) takes (\d{1,7})")
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Commands, and what happened the last time.
+
+    Attributes:
+        line: where it begins in the file, from 1.
+        comment: the lines before it, as they are.
+        commands: the commands, as they are.
+        expected: what is said to happen; None if the block has no such part yet.
+    """
+
+    line: int
+    comment: tuple[str, ...]
+    commands: tuple[str, ...]
+    expected: tuple[str, ...] | None
+
+
+class Played(msgspec.Struct, frozen=True):
+    """A file that was played: its blocks, what happened in each, and the world at the end."""
+
+    blocks: tuple[Block, ...]
+    happened: tuple[tuple[str, ...], ...]
+    world: World
+
+    @property
+    def differing(self) -> tuple[int, ...]:
+        """The blocks in which something else happened than the file says, by index."""
+        return tuple(
+            index
+            for index, block in enumerate(self.blocks)
+            if block.expected is not None and block.expected != self.happened[index]
+        )
+
+    def text(self) -> str:
+        """Return the file as it should be: what happened now below each block's commands."""
+        parts = []
+        for block, lines in zip(self.blocks, self.happened, strict=True):
+            parts.append("\n".join((*block.comment, *block.commands, SEPARATOR, *lines)))
+        return "\n\n".join(parts) + "\n"
+
+
+def play_text(text: str) -> Played:
+    """Play the text of a ``.run`` file.
+
+    Raises:
+        UsageError: it cannot be read, or something in it is not possible; the line is named.
+    """
+    blocks = _parse_blocks(text)
+    (line, word), *rest = _commands(blocks[0])
+    if word != "system":
+        raise UsageError(f"line {line}: the first block must begin with 'system'")
+    script = _at(line, partial(parse_script, [command for _, command in rest]))
+    world = World(scripted_topology(script))
+    narrator = Narrator(world)
+    happened: list[tuple[str, ...]] = [(_system_line(script),)]
+    happened += (tuple(_play_block(script, world, narrator, block)) for block in blocks[1:])
+    return Played(blocks, tuple(happened), world)
+
+
+def _play_block(script: Script, world: World, narrator: Narrator, block: Block) -> list[str]:
+    commands = _commands(block)
+    if commands and commands[0][1] == "ticks":
+        lines = [command for _, command in commands[1:]]
+        return _at(commands[0][0], partial(_play_ticks, script, world, narrator, lines))
+    news = []
+    for line, command in commands:
+        news += _at(line, partial(_do, script, world, narrator, command))
+    return news
+
+
+def _do(script: Script, world: World, narrator: Narrator, command: str) -> list[str]:
+    """Do one line of a block; return what happened."""
+    if command == "awaited":
+        return _awaited(script, world)
+    choice = choices.parse_choice(command)
+    if isinstance(choice, choices.Deliver):
+        _check_together(script, world, choice)
+    world.take(choice)
+    world.sendings.clear()
+    return narrator.news() or ["nothing happens"]
+
+
+def _check_together(script: Script, world: World, choice: choices.Deliver) -> None:
+    """Check that what one event accepts together is delivered together."""
+    for channel in choice.channels:
+        if channel in world.channels and set(together(script, world, channel)) != {
+            *choice.channels
+        }:
+            names = ", ".join(map(str, together(script, world, channel)))
+            raise UsageError(
+                f"{choice}: what is next there is accepted in one event: deliver {names}"
+            )
+
+
+def _awaited(script: Script, world: World) -> list[str]:
+    """Say for every process what it would do next, and what that waits for."""
+    lines = []
+    for process, events in script.events.items():
+        encoded = world.performers[process].capture().encoded
+        done = msgspec.msgpack.decode(encoded)["done"]
+        if len(done) == len(events):
+            lines.append(f"{process} has done all")
+            continue
+        event = events[len(done)]
+        awaited = [f"{a}>{b} from {script.process_of(a)}" for a, b in script.messages if b == event]
+        lines.append(
+            f"{process} waits for {', '.join(awaited)} to do {event}"
+            if awaited
+            else f"{process} can do {event}"
+        )
+    on_the_way = sum(map(len, world.channels.values()))
+    return [*lines, f"{on_the_way} messages and markers are on their way"]
+
+
+def _play_ticks(
+    script: Script, world: World, narrator: Narrator, commands: Sequence[str]
+) -> list[str]:
+    actions: list[tuple[int, choices.Move]] = []
+    delays: deque[int] = deque()
+    takes: dict[str, int] = {}
+    for command in commands:
+        if command.startswith("delays "):
+            delays.extend(_number(word, command) for word in command.split()[1:])
+        elif found := _TAKES.fullmatch(command):
+            takes[f"{found[1] or ''}{found[2]}"] = int(found[3])
+        elif found := _AT_TICK.fullmatch(command):
+            choice = choices.parse_choice(found[2])
+            if not isinstance(choice, choices.Act | choices.Initiate):
+                raise UsageError(f"{command!r}: at a tick a process acts or initiates a snapshot")
+            actions.append((int(found[1]), choice))
+        else:
+            raise UsageError(
+                f"{command!r}: write 'TICK CHOICE', 'delays N N ...', 'B>F takes N' or "
+                "'marker P1->P2 takes N'"
+            )
+
+    def delay(channel: Channel, frame: Frame) -> int:
+        in_order = delays.popleft() if delays else 1
+        return takes.get(_frame_name(world, channel, frame), in_order)
+
+    news: list[str] = []
+
+    def tick(number: int, _: World) -> None:
+        news.extend(f"{number:4}  {line}" for line in narrator.news())
+
+    run_ticks(world, actions, delay, script=script, tick=tick)
+    return news
+
+
+def _frame_name(world: World, channel: Channel, frame: Frame) -> str:
+    if frame.batch is None:
+        return f"marker {channel}"
+    return message_name(world.performers[channel.target].decode(frame.batch.messages()[0]))
+
+
+def _number(word: str, command: str) -> int:
+    if not word.isascii() or not word.isdigit() or len(word) > 7:
+        raise UsageError(f"{command!r}: {word!r} is no number of ticks")
+    return int(word)
+
+
+def _system_line(script: Script) -> str:
+    counts = (
+        (len(script.events), "process", "processes"),
+        (len(script.channels), "channel", "channels"),
+        (len(script.messages), "message", "messages"),
+    )
+    return ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
+
+
+def _at(line: int, do: Callable[[], Result]) -> Result:
+    """Do something that a line of the file says; name the line if that is wrong."""
+    try:
+        return do()
+    except StillframeError as error:
+        raise UsageError(f"line {line}: {error}") from error
+
+
+def _commands(block: Block) -> list[tuple[int, str]]:
+    """Return the commands of a block, each with its line in the file."""
+    numbered = enumerate(map(str.strip, block.commands), block.line)
+    return [(line, command) for line, command in numbered if not command.startswith("#")]
+
+
+def _parse_blocks(text: str) -> tuple[Block, ...]:
+    """Split a file into its blocks: an empty line ends a block's outcome."""
+    if len(text) > FILE_CHARACTER_MAX:
+        raise UsageError(f"a .run file has at most {FILE_CHARACTER_MAX:,} characters")
+    blocks: list[Block] = []
+    comment: list[str] = []
+    commands: list[str] = []
+    expected: list[str] | None = None
+    begin = 1
+
+    def end() -> None:
+        nonlocal comment, commands, expected
+        if commands:
+            outcome = None if expected is None else tuple(expected)
+            blocks.append(Block(begin, tuple(comment), tuple(commands), outcome))
+            comment, commands, expected = [], [], None
+
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.rstrip()
+        if not stripped:
+            end()
+            if comment and comment[-1]:
+                comment.append("")
+        elif expected is not None:
+            expected.append(stripped)
+        elif stripped == SEPARATOR:
+            expected = []
+        elif stripped.startswith("#") and not commands:
+            comment.append(stripped)
+        else:
+            begin = begin if commands else number
+            commands.append(stripped)
+    end()
+    if not blocks:
+        raise UsageError("there is nothing in this file: begin with a block 'system'")
+    return tuple(blocks)
