@@ -26,8 +26,18 @@ def say(*lines: str, console: Console | None = None) -> None:
     """Write lines to stderr as they are, without markup; what cannot be printed is escaped."""
     console = console or words()
     for line in lines:
-        shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in line)
-        console.print(Text(shown), soft_wrap=True)
+        console.print(Text(_printable(line)), soft_wrap=True)
+
+
+def put_lines(lines: Iterable[str]) -> None:
+    """Write lines to stdout; what cannot be printed is escaped."""
+    for line in lines:
+        sys.stdout.write(f"{_printable(line)}\n")
+    sys.stdout.flush()
+
+
+def _printable(line: str) -> str:
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in line)
 
 
 def put_json(document: Any) -> None:

@@ -3,7 +3,6 @@
 import difflib
 import importlib.resources
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stillframe import tracefile
 from stillframe.cli import output, quantities
+from stillframe.cli.proof import put_proof
 from stillframe.cli.rules import Network, Rules, recorder_of
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
@@ -26,6 +26,18 @@ from stillframe.sim.world import World
 
 _SEEDS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?", re.ASCII)
 RUN_SUFFIX = ".run"
+
+
+class Extras(msgspec.Struct, frozen=True):
+    """What is wanted of one run besides its steps.
+
+    Attributes:
+        trace: where to write what happened.
+        prove: a snapshot to prove.
+    """
+
+    trace: Path | None = None
+    prove: str | None = None
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -82,7 +94,7 @@ def script_path(name: str) -> Path | None:
     return None
 
 
-def play_script(path: Path, *, rewrite: bool, trace: Path | None, is_json: bool) -> None:
+def play_script(path: Path, extras: Extras, *, rewrite: bool, is_json: bool) -> None:
     """Play the script at `path`, and compare what happens with what the file says.
 
     Raises:
@@ -93,7 +105,9 @@ def play_script(path: Path, *, rewrite: bool, trace: Path | None, is_json: bool)
     played = scenario.play_text(text)
     if rewrite:
         path.write_text(played.text(), encoding="utf-8")
-    if is_json:
+    if extras.prove is not None:
+        pass
+    elif is_json:
         output.put_json(
             {
                 "blocks": [
@@ -104,8 +118,8 @@ def play_script(path: Path, *, rewrite: bool, trace: Path | None, is_json: bool)
             }
         )
     else:
-        _put_lines(played.text().splitlines())
-    _write_trace(played.world, trace)
+        output.put_lines(played.text().splitlines())
+    _serve(played.world, extras, is_json=is_json)
     if played.differing and not rewrite:
         changes = difflib.unified_diff(
             text.splitlines(),
@@ -123,7 +137,7 @@ def play_script(path: Path, *, rewrite: bool, trace: Path | None, is_json: bool)
         raise typer.Exit(EXIT_NO)
 
 
-def show_seed(subject: Subject, seed: int, *, trace: Path | None, is_json: bool) -> None:
+def show_seed(subject: Subject, seed: int, extras: Extras, *, is_json: bool) -> None:
     """Run one seed and show every step of it.
 
     Raises:
@@ -131,12 +145,13 @@ def show_seed(subject: Subject, seed: int, *, trace: Path | None, is_json: bool)
     """
     setting = subject.setting()
     run = run_seed(seed, setting)
-    lines = _narrate(run, setting)
-    if is_json:
-        output.put_json(_run_document(run) | {"happened": lines})
-    else:
-        _put_lines(lines)
-    _write_trace(run.world, trace)
+    if extras.prove is None:
+        lines = _narrate(run, setting)
+        if is_json:
+            output.put_json(_run_document(run) | {"happened": lines})
+        else:
+            output.put_lines(lines)
+    _serve(run.world, extras, is_json=is_json)
     if run.violation is not None:
         output.say(f"no: seed {seed}: {run.violation}")
         raise typer.Exit(EXIT_NO)
@@ -173,7 +188,7 @@ def try_seeds(subject: Subject, seeds: range, *, is_json: bool) -> None:
     if is_json:
         output.put_json(_run_document(shrunk) | {"choice_count_before": len(run.schedule)})
     else:
-        _put_lines(map(str, shrunk.schedule))
+        output.put_lines(map(str, shrunk.schedule))
     output.say(
         f"no: seed {seed}: {shrunk.violation}",
         f"shown are {len(shrunk.schedule)} of its {len(run.schedule)} choices",
@@ -226,14 +241,14 @@ def _run_document(run: Run) -> dict[str, Any]:
     }
 
 
-def _write_trace(world: World, path: Path | None) -> None:
-    if path is None:
-        return
+def _serve(world: World, extras: Extras, *, is_json: bool) -> None:
+    if extras.trace is not None:
+        _write_trace(world, extras.trace)
+    if extras.prove is not None:
+        put_proof(world, extras.prove, is_json=is_json)
+
+
+def _write_trace(world: World, path: Path) -> None:
     tracefile.write(path, world.epoch.trace(world.description))
     which = f"epoch {world.epoch.number}, the last, " if len(world.epochs) > 1 else "the run "
     output.say(f"{which}is in {path}: stillframe view {path}")
-
-
-def _put_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        typer.echo("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))

@@ -150,6 +150,15 @@ def sim(
             show_default=False,
         ),
     ] = None,
+    prove: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SNAPSHOT",
+            help="Show the proof of a snapshot in a script or in one seed, step by step: the "
+            "computation in which all events before the cut come first.",
+            show_default=False,
+        ),
+    ] = None,
     rewrite: Annotated[
         bool, typer.Option("--rewrite", help="Write what happens now into the script.")
     ] = False,
@@ -161,17 +170,20 @@ def sim(
     from stillframe.cli import simulation
 
     path = simulation.script_path(what) if what is not None else None
+    extras = simulation.Extras(trace, prove)
     if path is not None:
-        simulation.play_script(path, rewrite=rewrite, trace=trace, is_json=as_json)
+        simulation.play_script(path, extras, rewrite=rewrite, is_json=as_json)
         return
     subject = simulation.Subject(what, network, rules)
     chosen = simulation.parse_seeds(seeds)
-    if not steps and trace is None:
+    if not steps and extras == simulation.Extras():
         simulation.try_seeds(subject, chosen, is_json=as_json)
         return
     if len(chosen) > 1:
-        raise UsageError("--steps and --trace show one run: give one seed, for example --seeds 17")
-    simulation.show_seed(subject, chosen[0], trace=trace, is_json=as_json)
+        raise UsageError(
+            "--steps, --trace and --prove are about one run: give one seed, such as --seeds 17"
+        )
+    simulation.show_seed(subject, chosen[0], extras, is_json=as_json)
 
 
 @app.command(
