@@ -14,12 +14,17 @@ from stillframe.protocol.recorder import TRANSITIONS, Stimulus
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 STILLFRAME = Path(sys.executable).with_name("stillframe")
+PROOF = ROOT / "docs" / "proof.md"
+PROVING_COMMANDS = tuple(
+    f"stillframe {name} " for name in ("sim", "explore", "import", "cuts", "view")
+)
+FLAGS = re.DOTALL | re.MULTILINE
 NOISE = re.compile(r"a snapshot was due and skipped|^snapshot P")
 
 
-def blocks(language: str) -> list[str]:
-    """Return the README's code blocks in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: Path = README) -> list[str]:
+    """Return a page's code blocks in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), FLAGS)
 
 
 def shape(output: str) -> list[str]:
@@ -46,7 +51,7 @@ def widen(lines: list[str]) -> list[str]:
 def test_the_readme_program_does_what_the_readme_shows(tmp_path: Path) -> None:
     """The program and both commands, run in an empty directory, print what stands there."""
     (program,) = blocks("python")
-    (session,) = [block for block in blocks("console") if block.startswith("$ ")]
+    session = next(block for block in blocks("console") if block.startswith("$ stillframe run"))
     (tmp_path / "bank.py").write_text(program)
     for step in session.split("$ ")[1:]:
         command, _, expected = step.partition("\n")
@@ -62,6 +67,39 @@ def test_the_readme_program_does_what_the_readme_shows(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert widen(shape(done.stdout + done.stderr)) == widen(shape(expected))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [README, PROOF], ids=lambda page: page.name)
+def test_the_commands_that_prove_do_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    """Each command ends as its comment says (0, or "exit 1"), and what is shown of its output, in a
+    block of text right behind it, is in its output."""
+    (tmp_path / "bakery.log").write_text((ROOT / "examples" / "bakery.log").read_text())
+    session = re.findall(r"^```(console|text)\n(.*?)^```$", page.read_text(), FLAGS)
+    output = ""
+    count = 0
+    for language, block in session:
+        if language == "text":
+            missing = [line for line in block.splitlines() if line not in output]
+            assert missing == []
+            continue
+        output = ""
+        for line in block.splitlines():
+            command, _, comment = line.removeprefix("$ ").partition("  #")
+            if not f"{command.strip()} ".startswith(PROVING_COMMANDS):
+                continue
+            count += 1
+            done = subprocess.run(
+                [str(STILLFRAME), *shlex.split(command)[1:]],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+                env={**os.environ, "COLUMNS": "100"},
+            )
+            assert done.returncode == int("exit 1" in comment), (command, done.stderr)
+            output += done.stdout + done.stderr
+    assert count >= 5
 
 
 def test_every_page_that_the_readme_links_is_there() -> None:

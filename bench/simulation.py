@@ -1,0 +1,85 @@
+"""Simulated messages per second: the same seeds again and again, on one core."""
+
+import time
+from random import Random
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench.measure import median
+from stillframe.model import SnapshotId
+from stillframe.sim.choices import Initiate
+from stillframe.sim.drive import Drive, Load
+from stillframe.sim.explore import SmallSystem, explore, promises_are_kept
+from stillframe.sim.faults import Faults, draw_faults
+from stillframe.sim.judge import judge
+from stillframe.sim.network import Fifo
+from stillframe.sim.systems import pair, random_system
+from stillframe.sim.world import World
+
+SEEDS = range(1, 61)
+ROUND_COUNT = 5
+
+
+def measure(progress: Progress) -> list[dict[str, float]]:
+    """Return for each round the rates per second of everything that is measured."""
+    task = progress.add_task("simulation", total=ROUND_COUNT)
+    rounds = []
+    for _ in range(ROUND_COUNT):
+        rounds.append(_simulate(with_faults=False) | _simulate(with_faults=True) | _explore())
+        progress.advance(task)
+    return rounds
+
+
+def report(rounds: list[dict[str, float]], console: Console) -> dict[str, Any]:
+    """Print the medians, and return them."""
+    table = Table(title="simulation, one core", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("what")
+    table.add_column("per second", justify="right")
+    figures = {name: median([turn[name] for turn in rounds]) for name in rounds[0]}
+    for name, rate in figures.items():
+        table.add_row(name, f"{rate:,.0f}")
+    console.print(table)
+    return figures
+
+
+def _simulate(*, with_faults: bool) -> dict[str, float]:
+    """Drive and judge the same seeds; judging is measured apart."""
+    driving_s = judging_s = 0.0
+    message_count = 0
+    for seed in SEEDS:
+        chance = Random(seed)
+        topology = random_system(chance)
+        faults = draw_faults(chance, Fifo) if with_faults else Faults()
+        began = time.perf_counter()
+        world = World(topology)
+        Drive(world, chance, faults, Load()).run()
+        driven = time.perf_counter()
+        violation = judge(world)
+        judging_s += time.perf_counter() - driven
+        driving_s += driven - began
+        assert violation is None, (seed, violation)
+        message_count += sum(len(epoch.contents) for epoch in world.epochs)
+    name = "with faults" if with_faults else "without faults"
+    return {
+        f"messages simulated, {name}": message_count / driving_s,
+        f"messages simulated and judged, {name}": message_count / (driving_s + judging_s),
+        f"seeds simulated and judged, {name}": len(SEEDS) / (driving_s + judging_s),
+    }
+
+
+def _explore() -> dict[str, float]:
+    """Visit every interleaving of two accounts that pay, with and without looking at each."""
+    system = SmallSystem(
+        topology=pair(),
+        acts={"P1": ("pay", "pay"), "P2": ("pay", "pay")},
+        initiations=(Initiate("P1", SnapshotId("P1", 1)),),
+    )
+    began = time.perf_counter()
+    found = explore(system, always={"kept": promises_are_kept}, sometimes={})
+    took_s = time.perf_counter() - began
+    assert not found.broken, found.broken
+    return {"histories visited and judged": found.history_count / took_s}
