@@ -7,6 +7,7 @@ import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from stillframe.cli import output
+from stillframe.cli.here import look_here
 from stillframe.cli.rules import Network, Rules, recorder_of
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
@@ -53,6 +54,7 @@ def explore_all(reference: str | None, limits: Limits, *, is_json: bool) -> None
         typer.Exit: with 1; a property that should hold always does not.
         UsageError: there is no such topology, process or action, or there is too much to visit.
     """
+    look_here()
     topology = pair() if reference is None else load_topology(reference)
     system = _system(topology, limits)
     console = output.words()

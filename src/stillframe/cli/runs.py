@@ -11,6 +11,7 @@ import msgspec
 import uvloop
 
 from stillframe.cli import output, quantities
+from stillframe.cli.here import look_here
 from stillframe.cli.narration import Narrator
 from stillframe.cli.supervision import Plan, keep_running
 from stillframe.errors import Unavailable, UsageError
@@ -26,7 +27,7 @@ _STDOUT, _STDERR = 1, 2
 
 def run(reference: str, path: Path, plan: Plan) -> None:
     """Start the topology of `reference` afresh, with a new store at `path`."""
-    _put_here_on_path()
+    look_here()
     topology = load_topology(reference)
     _check_initiators(plan, topology.description)
     _refuse_used(path)
@@ -68,7 +69,7 @@ def _restore_live(path: Path, wish: SnapshotId | None, *, is_json: bool) -> None
 
 
 def _restore_stopped(path: Path, wish: SnapshotId | None, plan: Plan) -> None:
-    _put_here_on_path()
+    look_here()
     with contextlib.closing(Store.open_writer(path)) as store:
         if store.reference is None:
             raise UsageError(
@@ -99,10 +100,6 @@ def _supervise(reference: str, store: Store, wish: SnapshotId | None, plan: Plan
 def _check_initiators(plan: Plan, description: Description) -> None:
     for initiator in plan.initiators:
         description.check_process(initiator)
-
-
-def _put_here_on_path() -> None:
-    sys.path.insert(0, str(Path.cwd()))
 
 
 def _refuse_used(path: Path) -> None:

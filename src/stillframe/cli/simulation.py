@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stillframe import tracefile
 from stillframe.cli import output, quantities
+from stillframe.cli.here import look_here
 from stillframe.cli.proof import put_proof
 from stillframe.cli.rules import Network, Rules, recorder_of
 from stillframe.cli.verdict import EXIT_NO
@@ -49,6 +50,7 @@ class Subject(msgspec.Struct, frozen=True):
 
     def setting(self) -> Setting:
         """Return the setting; called in each process that takes part."""
+        look_here()
         return Setting(
             topology=None if self.topology is None else load_topology(self.topology),
             network=self.network,

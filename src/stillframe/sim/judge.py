@@ -32,6 +32,12 @@ from stillframe.topology import Description
 from stillframe.trace import Cut, Event, MarkerStep, MessageId
 
 
+DETERMINISM = (
+    "a handler may depend on its process's recorded fields and on messages alone: let it draw chance "
+    "from a recorded field, and take the time from a message"
+)
+
+
 class Promise(enum.Enum):
     """What must always hold; the value is the sentence for people."""
 
@@ -93,7 +99,7 @@ class _Bench:
         try:
             captured = self._replay()
         except NotConsistent as error:
-            yield Violation(Promise.UNCHANGED, str(error))
+            yield Violation(Promise.UNCHANGED, f"{error}; {DETERMINISM}")
             return
         for snapshot in epoch.initiated:
             outcome = epoch.outcomes.get(snapshot)
