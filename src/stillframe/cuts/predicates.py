@@ -123,7 +123,8 @@ class CutView:
         Raises:
             UsageError: there is no such process.
         """
-        return self.trace.lines[process][: self.count(process)]
+        count = self.count(process)
+        return self.trace.lines[process][:count]
 
     def in_transit(self, channel: Channel | None = None) -> tuple[MessageId, ...]:
         """Return what was sent before the cut and not accepted before it: of one channel in the
@@ -141,11 +142,9 @@ class CutView:
         found: list[MessageId] = []
         for each in self._traffic if channel is None else (channel,):
             if each.source in index_of and each.target in index_of:
-                source_count, target_count = (
-                    self.cut[index_of[each.source]],
-                    self.cut[index_of[each.target]],
-                )
-                found += self._traffic[each].crossing(source_count, target_count)
+                sent_until = self.cut[index_of[each.source]]
+                accepted_until = self.cut[index_of[each.target]]
+                found += self._traffic[each].crossing(sent_until, accepted_until)
         return tuple(found)
 
 
