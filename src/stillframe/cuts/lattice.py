@@ -46,8 +46,9 @@ def count_consistent_cuts(trace: Trace, *, count_max: int | None = None) -> int:
     The events are swept in a possible order. A cut stops each process somewhere; what matters of
     the processes that have stopped is only how far they let the others go. So cuts that leave the
     others the same limits are counted together, and for the last process that goes on, its whole
-    interval at once. Time and memory grow with the number of different limits, which follows from
-    how many messages are on their way at a time, not from how long the lines are.
+    interval at once. Time and memory grow with the number of different limits. That follows from
+    how many messages are on their way at a time, not from how long the lines are; but each more
+    process can double it, so above a dozen that hardly talk, give a maximum.
 
     Args:
         trace: what happened.
