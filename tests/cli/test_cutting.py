@@ -1,4 +1,5 @@
-"""``stillframe cuts``: is this cut consistent, and what happened before this event?"""
+"""``stillframe cuts``: how many there are, where a predicate holds, what breaks one, and what
+happened before an event."""
 
 import json
 from pathlib import Path
@@ -6,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from stillframe import tracefile
+from stillframe.cli import cutting
+from stillframe.cuts import CutView
 from stillframe.model import Channel
 from stillframe.trace import Event, MessageId, Trace
 from tests.cli.conftest import Call
@@ -54,8 +57,9 @@ def test_an_inconsistent_cut_is_a_no_with_the_message_that_breaks_it(
     """Exit 1; where the message is accepted and where it is sent."""
     result = call("cuts", trace, "--cut", "P2=1", "--json")
     assert result.exit_code == 1
-    assert result.stderr == (
-        "no: message P1->P2 #1 is accepted in P2#1, before the cut, but sent in P1#1, after it\n"
+    assert result.stderr.startswith(
+        "no: the cut P1=0, P2=1 is not consistent: message P1->P2 #1 is accepted inside, in event "
+        "P2#1 (answer), but sent outside, in event P1#1 (ask);"
     )
     answer = json.loads(result.stdout)
     assert answer["is_consistent"] is False
@@ -77,14 +81,23 @@ def test_the_smallest_cut_with_an_event_is_its_past(call: Call, trace: Path) -> 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ((), "ask one question: --cut, --before"),
-        (("--cut", "P1=1", "--before", "P1#1"), "ask one question: --cut, --before"),
+        (
+            ("--cut", "P1=1", "--before", "P1#1"),
+            "ask one question at a time: --cut, --before, --where",
+        ),
         (("--cut", "P1"), "'P1' is no part of a cut"),
         (("--cut", "P1=1,P1=2"), "'P1=2' is no part of a cut"),
         (("--cut", "P9=1"), "the trace has no process 'P9': it has P1, P2"),
         (("--cut", "P1=3"), "P1 0..2, P2 0..1"),
         (("--before", "P1"), "'P1' is no event: they look like P2#7"),
         (("--before", "P1#9"), "there is no event P1#9: process P1 has 2"),
+        (("--where", "answered"), "'answered' does not name a predicate: write MODULE:FUNCTION"),
+        (("--where", "nowhere_at_all:x"), "module 'nowhere_at_all' cannot be imported"),
+        (("--where", "json:nothing"), "json has no function 'nothing'"),
+        (
+            ("--where", f"{__name__}:wrong"),
+            "the predicate raised KeyError: 'x', asked at the cut {'P1': 0, 'P2': 0}",
+        ),
     ],
 )
 def test_a_wrong_question_says_why(
@@ -96,12 +109,76 @@ def test_a_wrong_question_says_why(
     assert sentence in result.stderr
 
 
-def test_many_messages_that_break_a_cut_are_not_all_said(call: Call, tmp_path: Path) -> None:
-    """Some, and how many more; JSON has them all."""
+def answered(view: CutView) -> bool:
+    """Return whether P2 has answered, and P1 has not heard."""
+    return len(view.events("P2")) == 1 and len(view.events("P1")) == 1
+
+
+def alone(view: CutView) -> bool:
+    """Return whether P1 waits for what it asked."""
+    return len(view.events("P1")) == 1 and view.last("P3") is None
+
+
+def never(view: CutView) -> bool:
+    """Return false."""
+    return False
+
+
+def wrong(view: CutView) -> bool:
+    """Fail."""
+    raise KeyError("x")
+
+
+def test_a_predicate_is_counted(call: Call, trace: Path) -> None:
+    """In how many cuts it holds, the first of them, and whether it held whatever the order was."""
+    result = call("cuts", trace, "--where", f"{__name__}:answered", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        "consistent_cut_count": 4,
+        "holding_count": 1,
+        "possibly": True,
+        "definitely": True,
+        "first": {"cut": {"P1": 1, "P2": 1}, "in_transit": {"P2->P1": 1}},
+    }
+    assert result.stderr.startswith("yes: it holds in 1 of 4 consistent cuts")
+    assert "definitely: whatever the order was" in result.stderr
+
+
+def test_a_predicate_may_hold_in_some_orders_only(call: Call, tmp_path: Path) -> None:
+    """Two that never talk: one can be first, but need not."""
     path = tmp_path / "a.trace"
-    messages = tuple(MessageId(Channel("P1", "P2"), number) for number in range(1, 31))
-    steps = [Event("P1", sent=messages), Event("P2", accepted=messages)]
-    tracefile.write(path, Trace(["P1", "P2"], steps))
-    result = call("cuts", path, "--cut", "P2=1", "--json")
-    assert result.stderr.splitlines()[-1] == "and 10 other messages: see --json"
-    assert len(json.loads(result.stdout)["orphans"]) == 30
+    tracefile.write(path, Trace(["P1", "P3"], [Event("P1"), Event("P3")]))
+    result = call("cuts", path, "--where", f"{__name__}:alone")
+    assert result.exit_code == 0
+    assert "it holds in 1 of 4 consistent cuts" in result.stderr
+    assert "possibly: in some orders of the events it never held" in result.stderr
+
+
+def test_a_predicate_that_never_holds_is_a_no(call: Call, trace: Path) -> None:
+    """Exit 1, for people and as JSON."""
+    result = call("cuts", trace, "--where", f"{__name__}:never", "--json")
+    assert result.exit_code == 1
+    assert result.stderr == "no: it holds in none of 4 consistent cuts\n"
+    answer = json.loads(result.stdout)
+    assert (answer["possibly"], answer["definitely"], answer["first"]) == (False, False, None)
+
+
+def test_cuts_are_counted_up_to_a_bound(
+    call: Call, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly, or that there are more."""
+    result = call("cuts", trace)
+    assert result.stdout.splitlines()[-1].split() == ["2", "3", "3", "4"]
+    monkeypatch.setattr(cutting, "COUNTED_MAX", 3)
+    assert call("cuts", trace).stdout.rstrip().endswith("more than 3")
+    assert json.loads(call("cuts", trace, "--json").stdout)["consistent_cut_count"] is None
+
+
+def test_too_many_cuts_are_not_asked_at(
+    call: Call, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than never to end, it says so."""
+    monkeypatch.setattr(cutting, "SEARCHED_MAX", 3)
+    result = call("cuts", trace, "--where", f"{__name__}:never")
+    assert result.exit_code == 2
+    assert "more than 3 consistent cuts, too many to ask at each" in result.stderr

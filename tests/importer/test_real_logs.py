@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stillframe.cuts import CutView, count_consistent_cuts, cuts_where, definitely
 from stillframe.importer.execution import Execution
 from stillframe.importer.jsonlines import read_json_lines
 from stillframe.importer.shiviz import EVENT_PATTERN, read_shiviz
@@ -79,3 +80,32 @@ def test_a_message_of_the_termination_run_is_received_as_it_was_sent(
         for message in event.accepted
     ]
     assert [a["pkt"]["msg"] for a, _ in pairs if a] == [b["pkt"]["msg"] for _, b in pairs if b]
+
+
+def is_active(view: CutView, process: str) -> bool:
+    """Return whether a process works: from the start, until it says that it no longer does, and
+    again from a payload message on."""
+    for event in reversed(view.events(process)):
+        assert event.fields is not None
+        if event.fields["event"] == "d":
+            return False
+        if event.fields["event"] == "<" and kind_of(event.fields) == "pl":
+            return True
+    return True
+
+
+def has_terminated(view: CutView) -> bool:
+    """Return whether nobody works and no payload message is in transit."""
+    trace = view.trace
+    return not any(is_active(view, process) for process in trace.processes) and not any(
+        kind_of(trace.event(trace.sent_in(message)).fields) == "pl" for message in view.in_transit()
+    )
+
+
+def test_the_termination_run_had_terminated_in_68_of_its_27650_cuts(
+    termination: Execution,
+) -> None:
+    """As is known of this run; and whatever the order was, it did terminate."""
+    assert count_consistent_cuts(termination.trace) == 27_650
+    assert sum(1 for _ in cuts_where(termination.trace, has_terminated)) == 68
+    assert definitely(termination.trace, has_terminated)

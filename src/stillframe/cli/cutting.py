@@ -1,32 +1,51 @@
 """``stillframe cuts``: questions about the consistent cuts of a trace."""
 
+import importlib
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import typer
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stillframe import tracefile
 from stillframe.cli import output, quantities
+from stillframe.cli.here import look_here
 from stillframe.cli.verdict import EXIT_NO
-from stillframe.errors import UsageError
-from stillframe.trace import Cut, MessageId, Position, Trace
+from stillframe.cuts import (
+    CutView,
+    Predicate,
+    count_consistent_cuts,
+    cuts_where,
+    definitely,
+    explain,
+)
+from stillframe.errors import ApplicationError, UsageError
+from stillframe.trace import Cut, Position, Trace
 
 _COUNT = re.compile(r"(?P<process>[^=,#\s]+)=(?P<count>[0-9]{1,18})")
 _POSITION = re.compile(r"(?P<process>[^=,#\s]+)#(?P<index>[0-9]{1,18})")
-_ORPHANS_SHOWN_MAX = 20
+COUNTED_MAX = 100_000_000
+"""More cuts than this are not counted, which takes under a second."""
+SEARCHED_MAX = 2_000_000
+"""A predicate is not asked at more cuts than this: all that an observation can pass are kept."""
+_PROGRESS_STEP = 1000
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What is asked; exactly one of these.
+    """What is asked: one of these, or how many consistent cuts there are.
 
     Attributes:
         cut: whether this cut is consistent, such as ``P1=3,P2=5``.
         before: what happened before this event, such as ``P2#7``.
+        where: in which cuts this predicate holds, such as ``predicates:terminated``.
     """
 
     cut: str | None = None
     before: str | None = None
+    where: str | None = None
 
 
 def answer(path: Path, question: Question, *, is_json: bool) -> None:
@@ -34,17 +53,38 @@ def answer(path: Path, question: Question, *, is_json: bool) -> None:
 
     Raises:
         typer.Exit: with 1; the answer is no.
-        UsageError: nothing is asked, or more than one thing, or what the trace does not have.
+        UsageError: more than one thing is asked, or what the trace does not have.
     """
-    asked = [name for name, value in msgspec.structs.asdict(question).items() if value is not None]
-    if len(asked) != 1:
+    if sum(value is not None for value in msgspec.structs.asdict(question).values()) > 1:
         options = ", ".join(f"--{name}" for name in Question.__struct_fields__)
-        raise UsageError(f"ask one question: {options}")
+        raise UsageError(f"ask one question at a time: {options}")
+    predicate = None if question.where is None else _load_predicate(question.where)
     trace = tracefile.read(path)
     if question.cut is not None:
         _check(trace, _parse_cut(question.cut, trace), is_json=is_json)
     elif question.before is not None:
         _put_past(trace, _parse_position(question.before), is_json=is_json)
+    elif predicate is not None:
+        _search(trace, predicate, is_json=is_json)
+    else:
+        _count(trace, is_json=is_json)
+
+
+def _count(trace: Trace, *, is_json: bool) -> None:
+    cut_count = count_consistent_cuts(trace, count_max=COUNTED_MAX)
+    is_exact = cut_count <= COUNTED_MAX
+    counts = {
+        "process_count": len(trace.processes),
+        "event_count": trace.event_count,
+        "message_count": trace.message_count,
+    }
+    if is_json:
+        output.put_json(counts | {"consistent_cut_count": cut_count if is_exact else None})
+        return
+    shown = f"{cut_count:,}" if is_exact else f"more than {COUNTED_MAX:,}"
+    columns = ("PROCESSES", "EVENTS", "MESSAGES", "CONSISTENT CUTS")
+    rows = [(*(f"{count:,}" for count in counts.values()), shown)]
+    output.put_table("", columns, rows, texts=0)
 
 
 def _check(trace: Trace, cut: Cut, *, is_json: bool) -> None:
@@ -54,12 +94,99 @@ def _check(trace: Trace, cut: Cut, *, is_json: bool) -> None:
     elif not orphans:
         _put_cut(trace, cut)
     if orphans:
-        for orphan in orphans[:_ORPHANS_SHOWN_MAX]:
-            output.say(f"no: {_tell(trace, orphan)}")
-        if len(orphans) > _ORPHANS_SHOWN_MAX:
-            output.say(f"and {len(orphans) - _ORPHANS_SHOWN_MAX} other messages: see --json")
+        output.say(f"no: {explain(trace, cut)}")
         raise typer.Exit(EXIT_NO)
     output.say("yes: the cut is consistent")
+
+
+def _search(trace: Trace, predicate: Predicate, *, is_json: bool) -> None:
+    total = count_consistent_cuts(trace, count_max=SEARCHED_MAX)
+    if total > SEARCHED_MAX:
+        raise UsageError(
+            f"the trace has more than {SEARCHED_MAX:,} consistent cuts, too many to ask at each: "
+            "ask about a shorter trace, or call stillframe.cuts.possibly with a bound"
+        )
+    first, holding_count = None, 0
+    with _asking(predicate, "asking at every consistent cut", total) as asked:
+        for cut in cuts_where(trace, asked):
+            first = cut if first is None else first
+            holding_count += 1
+    with _asking(predicate, "looking for an observation without", total) as asked:
+        is_definite = holding_count > 0 and definitely(trace, asked)
+    if is_json:
+        output.put_json(
+            {
+                "consistent_cut_count": total,
+                "holding_count": holding_count,
+                "possibly": holding_count > 0,
+                "definitely": is_definite,
+                "first": None if first is None else _describe(trace, first),
+            }
+        )
+    elif first is not None:
+        _put_cut(trace, first)
+    cuts = quantities.count(total, "consistent cut")
+    if first is None:
+        output.say(f"no: it holds in none of {cuts}")
+        raise typer.Exit(EXIT_NO)
+    output.say(
+        f"yes: it holds in {holding_count:,} of {cuts}, the first of them this; "
+        + (
+            "definitely: whatever the order was, it held at some time"
+            if is_definite
+            else "possibly: in some orders of the events it never held"
+        )
+    )
+
+
+@contextmanager
+def _asking(predicate: Predicate, what: str, total: int) -> Iterator[Predicate]:
+    """Give a predicate that shows on a terminal how often it was asked, and whose errors are
+    sentences."""
+    console = output.words()
+    columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(what, total=total)
+        asked_count = 0
+
+        def asked(view: CutView) -> bool:
+            nonlocal asked_count
+            asked_count += 1
+            if not asked_count % _PROGRESS_STEP:
+                bar.update(task, completed=asked_count)
+            try:
+                return bool(predicate(view))
+            except Exception as error:
+                raise ApplicationError(
+                    f"the predicate raised {type(error).__name__}: {error}, asked at the cut "
+                    f"{dict(zip(view.trace.processes, view.cut, strict=True))}"
+                ) from error
+
+        yield asked
+
+
+def _load_predicate(reference: str) -> Predicate:
+    module_name, colon, name = reference.partition(":")
+    if not colon or not module_name or not name or "/" in reference:
+        raise UsageError(
+            f"{reference!r} does not name a predicate: write MODULE:FUNCTION, for example "
+            "'predicates:terminated' for the function terminated in predicates.py"
+        )
+    look_here()
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise UsageError(
+            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}; it is "
+            "looked for in this directory"
+        ) from error
+    predicate = getattr(module, name, None)
+    if not callable(predicate):
+        raise UsageError(f"{module_name} has no function {name!r}")
+    function: Predicate = predicate
+    return function
 
 
 def _put_past(trace: Trace, position: Position, *, is_json: bool) -> None:
@@ -96,14 +223,6 @@ def _parse_position(text: str) -> Position:
     if found is None:
         raise UsageError(f"{text!r} is no event: they look like P2#7, the seventh event of P2")
     return Position(found["process"], int(found["index"]))
-
-
-def _tell(trace: Trace, orphan: MessageId) -> str:
-    receiver, sender = trace.accepted_in(orphan), trace.sent_in(orphan)
-    return (
-        f"message {orphan} is accepted in {receiver}, before the cut, but sent in {sender}, "
-        "after it"
-    )
 
 
 def _describe(trace: Trace, cut: Cut) -> dict[str, object]:

@@ -112,12 +112,22 @@ def cuts(
             show_default=False,
         ),
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Count the consistent cuts in which this function of a CutView returns true.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask one question about the consistent cuts of a trace; exit 1 if the answer is no."""
+    """Ask one question about the consistent cuts of a trace, by default how many there are; exit 1
+    if the answer is no."""
     from stillframe.cli import cutting
 
-    cutting.answer(trace, cutting.Question(cut=cut, before=before), is_json=as_json)
+    question = cutting.Question(cut=cut, before=before, where=where)
+    cutting.answer(trace, question, is_json=as_json)
 
 
 @app.command(
