@@ -1,8 +1,10 @@
-"""Simulated messages per second: the same seeds again and again, on one core."""
+"""``python -m bench.simulation``: the same seeds again and again, on one core.
+
+Processor time, because the machine may have other work.
+"""
 
 import time
 from random import Random
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -34,16 +36,20 @@ def measure(progress: Progress) -> list[dict[str, float]]:
     return rounds
 
 
-def report(rounds: list[dict[str, float]], console: Console) -> dict[str, Any]:
-    """Print the medians, and return them."""
-    table = Table(title="simulation, one core", title_justify="left", box=SIMPLE_HEAD)
+def main() -> None:
+    """Print the medians of all rounds."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        rounds = measure(progress)
+    table = Table(
+        title=f"simulation, one core, median of {ROUND_COUNT} rounds",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
     table.add_column("what")
     table.add_column("per second", justify="right")
-    figures = {name: median([turn[name] for turn in rounds]) for name in rounds[0]}
-    for name, rate in figures.items():
-        table.add_row(name, f"{rate:,.0f}")
-    console.print(table)
-    return figures
+    for name in rounds[0]:
+        table.add_row(name, f"{median([turn[name] for turn in rounds]):,.0f}")
+    Console(width=100).print(table)
 
 
 def _simulate(*, with_faults: bool) -> dict[str, float]:
@@ -54,12 +60,12 @@ def _simulate(*, with_faults: bool) -> dict[str, float]:
         chance = Random(seed)
         topology = random_system(chance)
         faults = draw_faults(chance, Fifo) if with_faults else Faults()
-        began = time.perf_counter()
+        began = time.process_time()
         world = World(topology)
         Drive(world, chance, faults, Load()).run()
-        driven = time.perf_counter()
+        driven = time.process_time()
         violation = judge(world)
-        judging_s += time.perf_counter() - driven
+        judging_s += time.process_time() - driven
         driving_s += driven - began
         assert violation is None, (seed, violation)
         message_count += sum(len(epoch.contents) for epoch in world.epochs)
@@ -78,8 +84,12 @@ def _explore() -> dict[str, float]:
         acts={"P1": ("pay", "pay"), "P2": ("pay", "pay")},
         initiations=(Initiate("P1", SnapshotId("P1", 1)),),
     )
-    began = time.perf_counter()
+    began = time.process_time()
     found = explore(system, always={"kept": promises_are_kept}, sometimes={})
-    took_s = time.perf_counter() - began
+    took_s = time.process_time() - began
     assert not found.broken, found.broken
     return {"histories visited and judged": found.history_count / took_s}
+
+
+if __name__ == "__main__":
+    main()
