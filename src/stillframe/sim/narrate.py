@@ -4,7 +4,18 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stillframe.model import Abandoned, Batch, Channel, ProcessState, Snapshot, SnapshotId
+from stillframe.model import (
+    Abandoned,
+    Batch,
+    Channel,
+    Fragment,
+    ProcessState,
+    Snapshot,
+    SnapshotId,
+)
+from stillframe.protocol.recorder import Progress
+from stillframe.protocol.replay import RESTORED
+from stillframe.sim import choices
 from stillframe.sim.scripted import message_name
 from stillframe.sim.world import World
 from stillframe.trace import Event, MarkerStep, MessageId
@@ -55,6 +66,9 @@ class Narrator:
 
     def _event(self, event: Event) -> str:
         sends = f"; sends {self._sendings(event)}" if event.sent else ""
+        if event.handler == RESTORED:
+            again = f"; on their way again: {self._sendings(event)}" if event.sent else ""
+            return f"{event.process} has its recorded state{again}"
         if not event.accepted:
             return f"{event.process} does {event.label}{sends}"
         accepts = ", ".join(f"{self._name(m)} from {m.channel.source}" for m in event.accepted)
@@ -89,18 +103,13 @@ class Narrator:
         return message_name(decoded)[:_SHOWN_CHARACTER_MAX]
 
     def _marker_step(self, step: MarkerStep) -> str:
-        if step.source is None:
-            head = f"{step.process} initiates {step.snapshot}"
-        else:
-            head = f"{step.process} gets the marker of {step.snapshot} from {step.source}"
-        part = (
-            self._world.epochs[self._epoch_count - 1].parts.get(step.snapshot, {}).get(step.process)
-        )
         progress = self._world.recorders[step.process].progress(step.snapshot)
+        head, held = self._cause(step), self._closed(step, progress)
         if step.is_cut:
+            part = self._part(step)
             state = part.state if part is not None else progress.state if progress else None
             rule = [f"records its state {shown_state(state)}" if state else "records its state"]
-            if step.source is not None:
+            if step.source is not None and held is not None:
                 rule.append(f"{step.source}->{step.process} is empty")
             if step.targets:
                 rule.append(f"sends a marker to {', '.join(step.targets)}")
@@ -111,14 +120,32 @@ class Narrator:
         if step.source is None:
             return head
         channel = Channel(step.source, step.process)
-        batches: Iterable[Batch] | None = None
-        if part is not None:
-            batches = next(r.batches for r in part.incoming if r.source == step.source)
-        elif progress is not None:
-            batches = progress.closed.get(step.source)
-        if batches is None:
-            return f"{head}, which is over for it"
-        return f"{head}: {channel} held {self._held(channel, batches)}"
+        if held is not None:
+            return f"{head}: {channel} held {self._held(channel, held)}"
+        if progress is not None:
+            return f"{head}: goes on recording {channel}, where more was sent before the cut"
+        return f"{head}, which is over for it"
+
+    def _cause(self, step: MarkerStep) -> str:
+        """Say why a process takes a step: by itself, by a marker, or by the colour of a message."""
+        if step.source is not None:
+            return f"{step.process} gets the marker of {step.snapshot} from {step.source}"
+        if step.process in self._world.description.initiators(step.snapshot.initiator):
+            return f"{step.process} initiates {step.snapshot}"
+        return f"{step.process} learns of {step.snapshot} from the colour of the message that comes"
+
+    def _part(self, step: MarkerStep) -> Fragment | None:
+        epoch = self._world.epochs[self._epoch_count - 1]
+        return epoch.parts.get(step.snapshot, {}).get(step.process)
+
+    def _closed(self, step: MarkerStep, progress: Progress | None) -> Iterable[Batch] | None:
+        """Return what the channel of a step's marker held; None if that is not known yet, or never
+        will be."""
+        if step.source is None:
+            return None
+        if (part := self._part(step)) is not None:
+            return next(r.batches for r in part.incoming if r.source == step.source)
+        return progress.closed.get(step.source) if progress is not None else None
 
     def _held(self, channel: Channel, batches: Iterable[Batch]) -> str:
         messages = [m for batch in batches for m in batch.messages()]
@@ -147,13 +174,14 @@ class Narrator:
         """Say whether the recorded state was ever the present (Chandy & Lamport 1985, 4)."""
         trace = self._world.epochs[self._epoch_count - 1].trace(self._world.description)
         cut = trace.cut_of(snapshot)
-        counts = [0] * len(cut)
-        for number, (position, _) in enumerate(trace.positions()):
+        counts, event_count = [0] * len(cut), 0
+        for position, event in trace.positions():
             if tuple(counts) == cut:
-                return _after(number)
+                return _after(event_count)
             counts[trace.index_of[position.process]] += 1
+            event_count += event.handler != RESTORED
         if tuple(counts) == cut:
-            return _after(trace.event_count)
+            return _after(event_count)
         return "the system was never in this state, but it could have been"
 
 
@@ -167,3 +195,27 @@ def shown_state(state: ProcessState) -> str:
     if state.kind == "ScriptedProcess":
         return f"{{{', '.join(values['done'])}}}"
     return ", ".join(f"{name}={value}" for name, value in values.items())[:_SHOWN_CHARACTER_MAX]
+
+
+def unrecorded_news(world: World, choice: choices.Choice) -> list[str]:
+    """Return what `choice`, just taken, did that is no step of a process: nothing of it is in the
+    trace."""
+    match choice:
+        case choices.Hear(process, snapshot):
+            gives_up = isinstance(world.epoch.outcomes[snapshot], Abandoned)
+            return [f"{process} {'gives up' if gives_up else 'has finished'} {snapshot}"]
+        case choices.Double(channel):
+            return [f"what is next on {channel} is on its way twice"]
+        case choices.Break(channel):
+            return [f"the connection of {channel} is lost, with everything on it"]
+        case choices.Connect(channel):
+            count = len(world.channels[channel])
+            return [f"{channel} is connected again: {count} messages and markers are sent again"]
+        case choices.Partition(processes):
+            return [f"nothing passes any more between {', '.join(processes)} and the others"]
+        case choices.Heal():
+            return ["everything passes again"]
+        case choices.Crash(process):
+            return [f"{process} crashes: the connections of its channels are lost"]
+        case _:
+            return []

@@ -20,7 +20,8 @@ others hold choices, one in each line, as ``choices`` writes them:
 A block that begins with ``ticks`` says at which tick what is done; what is sent arrives after its
 delay, 1 tick if nothing else is said: ``delays 3 1`` gives them in the order of sending, messages
 and markers alike; ``B>C takes 5`` and ``marker P1->P2 takes 5`` name one.
-``awaited`` says what could happen next.
+``awaited`` says what could happen next. Outside of ticks no time goes by: ``expire`` lets the next
+deadline come.
 """
 
 import re
@@ -34,16 +35,17 @@ import msgspec
 from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Channel
 from stillframe.sim import choices
-from stillframe.sim.narrate import Narrator
+from stillframe.sim.narrate import Narrator, unrecorded_news
 from stillframe.sim.network import Frame
 from stillframe.sim.scripted import Script, message_name, parse_script, scripted_topology
-from stillframe.sim.ticks import run_ticks, together
+from stillframe.sim.ticks import TickAction, run_ticks, together
 from stillframe.sim.world import World
 
 Result = TypeVar("Result")
 
 SEPARATOR = "----"
 FILE_CHARACTER_MAX = 1_000_000
+ERROR_CHARACTER_MAX = 1000
 _AT_TICK = re.compile(r"(\d{1,7}) (.+)")
 _TAKES = re.compile(r"(marker )?(\S+) takes (\d{1,7})")
 
@@ -65,10 +67,18 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class Played(msgspec.Struct, frozen=True):
-    """A file that was played: its blocks, what happened in each, and the world at the end."""
+    """A file that was played.
+
+    Attributes:
+        blocks: its blocks.
+        happened: what happened in each.
+        tail: the comment below the last block.
+        world: as it is at the end.
+    """
 
     blocks: tuple[Block, ...]
     happened: tuple[tuple[str, ...], ...]
+    tail: tuple[str, ...]
     world: World
 
     @property
@@ -85,6 +95,7 @@ class Played(msgspec.Struct, frozen=True):
         parts = []
         for block, lines in zip(self.blocks, self.happened, strict=True):
             parts.append("\n".join((*block.comment, *block.commands, SEPARATOR, *lines)))
+        parts += ["\n".join(self.tail)] if self.tail else []
         return "\n\n".join(parts) + "\n"
 
 
@@ -94,23 +105,26 @@ def play_text(text: str) -> Played:
     Raises:
         UsageError: it cannot be read, or something in it is not possible; the line is named.
     """
-    blocks = _parse_blocks(text)
+    blocks, tail = _parse_blocks(text)
     (line, word), *rest = _commands(blocks[0])
     if word != "system":
-        raise UsageError(f"line {line}: the first block must begin with 'system'")
+        raise UsageError(
+            f"line {line}: the first block must begin with 'system', and a line for each process"
+        )
     script = _at(line, partial(parse_script, [command for _, command in rest]))
-    world = World(scripted_topology(script))
+    world = _at(line, lambda: World(scripted_topology(script)))
     narrator = Narrator(world)
     happened: list[tuple[str, ...]] = [(_system_line(script),)]
     happened += (tuple(_play_block(script, world, narrator, block)) for block in blocks[1:])
-    return Played(blocks, tuple(happened), world)
+    return Played(blocks, tuple(happened), tail, world)
 
 
 def _play_block(script: Script, world: World, narrator: Narrator, block: Block) -> list[str]:
     commands = _commands(block)
-    if commands and commands[0][1] == "ticks":
-        lines = [command for _, command in commands[1:]]
-        return _at(commands[0][0], partial(_play_ticks, script, world, narrator, lines))
+    line, first = commands[0]
+    if first == "ticks":
+        plan = _parse_ticks(commands[1:])
+        return _at(line, partial(_play_ticks, script, world, narrator, plan))
     news = []
     for line, command in commands:
         news += _at(line, partial(_do, script, world, narrator, command))
@@ -124,9 +138,13 @@ def _do(script: Script, world: World, narrator: Narrator, command: str) -> list[
     choice = choices.parse_choice(command)
     if isinstance(choice, choices.Deliver):
         _check_together(script, world, choice)
+    if isinstance(choice, choices.Expire):
+        world.now = max(world.now, world.assembler.next_deadline() or 0.0)
+    if isinstance(choice, choices.Initiate):
+        world.description.check_process(choice.snapshot.initiator)
     world.take(choice)
     world.sendings.clear()
-    return narrator.news() or ["nothing happens"]
+    return [*unrecorded_news(world, choice), *narrator.news()] or ["nothing happens"]
 
 
 def _check_together(script: Script, world: World, choice: choices.Deliver) -> None:
@@ -161,38 +179,66 @@ def _awaited(script: Script, world: World) -> list[str]:
     return [*lines, f"{on_the_way} messages and markers are on their way"]
 
 
-def _play_ticks(
-    script: Script, world: World, narrator: Narrator, commands: Sequence[str]
-) -> list[str]:
-    actions: list[tuple[int, choices.Move]] = []
-    delays: deque[int] = deque()
-    takes: dict[str, int] = {}
-    for command in commands:
-        if command.startswith("delays "):
-            delays.extend(_number(word, command) for word in command.split()[1:])
-        elif found := _TAKES.fullmatch(command):
-            takes[f"{found[1] or ''}{found[2]}"] = int(found[3])
-        elif found := _AT_TICK.fullmatch(command):
-            choice = choices.parse_choice(found[2])
-            if not isinstance(choice, choices.Act | choices.Initiate):
-                raise UsageError(f"{command!r}: at a tick a process acts or initiates a snapshot")
-            actions.append((int(found[1]), choice))
-        else:
+class _Plan(msgspec.Struct):
+    """What a block of ticks says.
+
+    Attributes:
+        actions: what is done at which tick.
+        delays: how many ticks what is sent takes, in the order of sending.
+        takes: the same by name, with the line that says it.
+    """
+
+    actions: list[tuple[int, TickAction]]
+    delays: deque[int]
+    takes: dict[str, tuple[int, int]]
+
+
+def _parse_ticks(commands: Sequence[tuple[int, str]]) -> _Plan:
+    plan = _Plan([], deque(), {})
+    for line, command in commands:
+        _at(line, partial(_parse_tick_line, plan, line, command))
+    return plan
+
+
+def _parse_tick_line(plan: _Plan, line: int, command: str) -> None:
+    if command.startswith("delays "):
+        plan.delays.extend(_number(word, command) for word in command.split()[1:])
+    elif found := _TAKES.fullmatch(command):
+        plan.takes[f"{found[1] or ''}{found[2]}"] = (int(found[3]), line)
+    elif found := _AT_TICK.fullmatch(command):
+        choice = choices.parse_choice(found[2])
+        if not isinstance(choice, TickAction):
             raise UsageError(
-                f"{command!r}: write 'TICK CHOICE', 'delays N N ...', 'B>F takes N' or "
-                "'marker P1->P2 takes N'"
+                f"{command!r}: at a tick a process acts or initiates a snapshot; when something "
+                "arrives is said by its delay"
             )
+        plan.actions.append((int(found[1]), choice))
+    else:
+        raise UsageError(
+            f"{command!r}: write 'TICK CHOICE', 'delays N N ...', 'B>F takes N' or "
+            "'marker P1->P2 takes N'"
+        )
+
+
+def _play_ticks(script: Script, world: World, narrator: Narrator, plan: _Plan) -> list[str]:
+    unmet = dict(plan.takes)
 
     def delay(channel: Channel, frame: Frame) -> int:
-        in_order = delays.popleft() if delays else 1
-        return takes.get(_frame_name(world, channel, frame), in_order)
+        in_order = plan.delays.popleft() if plan.delays else 1
+        name = _frame_name(world, channel, frame)
+        unmet.pop(name, None)
+        return plan.takes[name][0] if name in plan.takes else in_order
 
     news: list[str] = []
 
     def tick(number: int, _: World) -> None:
         news.extend(f"{number:4}  {line}" for line in narrator.news())
 
-    run_ticks(world, actions, delay, script=script, tick=tick)
+    run_ticks(world, plan.actions, delay, script=script, tick=tick)
+    for name, (ticks, line) in unmet.items():
+        raise UsageError(
+            f"'{name} takes {ticks}' in line {line}: nothing of that name was sent in this block"
+        )
     return news
 
 
@@ -222,7 +268,7 @@ def _at(line: int, do: Callable[[], Result]) -> Result:
     try:
         return do()
     except StillframeError as error:
-        raise UsageError(f"line {line}: {error}") from error
+        raise UsageError(f"line {line}: {str(error)[:ERROR_CHARACTER_MAX]}") from error
 
 
 def _commands(block: Block) -> list[tuple[int, str]]:
@@ -231,8 +277,8 @@ def _commands(block: Block) -> list[tuple[int, str]]:
     return [(line, command) for line, command in numbered if not command.startswith("#")]
 
 
-def _parse_blocks(text: str) -> tuple[Block, ...]:
-    """Split a file into its blocks: an empty line ends a block's outcome."""
+def _parse_blocks(text: str) -> tuple[tuple[Block, ...], tuple[str, ...]]:
+    """Split a file into its blocks and the comment below them: an empty line ends a block."""
     if len(text) > FILE_CHARACTER_MAX:
         raise UsageError(f"a .run file has at most {FILE_CHARACTER_MAX:,} characters")
     blocks: list[Block] = []
@@ -248,22 +294,31 @@ def _parse_blocks(text: str) -> tuple[Block, ...]:
             blocks.append(Block(begin, tuple(comment), tuple(commands), outcome))
             comment, commands, expected = [], [], None
 
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         stripped = line.rstrip()
+        _check_printable(number, stripped)
         if not stripped:
             end()
             if comment and comment[-1]:
                 comment.append("")
         elif expected is not None:
             expected.append(stripped)
-        elif stripped == SEPARATOR:
-            expected = []
-        elif stripped.startswith("#") and not commands:
+        elif stripped.lstrip().startswith("#") and not commands:
             comment.append(stripped)
-        else:
+        elif stripped != SEPARATOR:
             begin = begin if commands else number
             commands.append(stripped)
+        elif commands:
+            expected = []
+        else:
+            raise UsageError(f"line {number}: no command is above '{SEPARATOR}': write some there")
     end()
     if not blocks:
         raise UsageError("there is nothing in this file: begin with a block 'system'")
-    return tuple(blocks)
+    return tuple(blocks), tuple(comment if not comment or comment[-1] else comment[:-1])
+
+
+def _check_printable(number: int, line: str) -> None:
+    for character in line:
+        if not character.isprintable() and character != "\t":
+            raise UsageError(f"line {number}: {character!r} cannot be in a .run file: remove it")

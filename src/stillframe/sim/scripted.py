@@ -27,6 +27,7 @@ _NAME = r"[A-Za-z][A-Za-z0-9_']{0,31}"
 _MESSAGE = re.compile(rf"({_NAME})>({_NAME})")
 _LINE = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*):\s*(.*)")
 EVENT_COUNT_MAX = 10_000
+PROCESS_COUNT_MAX = 100
 
 
 class Note(Message):
@@ -97,12 +98,15 @@ def parse_script(lines: list[str]) -> Script:
         lines: ``PROCESS: EVENT ...`` for every process, ``messages: EVENT>EVENT ...``, and
             ``channels: mesh`` (the default), ``ring`` or ``P1->P2 ...``.
 
+    Returns:
+        the script, for ``scripted_topology``.
+
     Raises:
         UsageError: what is wrong, with the line.
     """
     events: dict[ProcessId, tuple[str, ...]] = {}
     pairs: list[tuple[str, str]] = []
-    shape = "mesh"
+    shape: str | None = None
     for line in lines:
         found = _LINE.fullmatch(line.strip())
         if found is None:
@@ -114,6 +118,8 @@ def parse_script(lines: list[str]) -> Script:
         if name == "messages":
             pairs += [_parse_message(text) for text in rest.split()]
         elif name == "channels":
+            if shape is not None:
+                raise UsageError(f"{line.strip()!r}: write all channels in one line")
             shape = rest
         elif name in events:
             raise UsageError(f"process {name} has two lines: write all its events in one")
@@ -122,11 +128,14 @@ def parse_script(lines: list[str]) -> Script:
     _check_events(events)
     owner = {event: process for process, names in events.items() for event in names}
     _check_messages(pairs, owner)
-    channels = _parse_channels(shape, list(events))
+    channels = _parse_channels("mesh" if shape is None else shape, list(events))
     for sender, accepting in pairs:
         channel = Channel(owner[sender], owner[accepting])
         if channel not in channels:
-            raise UsageError(f"message {sender}>{accepting}: there is no channel {channel}")
+            raise UsageError(
+                f"message {sender}>{accepting}: there is no channel {channel}: add it to "
+                "'channels:'"
+            )
     return Script(events, tuple(pairs), tuple(sorted(channels)))
 
 
@@ -167,38 +176,60 @@ def _parse_channels(text: str, processes: list[ProcessId]) -> set[Channel]:
         case ["mesh"]:
             return {Channel(*pair) for pair in permutations(processes, 2)}
         case ["ring"]:
+            if len(processes) < 2:
+                raise UsageError("channels: ring: a ring needs at least two processes")
             following = processes[1:] + processes[:1]
             return {Channel(*pair) for pair in zip(processes, following, strict=True)}
         case names:
             channels = set()
             for name in names:
                 source, arrow, target = name.partition("->")
-                if not arrow or source not in processes or target not in processes:
+                ends = {source, target}
+                if not arrow or len(ends) < 2 or not ends.issubset(processes):
                     raise UsageError(
                         f"channels: {name!r}: write 'mesh', 'ring', or channels such as P1->P2 "
-                        f"between {', '.join(processes)}"
+                        f"between two of {', '.join(processes)}"
                     )
                 channels.add(Channel(source, target))
             return channels
 
 
 def _check_events(events: dict[ProcessId, tuple[str, ...]]) -> None:
+    if not 1 <= len(events) <= PROCESS_COUNT_MAX:
+        raise UsageError(
+            f"a script has 1 to {PROCESS_COUNT_MAX} processes, this one {len(events):,}: write a "
+            "line 'PROCESS: EVENT EVENT ...' for each"
+        )
     owners: dict[str, ProcessId] = {}
     for process, names in events.items():
         for name in names:
-            if re.fullmatch(_NAME, name) is None or hasattr(ScriptedProcess, name):
+            if re.fullmatch(_NAME, name) is None or _is_taken(name):
                 raise UsageError(
                     f"process {process}: {name!r} cannot name an event: use letters, digits, '_' "
                     'and "\'", a letter first, and no name that a process has already'
                 )
             if name in owners:
-                raise UsageError(f"event {name} is both of {owners[name]} and of {process}")
+                raise UsageError(
+                    f"event {name} is of {owners[name]} and of {process}: give each event, of "
+                    "whichever process, a name of its own"
+                    if owners[name] != process
+                    else f"process {process} has event {name} twice: give each a name of its own"
+                )
             owners[name] = process
-    if not events or len(owners) > EVENT_COUNT_MAX:
-        raise UsageError(f"a script has 1 to {EVENT_COUNT_MAX:,} events, this one {len(owners):,}")
+    if len(owners) > EVENT_COUNT_MAX:
+        raise UsageError(
+            f"a script has at most {EVENT_COUNT_MAX:,} events, this one {len(owners):,}"
+        )
+
+
+def _is_taken(name: str) -> bool:
+    """Return whether every process has something of this name already, declared or attached."""
+    declared = (vars(kind).get("__annotations__", {}) for kind in ScriptedProcess.__mro__)
+    return hasattr(ScriptedProcess, name) or any(name in names for names in declared)
 
 
 def _check_messages(pairs: list[tuple[str, str]], owner: dict[str, ProcessId]) -> None:
+    senders: dict[tuple[ProcessId, str], str] = {}
     for sender, accepting in pairs:
         for event in (sender, accepting):
             if event not in owner:
@@ -207,4 +238,15 @@ def _check_messages(pairs: list[tuple[str, str]], owner: dict[str, ProcessId]) -
                     f"{', '.join(owner)}"
                 )
         if owner[sender] == owner[accepting]:
-            raise UsageError(f"message {sender}>{accepting}: both are of {owner[sender]}")
+            raise UsageError(
+                f"message {sender}>{accepting}: both events are of {owner[sender]}: a message goes "
+                "from one process to another"
+            )
+        arrival = (owner[sender], accepting)
+        if arrival in senders:
+            raise UsageError(
+                f"message {sender}>{accepting}: {accepting} accepts "
+                f"{senders[arrival]}>{accepting} already; one atomic action accepts at most one "
+                f"message from {owner[sender]}: make it two events"
+            )
+        senders[arrival] = sender
