@@ -1,0 +1,1 @@
+"""Pictures of executions: space-time diagrams as coordinates, and as SVG."""

@@ -1,0 +1,120 @@
+"""The words below a diagram: what is drawn how, and what each cut holds."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from stillframe.trace import MessageId, Position, Trace
+from stillframe.view import lettering
+from stillframe.view.marking import ShownCut
+from stillframe.view.shapes import Sample
+from stillframe.view.window import Window
+
+CUTS_MAX = 8
+CHANNELS_MAX = 12
+NAMES_MAX = 12
+NAME_CHARS_MAX = 24
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A sample of what is drawn, and words about it."""
+
+    sample: Sample
+    colour: int
+    text: str
+
+
+def rows(
+    trace: Trace,
+    window: Window,
+    cuts: Sequence[ShownCut],
+    chosen: ShownCut | None,
+    step_count: int,
+) -> Iterator[Row]:
+    """Yield the legend of the picture after `step_count` steps of the window.
+
+    What is there after a step is still there after the next.
+    """
+    if chosen is not None:
+        yield Row(Sample.RECORDED, chosen.colour, f"event before {_the(chosen)}")
+    if window.markers:
+        yield Row(Sample.MARKER, cuts[0].colour, "marker, in the colour of its snapshot")
+    yield Row(Sample.IN_TRANSIT, 0, "message or marker that has not come yet")
+    listed = [chosen] if chosen is not None else []
+    listed += [cut for cut in cuts if cut is not chosen]
+    for cut in listed[:CUTS_MAX]:
+        yield Row(Sample.CUT, cut.colour, summary(trace, window, cut, step_count))
+        if cut is chosen:
+            yield from _contents(trace, window, cut, step_count)
+    if len(listed) > CUTS_MAX:
+        yield Row(Sample.NOTHING, 0, f"and {count(len(listed) - CUTS_MAX, 'other cut')}")
+
+
+def summary(trace: Trace, window: Window, cut: ShownCut, step_count: int) -> str:
+    """Return in a sentence what is known of `cut` after `step_count` steps of the window."""
+    known = sum(cut.has_reached(process, step_count, window) for process in trace.processes)
+    if known < len(trace.processes):
+        did = "recorded their states" if cut.snapshot is not None else "reached it"
+        return f"{cut.name}: {known} of {count(len(trace.processes), 'process')} {did}"
+    if cut.orphans:
+        return f"{cut.name}: NOT consistent: {count(len(cut.orphans), 'effect')} without a cause"
+    caught = sum(map(len, cut.in_transit.values()))
+    return f"{cut.name}: consistent, with {count(caught, 'message')} in transit"
+
+
+def name_of(trace: Trace, message: MessageId) -> str:
+    """Return what people call a message: after the events that send and accept it, else its
+    number."""
+    target = trace.accepted_in(message)
+    sender = _label(trace, trace.sent_in(message))
+    if not sender:
+        return f"#{message.number}"
+    if target is None:
+        return f"{sender}→{lettering.ELLIPSIS}"
+    accepter = _label(trace, target)
+    return f"{sender}→{accepter}" if accepter else f"#{message.number}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number of things, such as ``1 message`` or ``2 processes``."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
+
+
+def _contents(trace: Trace, window: Window, cut: ShownCut, step_count: int) -> Iterator[Row]:
+    full = [
+        (channel, messages)
+        for channel, messages in cut.in_transit.items()
+        if messages and cut.is_between_reached(channel, step_count, window)
+    ]
+    for channel, messages in full[:CHANNELS_MAX]:
+        yield Row(Sample.CAUGHT, 0, f"channel {channel}: {_list(trace, messages)}")
+    if len(full) > CHANNELS_MAX:
+        others = count(len(full) - CHANNELS_MAX, "other channel")
+        yield Row(Sample.NOTHING, 0, f"and messages on {others}")
+    if all(cut.has_reached(process, step_count, window) for process in trace.processes):
+        empty = len(trace.channels) - len(full)
+        yield Row(Sample.NOTHING, 0, f"{count(empty, 'channel')} empty")
+    orphans = [
+        orphan
+        for orphan in cut.orphans
+        if cut.is_between_reached(orphan.channel, step_count, window)
+    ]
+    if orphans:
+        yield Row(
+            Sample.ORPHAN, 0, f"accepted before it, but sent after it: {_list(trace, orphans)}"
+        )
+
+
+def _list(trace: Trace, messages: Sequence[MessageId]) -> str:
+    names = ", ".join(name_of(trace, message) for message in messages[:NAMES_MAX])
+    rest = len(messages) - NAMES_MAX
+    return f"{names} and {rest:,} more" if rest > 0 else names
+
+
+def _the(cut: ShownCut) -> str:
+    return f"the cut of {cut.name}" if cut.snapshot is not None else f"the {cut.name}"
+
+
+def _label(trace: Trace, position: Position) -> str:
+    return lettering.clean(trace.event(position).label, char_count_max=NAME_CHARS_MAX)

@@ -1,0 +1,62 @@
+"""Text in a picture: what of it may be shown, and how much room it takes.
+
+Names come from foreign logs: they may be endless or hold what no file of text may hold.
+"""
+
+import unicodedata
+
+ELLIPSIS = "…"
+SIZE = 12.0
+"""Height of the letters, in pixels."""
+
+_ADVANCE = 0.61
+"""Width of a letter in the usual fonts of fixed width, as a part of its height."""
+_ADVANCE_WIDE = 1.3
+"""The same for East Asian letters and pictures."""
+
+
+def clean(text: str, *, char_count_max: int) -> str:
+    """Return `text` on one line, without what cannot be printed, and not longer than allowed.
+
+    Control characters, changes of the writing direction and lone surrogates become a space or
+    nothing; an ellipsis stands for what was cut off.
+    """
+    shown: list[str] = []
+    for char in text:
+        if len(shown) > char_count_max:
+            break
+        if char.isprintable():
+            shown.append(char)
+        elif char.isspace() and shown and shown[-1] != " ":
+            shown.append(" ")
+    return shorten("".join(shown).strip(), char_count_max=char_count_max)
+
+
+def shorten(text: str, *, char_count_max: int) -> str:
+    """Return `text`, with an ellipsis for what is too much."""
+    if len(text) <= char_count_max:
+        return text
+    return text[: max(0, char_count_max - 1)].rstrip() + ELLIPSIS
+
+
+def width(text: str, size: float = SIZE) -> float:
+    """Return how wide `text` is, in pixels, in a font of fixed width: rather too much."""
+    return size * sum(_advance(char) for char in text)
+
+
+def fit(text: str, width_max: float, size: float = SIZE) -> str:
+    """Return as much of `text` as fits into `width_max` pixels, with an ellipsis for the rest."""
+    if width(text, size) <= width_max:
+        return text
+    room = width_max - width(ELLIPSIS, size)
+    end = 0
+    for char in text:
+        room -= size * _advance(char)
+        if room < 0:
+            break
+        end += 1
+    return text[:end].rstrip() + ELLIPSIS
+
+
+def _advance(char: str) -> float:
+    return _ADVANCE_WIDE if unicodedata.east_asian_width(char) in "WF" else _ADVANCE
