@@ -1,19 +1,20 @@
-"""The papers, sentence by sentence, run with the real recorder.
+"""Chandy and Lamport's paper, sentence by sentence, run with the real recorder.
 
 *C&L*: K. M. Chandy and L. Lamport, "Distributed Snapshots: Determining Global States of Distributed
-Systems", ACM TOCS 3(1), 1985. *EWD 864a*: E. W. Dijkstra, "The distributed snapshot of K. M. Chandy
-and L. Lamport", 1983.
+Systems", ACM TOCS 3(1), 1985. EWD 864a is in test_paper_ewd864a.py; which rule of which module each
+test is about, in test_paper_rules.py.
 """
 
 from itertools import pairwise
-from random import Random
 
+import msgspec
 import pytest
 
-from stillframe.model import Abandoned, Batch, Channel, Marker, Reason, Snapshot, SnapshotId
+from stillframe.model import Abandoned, Batch, Channel, Marker, Reason, SnapshotId
 from stillframe.protocol.recorder import Phase
+from stillframe.restore import start_states
 from tests.protocol import oracle
-from tests.protocol.execution import Execution, What, messages_in, random_execution
+from tests.protocol.execution import Execution, What, messages_in
 
 S = SnapshotId("p", 1)
 C, C_BACK = Channel("p", "q"), Channel("q", "p")
@@ -38,6 +39,19 @@ def test_marker_sending_rule() -> None:
     assert on_the_way(system, C) == ["before", S, "after"]
     assert on_the_way(system, Channel("p", "r")) == [S]
     assert on_the_way(system, C_BACK) == []
+
+
+def test_a_process_sends_one_marker_on_each_channel() -> None:
+    """C&L 3.2: "p sends one marker along c": also if it was asked to begin and markers came on all
+    its channels, before or after."""
+    pairs = [(a, b) for a in "pqr" for b in "pqr" if a != b]
+    system = Execution(pairs, dict.fromkeys("pqr", 0))
+    for process in "prp":
+        system.initiate(S, process)
+    system.drain()
+    system.initiate(S, "q")
+    markers = [e.channel for e in system.log if e.what is What.MARKER_SENT]
+    assert sorted(map(str, markers)) == sorted(f"{a}->{b}" for a, b in pairs)
 
 
 def test_marker_receiving_rule_when_the_state_is_not_recorded() -> None:
@@ -177,19 +191,14 @@ def test_the_four_equations() -> None:
     """C&L 3.1, (1) to (4): n = n', m = m', n' >= m' and n >= m; the state of c "must be the
     (m' + 1)st, ..., n'th messages sent by p along c"."""
     caught = 0
-    for seed in range(30):
-        system = random_execution(Random(seed), step_count=60)
-        for outcome in system.outcomes.values():
-            assert isinstance(outcome, Snapshot)
-            before = oracle.events_before(system.log, system.description, outcome.id)
-            for state in outcome.state.channels:
-                n = oracle.count(before, What.SENT, state.channel)
-                m = oracle.count(before, What.RECEIVED, state.channel)
-                assert (state.sent_count, state.received_count) == (n, m)
-                assert n >= m
-                recorded = [k for b in state.batches for k in range(b.first, b.last + 1)]
-                assert recorded == list(range(m + 1, n + 1))
-                caught += len(recorded)
+    for _, snapshot, truth in oracle.random_snapshots(30):
+        for state in snapshot.state.channels:
+            n, m = len(truth.sent[state.channel]), len(truth.received[state.channel])
+            assert (state.sent_count, state.received_count) == (n, m)
+            assert n >= m
+            recorded = [k for b in state.batches for k in range(b.first, b.last + 1)]
+            assert recorded == list(range(m + 1, n + 1))
+            caught += len(recorded)
     assert caught > 100
 
 
@@ -225,6 +234,26 @@ def test_termination_on_a_strongly_connected_graph(initiator: str) -> None:
     system.drain()
     assert {r.phase(snapshot) for r in system.recorders.values()} == {Phase.RECORDED}
     assert snapshot in system.outcomes
+
+
+def test_the_recorded_states_are_assembled_to_the_global_state() -> None:
+    """C&L 3.3: "The recorded process and channel states must be collected and assembled to form the
+    recorded global state", which (C&L 2) is the set of the states of all processes and channels:
+    as long as one is missing there is none."""
+    system = Execution([*CHAIN, ("c", "a")], {"a": "A", "b": "B", "c": "C"})
+    system.send("c", "a", "on its way")
+    system.initiate(S, "a")
+    system.deliver("a", "b")
+    system.deliver("b", "c")
+    assert {process for _, process in system.fragments} == {"b", "c"}
+    assert (system.outcomes, system.assembler.missing(S)) == ({}, ("a",))
+    system.drain()
+    assert system.recorded_states(S) == {"a": "A", "b": "B", "c": "C"}
+    assert {str(c): messages for c, messages in system.recorded_messages(S).items()} == {
+        "a->b": [],
+        "b->c": [],
+        "c->a": ["on its way"],
+    }
 
 
 def nondeterministic() -> Execution:
@@ -285,39 +314,24 @@ def test_the_recorded_state_can_be_reached_and_left() -> None:
     assert global_state(system) == ("A", "D", ("M",), ())
 
 
-def coloured(system: Execution, snapshot: SnapshotId) -> tuple[oracle.Log, oracle.Log]:
-    """Return the white actions (before their process's cut) and the red ones, as they happened."""
-    white = oracle.events_before(system.log, system.description, snapshot)
-    actions = [e for e in system.log if e.what in (What.SENT, What.RECEIVED)]
-    return white, [event for event in actions if event not in white]
-
-
-def test_no_red_message_is_accepted_in_a_white_action() -> None:
-    """EWD 864a: a message has the colour of the action that sends it, and a white action accepts
-    no red one; on every channel the white messages come first."""
-    for seed in range(30):
-        system = random_execution(Random(seed), step_count=60)
-        for snapshot in system.outcomes:
-            white, red = coloured(system, snapshot)
-            red_messages = {(e.channel, e.number) for e in red if e.what is What.SENT}
-            accepted = {(e.channel, e.number) for e in white if e.what is What.RECEIVED}
-            assert accepted.isdisjoint(red_messages)
-
-
-def test_white_before_red_is_an_equivalent_computation() -> None:
-    """EWD 864a, and C&L 4, theorem 1: with every white action before every red one it is still a
-    computation, with the same end; in its middle is the snapshot state: each machine's state when
-    it turned red, and in each buffer the white messages that red actions accept."""
-    reordered = 0
-    for seed in range(30):
-        system = random_execution(Random(seed), step_count=60)
-        for snapshot in system.outcomes:
-            white, red = coloured(system, snapshot)
-            happened = [e for e in system.log if e.what in (What.SENT, What.RECEIVED)]
-            reordered += happened != white + red
-            balances, channels = oracle.replay(system.start, white)
-            recorded = system.recorded_messages(snapshot)
-            assert system.recorded_states(snapshot) == balances
-            assert {c: messages for c, messages in recorded.items() if messages} == channels
-            assert oracle.replay(system.start, white + red) == (system.states, {})
-    assert reordered > 30
+def test_a_system_that_begins_in_the_recorded_state_can_reach_the_same_end() -> None:
+    """C&L 4: the global state in which the algorithm ends can be reached from S*. A restore begins
+    with S*, and what happened after the cuts can happen then: what is on the channels comes first,
+    and what is sent goes on with the next number."""
+    caught = 0
+    for system, snapshot, truth in oracle.random_snapshots(30):
+        starts = start_states(snapshot, system.description)
+        balances = {p: msgspec.msgpack.decode(start.encoded) for p, start in starts.items()}
+        sent_counts: dict[Channel, int] = {}
+        on_the_way: dict[Channel, list[int]] = {}
+        for process, start in starts.items():
+            sent_counts |= {Channel(process, t): count for t, count in start.sent_counts.items()}
+            for record in start.incoming:
+                on_the_way[Channel(record.source, process)] = messages_in(record.batches)
+        assert oracle.replay(balances, truth.red, on_the_way) == (system.states, {})
+        for event in truth.red:
+            if event.what is What.SENT and event.channel is not None:
+                sent_counts[event.channel] += 1
+                assert event.number == sent_counts[event.channel]
+        caught += sum(map(len, on_the_way.values()))
+    assert caught > 100

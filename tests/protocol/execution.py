@@ -4,6 +4,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import cycle, permutations
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ from stillframe.model import (
     Abandoned,
     Batch,
     Channel,
+    Fragment,
     Marker,
     ProcessId,
     ProcessState,
@@ -69,6 +71,10 @@ class Event:
     message: Any = None
     snapshot: SnapshotId | None = None
 
+    def __str__(self) -> str:
+        told = (self.process, self.what.value, self.channel, self.number, self.message)
+        return " ".join(str(part) for part in (*told, self.snapshot) if part)
+
 
 class Execution:
     """A system in memory: the test says what happens next.
@@ -92,17 +98,15 @@ class Execution:
         self.queues: dict[Channel, deque[Batch | Marker]] = {
             channel: deque() for channel in self.description.channels
         }
+        self.snapshots: list[SnapshotId] = []
+        self.fragments: dict[tuple[SnapshotId, ProcessId], Fragment] = {}
         self.outcomes: dict[SnapshotId, Snapshot | Abandoned] = {}
+        self.split_count = 0
         self.unrecordable: set[ProcessId] = set()
         self.recorders = {process: self._recorder(process) for process in states}
         self.assembler = Assembler(self.description, epoch=1)
         self._receive = receive
         self._sent_counts = dict.fromkeys(self.description.channels, 0)
-
-    @property
-    def snapshots(self) -> list[SnapshotId]:
-        """Every snapshot that was initiated."""
-        return list(dict.fromkeys(e.snapshot for e in self.log if e.snapshot is not None))
 
     def send(self, source: ProcessId, target: ProcessId, *messages: Any) -> None:
         """Send `messages` as one batch."""
@@ -124,6 +128,7 @@ class Execution:
             return
         if count is not None and count < item.count:
             item, rest = item.split(count)
+            self.split_count += 1
             self.queues[channel].appendleft(rest)
         for number, message in enumerate(messages_in([item]), item.first):
             self.states[target] = self._receive(self.states[target], message)
@@ -134,6 +139,7 @@ class Execution:
         """Let `process`, or else the one that `snapshot` names, begin."""
         process = process or snapshot.initiator
         if snapshot not in self.snapshots:
+            self.snapshots.append(snapshot)
             self.assembler.begin(snapshot, 0.0, timeout_s=1.0)
         self.log.append(Event(What.INITIATED, process, snapshot=snapshot))
         self._report_sent(process)
@@ -144,10 +150,16 @@ class Execution:
         self.log.append(Event(What.GAVE_UP, process, snapshot=snapshot))
         self.recorders[process].abandon(snapshot)
 
-    def drain(self, chance: Random | None = None) -> None:
-        """Deliver everything, in the order of the channels or in one that `chance` chooses."""
-        while busy := [channel for channel, queue in self.queues.items() if queue]:
-            channel = chance.choice(busy) if chance else busy[0]
+    def busy(self) -> list[Channel]:
+        """Return the channels that something is on."""
+        return [channel for channel, queue in self.queues.items() if queue]
+
+    def drain(self, schedule: bytes = b"\0") -> None:
+        """Deliver everything, in the order of the channels or in the one that `schedule` chooses:
+        each number, again and again, one of the channels that something is on."""
+        numbers = cycle(schedule)
+        while busy := self.busy():
+            channel = busy[next(numbers) % len(busy)]
             self.deliver(channel.source, channel.target)
 
     def recorded_states(self, snapshot: SnapshotId) -> dict[ProcessId, Any]:
@@ -200,6 +212,7 @@ class Execution:
                     continue
                 case Recorded(fragment):
                     snapshot = fragment.snapshot
+                    self.fragments[snapshot, process] = fragment
                     outcome = self.assembler.add(fragment, 0.5)
                 case NotRecorded(snapshot, detail):
                     outcome = self.assembler.abandon(snapshot, Reason.NOT_RECORDED, detail)
@@ -208,38 +221,68 @@ class Execution:
 
 
 START_BALANCE = 100
+PROCESS_COUNT_MAX = 5
 
 
-def random_execution(chance: Random, *, step_count: int) -> Execution:
-    """Let accounts on a random strongly connected graph act at random until nothing is on its way.
+def accounts(process_count: int, graph: int, *, is_ring: bool) -> Execution:
+    """Return accounts; each bit of `graph` says whether there is one of the possible channels.
 
-    Several snapshots overlap; some have several initiators, and some are given up somewhere.
+    With `is_ring` there is a way round besides, so that the graph is strongly connected; otherwise
+    it may be a chain, a star, or fall into pieces.
     """
-    names = [f"P{index}" for index in range(chance.randint(2, 5))]
-    ring = list(zip(names, names[1:] + names[:1], strict=True))
-    chords = [(a, b) for a in names for b in names if a != b and (a, b) not in ring]
-    bank = Execution(
-        ring + [pair for pair in chords if chance.random() < 0.4],
+    names = [f"P{number}" for number in range(1, process_count + 1)]
+    ring = set(zip(names, names[1:] + names[:1], strict=True)) if is_ring else set()
+    pairs = enumerate(permutations(names, 2))
+    return Execution(
+        [pair for bit, pair in pairs if graph >> bit & 1 or pair in ring],
         dict.fromkeys(names, START_BALANCE),
         lambda balance, amount: balance + amount,
     )
-    channels = bank.description.channels
-    for _ in range(step_count):
-        channel = chance.choice(channels)
-        source, target = channel.source, channel.target
-        draw = chance.random()
-        if draw < 0.45:
-            amounts = [chance.randint(1, 9) for _ in range(chance.randint(1, 3))]
-            bank.states[source] -= sum(amounts)
-            bank.send(source, target, *amounts)
-        elif draw < 0.88:
-            if bank.queues[channel]:
-                bank.deliver(source, target, chance.randint(1, 3))
-        elif draw < 0.96 or not bank.snapshots:
-            joins = bank.snapshots and chance.random() < 0.3
-            fresh = SnapshotId(source, len(bank.snapshots) + 1)
-            bank.initiate(chance.choice(bank.snapshots) if joins else fresh, source)
-        else:
-            bank.give_up(chance.choice(bank.snapshots), source)
-    bank.drain(chance)
+
+
+def act(bank: Execution, what: int, which: int) -> None:
+    """Let one thing happen: `what` (below 256) says of which kind, `which` at which channel,
+    process or snapshot. 0 is nothing, so that hypothesis can take a step out of a schedule."""
+    channels, busy = bank.description.channels, bank.busy()
+    names = tuple(bank.states)
+    process = names[which % len(names)]
+    begun = bank.snapshots[which // len(names) % len(bank.snapshots)] if bank.snapshots else None
+    if 1 <= what < 100 and channels:
+        channel = channels[which % len(channels)]
+        amounts = [len(bank.log) + index for index in range(1 + what % 3)]
+        bank.states[channel.source] -= sum(amounts)
+        bank.send(channel.source, channel.target, *amounts)
+    elif 100 <= what < 210 and busy:
+        channel = busy[which % len(busy)]
+        bank.deliver(channel.source, channel.target, 1 + what % 3)
+    elif 210 <= what < 234:
+        fresh = SnapshotId(process, len(bank.snapshots) + 1)
+        reaches_all = what % 3 > 0
+        for initiator in bank.description.initiators(process) if reaches_all else (process,):
+            bank.initiate(fresh, initiator)
+    elif 234 <= what < 246 and begun:
+        bank.initiate(begun, process)
+    elif what >= 246 and begun:
+        for quitter in names if what % 3 == 0 else (process,):
+            bank.give_up(begun, quitter)
+
+
+def scheduled(bank: Execution, schedule: bytes, *, is_drained: bool) -> Execution:
+    """Let accounts do what `schedule` says, two numbers for each step; then, if `is_drained`, let
+    everything arrive.
+
+    Snapshots overlap; some have several initiators, too few of them or late ones, and some are
+    given up somewhere.
+    """
+    for what, which in zip(schedule[::2], schedule[1::2], strict=False):
+        act(bank, what, which)
+    if is_drained:
+        bank.drain(schedule or b"\0")
     return bank
+
+
+def random_execution(chance: Random, *, step_count: int = 60) -> Execution:
+    """Let accounts on a random graph act at random until nothing is on its way."""
+    process_count = chance.randint(2, PROCESS_COUNT_MAX)
+    bank = accounts(process_count, chance.getrandbits(20), is_ring=chance.random() < 0.5)
+    return scheduled(bank, chance.randbytes(2 * step_count), is_drained=True)

@@ -5,103 +5,150 @@ the snapshot, a request or a marker.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
-from stillframe.model import Channel, ProcessId, SnapshotId
-from stillframe.topology import Description
-from tests.protocol.execution import Event, What
+from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
+from tests.protocol.execution import Event, Execution, What, random_execution
 
 Log = list[Event]
+Numbered = list[tuple[int, Any]]
+"""Messages, each with its number on its channel."""
 
 
-def indexes(log: Log, process: ProcessId, snapshot: SnapshotId, *whats: What) -> list[int]:
-    """Return where in the log these things happened to `snapshot` at `process`."""
-    return [
-        index
-        for index, event in enumerate(log)
-        if event.process == process and event.snapshot == snapshot and event.what in whats
-    ]
+@dataclass
+class Part:
+    """What the log says of one process in one snapshot.
+
+    Attributes:
+        cut: before which entry of the log it recorded its state; None if it never did.
+        marked: from whom a marker came while it was recording.
+        is_whole: whether all its markers came before it gave up, if it did.
+        gave_up: whether it gave up before that.
+        markers_sent: which entry of the log is a marker that it sent, and to whom.
+    """
+
+    cut: int | None = None
+    marked: set[ProcessId] = field(default_factory=set)
+    is_whole: bool = False
+    gave_up: bool = False
+    markers_sent: list[tuple[int, ProcessId]] = field(default_factory=list)
 
 
-def cut_index(log: Log, process: ProcessId, snapshot: SnapshotId) -> int | None:
-    """Return before which entry of the log `process` recorded its state; None if it never did."""
-    heard = indexes(log, process, snapshot, What.INITIATED, What.MARKER_RECEIVED, What.GAVE_UP)
-    return heard[0] if heard and log[heard[0]].what is not What.GAVE_UP else None
+def parts(system: Execution) -> dict[SnapshotId, dict[ProcessId, Part]]:
+    """Return what every process did in every snapshot."""
+    sources = {p: set(system.description.incoming(p)) for p in system.states}
+    found = {s: {p: Part() for p in system.states} for s in system.snapshots}
+    for index, event in enumerate(system.log):
+        if event.snapshot is None:
+            continue
+        part, channel = found[event.snapshot][event.process], event.channel
+        if event.what is What.MARKER_SENT:
+            assert channel is not None
+            part.markers_sent.append((index, channel.target))
+        elif event.what is What.GAVE_UP:
+            part.gave_up = part.gave_up or not part.is_whole
+        elif not part.gave_up:
+            part.cut = index if part.cut is None else part.cut
+            if channel is not None:
+                part.marked.add(channel.source)
+            part.is_whole = part.marked == sources[event.process]
+    return found
 
 
-def is_complete(log: Log, description: Description, snapshot: SnapshotId) -> bool:
-    """Return whether every process had all its markers before it gave up, if it did."""
-    for process in description.processes:
-        cut = cut_index(log, process, snapshot)
-        markers = indexes(log, process, snapshot, What.MARKER_RECEIVED)
-        if cut is None or len(markers) < len(description.incoming(process)):
-            return False
-        gave_up = indexes(log, process, snapshot, What.GAVE_UP)
-        if gave_up and gave_up[0] < max([cut, *markers]):
-            return False
-    return True
+class Truth:
+    """The global state at the cuts of one snapshot, and what came after them.
+
+    Attributes:
+        white: what the processes sent and received before their cuts, as it happened.
+        red: what they sent and received after them.
+        balances: what each process held at its cut.
+        sent: channel -> what its source had sent at its cut.
+        received: channel -> what its target had received at its own.
+        received_later: channel -> what its target has received since.
+    """
+
+    def __init__(self, system: Execution, parts_of: dict[ProcessId, Part]) -> None:
+        cuts = {process: part.cut or 0 for process, part in parts_of.items()}
+        self.white: Log = []
+        self.red: Log = []
+        self.balances = dict(system.start)
+        self.sent: dict[Channel, Numbered] = {c: [] for c in system.queues}
+        self.received: dict[Channel, Numbered] = {c: [] for c in system.queues}
+        self.received_later: dict[Channel, Numbered] = {c: [] for c in system.queues}
+        for index, event in enumerate(system.log):
+            channel, is_white = event.channel, index < cuts[event.process]
+            if channel is None or event.snapshot is not None:
+                continue
+            (self.white if is_white else self.red).append(event)
+            if is_white:
+                is_sent = event.what is What.SENT
+                self.balances[event.process] += -event.message if is_sent else event.message
+                side = self.sent if is_sent else self.received
+                side[channel].append((event.number, event.message))
+            elif event.what is What.RECEIVED:
+                self.received_later[channel].append((event.number, event.message))
+
+    def on_channel(self, channel: Channel) -> Numbered:
+        """Return what was sent before the source's cut and not received before the target's."""
+        received = {number for number, _ in self.received[channel]}
+        return [message for message in self.sent[channel] if message[0] not in received]
 
 
-def events_before(log: Log, description: Description, snapshot: SnapshotId) -> Log:
-    """Return the sends and receipts that each process did before its cut, as they happened."""
-    cuts = {process: cut_index(log, process, snapshot) for process in description.processes}
-    return [
-        event
-        for index, event in enumerate(log)
-        if event.what in (What.SENT, What.RECEIVED) and index < (cuts[event.process] or 0)
-    ]
+def random_snapshots(
+    seed_count: int, *, step_count: int = 60
+) -> Iterator[tuple[Execution, Snapshot, Truth]]:
+    """Yield every complete snapshot of some random executions, and the truth about it."""
+    for seed in range(seed_count):
+        system = random_execution(Random(seed), step_count=step_count)
+        for snapshot, parts_of in parts(system).items():
+            if snapshot in system.outcomes:
+                yield system, system.complete(snapshot), Truth(system, parts_of)
 
 
-def on_channel(before: Log, channel: Channel) -> list[tuple[int, Any]]:
-    """Return what was sent before the source's cut and not received before the target's."""
-    received = {e.number for e in before if e.what is What.RECEIVED and e.channel == channel}
-    return [
-        (event.number, event.message)
-        for event in before
-        if event.what is What.SENT and event.channel == channel and event.number not in received
-    ]
-
-
-def count(before: Log, what: What, channel: Channel) -> int:
-    """Return how many messages of `channel` were sent, or received."""
-    return sum(event.what is what and event.channel == channel for event in before)
-
-
-def causes(log: Log, event: Event) -> set[Event]:
-    """Return what happened immediately before `event`: at its process, and on its channel."""
-    local = [e for e in log[: log.index(event)] if e.process == event.process]
-    sends = [
-        e
-        for e in log
-        if event.what is What.RECEIVED
-        and (e.what, e.channel, e.number) == (What.SENT, event.channel, event.number)
-    ]
-    return {*local[-1:], *sends}
+def actions(log: Log) -> Log:
+    """Return what the application did."""
+    return [event for event in log if event.what in (What.SENT, What.RECEIVED)]
 
 
 def past(log: Log, events: Iterable[Event]) -> set[Event]:
     """Return `events` and everything that happened before any of them (Lamport 1978)."""
-    actions = [e for e in log if e.what in (What.SENT, What.RECEIVED)]
+    last: dict[ProcessId, Event] = {}
+    sends: dict[tuple[Channel | None, int], Event] = {}
+    causes: dict[Event, list[Event]] = {}
+    for event in actions(log):
+        causes[event] = [last[event.process]] if event.process in last else []
+        last[event.process] = event
+        if event.what is What.SENT:
+            sends[event.channel, event.number] = event
+        else:
+            causes[event].append(sends[event.channel, event.number])
     found, frontier = set(events), list(events)
     while frontier:
-        new = causes(actions, frontier.pop()) - found
+        new = set(causes[frontier.pop()]) - found
         found |= new
         frontier.extend(new)
     return found
 
 
 def replay(
-    start: dict[ProcessId, int], events: Log
+    start: dict[ProcessId, int], events: Log, on_the_way: dict[Channel, list[int]] | None = None
 ) -> tuple[dict[ProcessId, int], dict[Channel, list[int]]]:
     """Let accounts do `events` in the order given; return the balances and what is on the way.
+
+    Args:
+        start: the balances to begin with.
+        events: what they do.
+        on_the_way: what is on the channels to begin with.
 
     Raises:
         AssertionError: the order is no computation: a message is received that is not the first on
             its channel.
     """
     balances = dict(start)
-    channels: dict[Channel, deque[int]] = {}
+    channels = {channel: deque(messages) for channel, messages in (on_the_way or {}).items()}
     for event in events:
         assert event.channel is not None
         queue = channels.setdefault(event.channel, deque())

@@ -13,11 +13,11 @@ from stillframe.model import (
     SnapshotId,
 )
 from stillframe.protocol.assembler import Assembler
-from tests.protocol.world import describe
+from tests.protocol.execution import describe
 
 S1 = SnapshotId("P", 1)
 S2 = SnapshotId("Q", 2)
-PAIR = describe("PQ", ["PQ", "QP"])  # type: ignore[list-item]
+PAIR = describe("PQ", [("P", "Q"), ("Q", "P")])
 
 
 def part(
