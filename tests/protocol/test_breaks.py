@@ -183,9 +183,3 @@ def test_a_stream_may_be_cut_after_every_single_byte() -> None:
         assert channel.forth.on_the_way == b"".join(frames[whole:])
         channel.arrive(len(stream))
         assert [f.sequence for f in channel.received if isinstance(f, wire.Messages)] == [1, 2, 3]
-
-
-def test_an_acknowledgement_is_due_at_exactly_so_many_bytes() -> None:
-    """A window of that size would otherwise wait for ever."""
-    session = ReceiveSession(acknowledge_bytes=10)
-    assert [session.handle(size) for size in (9, 1, 10)] == [0, 2, 3]
