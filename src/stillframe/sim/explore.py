@@ -15,7 +15,7 @@ import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, Snapshot, SnapshotId
-from stillframe.protocol.recorder import Recorder
+from stillframe.protocol.recorder import Phase, Recorder
 from stillframe.sim import choices
 from stillframe.sim.judge import judge
 from stillframe.sim.network import Fifo, Lossy, Network
@@ -152,12 +152,18 @@ def possible(system: SmallSystem, world: World, run: Run) -> Iterator[choices.Ch
         if done < len(actions):
             yield choices.Act(process, actions[done])
     for initiation in system.initiations:
-        if initiation not in run:
+        if initiation not in run and _is_idle(world, initiation.process, initiation.snapshot):
             yield initiation
     for arrival in deliverable(world):
         yield arrival
         if system.network is Lossy:
+            # What is behind it can be lost when it is first itself: nobody can tell the difference.
             yield choices.Lose(arrival.channels[0], arrival.position)
+
+
+def _is_idle(world: World, process: ProcessId, snapshot: SnapshotId) -> bool:
+    """Return whether a process has not heard of `snapshot`: after that it initiates nothing."""
+    return world.recorders[process].phase(snapshot) is Phase.IDLE
 
 
 def history(world: World) -> Hashable:
@@ -252,6 +258,9 @@ def snapshots_are_published(world: World) -> str:
         return ""
     for snapshot in world.epoch.initiated:
         outcome = world.epoch.outcomes.get(snapshot)
+        initiators = world.description.initiators(snapshot.initiator)
+        if not outcome and any(_is_idle(world, process, snapshot) for process in initiators):
+            continue  # somebody no marker reaches has yet to initiate it, too
         if not isinstance(outcome, Snapshot):
             return f"snapshot {snapshot}: {outcome or world.refusal or 'it never ends'}"
     return ""
