@@ -23,13 +23,14 @@ def clean(text: str, *, char_count_max: int) -> str:
     """
     shown: list[str] = []
     for char in text:
-        if len(shown) > char_count_max:
-            break
-        if char.isprintable():
+        if char.isspace():
+            if shown and shown[-1] != " ":
+                shown.append(" ")
+        elif char.isprintable():
             shown.append(char)
-        elif char.isspace() and shown and shown[-1] != " ":
-            shown.append(" ")
-    return shorten("".join(shown).strip(), char_count_max=char_count_max)
+            if len(shown) > char_count_max:
+                break
+    return shorten("".join(shown).rstrip(), char_count_max=char_count_max)
 
 
 def shorten(text: str, *, char_count_max: int) -> str:

@@ -40,7 +40,7 @@ MARKER_DASHES = ("1 4", "1 4 4 4", "1 3 1 7", "1 7", "2 2 2 6")
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 _RULES = (
-    ("text", (("fill", "ink"),), f"font: 12px {FONT}; stroke-width: 4px; paint-order: stroke"),
+    ("text", (("fill", "ink"),), f"font: 12px {FONT}; stroke-width: 3px; paint-order: stroke"),
     ("text", (("stroke", "paper"),), "stroke-linejoin: round"),
     (".name", (), "font-weight: bold; stroke-width: 0"),
     (".notice", (("fill", "quiet"),), "font-style: italic"),

@@ -26,8 +26,8 @@ DOT_RADIUS = 9.0
 MARK_RADIUS = 6.0
 LINE_REPEATS_NAME_PX = 1500.0
 """A line that is longer has its process's name at the right, too."""
-WIDTH_WISHED = 1500.0
-TIGHTNESS = ((28, 44.0, False), (18, 40.0, True), (12, 32.0, True))
+WIDTH_WISHED = 1800.0
+TIGHTNESS = ((28, 44.0, False), (16, 38.0, False), (10, 34.0, False), (12, 32.0, True))
 """How many letters a label may have, how far layers are apart, and whether labels are on both sides
 of a line in turn: the first with which the picture becomes as narrow as wished, else the last."""
 
