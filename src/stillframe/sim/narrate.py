@@ -209,8 +209,7 @@ def unrecorded_news(world: World, choice: choices.Choice) -> list[str]:
         case choices.Break(channel):
             return [f"the connection of {channel} is lost, with everything on it"]
         case choices.Connect(channel):
-            count = len(world.channels[channel])
-            return [f"{channel} is connected again: {count} messages and markers are sent again"]
+            return [f"{channel} is connected again: what had not arrived is sent again"]
         case choices.Partition(processes):
             return [f"nothing passes any more between {', '.join(processes)} and the others"]
         case choices.Heal():
