@@ -41,8 +41,8 @@ def test_news_are_told_once() -> None:
     assert narrator.news() == [
         "P1 does B; sends B>C to P2",
         (
-            "P1 initiates P1-1: records its state {A, B}; sends a marker to P2; records P2->P1 from "
-            "now on"
+            "P1 initiates P1-1: records its state {A, B}; sends a marker to P2; records P2->P1 "
+            "from now on"
         ),
         "P2 accepts B>C from P1: does C",
     ]
@@ -71,17 +71,17 @@ def test_the_bank_is_told_in_its_own_words() -> None:
     ) == [
         "P1 does audit; sends Ask() to P2",
         (
-            "P2 initiates P2-7: records its state balance=1000000, paid_count=0; sends a marker to P1, "
-            "P3, P4, P5; records P1->P2, P3->P2, P4->P2, P5->P2 from now on"
+            "P2 initiates P2-7: records its state balance=1000000, paid_count=0; sends a marker to "
+            "P1, P3, P4, P5; records P1->P2, P3->P2, P4->P2, P5->P2 from now on"
         ),
         (
             "P1 gets the marker of P2-7 from P2: records its state balance=1000000, paid_count=0, "
-            "asked_count=0, sum_so_far=1000000, naive_totals=[]; P2->P1 is empty; sends a marker to "
-            "P2, P3, P4, P5; records P3->P1, P4->P1, P5->P1 from now on"
+            "asked_count=0, sum_so_far=1000000, naive_totals=[]; P2->P1 is empty; sends a marker "
+            "to P2, P3, P4, P5; records P3->P1, P4->P1, P5->P1 from now on"
         ),
         (
-            "P2 accepts Ask() from P1; sends Answer(asked_balance=1000000) to P1; P1->P2 keeps Ask() "
-            "for P2-7"
+            "P2 accepts Ask() from P1; sends Answer(asked_balance=1000000) to P1; P1->P2 keeps "
+            "Ask() for P2-7"
         ),
         "P1 accepts Answer(asked_balance=1000000) from P2; sends Ask() to P3",
     ]
@@ -132,13 +132,13 @@ def test_what_is_no_step_is_told_of_the_choice() -> None:
         "nothing passes any more between P1 and the others",
         "everything passes again",
         (
-            "P1 initiates P1-1: records its state {A, B}; sends a marker to P2; records P2->P1 from "
-            "now on"
+            "P1 initiates P1-1: records its state {A, B}; sends a marker to P2; records P2->P1 "
+            "from now on"
         ),
         "P2 crashes: the connections of its channels are lost",
         (
-            "snapshot P1-1 was abandoned: a process died before the snapshot was complete; missing: "
-            "P1, P2"
+            "snapshot P1-1 was abandoned: a process died before the snapshot was complete; "
+            "missing: P1, P2"
         ),
         "P1 gives up P1-1",
     ]
@@ -184,8 +184,8 @@ def test_with_colours_nothing_is_said_of_markers_that_does_not_hold() -> None:
         "P2 accepts Payment(amount=1) from P1",
         "P2 gets the marker of P1-1 from P1: P1->P2 held nothing",
         (
-            "P1 gets the marker of P1-1 from P2: goes on recording P2->P1, where more was sent before "
-            "the cut"
+            "P1 gets the marker of P1-1 from P2: goes on recording P2->P1, where more was sent "
+            "before the cut"
         ),
         "P1 accepts Payment(amount=1) from P2",
         "snapshot P1-1 is complete:",
