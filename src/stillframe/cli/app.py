@@ -183,7 +183,7 @@ def diff(
     difference.diff(store, before, after, is_json=as_json)
 
 
-@app.command(
+@study.app.command(
     cls=Command,
     short_help="Draw a trace as a space-time diagram.",
     epilog="Example: stillframe view lecture.trace --snapshot P1-1 --out lecture.svg",

@@ -24,6 +24,7 @@ LABEL_GAP = 7.0
 DOT_RADIUS = 9.0
 """Of a dot with its ring."""
 MARK_RADIUS = 6.0
+MARK_LABEL_X = 9.0
 LINE_REPEATS_NAME_PX = 1500.0
 """A line that is longer has its process's name at the right, too."""
 WIDTH_WISHED = 1800.0
@@ -146,7 +147,7 @@ class Scene:
         width = lettering.width(text)
         if isinstance(self._window.steps[index], Event):
             return Room(DOT_RADIUS, width / 2, width / 2, is_above)
-        return Room(MARK_RADIUS, 0, MARK_RADIUS + width, is_above)
+        return Room(MARK_RADIUS, 0, MARK_LABEL_X + width, is_above)
 
     def _place(self, index: int, x: float, text: str, *, is_above: bool) -> Place:
         step = self._window.steps[index]
@@ -156,7 +157,7 @@ class Scene:
         elif isinstance(step, Event):
             label = Label(x, y - 13 if is_above else y + 21, text, "middle")
         else:
-            label = Label(x + MARK_RADIUS, y - 8 if is_above else y + 17, text)
+            label = Label(x + MARK_LABEL_X, y - 8 if is_above else y + 17, text)
         return Place(x, y, label)
 
     def _labels_above(self) -> list[bool]:
