@@ -81,7 +81,11 @@ def parse_seeds(text: str) -> range:
 
 def script_path(name: str) -> Path | None:
     """Return the ``.run`` file that `name` means: a file, or one that comes with stillframe; None
-    if it means none."""
+    if it means a topology.
+
+    Raises:
+        UsageError: it means neither.
+    """
     if name.endswith(RUN_SUFFIX):
         path = Path(name)
         if path.exists() or "/" in name:
@@ -90,9 +94,12 @@ def script_path(name: str) -> Path | None:
     path = included / (name if name.endswith(RUN_SUFFIX) else name + RUN_SUFFIX)
     if path.exists() and "/" not in name:
         return path
-    if name.endswith(RUN_SUFFIX):
+    if name.endswith(RUN_SUFFIX) or ":" not in name:
         names = ", ".join(sorted(found.stem for found in included.glob(f"*{RUN_SUFFIX}")))
-        raise UsageError(f"there is no file {name}; scripts that come with stillframe: {names}")
+        raise UsageError(
+            f"there is no script {name}: give a .run file, MODULE:TOPOLOGY, or one of those that "
+            f"come with stillframe: {names}"
+        )
     return None
 
 
@@ -103,7 +110,7 @@ def play_script(path: Path, extras: Extras, *, rewrite: bool, is_json: bool) -> 
         typer.Exit: with 1; something else happened.
         UsageError: the file cannot be read or played.
     """
-    text = path.read_text(encoding="utf-8", errors="strict")
+    text = _read(path)
     played = scenario.play_text(text)
     if rewrite:
         path.write_text(played.text(), encoding="utf-8")
@@ -137,6 +144,17 @@ def play_script(path: Path, extras: Extras, *, rewrite: bool, is_json: bool) -> 
             *changes, f"no: something else happened than {path} says; if it is right: --rewrite"
         )
         raise typer.Exit(EXIT_NO)
+
+
+def _read(path: Path) -> str:
+    """Return the text of a script; of one that is too long as much as it takes to find out."""
+    with path.open(encoding="utf-8") as file:
+        try:
+            return file.read(scenario.FILE_CHARACTER_MAX + 1)
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{path} is no .run file: it is not text in UTF-8 ({error})"
+            ) from error
 
 
 def show_seed(subject: Subject, seed: int, extras: Extras, *, is_json: bool) -> None:

@@ -182,8 +182,15 @@ def sim(
     path = simulation.script_path(what) if what is not None else None
     extras = simulation.Extras(trace, prove)
     if path is not None:
+        if steps or network is not Network.FIFO or rules is not Rules.CHANDY_LAMPORT:
+            raise UsageError(
+                f"{what} is a script, and says itself what happens: leave --steps, --network and "
+                "--rules out"
+            )
         simulation.play_script(path, extras, rewrite=rewrite, is_json=as_json)
         return
+    if rewrite:
+        raise UsageError("--rewrite is about a script: name one")
     subject = simulation.Subject(what, network, rules)
     chosen = simulation.parse_seeds(seeds)
     if not steps and extras == simulation.Extras():

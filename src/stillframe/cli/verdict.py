@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
+from stillframe.cli import output
 from stillframe.errors import StillframeError
 
 EXIT_NO = 1
@@ -42,5 +43,5 @@ class Command(TyperCommand):
 
 
 def _end(sentence: str, code: int) -> NoReturn:
-    typer.echo(f"Error: {sentence}", err=True)
+    output.say(f"Error: {sentence}")
     raise typer.Exit(code)

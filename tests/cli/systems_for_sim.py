@@ -1,0 +1,51 @@
+"""Systems that the tests of ``sim`` and ``explore`` simulate, each with something wrong."""
+
+from itertools import count
+
+from stillframe import Channel, Message, Process, Topology, every
+
+_drawn = count()
+
+
+class Note(Message):
+    """Some text, on its way."""
+
+    text: str
+
+
+class Talker(Process):
+    """Says something that a terminal would take for an order."""
+
+    heard_count: int = 0
+
+    def receive(self, channel: Channel, message: Note) -> None:
+        """Count it."""
+        self.heard_count += 1
+
+    @every(ms=0)
+    def talk(self) -> None:
+        """Talk to everybody."""
+        for target in self.outgoing:
+            self.send(target, Note("\x1b[31mred"))
+
+
+class Dicey(Talker):
+    """Takes its state from outside, where nobody records it."""
+
+    def receive(self, channel: Channel, message: Note) -> None:
+        """Remember what nobody else can know."""
+        self.heard_count = next(_drawn) + 1
+
+
+class Broken(Talker):
+    """Fails at the first message."""
+
+    def receive(self, channel: Channel, message: Note) -> None:
+        """Fail."""
+        raise ValueError("\x1b[31mno")
+
+
+talkers = Topology.mesh({"P1": Talker(), "P2": Talker()})
+dicey = Topology.mesh({"P1": Dicey(), "P2": Dicey()})
+broken = Topology.mesh({"P1": Broken(), "P2": Broken()})
+chain = Topology({"P1": Talker(), "P2": Talker()}, [("P1", "P2")])

@@ -1,0 +1,167 @@
+"""``stillframe explore``: every interleaving of a small system."""
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Call
+
+HERE = "tests.cli.systems_for_sim"
+FIGURES = ("state_count", "history_count", "finished_count", "run_count")
+
+
+def figures(document: dict[str, int]) -> tuple[int, ...]:
+    """Return the four counts."""
+    return tuple(document[name] for name in FIGURES)
+
+
+def test_two_accounts_are_explored_by_default(call: Call) -> None:
+    """Four figures on stdout; on stderr what always held and what was seen."""
+    result = call("explore")
+    assert result.exit_code == 0
+    assert [line.rsplit(None, 1) for line in result.stdout.splitlines()[2:]] == [
+        ["global states", "63"],
+        ["histories", "103"],
+        ["finished histories", "16"],
+        ["runs", "102"],
+    ]
+    assert result.stderr.splitlines() == [
+        "yes: every promise is kept",
+        "yes: every cut is consistent",
+        "yes: every snapshot is published in the end",
+        "seen: a channel held a message at the cut",
+        "never seen: the recorded state never occurred",
+        "never seen: two snapshots were under way at once",
+    ]
+
+
+def test_as_json_there_are_the_same_figures(call: Call) -> None:
+    """And the shortest run to what was seen."""
+    result = call("explore", "--json")
+    document = json.loads(result.stdout)
+    assert (document["is_kept"], document["broken"]) == (True, {})
+    assert figures(document) == (63, 103, 16, 102)
+    assert document["seen"]["a channel held a message at the cut"]["run"] == [
+        "P2 does pay",
+        "P1 initiates P1-1",
+        "deliver P1->P2",
+        "deliver P2->P1",
+        "deliver P2->P1",
+    ]
+    assert result.stderr == ""
+
+
+def test_acts_say_how_much_happens(call: Call) -> None:
+    """For the processes that are named; several times adds up."""
+    document = json.loads(
+        call("explore", "--acts", "P1=pay,pay", "--acts", "P2=pay", "--json").stdout
+    )
+    assert figures(document) == (153, 377, 50, 944)
+    again = call("explore", "--acts", "P1=pay", "--acts", "P2=pay", "--acts", "P1=pay", "--json")
+    assert figures(json.loads(again.stdout)) == (153, 377, 50, 944)
+    silent = json.loads(call("explore", "--acts", "P1=", "--json").stdout)
+    assert figures(silent) == (4, 4, 1, 1)
+
+
+def test_two_initiators_make_two_snapshots(call: Call) -> None:
+    """Of the same process, too; they overlap."""
+    arguments = ("explore", "--initiator", "P1", "--initiator", "P2", "--acts", "P1=pay", "--json")
+    document = json.loads(call(*arguments).stdout)
+    assert figures(document) == (95, 130, 16, 173)
+    overlap = document["seen"]["two snapshots were under way at once"]
+    assert overlap == {
+        "what": "P1-1, P2-2 are under way",
+        "run": ["P1 initiates P1-1", "P2 initiates P2-2"],
+    }
+    twice = ("explore", "--initiator", "P1", "--initiator", "P1", "--acts", "P1=", "--json")
+    document = json.loads(call(*twice).stdout)
+    assert document["is_kept"] is True
+    assert "two snapshots were under way at once" in document["seen"]
+
+
+def test_where_order_is_not_kept_markers_are_a_no_with_the_shortest_run(call: Call) -> None:
+    """Exit 1: the inconsistent cut, and choice by choice how to get there."""
+    result = call("explore", "--network", "reordering")
+    assert result.exit_code == 1
+    lines = result.stderr.splitlines()
+    begin = lines.index("no: every cut is consistent")
+    assert lines[begin + 1].startswith("  the cut of snapshot P1-1 is not consistent: message P1")
+    assert lines[begin + 2 : begin + 7] == [
+        "  the shortest run to it:",
+        "    P1 initiates P1-1",
+        "    P1 does pay",
+        "    deliver P1->P2 at 1",
+        "    deliver P1->P2",
+    ]
+    as_json = call("explore", "--network", "reordering", "--json")
+    assert as_json.exit_code == 1
+    document = json.loads(as_json.stdout)
+    assert document["is_kept"] is False
+    assert document["broken"]["every cut is consistent"]["run"][2] == "deliver P1->P2 at 1"
+
+
+def test_where_order_is_not_kept_colours_are_a_yes(call: Call) -> None:
+    """Lai and Yang's rules do not need it."""
+    result = call("explore", "--network", "reordering", "--rules", "lai-yang")
+    assert result.exit_code == 0
+    assert "yes: every cut is consistent\n" in result.stderr
+    assert "no:" not in result.stderr
+
+
+def test_where_messages_are_lost_a_snapshot_may_never_end(call: Call) -> None:
+    """Exit 1, and only that promise is broken."""
+    result = call("explore", "--network", "lossy", "--json")
+    assert result.exit_code == 1
+    broken = json.loads(result.stdout)["broken"]
+    assert broken == {
+        "every snapshot is published in the end": {
+            "what": "snapshot P1-1: it never ends",
+            "run": ["P1 initiates P1-1", "lose P1->P2"],
+        }
+    }
+
+
+@pytest.mark.parametrize("first", ["P1", "P2"])
+def test_on_a_chain_as_many_initiate_as_it_takes(call: Call, first: str) -> None:
+    """From its end, too: the search ends, and every snapshot is published."""
+    result = call("explore", f"{HERE}:chain", "--initiator", first, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["broken"] == {}
+
+
+def test_a_system_of_ones_own_does_each_action_once(call: Call) -> None:
+    """As two accounts do that each pay once."""
+    document = json.loads(call("explore", f"{HERE}:talkers", "--json").stdout)
+    assert figures(document)[1:] == (103, 16, 102)
+
+
+def test_a_handler_that_depends_on_chance_is_a_no(call: Call) -> None:
+    """The shortest run is one action and its message."""
+    result = call("explore", f"{HERE}:dicey")
+    assert result.exit_code == 1
+    assert "no: every promise is kept\n" in result.stderr
+    assert "    P1 does talk\n    deliver P1->P2\n" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--most", "102"], "there are more than 102 histories: let less happen, or raise the"),
+        (["--most", "0"], "Invalid value for '--most'"),
+        (["--acts", "P1"], "--acts 'P1': write PROCESS=ACTION,ACTION with actions of P1: pay"),
+        (["--acts", "P1=fly"], "--acts 'P1=fly': write PROCESS=ACTION,ACTION with actions of P1"),
+        (["--acts", "P1=pay,send"], "with actions of P1: pay"),
+        (["--acts", "P9=pay"], "there is no process 'P9'; there are P1, P2"),
+        (["--acts", "\x1b[31m=pay"], "there is no process '\\x1b[31m'"),
+        (["--initiator", "P9"], "there is no process 'P9'; there are P1, P2"),
+        (["nosuch:x"], "there is no module 'nosuch' here"),
+        (["lecture"], "'lecture' does not name a topology: write MODULE:TOPOLOGY"),
+        ([f"{HERE}:broken"], "receive() raised ValueError: \\x1b[31mno on Note("),
+    ],
+)
+def test_wrong_arguments_say_what_is_right(call: Call, arguments: list[str], says: str) -> None:
+    """Exit 2 and a sentence, in which nothing writes on the terminal."""
+    result = call("explore", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in " ".join(result.stderr.split())
+    assert "\x1b" not in result.stderr

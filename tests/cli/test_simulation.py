@@ -1,0 +1,338 @@
+"""``stillframe sim``: seeds, one seed step by step, and scripts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stillframe import tracefile
+from stillframe.cli.simulation import parse_seeds
+from stillframe.errors import UsageError
+from stillframe.model import SnapshotId
+from stillframe.sim.sightings import SIGHTINGS
+from tests.cli.conftest import Call
+
+HERE = "tests.cli.systems_for_sim"
+RIGHT = """\
+# A small one.
+system
+P1: A
+P2: B
+messages: A>B
+----
+2 processes, 2 channels, 1 message
+
+P1 does A
+P1 initiates P1-1
+----
+P1 does A; sends A>B to P2
+P1 initiates P1-1: records its state {A}; sends a marker to P2; records P2->P1 from now on
+"""
+WRONG = RIGHT.replace("sends A>B to P2", "sends nothing")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A script that says something else than what happens."""
+    path = tmp_path / "small.run"
+    path.write_text(WRONG)
+    return path
+
+
+# --- seeds
+
+
+def test_seeds_are_tried_and_what_was_seen_is_counted(call: Call) -> None:
+    """A table of sightings on stdout, the verdict on stderr."""
+    result = call("sim", "--seeds", "1..5")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0].split() == ["seen", "in", "runs"]
+    assert len(result.stdout.splitlines()) == 2 + len(SIGHTINGS)
+    assert result.stderr.startswith("yes: 5 seeds, ")
+    assert ": every promise was kept\n" in result.stderr
+
+
+def test_the_same_seeds_give_the_same_figures_as_json(call: Call) -> None:
+    """Nothing depends on anything but the seed."""
+    first, second = (call("sim", "--seeds", "3..6", "--json") for _ in range(2))
+    tally = json.loads(first.stdout)
+    assert tally == json.loads(second.stdout)
+    assert (tally["is_kept"], tally["seed_count"], tally["broken"]) == (True, 4, [])
+    assert tally["choice_count"] > tally["snapshot_count"] > 0
+    assert set(tally["seen"]) | set(tally["unseen"]) == set(SIGHTINGS)
+    assert "is_kept" in first.stdout.splitlines()[0]
+    assert len(first.stdout.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_many_seeds_are_tried_on_all_cores(call: Call) -> None:
+    """With the same figures as one after the other."""
+    together = json.loads(call("sim", "--seeds", "1..45", "--json").stdout)
+    parts = [json.loads(call("sim", "--seeds", s, "--json").stdout) for s in ("1..20", "21..40")]
+    parts.append(json.loads(call("sim", "--seeds", "41..45", "--json").stdout))
+    for name in ("seed_count", "choice_count", "event_count", "message_count", "snapshot_count"):
+        assert together[name] == sum(part[name] for part in parts)
+
+
+@pytest.mark.parametrize("network", ["lossy", "reordering"])
+@pytest.mark.parametrize("rules", ["chandy-lamport", "lai-yang"])
+def test_other_networks_are_tried_with_both_rules(call: Call, network: str, rules: str) -> None:
+    """What is wrong there is found out, and never published: so no promise is broken."""
+    result = call("sim", "--seeds", "1..6", "--network", network, "--rules", rules)
+    assert result.exit_code == 0
+    assert "every promise was kept" in result.stderr
+
+
+def test_only_where_order_is_kept_it_matters_what_was_never_seen(call: Call) -> None:
+    """It is said which sighting a few seeds did not show."""
+    assert "never seen: " in call("sim", "--seeds", "1").stderr
+    assert "never seen" not in call("sim", "--seeds", "1", "--network", "lossy").stderr
+
+
+def test_one_seed_is_shown_step_by_step(call: Call) -> None:
+    """Every choice with its time, what happened below it, and how many there were."""
+    result = call("sim", "--seeds", "5", "--steps")
+    lines = result.stdout.splitlines()
+    at_ms = [float(line.split(" ms  ")[0]) for line in lines if not line.startswith(" " * 14)]
+    assert result.exit_code == 0
+    assert at_ms == sorted(at_ms)
+    assert result.stderr == f"yes: seed 5: {len(at_ms)} choices, every promise was kept\n"
+    assert any(line.startswith(" " * 14 + "snapshot P") for line in lines)
+    assert call("sim", "--seeds", "5..5", "--steps").stdout == result.stdout
+
+
+def test_one_seed_as_json_has_its_schedule(call: Call) -> None:
+    """With what could go wrong in it, and what happened."""
+    document = json.loads(call("sim", "--seeds", "5", "--steps", "--json").stdout)
+    assert (document["seed"], document["is_kept"], document["promise"]) == (5, True, None)
+    assert document["faults"]["delay_ms_max"] > 0
+    assert {"at_ms", "choice"} == set(document["schedule"][0])
+    assert len(document["happened"]) > len(document["schedule"])
+
+
+def test_the_trace_of_a_seed_can_be_read(call: Call, tmp_path: Path) -> None:
+    """And the snapshots in it have consistent cuts."""
+    path = tmp_path / "five.trace"
+    result = call("sim", "--seeds", "5", "--trace", path)
+    assert result.exit_code == 0
+    assert f"is in {path}: stillframe view {path}\n" in result.stderr
+    trace = tracefile.read(path)
+    assert trace.event_count > 10
+    assert call("cuts", path, "--cut", f"{trace.processes[0]}=0").exit_code == 0
+
+
+def test_a_topology_of_ones_own_is_simulated(call: Call) -> None:
+    """By its reference; what its messages hold cannot write on the terminal."""
+    result = call("sim", f"{HERE}:talkers", "--seeds", "1", "--steps")
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout + result.stderr
+    assert "sends Note(text='\\x1b[31mred') to P2" in result.stdout
+
+
+def test_a_handler_that_fails_is_named_with_its_seed(call: Call) -> None:
+    """It is the application's bug, so no verdict: exit 2."""
+    result = call("sim", f"{HERE}:broken", "--seeds", "1..3")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Error: seed 1: process P")
+    assert "receive() raised ValueError: \\x1b[31mno on Note(text=" in result.stderr
+    assert "\x1b" not in result.stderr
+
+
+def test_a_handler_that_depends_on_chance_is_found_and_cut_down(call: Call) -> None:
+    """Exit 1 with a schedule of few choices, and the command that shows the whole run; that one
+    says the same."""
+    result = call("sim", f"{HERE}:dicey", "--seeds", "1..3")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("SEED=1 broke a promise; looking for the shortest schedule")
+    assert "no: seed 1: not kept: a snapshot changes nothing" in result.stderr
+    assert len(result.stdout.splitlines()) == 2
+    assert result.stdout.splitlines()[0].endswith(" does talk")
+    assert " deliver P" in result.stdout.splitlines()[1]
+    assert "\nshown are 2 of its " in result.stderr
+    command = f"stillframe sim {HERE}:dicey --seeds 1 --steps"
+    assert f"every step of the whole run: {command}\n" in result.stderr
+    whole = call(*command.split()[1:])
+    assert whole.exit_code == 1
+    assert whole.stderr.startswith("no: seed 1: not kept: a snapshot changes nothing")
+    assert len(whole.stdout.splitlines()) > 100
+
+
+def test_a_broken_promise_as_json(call: Call) -> None:
+    """The shortest schedule, and how long it was."""
+    result = call("sim", f"{HERE}:dicey", "--seeds", "1", "--json")
+    document = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert (document["is_kept"], document["promise"]) == (False, "UNCHANGED")
+    assert len(document["schedule"]) == 2 < document["choice_count_before"]
+
+
+def test_the_command_that_shows_the_whole_run_has_its_options(call: Call) -> None:
+    """Else it would show another one."""
+    result = call(
+        "sim", f"{HERE}:dicey", "--seeds", "1..2", "--network", "lossy", "--rules", "lai-yang"
+    )
+    assert "--seeds 1 --network lossy --rules lai-yang --steps\n" in result.stderr
+
+
+# --- scripts
+
+
+def test_the_lecture_example_by_name(call: Call) -> None:
+    """What comes with stillframe needs no path; the file is shown as it is."""
+    result = call("sim", "lecture")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("# The example that every lecture on snapshots uses.\n")
+    assert "  P2->P1 held H>D\n  5 channels are empty\n" in result.stdout
+    assert call("sim", "lecture.run").stdout == result.stdout
+
+
+def test_a_script_by_path_as_json(call: Call, script: Path) -> None:
+    """Its blocks, and whether it happened as written."""
+    script.write_text(RIGHT)
+    document = json.loads(call("sim", script, "--json").stdout)
+    assert document["is_as_written"] is True
+    assert document["blocks"][1]["commands"] == ["P1 does A", "P1 initiates P1-1"]
+    assert document["blocks"][1]["happened"][0] == "P1 does A; sends A>B to P2"
+
+
+def test_a_script_that_says_something_else_is_a_no_with_the_difference(
+    call: Call, script: Path
+) -> None:
+    """Exit 1; the file stays as it is."""
+    result = call("sim", script)
+    assert result.exit_code == 1
+    assert "\n-P1 does A; sends nothing\n+P1 does A; sends A>B to P2\n" in result.stderr
+    assert result.stderr.endswith(
+        f"no: something else happened than {script} says; if it is right: --rewrite\n"
+    )
+    assert result.stdout == RIGHT
+    assert script.read_text() == WRONG
+    assert json.loads(call("sim", script, "--json").stdout)["is_as_written"] is False
+
+
+def test_rewrite_writes_what_happened(call: Call, script: Path) -> None:
+    """Exit 0, comments and all; from then on the script is right."""
+    assert call("sim", script, "--rewrite").exit_code == 0
+    assert script.read_text() == RIGHT
+    assert call("sim", script).exit_code == 0
+
+
+def test_the_trace_of_a_script_has_its_snapshot(call: Call, tmp_path: Path) -> None:
+    """And the cut of the lecture."""
+    path = tmp_path / "lecture.trace"
+    result = call("sim", "lecture", "--trace", path)
+    assert result.stderr == f"the run is in {path}: stillframe view {path}\n"
+    trace = tracefile.read(path)
+    assert trace.processes == ("P1", "P2", "P3")
+    assert trace.cut_of(SnapshotId("P1", 1)) == (2, 3, 1)
+
+
+def test_the_snapshot_of_a_script_is_proved(call: Call) -> None:
+    """EWD 864a: the white events of the lecture before its red ones."""
+    result = call("sim", "lecture", "--prove", "P1-1")
+    assert result.exit_code == 0
+    assert "all 6 white events precede all 5 red ones" in result.stderr
+    result = call("sim", "lecture", "--prove", "P9-9")
+    assert result.exit_code == 2
+    assert "there is no snapshot P9-9 in this run; there are P1-1" in result.stderr
+
+
+def test_a_script_whose_system_went_back_has_the_trace_of_its_last_epoch(
+    call: Call, tmp_path: Path
+) -> None:
+    """It is said so."""
+    path, crash = tmp_path / "crash.trace", Path("tests/sim/runs/crash.run")
+    result = call("sim", Path(__file__).parent.parent.parent / crash, "--trace", path)
+    assert result.stderr == f"epoch 2, the last, is in {path}: stillframe view {path}\n"
+    assert tracefile.read(path).event_count == 6
+
+
+# --- what cannot work
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--seeds", "5..1"], "--seeds '5..1': write FIRST..LAST, for example 1..200, or one"),
+        (["--seeds", "x"], "--seeds 'x': write FIRST..LAST"),
+        (["--seeds", "1..5", "--steps"], "are about one run: give one seed, such as --seeds 17"),
+        (["--trace", "x"], "are about one run: give one seed"),
+        (["nosuch"], "there is no script nosuch: give a .run file, MODULE:TOPOLOGY, or one of th"),
+        (["nosuch.run"], "come with stillframe: deadlock, lecture, lecture-ticks, never-occurred"),
+        (["./no/such.run"], "no/such.run: No such file or directory"),
+        (["../lecture"], "there is no script ../lecture"),
+        (["."], "there is no script ."),
+        (["nosuch:x"], "there is no module 'nosuch' here"),
+        ([f"{HERE}:Talker"], "has no topology 'Talker'; it has broken, chain, dicey, talkers"),
+        (
+            ["lecture", "--steps"],
+            "lecture is a script, and says itself what happens: leave --steps",
+        ),
+        (["lecture", "--network", "lossy"], "lecture is a script, and says itself what happens"),
+        (["lecture", "--rules", "lai-yang"], "lecture is a script, and says itself what happens"),
+        (["--rewrite"], "--rewrite is about a script: name one"),
+        (["--network", "wet"], "'wet' is not one of"),
+        (["--rules", "none"], "'none' is not one of"),
+    ],
+)
+def test_wrong_arguments_say_what_is_right(
+    call: Call,
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exit 2 and a sentence; nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    result = call("sim", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in " ".join(result.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"system\nP1: \xff\n", "is no .run file: it is not text in UTF-8"),
+        (b"system\nP1: A\n\nP1 flies\n", "line 4: 'P1 flies' is nothing that can happen"),
+        (b"system\nP1: \x1b[31m\n", "line 2: '\\x1b' cannot be in a .run file"),
+        (b"", "there is nothing in this file"),
+        (b"#" * 1_000_001, "a .run file has at most 1,000,000 characters"),
+        (b"\xc3\xa9" * 1_000_000, "line 1: the first block must begin with 'system'"),
+    ],
+)
+def test_a_file_that_is_no_script_says_why(
+    call: Call, script: Path, content: bytes, says: str
+) -> None:
+    """Exit 2, and with --rewrite it stays as it is."""
+    script.write_bytes(content)
+    result = call("sim", script, "--rewrite")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+    assert script.read_bytes() == content
+
+
+def test_a_directory_is_no_script(call: Call, tmp_path: Path) -> None:
+    """Whatever its name."""
+    (tmp_path / "a.run").mkdir()
+    result = call("sim", tmp_path / "a.run")
+    assert result.exit_code == 2
+    assert "Is a directory" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1..200", range(1, 201)), ("17", range(17, 18)), ("0", range(1)), ("7..7", range(7, 8))],
+)
+def test_seeds_are_a_range_or_a_number(text: str, expected: range) -> None:
+    """Both ends included."""
+    assert parse_seeds(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "..", "1..", "..5", "1...5", "-1", "1-5", "1..5..9", " 1", "1234567890", "\u0661"]
+)
+def test_other_texts_are_no_seeds(text: str) -> None:
+    """An error says what to write."""
+    with pytest.raises(UsageError, match=r"write FIRST\.\.LAST, for example 1\.\.200"):
+        parse_seeds(text)
