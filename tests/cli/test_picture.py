@@ -1,0 +1,140 @@
+"""``stillframe view``: a trace as a picture, or as a sequence of pictures."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from stillframe import tracefile
+from stillframe.trace import Event, Trace
+from tests.cli.conftest import Call
+from tests.view.runs import lecture
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """The execution of the lecture, in a file."""
+    path = tmp_path / "lecture.trace"
+    tracefile.write(path, lecture())
+    return path
+
+
+def test_a_picture_has_the_name_of_the_trace(call: Call, trace: Path) -> None:
+    """It is drawn again over the old one, and what it shows is said."""
+    out = trace.with_suffix(".svg")
+    out.write_text("old")
+    result = call("view", trace)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.splitlines() == [
+        "snapshot P1-1: consistent, with 1 message in transit",
+        f"done: {out}: 18 steps of 3 processes",
+    ]
+    ElementTree.fromstring(out.read_text(encoding="utf-8"))
+    assert {file.name for file in trace.parent.iterdir()} == {"lecture.trace", "lecture.svg"}
+
+
+def test_a_cut_can_be_asked_for(call: Call, trace: Path, tmp_path: Path) -> None:
+    """Processes that are left out have done nothing; the snapshot is still named."""
+    out = tmp_path / "cut.svg"
+    result = call("view", trace, "--cut", "P1=4, P2=2,P3=1", "--out", out, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {"files": [str(out)], "left_out": ""}
+    assert result.stderr.splitlines()[0] == "cut: NOT consistent: 1 effect without a cause"
+    assert ">accepted before it, but sent after it: H→D<" in out.read_text(encoding="utf-8")
+
+
+def test_steps_are_numbered_pictures_in_a_directory(
+    call: Call, trace: Path, tmp_path: Path
+) -> None:
+    """One after each step; drawing them again is fine."""
+    out = tmp_path / "new" / "film.svg"
+    for _ in range(2):
+        result = call("view", trace, "--steps", "--out", out, "--json")
+        assert result.exit_code == 0
+    directory = tmp_path / "new" / "film"
+    names = [f"film-{number:03}.svg" for number in range(1, 19)]
+    assert sorted(file.name for file in directory.iterdir()) == names
+    assert json.loads(result.stdout)["files"] == [str(directory / name) for name in names]
+    assert ">step 3 of 18: P1 " in (directory / "film-003.svg").read_text(encoding="utf-8")
+    assert f"18 pictures in {directory}" in result.stderr
+
+
+def test_a_shorter_sequence_does_not_end_in_an_older_one(call: Call, trace: Path) -> None:
+    """Pictures that would stand behind its end are named, and nothing is written."""
+    directory = trace.with_suffix("")
+    assert call("view", trace, "--steps").exit_code == 0
+    (directory / "lecture-001.svg").write_text("old")
+    result = call("view", trace, "--steps", "--first", 10)
+    assert result.exit_code == 2
+    assert f"{directory / 'lecture-010.svg'} is of a longer sequence" in result.stderr
+    assert (directory / "lecture-001.svg").read_text() == "old"
+
+
+def test_what_is_cut_off_is_said_with_how_to_go_on(call: Call, tmp_path: Path) -> None:
+    """Also in JSON; the last part has nothing to go on to."""
+    path = tmp_path / "long.trace"
+    tracefile.write(path, Trace(["P1"], [Event("P1")] * 450))
+    result = call("view", path, "--json")
+    assert json.loads(result.stdout)["left_out"] == "the first 400 of 450 steps are shown"
+    assert result.stderr.splitlines() == [
+        "the first 400 of 450 steps are shown: --first 401 goes on",
+        f"done: {path.with_suffix('.svg')}: 400 steps of 1 process",
+    ]
+    last = call("view", path, "--first", 401)
+    assert last.stderr.splitlines()[0] == "steps 401 to 450 of 450 are shown"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--snapshot", "P2-7"), "the trace has no snapshot P2-7; it has P1-1"),
+        (("--snapshot", "7"), "'7' is no snapshot id"),
+        (("--cut", "P1"), "'P1' is no part of a cut"),
+        (("--cut", "P1=1,P1=2"), "'P1=2' is no part of a cut"),
+        (("--cut", "P9=1"), "the trace has no process 'P9': it has P1, P2, P3"),
+        (("--cut", "P1=6"), "P1 0..5"),
+        (("--first", "19"), "the trace has 18 steps"),
+        (("--out", "{trace}"), "is the trace itself"),
+        (("--steps", "--out", "{trace}"), "is a file, and pictures go there"),
+        (("--out", "{trace}/x.svg"), "Not a directory"),
+    ],
+)
+def test_a_wrong_wish_says_why(
+    call: Call, trace: Path, options: tuple[str, ...], sentence: str
+) -> None:
+    """Exit 2 and a sentence; no picture is made, and the trace is as it was."""
+    before = trace.read_bytes()
+    result = call("view", trace, *(option.format(trace=trace) for option in options))
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert [*trace.parent.iterdir()] == [trace]
+    assert trace.read_bytes() == before
+
+
+def test_a_picture_is_replaced_whole_or_not_at_all(
+    call: Call, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the disk is full the old picture is still there, and no part of a new one."""
+    out = trace.with_suffix(".svg")
+    out.write_text("old")
+
+    def replace(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr(Path, "replace", replace)
+    result = call("view", trace)
+    assert result.exit_code == 2
+    assert "No space left on device" in result.stderr
+    assert out.read_text() == "old"
+    assert {file.name for file in trace.parent.iterdir()} == {"lecture.trace", "lecture.svg"}
+
+
+def test_a_file_that_is_no_trace_is_refused(call: Call, tmp_path: Path) -> None:
+    """With the file, the line and where traces come from."""
+    path = tmp_path / "x.trace"
+    path.write_text("hello")
+    result = call("view", path)
+    assert result.exit_code == 2
+    assert f"{path}, line 1" in result.stderr
+    assert not path.with_suffix(".svg").exists()
