@@ -30,8 +30,13 @@ back-pressure does in the runtime."""
 BEHIND_SHARE = 0.1
 """What is behind something else on its channel has been on its way meanwhile: so much of the delay
 is left when that has arrived."""
+EXPIRY_DELAY_MS = 0.001
+"""A deadline is acted on so much after it."""
 STEP_COUNT_MAX = 50_000
-"""How many choices a phase has at most: some systems never come to rest by themselves."""
+"""How many choices a phase has at most."""
+REST_COUNT_MAX = 5_000
+"""So many choices of the liveness phase are waited for messages to come to rest: in some systems
+they never do."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -107,17 +112,20 @@ class Drive:
         self._go_on(float("inf"))
 
     def _go_on(self, until_ms: float) -> None:
-        step_count_max = len(self.schedule) + STEP_COUNT_MAX
+        begin_count = len(self.schedule)
         while self._due and self._due[0][0] <= until_ms and not self.world.refusal:
             self._now_ms, _, happen = heapq.heappop(self._due)
             happen()
             self._plan_arrivals()
             self._tell_of_endings()
-            if len(self.schedule) > step_count_max or not (self._is_safety or self._is_busy()):
+            count = len(self.schedule) - begin_count
+            if count > STEP_COUNT_MAX or not (self._is_safety or self._is_busy(count)):
                 return
 
-    def _is_busy(self) -> bool:
-        return bool(self.world.pending) or any(map(len, self.world.channels.values()))
+    def _is_busy(self, count: int) -> bool:
+        if self.world.pending:
+            return True
+        return count < REST_COUNT_MAX and any(map(len, self.world.channels.values()))
 
     def _at(self, delay_ms: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._due, (self._now_ms + delay_ms, next(self._order), happen))
@@ -170,11 +178,13 @@ class Drive:
         self._at(action.period_ms or self._chance.expovariate(rate), act)
 
     def _ask_for_snapshot(self, process: ProcessId) -> None:
-        """Begin the snapshot that a process asked for in an action, if it did."""
+        """Begin the snapshot that a process asked for in an action, if it did: in the safety phase,
+        since some systems would never come to an end."""
         performer = self.world.performers[process]
         if performer.wants_snapshot:
             performer.wants_snapshot = False
-            self._begin_snapshot(process)
+            if self._is_safety:
+                self._begin_snapshot(process)
 
     def _plan_arrivals(self) -> None:
         """Say when what is new on the channels will arrive."""
@@ -210,17 +220,16 @@ class Drive:
         self.last = snapshot = SnapshotId(first, self._snapshot_count)
         for process in world.description.initiators(first):
             delay_ms = 0.0 if process == first else self._chance.random() * 5.0
-            self._at(delay_ms, partial(self._take_now, choices.Initiate(process, snapshot)))
-        self._at(world.timeout_s * 1000 + 0.001, partial(self._take_now, choices.Expire()))
+            self._at(delay_ms, partial(self._initiate, choices.Initiate(process, snapshot)))
 
-    def _take_now(self, choice: choices.Choice) -> None:
-        if isinstance(choice, choices.Expire) and not self._is_late():
-            return
-        self._take(choice)
+    def _initiate(self, choice: choices.Initiate) -> None:
+        if self._take(choice):
+            self._at(self.world.timeout_s * 1000 + EXPIRY_DELAY_MS, self._expire)
 
-    def _is_late(self) -> bool:
+    def _expire(self) -> None:
         deadline = self.world.assembler.next_deadline()
-        return deadline is not None and deadline <= self._now_ms / 1000
+        if deadline is not None and deadline <= self._now_ms / 1000:
+            self._take(choices.Expire())
 
     def _tell_of_endings(self) -> None:
         """Let every process hear, each in its time, that a snapshot is over."""
@@ -266,7 +275,10 @@ class Drive:
         names = list(self.world.performers)
         group = self._chance.sample(names, self._chance.randrange(1, len(names)))
         if not self.world.parted and self._take(choices.Partition(tuple(sorted(group)))):
-            self._within(self._faults.partition_ms_max, lambda: self._take_now(choices.Heal()))
+            self._within(self._faults.partition_ms_max, self._heal)
+
+    def _heal(self) -> None:
+        self._take(choices.Heal())
 
     def _spoil(self, fault: type[choices.Double] | type[choices.Lose]) -> None:
         busy = [channel for channel, memory in self.world.channels.items() if len(memory)]
@@ -277,7 +289,7 @@ class Drive:
         """End everything that goes wrong."""
         if self.world.down:
             self._restart()
-        self._take(choices.Heal())
+        self._heal()
         for channel, memory in self.world.channels.items():
             if not memory.is_connected:
                 self._take(choices.Connect(channel))

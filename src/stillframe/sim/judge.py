@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stillframe.errors import NotConsistent
+from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import (
     Abandoned,
     Channel,
@@ -23,18 +23,18 @@ from stillframe.model import (
     Snapshot,
     SnapshotId,
 )
+from stillframe.protocol.colour import ColourRecorder
 from stillframe.protocol.equivalent import prove
-from stillframe.protocol.replay import Replay
+from stillframe.protocol.replay import RESTORED, Replay
 from stillframe.sim.epoch import Epoch
-from stillframe.sim.network import Fifo, Network
+from stillframe.sim.network import Fifo, Network, Reordering
 from stillframe.sim.world import World
 from stillframe.topology import Description
-from stillframe.trace import Cut, Event, MarkerStep, MessageId
-
+from stillframe.trace import Cut, Event, MarkerStep, MessageId, Step
 
 DETERMINISM = (
-    "a handler may depend on its process's recorded fields and on messages alone: let it draw chance "
-    "from a recorded field, and take the time from a message"
+    "a handler may depend on its process's recorded fields and on messages alone: let it draw "
+    "chance from a recorded field, and take the time from a message"
 )
 
 
@@ -50,6 +50,9 @@ class Promise(enum.Enum):
     WHOLE = "a snapshot is published whole, or abandoned with the names of the missing"
     UNCHANGED = "a snapshot changes nothing: without it the processes do the same"
     EPOCHS = "after a restore the epoch is higher, and nothing of an older one is accepted"
+    RESTORED = (
+        "a restore goes back to the last restore point, and what was on its channels is first"
+    )
     ORDERED_WORLD = "the recording rules find nothing wrong with a channel that keeps order"
     LIVE = "when nothing goes wrong any more, a snapshot is published"
 
@@ -67,23 +70,32 @@ class Violation(msgspec.Struct, frozen=True):
 def judge(world: World) -> Violation | None:
     """Return the first promise that the run so far did not keep; None if it kept all.
 
-    A promise about snapshots is judged for those that have ended.
+    A promise about snapshots is judged for those that have ended. That the rules refused to go on
+    comes last: what made them do so says more.
     """
-    if world.refusal and world.network is Fifo:
-        return Violation(Promise.ORDERED_WORLD, world.refusal)
-    for epoch in world.epochs:
-        violation = next(_Bench(world, epoch).violations(), None)
+    for index in range(len(world.epochs)):
+        violation = next(_Bench(world, index).violations(), None)
         if violation is not None:
             return violation
+    if world.refusal and rules_fit(world):
+        return Violation(Promise.ORDERED_WORLD, world.refusal)
     return None
+
+
+def rules_fit(world: World) -> bool:
+    """Return whether the recording rules are made for such channels: then they must succeed."""
+    if world.network is Reordering:
+        return all(isinstance(r, ColourRecorder) for r in world.recorders.values())
+    return world.network is Fifo
 
 
 class _Bench:
     """One epoch before the judge."""
 
-    def __init__(self, world: World, epoch: Epoch) -> None:
+    def __init__(self, world: World, index: int) -> None:
         self._world = world
-        self._epoch = epoch
+        self._before = world.epochs[:index]
+        self._epoch = world.epochs[index]
         self._description: Description = world.description
         self._network: Network = world.network
 
@@ -96,6 +108,7 @@ class _Bench:
             return
         yield from self._check_order()
         yield from self._check_epoch()
+        yield from self._check_restore()
         try:
             captured = self._replay()
         except NotConsistent as error:
@@ -125,9 +138,9 @@ class _Bench:
 
     def _check_epoch(self) -> Iterator[Violation]:
         epoch, world = self._epoch, self._world
-        if epoch.number == 1:
+        if not self._before:
             return
-        before = world.epochs[world.epochs.index(epoch) - 1]
+        before = self._before[-1]
         if epoch.number <= before.number:
             yield Violation(Promise.EPOCHS, f"epoch {epoch.number} came after {before.number}")
         if epoch.refused_count != len(world.channels):
@@ -137,19 +150,48 @@ class _Bench:
                 f"connections of epoch {before.number}",
             )
 
+    def _check_restore(self) -> Iterator[Violation]:
+        start, where = self._epoch.start, f"epoch {self._epoch.number}"
+        published = [
+            s for e in self._before for s in e.outcomes.values() if isinstance(s, Snapshot)
+        ]
+        if start is None:
+            if published:
+                yield Violation(
+                    Promise.RESTORED,
+                    f"{where} begins afresh, but {published[-1].id} was published",
+                )
+            return
+        for later in published[published.index(start) + 1 :] if start in published else [None]:
+            if later is None or later.initiated_at >= start.completed_at:
+                newer = "was never published" if later is None else f"is older than {later.id}"
+                yield Violation(Promise.RESTORED, f"{where} begins with {start.id}, which {newer}")
+        open_ = {
+            MessageId(state.channel, number)
+            for state in start.state.channels
+            for number in range(state.received_count + 1, state.sent_count + 1)
+        }
+        for position, event in self._trace.positions():
+            if open_ and event.handler != RESTORED and not open_.intersection(event.accepted):
+                yield Violation(
+                    Promise.RESTORED,
+                    f"{where}: {position} ({event.label}) comes before {min(open_)}, which "
+                    f"snapshot {start.id} has on its channel",
+                )
+            open_.difference_update(event.accepted)
+        if open_:
+            yield Violation(
+                Promise.RESTORED,
+                f"{where}: {min(open_)} never comes, which snapshot {start.id} has on its channel",
+            )
+
     def _replay(self) -> dict[tuple[SnapshotId, ProcessId], ProcessState]:
         """Do the actions again without snapshots; return the state of each process at each cut.
 
         Raises:
             NotConsistent: a process does something else then.
         """
-        start = self._epoch.start
-        replay = Replay(
-            self._world.topology,
-            start.state if start is not None else None,
-            contents=self._epoch.contents,
-        )
-        captured = {}
+        replay, captured = self._new_replay(), {}
         for step in self._epoch.steps:
             if isinstance(step, Event):
                 replay.perform(step)
@@ -160,6 +202,14 @@ class _Bench:
                 if performer.capture() != replay.capture(name):
                     raise NotConsistent(f"process {name} ends in another state without snapshots")
         return captured
+
+    def _new_replay(self) -> Replay:
+        start = self._epoch.start
+        return Replay(
+            self._world.topology,
+            start.state if start is not None else None,
+            contents=self._epoch.contents,
+        )
 
     # --- one snapshot
 
@@ -286,14 +336,17 @@ class _Bench:
     def _check_abandoned(self, outcome: Abandoned) -> Iterator[Violation]:
         """Who is named as missing is who had not recorded all of its part by then."""
         if outcome.reason is Reason.NOT_CONSISTENT:
-            if self._network is Fifo:
+            if rules_fit(self._world):
                 yield Violation(Promise.BOOKS, str(outcome))
             return
+        steps = self._epoch.steps[: self._epoch.ended_at[outcome.snapshot]]
+        if outcome.reason is Reason.NOT_RECORDED and self._can_record(steps):
+            yield Violation(Promise.WHOLE, f"{outcome}; but every process could")
         awaited = {
             process: {None, *self._description.incoming(process)}
             for process in self._description.processes
         }
-        for step in self._epoch.steps[: self._epoch.ended_at[outcome.snapshot]]:
+        for step in steps:
             if isinstance(step, MarkerStep) and step.snapshot == outcome.snapshot:
                 awaited[step.process].discard(step.source)
                 if step.is_cut:
@@ -303,6 +356,17 @@ class _Bench:
             yield Violation(
                 Promise.WHOLE, f"{outcome}; but the parts of {', '.join(missing)} were missing"
             )
+
+    def _can_record(self, steps: list[Step]) -> bool:
+        """Return whether the state of every process can be recorded after `steps`."""
+        replay = self._new_replay()
+        for step in steps:
+            if isinstance(step, Event):
+                replay.perform(step)
+        try:
+            return all(replay.capture(process) for process in self._description.processes)
+        except UsageError:
+            return False
 
     def _check_proof(self) -> Iterator[Violation]:
         """Put every white action before every red one (EWD 864a), for the last snapshot."""

@@ -37,7 +37,7 @@ def _obstacles(world: "World", choice: choices.Choice) -> Iterator[str]:
             for channel in channels:
                 yield from _why_not_deliver(world, channel, position)
             if len(channels) > 1:
-                yield from _why_not_together(world, channels)
+                yield from _why_not_together(world, channels, position)
         case choices.Act(process, action):
             yield from _why_down(world, process)
             if action not in (actions := world.performers[process].actions):
@@ -114,11 +114,13 @@ def _why_not_deliver(world: "World", channel: Channel, position: int) -> Iterato
         yield f"channels are {world.network.value}: only the oldest can arrive"
 
 
-def _why_not_together(world: "World", channels: tuple[Channel, ...]) -> Iterator[str]:
+def _why_not_together(
+    world: "World", channels: tuple[Channel, ...], position: int
+) -> Iterator[str]:
     if len({channel.target for channel in channels}) > 1 or len({*channels}) < len(channels):
         yield "one atomic action accepts one message from each of several channels of one process"
     for channel in channels:
-        if not world.channels[channel].is_message(0):
+        if not world.channels[channel].is_message(position):
             yield f"a marker comes first on {channel}: it is no part of an action"
 
 

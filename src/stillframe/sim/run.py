@@ -8,9 +8,9 @@ from stillframe.errors import StillframeError
 from stillframe.model import Snapshot
 from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.recorder import Recorder
-from stillframe.sim.drive import Drive, Load, Schedule, Step
+from stillframe.sim.drive import EXPIRY_DELAY_MS, Drive, Load, Schedule, Step
 from stillframe.sim.faults import Faults, draw_faults
-from stillframe.sim.judge import Promise, Violation, judge
+from stillframe.sim.judge import Promise, Violation, judge, rules_fit
 from stillframe.sim.network import Fifo, Network
 from stillframe.sim.possible import why_not
 from stillframe.sim.systems import random_system
@@ -108,14 +108,17 @@ def replay(
 def shrink(run: Run, setting: Setting) -> Run:
     """Return the shortest run that this finds with the same broken promise (delta debugging).
 
-    Every piece of the schedule is left out in turn, halves first, single choices last (Zeller and
-    Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*, 2002). Run on what is left, the
-    order stays as it was. A promise of the liveness phase is not judged again: such a run stays.
+    Every piece of the schedule is left out in turn, halves first, single choices last and until
+    none can be spared (Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*,
+    2002). Run on what is left, the order stays as it was. A promise of the liveness phase is not
+    judged again: such a run stays.
     """
-    best = run
+    best = _try(run, setting, run.schedule)
+    if best is None:
+        return run
     size = len(run.schedule) // 2
     while size:
-        start = 0
+        start, count = 0, len(best.schedule)
         while start < len(best.schedule):
             rest = best.schedule[:start] + best.schedule[start + size :]
             found = _try(run, setting, rest)
@@ -123,7 +126,8 @@ def shrink(run: Run, setting: Setting) -> Run:
                 start += size
             else:
                 best = found
-        size //= 2
+        if size > 1 or len(best.schedule) == count:
+            size //= 2
     return best
 
 
@@ -153,13 +157,22 @@ def _draw(chance: Random, setting: Setting) -> tuple[World, Faults]:
 
 def _judge_liveness(drive: Drive) -> Violation | None:
     world = drive.world
-    if world.refusal or world.network is not Fifo:
+    if world.refusal or not rules_fit(world):
         return None
     assert drive.last is not None
     open_ = [s for epoch in world.epochs for s in epoch.initiated if s not in epoch.outcomes]
     if open_:
         return Violation(Promise.WHOLE, f"snapshots {', '.join(map(str, open_))} never ended")
+    for epoch in world.epochs:
+        for ended in epoch.outcomes.values():
+            if isinstance(ended, Snapshot) and _is_late(ended, world):
+                return Violation(Promise.WHOLE, f"snapshot {ended.id} outlived its deadline")
     outcome = world.epoch.outcomes[drive.last]
     if not isinstance(outcome, Snapshot):
         return Violation(Promise.LIVE, str(outcome))
     return None
+
+
+def _is_late(snapshot: Snapshot, world: World) -> bool:
+    taken_s = snapshot.completed_at - snapshot.initiated_at
+    return taken_s > world.timeout_s + 2 * EXPIRY_DELAY_MS / 1000

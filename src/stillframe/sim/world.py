@@ -337,8 +337,9 @@ class World:
         for target in self.description.outgoing(process):
             recorder.sent(target, self.sent_counts[Channel(process, target)])
         effects = step(recorder)
-        could_record = not any(isinstance(effect, NotRecorded) for effect in effects)
-        is_cut = before is Phase.IDLE and could_record
+        # A state that was recorded may turn out useless in the same step: that comes last.
+        could_record = not any(isinstance(effect, NotRecorded) for effect in effects[:1])
+        is_cut = could_record and before is Phase.IDLE and recorder.phase(snapshot) is not before
         if source is not None or is_cut:
             targets = tuple(effect.target for effect in effects if isinstance(effect, SendMarker))
             self.steps.append(MarkerStep(process, snapshot, source, is_cut, targets, self.now))

@@ -1,0 +1,1 @@
+"""Tests of the simulator, and, with mutants of the rules, tests of those tests."""

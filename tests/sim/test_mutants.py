@@ -1,0 +1,267 @@
+"""Tests of the tests: with one rule wrong, the judge, the seeds and the search must find it."""
+
+from dataclasses import replace
+
+import pytest
+
+from stillframe.errors import UsageError
+from stillframe.model import SnapshotId
+from stillframe.protocol.colour import ColourRecorder
+from stillframe.protocol.recorder import Recorder
+from stillframe.sim import choices
+from stillframe.sim.explore import (
+    Explored,
+    Property,
+    SmallSystem,
+    cuts_are_consistent,
+    explore,
+    promises_are_kept,
+    snapshots_are_published,
+)
+from stillframe.sim.judge import Promise
+from stillframe.sim.network import Network
+from stillframe.sim.run import Run, Setting, replay, run_seed, shrink
+from stillframe.sim.systems import Account, Payer, pair
+from stillframe.topology import Topology
+from tests.sim import mutant_worlds, mutants
+
+SEED_MAX = 10
+SEED_MAX_OF = {"NeverExpires": 40}
+"""It takes more seeds until a snapshot cannot be completed at all: its second initiator came after
+a restore."""
+CHOICE_MAX = 25
+CHOICE_MAX_OF = {"ActsBetween": 40, "ChannelsLast": 60}
+"""What is paid depends on all that a process did before: here hardly anything can be left out."""
+S = SnapshotId("P1", 1)
+
+RECORDERS: dict[type[Recorder], Promise] = {
+    mutants.NoRelay: Promise.ATOMIC,
+    mutants.MarkerTwice: Promise.ATOMIC,
+    mutants.MarkerForgotten: Promise.ATOMIC,
+    mutants.MarkerLate: Promise.ATOMIC,
+    mutants.StateLate: Promise.EXACT,
+    mutants.StateAtTheEnd: Promise.EXACT,
+    mutants.StateShared: Promise.EXACT,
+    mutants.StopsAtFirst: Promise.BOOKS,
+    mutants.FirstRecorded: Promise.BOOKS,
+    mutants.StopsLate: Promise.BOOKS,
+    mutants.InitiatorBlind: Promise.WHOLE,
+    mutants.RecordedTwice: Promise.BOOKS,
+    mutants.AfterMarker: Promise.BOOKS,
+    mutants.CountsShifted: Promise.BOOKS,
+    mutants.MessagesForgotten: Promise.EXACT,
+    mutants.MessagesExchanged: Promise.EXACT,
+    mutants.NeverDone: Promise.WHOLE,
+}
+"""Each mutant of Chandy and Lamport's rules, and the promise that it is found to break."""
+WORLDS = {
+    mutant_worlds.MarkerBehind: Promise.BOOKS,
+    mutant_worlds.MarkerLost: Promise.LIVE,
+    mutant_worlds.ActsBetween: Promise.BOOKS,
+    mutant_worlds.ActsAtCut: Promise.UNCHANGED,
+    mutant_worlds.DroppedAtCut: Promise.UNCHANGED,
+    mutant_worlds.ChannelsForgotten: Promise.RESTORED,
+    mutant_worlds.ChannelsDoubled: Promise.ONCE,
+    mutant_worlds.ChannelsLast: Promise.RESTORED,
+    mutant_worlds.ChannelsTurned: Promise.ONCE,
+    mutant_worlds.EpochKept: Promise.EPOCHS,
+    mutant_worlds.PastAccepted: Promise.EPOCHS,
+    mutant_worlds.BeginsAfresh: Promise.RESTORED,
+    mutant_worlds.GoesBackTooFar: Promise.RESTORED,
+    mutant_worlds.StatesOfTheStart: Promise.UNCHANGED,
+    mutant_worlds.DoubledAccepted: Promise.ONCE,
+    mutant_worlds.RestLost: Promise.ORDERED_WORLD,
+}
+ASSEMBLERS = {
+    mutant_worlds.WithoutOne: Promise.WHOLE,
+    mutant_worlds.NamesNobody: Promise.WHOLE,
+    mutant_worlds.NamesAll: Promise.WHOLE,
+    mutant_worlds.NeverExpires: Promise.WHOLE,
+    mutant_worlds.AlwaysLate: Promise.LIVE,
+    mutant_worlds.StateOfAnother: Promise.EXACT,
+}
+COLOURS: dict[type[ColourRecorder], Promise] = {
+    mutants.ColourUnmet: Promise.WHOLE,
+    mutants.ColourUnchecked: Promise.BOOKS,
+    mutants.ColourUnsent: Promise.WHOLE,
+    mutants.ColourAtMarker: Promise.BOOKS,
+    mutants.ColourShort: Promise.WHOLE,
+    mutants.ColourRedRecorded: Promise.BOOKS,
+    mutants.ColourStateLate: Promise.EXACT,
+}
+"""Each mutant of Lai and Yang's rules, over channels without order."""
+PLAIN = Setting()
+COLOURED = Setting(recorder=ColourRecorder, network=Network.REORDERING)
+MUTANTS: dict[str, tuple[Setting, Setting, Promise]] = {
+    **{r.__name__: (replace(PLAIN, recorder=r), PLAIN, p) for r, p in RECORDERS.items()},
+    **{w.__name__: (replace(PLAIN, world=w), PLAIN, p) for w, p in WORLDS.items()},
+    **{a.__name__: (replace(PLAIN, assembler=a), PLAIN, p) for a, p in ASSEMBLERS.items()},
+    **{c.__name__: (replace(COLOURED, recorder=c), COLOURED, p) for c, p in COLOURS.items()},
+}
+LIVENESS = {"MarkerLost", "NeverExpires", "AlwaysLate"}
+"""What these break is seen at the end of a whole run, not in a piece of its schedule."""
+
+
+def first_caught(setting: Setting, seed_max: int = SEED_MAX) -> Run:
+    """Return the run of the first seed in which the judge finds something."""
+    for seed in range(1, seed_max + 1):
+        try:
+            run = run_seed(seed, setting)
+        except UsageError:  # a snapshot that lacks a process is refused by a restore as well
+            continue
+        if run.violation is not None:
+            return run
+    pytest.fail(f"no seed up to {seed_max} shows it")
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_is_caught_by_the_promise_that_it_breaks(name: str) -> None:
+    """One of a few seeds shows the mutant, and up to there none accuses the rules as they are."""
+    mutant, original, promise = MUTANTS[name]
+    run = first_caught(mutant, SEED_MAX_OF.get(name, SEED_MAX))
+    assert run.violation is not None
+    assert run.violation.promise is promise, run.violation
+    assert [s for s in range(1, run.seed + 1) if run_seed(s, original).violation] == []
+
+
+def test_a_marker_behind_its_place_is_seen_though_the_snapshot_is_right() -> None:
+    """Where colours make up for a marker that comes late, the marker is still out of its place."""
+    setting = Setting(recorder=ColourRecorder, world=mutant_worlds.MarkerBehind)
+    run = first_caught(setting)
+    assert run.violation is not None
+    assert run.violation.promise is Promise.MARKERS
+
+
+@pytest.mark.parametrize(
+    "recorder",
+    [
+        mutants.ColourUnmet,
+        mutants.ColourUnsent,
+        mutants.ColourAtMarker,
+        mutants.ColourRedRecorded,
+    ],
+)
+def test_where_order_is_kept_colours_are_not_needed(recorder: type[ColourRecorder]) -> None:
+    """These mutants are equivalent on channels that keep order: the marker comes before anything
+    red, and behind everything white, so it alone says what the colours do."""
+    setting = Setting(recorder=recorder)
+    assert [s for s in range(1, 13) if run_seed(s, setting).violation] == []
+
+
+# --- schedules that are cut down
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS.keys() - LIVENESS))
+def test_what_a_mutant_does_shrinks_to_a_few_choices(name: str) -> None:
+    """The schedule of a mutant becomes short, breaks the same promise, and does so every time."""
+    mutant, _, promise = MUTANTS[name]
+    run = first_caught(mutant)
+    short = shrink(run, mutant)
+    again = [replay(run.seed, mutant, short.schedule).violation for _ in range(2)]
+    assert short.violation is not None
+    assert short.violation.promise is promise
+    choice_max = CHOICE_MAX_OF.get(name, CHOICE_MAX)
+    assert len(short.schedule) <= choice_max, [str(step) for step in short.schedule]
+    assert list(map(str, again)) == [str(short.violation)] * 2
+
+
+def test_a_broken_promise_of_the_liveness_phase_is_not_cut_down() -> None:
+    """That nothing is published in the end is shown by the whole run alone: it stays as it is."""
+    mutant, _, _ = MUTANTS["MarkerLost"]
+    run = first_caught(mutant)
+    assert shrink(run, mutant) is run
+
+
+# --- every interleaving
+
+PAIR = SmallSystem(
+    topology=pair(),
+    acts={"P1": ("pay",), "P2": ("pay",)},
+    initiations=(choices.Initiate("P1", S),),
+)
+TRIANGLE = SmallSystem(
+    topology=Topology(
+        {name: Account() for name in ("P1", "P2", "P3")},
+        [("P1", "P2"), ("P1", "P3"), ("P2", "P1"), ("P3", "P2")],
+    ),
+    acts={"P1": ("pay",), "P3": ("pay",)},
+    initiations=(choices.Initiate("P1", S),),
+)
+"""Two markers come to P2, so that it matters which is the first."""
+GOSSIPS = SmallSystem(
+    topology=Topology.mesh({"P1": Payer(draw=7), "P2": Payer(draw=8)}),
+    acts={"P2": ("pay",)},
+    initiations=(choices.Initiate("P1", S),),
+)
+"""Messages that differ follow each other on one channel."""
+KEPT, CONSISTENT, PUBLISHED = properties = (
+    promises_are_kept,
+    cuts_are_consistent,
+    snapshots_are_published,
+)
+SEARCHED: dict[type[Recorder | ColourRecorder], tuple[SmallSystem, dict[Property, int]]] = {
+    mutants.NoRelay: (PAIR, {KEPT: 2, PUBLISHED: 2}),
+    mutants.MarkerTwice: (PAIR, {KEPT: 1, PUBLISHED: 3}),
+    mutants.MarkerForgotten: (TRIANGLE, {KEPT: 1, PUBLISHED: 3}),
+    mutants.MarkerLate: (PAIR, {KEPT: 1, PUBLISHED: 1}),
+    mutants.StateLate: (PAIR, {KEPT: 5}),
+    mutants.StateAtTheEnd: (PAIR, {KEPT: 4}),
+    mutants.StateShared: (PAIR, {KEPT: 5}),
+    mutants.StopsAtFirst: (TRIANGLE, {KEPT: 4, PUBLISHED: 7}),
+    mutants.FirstRecorded: (TRIANGLE, {KEPT: 7, PUBLISHED: 7}),
+    mutants.StopsLate: (TRIANGLE, {KEPT: 7, PUBLISHED: 7}),
+    mutants.InitiatorBlind: (PAIR, {KEPT: 2, PUBLISHED: 5}),
+    mutants.RecordedTwice: (PAIR, {KEPT: 5, PUBLISHED: 5}),
+    mutants.AfterMarker: (TRIANGLE, {KEPT: 7, PUBLISHED: 7}),
+    mutants.CountsShifted: (PAIR, {KEPT: 3}),
+    mutants.MessagesForgotten: (PAIR, {KEPT: 5}),
+    mutants.MessagesExchanged: (GOSSIPS, {KEPT: 6}),
+    mutants.NeverDone: (PAIR, {PUBLISHED: 3}),
+    mutants.ColourUnmet: (PAIR, {KEPT: 4, CONSISTENT: 4, PUBLISHED: 5}),
+    mutants.ColourUnchecked: (PAIR, {KEPT: 5, CONSISTENT: 4, PUBLISHED: 5}),
+    mutants.ColourUnsent: (PAIR, {KEPT: 4, CONSISTENT: 4, PUBLISHED: 5}),
+    mutants.ColourAtMarker: (PAIR, {KEPT: 4, PUBLISHED: 5}),
+    mutants.ColourShort: (PAIR, {KEPT: 4, PUBLISHED: 5}),
+    mutants.ColourRedRecorded: (PAIR, {KEPT: 5, PUBLISHED: 5}),
+    mutants.ColourStateLate: (PAIR, {KEPT: 5}),
+}
+"""Each mutant, where it is looked for, and how long a shortest run is to each broken property."""
+
+
+def searched(system: SmallSystem, recorder: type[Recorder | ColourRecorder]) -> Explored:
+    """Visit everything that can happen; under Lai and Yang's rules without any order."""
+    is_coloured = issubclass(recorder, ColourRecorder)
+    network = Network.REORDERING if is_coloured else Network.FIFO
+    return explore(
+        replace(system, recorder=recorder, network=network),
+        always={p.__name__: p for p in properties},
+        sometimes={},
+    )
+
+
+@pytest.mark.parametrize("recorder", SEARCHED)
+def test_the_search_of_every_interleaving_finds_every_mutant(
+    recorder: type[Recorder | ColourRecorder],
+) -> None:
+    """What breaks, and in how few steps it can, is what it was."""
+    system, expected = SEARCHED[recorder]
+    broken = searched(system, recorder).broken
+    assert {name: len(run) for name, (_, run) in broken.items()} == {
+        look.__name__: length for look, length in expected.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("system", "recorder"),
+    [
+        (PAIR, Recorder),
+        (TRIANGLE, Recorder),
+        (GOSSIPS, Recorder),
+        (PAIR, ColourRecorder),
+    ],
+)
+def test_the_search_finds_nothing_wrong_with_the_rules(
+    system: SmallSystem, recorder: type[Recorder | ColourRecorder]
+) -> None:
+    """Where the mutants are found, the rules as they are break nothing in any order of steps."""
+    assert searched(system, recorder).broken == {}
