@@ -203,6 +203,18 @@ def test_what_is_on_its_way_before_a_block_of_ticks_arrives_in_it() -> None:
     )
 
 
+def test_what_has_arrived_before_a_block_of_ticks_does_not_arrive_again() -> None:
+    """Only what is on its way takes a delay."""
+    run = play_text(
+        "system\nP1: A B\nP2: C D\nmessages: A>C B>D\n\nP1 does A\ndeliver P1->P2\n\n"
+        "ticks\ndelays 7\n1 P1 does B\n"
+    )
+    assert run.happened[2] == (
+        "   1  P1 does B; sends B>D to P2",
+        "   8  P2 accepts B>D from P1: does D",
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

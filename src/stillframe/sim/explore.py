@@ -112,6 +112,7 @@ def explore(
         for choice in possible(system, world, found.run):
             run = (*found.run, choice)
             following = index_of.setdefault(history(play(system, run)), len(histories))
+            assert following != index, choice
             if following == len(histories):
                 histories.append(_History(run, []))
             found.following.append(following)

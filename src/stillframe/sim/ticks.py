@@ -136,7 +136,8 @@ class _Ticks:
         return min(heads, default=None)
 
     def _deliver_due(self) -> None:
-        """Deliver what is due, in the order of sending."""
+        """Deliver what is due, in the order of sending; only the head of a channel can be, so order
+        is kept whatever the delays."""
         while arrival := self._next_arrival():
             self._arrival_count += 1
             if self._arrival_count > ARRIVAL_COUNT_MAX:
@@ -185,7 +186,6 @@ class _Ticks:
     def _note_sendings(self) -> None:
         new = Counter(self._world.sendings)
         for channel in self._world.sendings:
-            queue = self._due[channel]
             frame = self._world.channels[channel].contents[-new[channel]]
             new[channel] -= 1
             delay = self._delay(channel, frame)
@@ -193,8 +193,7 @@ class _Ticks:
                 raise UsageError(
                     f"channel {channel}: a delay of {delay} ticks: give 0 to {TICK_MAX:,}"
                 )
-            earliest = queue[-1][0] if queue else 0
-            queue.append((max(self._number + delay, earliest), self._order))
+            self._due[channel].append((self._number + delay, self._order))
             self._order += 1
         self._world.sendings.clear()
 
