@@ -147,6 +147,7 @@ class _Plan:
         scene = self.scene
         for process, y in scene.ys.items():
             labels = [Label(scene.x_from - 10, y + 4, scene.names[process], "end")]
+            labels += (Label(x, y + 4, scene.names[process]) for x in scene.free_for_name(process))
             if scene.repeats_names:
                 labels.append(Label(scene.x_to + 8, y + 4, scene.names[process]))
             yield Line(process, y, scene.x_from, scene.x_to, tuple(labels))
@@ -204,14 +205,17 @@ class _Plan:
                 )
 
     def _curves(self, step_count: int) -> Iterator[Curve]:
-        free_from = 0.0
+        named: list[tuple[float, float]] = []
         for cut in self.cuts:
             if self.scene.ys and self._is_visible(cut, step_count):
                 points = self.scene.points(cut)
                 label = Label(points[0][0] - 6, points[0][1] - 5, cut.name)
-                is_named = cut.snapshot is None and label.x >= free_from
+                left, right = label.x, label.x + lettering.width(label.text) + 6
+                is_named = cut.snapshot is None and all(
+                    right <= begin or end <= left for begin, end in named
+                )
                 if is_named:
-                    free_from = label.x + lettering.width(label.text) + 6
+                    named.append((left, right))
                 yield Curve(
                     name=cut.name,
                     colour=cut.colour,
@@ -245,7 +249,10 @@ class _Plan:
             yield Label(PADDING, PADDING + TEXT_ROW * row + lettering.SIZE, fitting)
 
     def _legend_rows(self, step_count: int) -> Iterator[legend.Row]:
-        return legend.rows(self.trace, self.window, self.cuts, self.chosen, step_count)
+        links = self.window.messages, self.window.markers
+        if self.is_sequence or any(link.is_open for some in links for link in some):
+            yield legend.Row(Sample.IN_TRANSIT, 0, "message or marker that has not come yet")
+        yield from legend.rows(self.trace, self.window, self.cuts, self.chosen, step_count)
 
     def _legend(self, step_count: int) -> Iterator[LegendRow]:
         x = PADDING + SAMPLE_WIDTH

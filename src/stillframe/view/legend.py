@@ -39,7 +39,6 @@ def rows(
         yield Row(Sample.RECORDED, chosen.colour, f"event before {_the(chosen)}")
     if window.markers:
         yield Row(Sample.MARKER, cuts[0].colour, "marker, in the colour of its snapshot")
-    yield Row(Sample.IN_TRANSIT, 0, "message or marker that has not come yet")
     listed = [chosen] if chosen is not None else []
     listed += [cut for cut in cuts if cut is not chosen]
     for cut in listed[:CUTS_MAX]:
@@ -113,7 +112,9 @@ def _list(trace: Trace, messages: Sequence[MessageId]) -> str:
 
 
 def _the(cut: ShownCut) -> str:
-    return f"the cut of {cut.name}" if cut.snapshot is not None else f"the {cut.name}"
+    if cut.snapshot is not None:
+        return f"the cut of {cut.name}"
+    return "the cut" if cut.name == "cut" else cut.name
 
 
 def _label(trace: Trace, position: Position) -> str:

@@ -42,7 +42,7 @@ FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monos
 _RULES = (
     ("text", (("fill", "ink"),), f"font: 12px {FONT}; stroke-width: 3px; paint-order: stroke"),
     ("text", (("stroke", "paper"),), "stroke-linejoin: round"),
-    (".name", (), "font-weight: bold; stroke-width: 0"),
+    (".name", (), "font-weight: bold; stroke-width: 5px"),
     (".notice", (("fill", "quiet"),), "font-style: italic"),
     (".paper", (("fill", "paper"),), ""),
     (".line", (("stroke", "line"),), "stroke-width: 1.5"),

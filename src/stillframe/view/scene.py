@@ -1,6 +1,7 @@
 """Where everything of a window of a trace is, whether it has happened yet or not."""
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from stillframe.model import ProcessId
@@ -20,13 +21,14 @@ CUT_OVERHANG = 26.0
 """How far a cut's curve goes beyond the first and the last line."""
 ROW_HEIGHT_MIN, ROW_HEIGHT_MAX, ROWS_HEIGHT = 48.0, 96.0, 900.0
 PROCESS_CHARS_MAX = 20
+NAME_MARGIN = 4.0
 LABEL_GAP = 7.0
 DOT_RADIUS = 9.0
 """Of a dot with its ring."""
 MARK_RADIUS = 6.0
 MARK_LABEL_X = 9.0
-LINE_REPEATS_NAME_PX = 1500.0
-"""A line that is longer has its process's name at the right, too."""
+NAME_EVERY = 1500.0
+"""A line that is longer has its process's name also at the right, and in between."""
 WIDTH_WISHED = 1800.0
 TIGHTNESS = ((28, 44.0, False), (16, 38.0, False), (10, 34.0, False), (12, 32.0, True))
 """How many letters a label may have, how far layers are apart, and whether labels are on both sides
@@ -81,12 +83,16 @@ class Scene:
             if self.x_to <= WIDTH_WISHED:
                 break
         self.x_to = max(self.x_to, max(xs, default=self.x_from) + STUB_WIDTH_MAX + 8)
-        self.repeats_names = self.x_to - self.x_from > LINE_REPEATS_NAME_PX
+        self.repeats_names = self.x_to - self.x_from > NAME_EVERY
         self.width = self.x_to + PADDING + (name_width + 8 if self.repeats_names else 0)
         self.places = tuple(
             self._place(index, xs[index], texts[index], is_above=above[index])
             for index in range(len(xs))
         )
+        self._taken: dict[ProcessId, list[Point]] = {process: [] for process in self.ys}
+        for step, x, room in zip(window.steps, xs, rooms, strict=True):
+            right = room.radius if isinstance(step, Event) else room.right
+            self._taken[step.process].append((x - room.radius, x + right))
         lines: dict[float, list[float]] = {}
         for place in self.places:
             lines.setdefault(place.y, []).append(place.x)
@@ -104,6 +110,16 @@ class Scene:
     def y_of(self, process: ProcessId) -> float:
         """Return the y of a process; if it has no line, one between the lines."""
         return self.ys[process] if process in self.ys else self._y_of_hidden[process]
+
+    def free_for_name(self, process: ProcessId) -> Iterator[float]:
+        """Yield where on a long line there is room for the name of its process once more."""
+        width = lettering.width(self.names[process]) + 2 * NAME_MARGIN
+        free_from, wanted = self.x_from, self.x_from + NAME_EVERY
+        for left, right in [*self._taken[process], (self.x_to, self.x_to)]:
+            while left - max(free_from, wanted) >= width:
+                yield max(free_from, wanted) + NAME_MARGIN
+                wanted = max(free_from, wanted) + NAME_EVERY
+            free_from = right
 
     def points(self, cut: ShownCut) -> tuple[Point, ...]:
         """Return where `cut` crosses each line, from the top down; every process reached it."""

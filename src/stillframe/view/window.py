@@ -19,6 +19,11 @@ class MessageLink(msgspec.Struct, frozen=True):
     sent: int | None
     accepted: int | None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it does not arrive in the window."""
+        return self.accepted is None
+
 
 class MarkerLink(msgspec.Struct, frozen=True):
     """In which steps of the window a marker was sent and came; None: not in the window."""
@@ -28,6 +33,11 @@ class MarkerLink(msgspec.Struct, frozen=True):
     target: ProcessId
     sent: int | None
     came: int | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it does not arrive in the window."""
+        return self.came is None
 
 
 class Window(msgspec.Struct, frozen=True):
