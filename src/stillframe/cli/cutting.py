@@ -13,6 +13,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 from stillframe import tracefile
 from stillframe.cli import output, quantities
 from stillframe.cli.here import look_here
+from stillframe.cli.proof import put_order
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.cuts import (
     CutView,
@@ -41,11 +42,13 @@ class Question(msgspec.Struct, frozen=True):
         cut: whether this cut is consistent, such as ``P1=3,P2=5``.
         before: what happened before this event, such as ``P2#7``.
         where: in which cuts this predicate holds, such as ``predicates:terminated``.
+        prove: why the cut of this snapshot is consistent, such as ``P1-1``.
     """
 
     cut: str | None = None
     before: str | None = None
     where: str | None = None
+    prove: str | None = None
 
 
 def answer(path: Path, question: Question, *, is_json: bool) -> None:
@@ -64,6 +67,8 @@ def answer(path: Path, question: Question, *, is_json: bool) -> None:
         _check(trace, _parse_cut(question.cut, trace), is_json=is_json)
     elif question.before is not None:
         _put_past(trace, _parse_position(question.before), is_json=is_json)
+    elif question.prove is not None:
+        put_order(trace, question.prove, is_json=is_json)
     elif predicate is not None:
         _search(trace, predicate, is_json=is_json)
     else:

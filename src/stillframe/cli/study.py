@@ -91,7 +91,9 @@ def cuts(
     trace: Annotated[
         Path,
         typer.Argument(
-            metavar="TRACE", help="Trace that 'import --out' wrote.", show_default=False
+            metavar="TRACE",
+            help="Trace that 'import --out' or 'sim --trace' wrote.",
+            show_default=False,
         ),
     ],
     *,
@@ -120,13 +122,21 @@ def cuts(
             show_default=False,
         ),
     ] = None,
+    prove: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SNAPSHOT",
+            help="Put all events before this snapshot's cut first, interchange by interchange.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask one question about the consistent cuts of a trace, by default how many there are; exit 1
     if the answer is no."""
     from stillframe.cli import cutting
 
-    question = cutting.Question(cut=cut, before=before, where=where)
+    question = cutting.Question(cut=cut, before=before, where=where, prove=prove)
     cutting.answer(trace, question, is_json=as_json)
 
 
