@@ -189,6 +189,17 @@ def test_the_execution_of_the_lecture() -> None:
     assert "channel P2->P1: H→D" in picture.description
 
 
+def test_a_legend_explains_only_what_may_be_seen() -> None:
+    """In the lecture's execution everything arrives in the end, but not from the start."""
+    trace = lecture()
+    samples = [row.sample for row in diagram.lay_out(trace).legend]
+    assert Sample.IN_TRANSIT not in samples
+    for picture in diagram.frames(trace):
+        assert Sample.IN_TRANSIT in [row.sample for row in picture.legend]
+    silent = diagram.lay_out(Trace(["P1"], [Event("P1")]))
+    assert silent.legend == ()
+
+
 def test_a_snapshot_is_drawn_as_it_is_taken() -> None:
     """A process's events are circled once it has recorded, the curve comes with the last, and a
     message is caught once both ends have recorded."""

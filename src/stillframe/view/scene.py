@@ -115,7 +115,8 @@ class Scene:
         """Yield where on a long line there is room for the name of its process once more."""
         width = lettering.width(self.names[process]) + 2 * NAME_MARGIN
         free_from, wanted = self.x_from, self.x_from + NAME_EVERY
-        for left, right in [*self._taken[process], (self.x_to, self.x_to)]:
+        end = max(self.x_from, self.x_to - NAME_EVERY / 2)
+        for left, right in [*(t for t in self._taken[process] if t[0] < end), (end, end)]:
             while left - max(free_from, wanted) >= width:
                 yield max(free_from, wanted) + NAME_MARGIN
                 wanted = max(free_from, wanted) + NAME_EVERY
