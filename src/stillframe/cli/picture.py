@@ -69,10 +69,8 @@ def draw(path: Path, wish: Wish, *, is_json: bool) -> None:
         going_on = wish.first + shown
         hint = f": --first {going_on} goes on" if going_on <= len(trace.steps) else ""
         output.say(f"{left_out}{hint}")
-    steps, processes = (
-        quantities.count(shown, "step"),
-        quantities.count(len(whole.lines), "process"),
-    )
+    steps = quantities.count(shown, "step")
+    processes = quantities.count(len(whole.lines), "process")
     what = quantities.count(len(files), "picture")
     where = f"{what} in {out.with_name(_stem(out))}" if wish.steps else str(out)
     output.say(f"done: {where}: {steps} of {processes}")
