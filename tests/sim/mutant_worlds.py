@@ -131,7 +131,8 @@ class ChannelsTurned(World):
     _held: list[list[tuple[Channel, Batch, Colour]]] | None = None
 
     def _replay(self, start: Snapshot) -> None:
-        self._held = held = []
+        held: list[list[tuple[Channel, Batch, Colour]]] = []
+        self._held = held
         super()._replay(start)
         self._held = None
         for arrivals in reversed(held):

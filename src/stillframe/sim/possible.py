@@ -107,9 +107,9 @@ def _why_nothing_there(world: "World", channel: Channel, position: int) -> Itera
 
 
 def _why_not_deliver(world: "World", channel: Channel, position: int) -> Iterator[str]:
-    yield from _why_nothing_there(world, channel, position)
-    if reason := _why_shut(world, channel):
+    if channel in world.channels and (reason := _why_shut(world, channel)):
         yield reason
+    yield from _why_nothing_there(world, channel, position)
     if position and world.network is not Network.REORDERING:
         yield f"channels are {world.network.value}: only the oldest can arrive"
 
@@ -121,7 +121,7 @@ def _why_not_together(
         yield "one atomic action accepts one message from each of several channels of one process"
     for channel in channels:
         if not world.channels[channel].is_message(position):
-            yield f"a marker comes first on {channel}: it is no part of an action"
+            yield f"a marker is what comes on {channel}: it is no part of an action"
 
 
 def _why_not_connection(
