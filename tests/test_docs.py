@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from stillframe.protocol.recorder import TRANSITIONS, Stimulus
+from stillframe.sim.scenario import play_text
+from stillframe.view import diagram, svg
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -108,6 +110,14 @@ def test_every_page_that_the_readme_links_is_there() -> None:
     for page in pages:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links {target}"
+
+
+def test_the_picture_of_the_proof_page_is_what_is_drawn() -> None:
+    """The picture in the docs is the one that the code draws of the lecture example."""
+    script = ROOT / "src" / "stillframe" / "sim" / "runs" / "lecture.run"
+    world = play_text(script.read_text()).world
+    picture = svg.draw(diagram.lay_out(world.epoch.trace(world.description)))
+    assert (ROOT / "docs" / "lecture.svg").read_text() == picture
 
 
 def test_the_table_of_phases_is_the_one_that_runs() -> None:

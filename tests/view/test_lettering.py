@@ -48,3 +48,10 @@ def test_text_is_cut_to_fit(text: str, width: float) -> None:
 def test_east_asian_letters_are_wide() -> None:
     """Twice as wide as others, or more."""
     assert lettering.width("収支") >= 2 * lettering.width("ab")
+
+
+def test_names_that_begin_alike_stay_apart() -> None:
+    """A long name loses its middle, and keeps more of its end than of its beginning."""
+    shown = lettering.shorten_name("P42795-jvoldemortThread-Thread-27-5-main", char_count_max=20)
+    assert shown == "P42795-…ad-27-5-main"
+    assert lettering.shorten_name("P1", char_count_max=20) == "P1"

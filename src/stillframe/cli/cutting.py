@@ -12,6 +12,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 
 from stillframe import tracefile
 from stillframe.cli import output, quantities
+from stillframe.cli.cut_option import parse_cut
 from stillframe.cli.here import look_here
 from stillframe.cli.proof import put_order
 from stillframe.cli.verdict import EXIT_NO
@@ -26,7 +27,6 @@ from stillframe.cuts import (
 from stillframe.errors import ApplicationError, UsageError
 from stillframe.trace import Cut, Position, Trace
 
-_COUNT = re.compile(r"(?P<process>[^=,#\s]+)=(?P<count>[0-9]{1,18})")
 _POSITION = re.compile(r"(?P<process>[^=,#\s]+)#(?P<index>[0-9]{1,18})")
 COUNTED_MAX = 100_000_000
 """More cuts than this are not counted, which takes under a second."""
@@ -64,7 +64,7 @@ def answer(path: Path, question: Question, *, is_json: bool) -> None:
     predicate = None if question.where is None else _load_predicate(question.where)
     trace = tracefile.read(path)
     if question.cut is not None:
-        _check(trace, _parse_cut(question.cut, trace), is_json=is_json)
+        _check(trace, parse_cut(question.cut, trace), is_json=is_json)
     elif question.before is not None:
         _put_past(trace, _parse_position(question.before), is_json=is_json)
     elif question.prove is not None:
@@ -202,25 +202,6 @@ def _put_past(trace: Trace, position: Position, *, is_json: bool) -> None:
         _put_cut(trace, cut)
     events = quantities.count(sum(cut) - 1, "event")
     output.say(f"done: {events} happened before {position}")
-
-
-def _parse_cut(text: str, trace: Trace) -> Cut:
-    counts: dict[str, int] = {}
-    for part in text.split(","):
-        found = _COUNT.fullmatch(part.strip())
-        if found is None or found["process"] in counts:
-            raise UsageError(
-                f"{part!r} is no part of a cut: write once for each process how many of its "
-                "events lie before the cut, as in P1=3,P2=5; 0 for those left out"
-            )
-        counts[found["process"]] = int(found["count"])
-    if strangers := [process for process in counts if process not in trace.index_of]:
-        raise UsageError(
-            f"the trace has no process {strangers[0]!r}: it has {', '.join(trace.processes)}"
-        )
-    cut = tuple(counts.get(process, 0) for process in trace.processes)
-    trace.check_cut(cut)
-    return cut
 
 
 def _parse_position(text: str) -> Position:

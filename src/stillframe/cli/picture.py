@@ -9,15 +9,14 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 
 from stillframe import tracefile
 from stillframe.cli import output, quantities
+from stillframe.cli.cut_option import parse_cut
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
-from stillframe.trace import Cut, Trace
 from stillframe.view import diagram, svg
 from stillframe.view.shapes import Diagram, Sample
 
 SUFFIX = ".svg"
 NUMBER_DIGITS_MIN = 3
-_COUNT = re.compile(r"(?P<process>[^=,#\s]+)=(?P<count>[0-9]{1,18})")
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -47,7 +46,7 @@ def draw(path: Path, wish: Wish, *, is_json: bool) -> None:
     """
     trace = tracefile.read(path)
     snapshot = None if wish.snapshot is None else SnapshotId.parse(wish.snapshot)
-    cuts = [] if wish.cut is None else [_parse_cut(wish.cut, trace)]
+    cuts = [] if wish.cut is None else [parse_cut(wish.cut, trace)]
     whole = diagram.lay_out(trace, snapshot=snapshot, cuts=cuts, first=wish.first)
     out = wish.out if wish.out is not None else path.with_suffix(SUFFIX)
     shown = len(whole.dots) + len(whole.marks)
@@ -119,20 +118,3 @@ def _write(path: Path, picture: Diagram) -> None:
 
 def _stem(out: Path) -> str:
     return out.name.removesuffix(SUFFIX)
-
-
-def _parse_cut(text: str, trace: Trace) -> Cut:
-    counts: dict[str, int] = {}
-    for part in text.split(","):
-        found = _COUNT.fullmatch(part.strip())
-        if found is None or found["process"] in counts:
-            raise UsageError(
-                f"{part!r} is no part of a cut: write once for each process how many of its "
-                "events lie before the cut, as in P1=3,P2=5; 0 for those left out"
-            )
-        counts[found["process"]] = int(found["count"])
-    if strangers := [process for process in counts if process not in trace.index_of]:
-        raise UsageError(
-            f"the trace has no process {strangers[0]!r}: it has {', '.join(trace.processes[:20])}"
-        )
-    return tuple(counts.get(process, 0) for process in trace.processes)

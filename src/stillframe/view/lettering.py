@@ -40,6 +40,15 @@ def shorten(text: str, *, char_count_max: int) -> str:
     return text[: max(0, char_count_max - 1)].rstrip() + ELLIPSIS
 
 
+def shorten_name(name: str, *, char_count_max: int) -> str:
+    """Return `name`, with an ellipsis in its middle for what is too much: names that begin alike
+    often differ at the end."""
+    if len(name) <= char_count_max:
+        return name
+    tail = (char_count_max - 1) * 2 // 3
+    return name[: char_count_max - 1 - tail] + ELLIPSIS + name[len(name) - tail :]
+
+
 def width(text: str, size: float = SIZE) -> float:
     """Return how wide `text` is, in pixels, in a font of fixed width: rather too much."""
     return size * sum(_advance(char) for char in text)

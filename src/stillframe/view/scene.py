@@ -64,7 +64,7 @@ class Scene:
         self._y_of_hidden = _between(trace, self.ys, first, row_height)
         self.bottom = first + row_height * max(0, rows - 1) + CUT_OVERHANG
         self.names = {
-            process: lettering.shorten(process, char_count_max=PROCESS_CHARS_MAX)
+            process: lettering.shorten_name(process, char_count_max=PROCESS_CHARS_MAX)
             for process in window.processes
         }
         name_width = max(map(lettering.width, self.names.values()), default=0.0)
