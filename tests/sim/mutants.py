@@ -206,6 +206,24 @@ class AfterMarker(Recorder):
                 recording.closed[source] += (batch,)
 
 
+class OldestOnly(Recorder):
+    """Of several snapshots under way, only the one begun first records the channels."""
+
+    def receive(self, source: ProcessId, batch: Batch) -> None:
+        super().receive(source, batch)
+        for recording in list(self._recordings.values())[1:]:
+            if source in recording.awaited:
+                recording.awaited[source].pop()
+
+
+class EndsForgotten(Recorder):
+    """A snapshot that was given up is forgotten: its late marker begins it anew."""
+
+    def _end(self, snapshot: SnapshotId, phase: Phase) -> None:
+        if phase is not Phase.ABANDONED:
+            super()._end(snapshot, phase)
+
+
 # --- the books, wrong in ways in which they balance
 
 
