@@ -7,7 +7,7 @@ happens in a thread, one snapshot after the other, so that asking and collecting
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never, cast
 
@@ -30,6 +30,7 @@ from stillframe.model import (
     SnapshotId,
 )
 from stillframe.protocol import wire
+from stillframe.protocol.announcements import Announcements
 from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.handshake import NONCE_BYTES, Declined, Greeting, Listener, Welcome
 from stillframe.restore import Start
@@ -138,6 +139,7 @@ class Coordinator:
         self._departed = departed
         self._description = store.description
         self._assembler = Assembler(self._description, store.epoch)
+        self._announcements = Announcements()
         self._lines: dict[ProcessId, MemberLine] = {}
         self._ports: dict[ProcessId, int] = {}
         self._connected: set[ProcessId] = set()
@@ -310,6 +312,7 @@ class Coordinator:
     def _complete(self, outcome: Snapshot | Abandoned | None) -> None:
         match outcome:
             case Snapshot():
+                self._announce(self._announcements.ended(outcome.id))
                 task = asyncio.get_running_loop().create_task(self._publish(outcome))
                 self._writing.add(task)
                 task.add_done_callback(self._writing.discard)
@@ -326,9 +329,14 @@ class Coordinator:
             detail = str(error) if isinstance(error, StillframeError) else describe(error)
             outcome = Abandoned(snapshot.id, Reason.NOT_PUBLISHED, (), detail)
         if isinstance(outcome, Entry) and outcome.is_restore_point:
-            for line in self._lines.values():
-                line.say(control.Published(snapshot.id))
+            under_way = self._assembler.pending
+            self._announce(self._announcements.published(snapshot.id, under_way))
         self._end(snapshot.id, outcome)
+
+    def _announce(self, snapshots: Iterable[SnapshotId]) -> None:
+        for snapshot in snapshots:
+            for line in self._lines.values():
+                line.say(control.Published(snapshot))
 
     def _write(self, snapshot: Snapshot) -> Entry | Abandoned:
         """Publish a snapshot that can be restored. Runs in the writer's thread."""
@@ -349,6 +357,7 @@ class Coordinator:
         if isinstance(outcome, Abandoned):
             for line in self._lines.values():
                 line.say(control.Abandon(snapshot))
+            self._announce(self._announcements.ended(snapshot))
         result = self._results.pop(snapshot)
         if not result.done():
             result.set_result(outcome)

@@ -26,6 +26,7 @@ from stillframe.model import (
     SnapshotId,
 )
 from stillframe.process import Message, Process
+from stillframe.protocol.announcements import Announcements
 from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.colour import Colour, ColourRecorder, CountingMarker
 from stillframe.protocol.handshake import Hello, Listener
@@ -187,6 +188,7 @@ class World:
             for name in names
         }
         self.assembler = self._make_assembler(description, number)
+        self.announcements = Announcements()
         if number > 1:
             self._refuse_the_past(number)
         if start is None:
@@ -378,17 +380,21 @@ class World:
     def _end(self, snapshot: SnapshotId, outcome: Snapshot | Abandoned) -> None:
         self.epoch.outcomes[snapshot] = outcome
         self.epoch.ended_at[snapshot] = len(self.steps)
+        self._announce(self.announcements.ended(snapshot))
         if isinstance(outcome, Abandoned):
             return
         point = self.restore_point
         if point is not None and outcome.initiated_at < point.completed_at:
             return
         self.restore_point = outcome
-        for name, performer in self.performers.items():
-            if name not in self.down and type(performer.process).on_published is not (
-                Process.on_published
-            ):
-                self._perform(name, PUBLISHED, snapshot)
+        self._announce(self.announcements.published(snapshot, self.assembler.pending))
+
+    def _announce(self, snapshots: Iterable[SnapshotId]) -> None:
+        for snapshot in snapshots:
+            for name, performer in self.performers.items():
+                is_told = type(performer.process).on_published is not Process.on_published
+                if is_told and name not in self.down:
+                    self._perform(name, PUBLISHED, snapshot)
 
 
 def shown(message: Message) -> str:
