@@ -5,6 +5,7 @@ from itertools import count
 from stillframe import Channel, Message, Process, Topology, every
 
 _drawn = count()
+_asked = count()
 
 
 class Note(Message):
@@ -37,6 +38,16 @@ class Dicey(Talker):
         self.heard_count = next(_drawn) + 1
 
 
+class Erratic(Talker):
+    """Talks every other time that it is asked in the life of the program."""
+
+    @every(ms=0)
+    def talk(self) -> None:
+        """Talk, or not."""
+        if next(_asked) % 2:
+            super().talk()
+
+
 class Broken(Talker):
     """Fails at the first message."""
 
@@ -47,5 +58,6 @@ class Broken(Talker):
 
 talkers = Topology.mesh({"P1": Talker(), "P2": Talker()})
 dicey = Topology.mesh({"P1": Dicey(), "P2": Dicey()})
+erratic = Topology.mesh({"P1": Erratic(), "P2": Talker()})
 broken = Topology.mesh({"P1": Broken(), "P2": Broken()})
 chain = Topology({"P1": Talker(), "P2": Talker()}, [("P1", "P2")])

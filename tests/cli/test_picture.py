@@ -95,9 +95,9 @@ def test_what_is_cut_off_is_said_with_how_to_go_on(call: Call, tmp_path: Path) -
         (("--cut", "P9=1"), "the trace has no process 'P9': it has P1, P2, P3"),
         (("--cut", "P1=6"), "P1 0..5"),
         (("--first", "19"), "the trace has 18 steps"),
-        (("--out", "{trace}"), "is the trace itself"),
+        (("--out", "{trace}"), "from which it would be made: name another file"),
         (("--steps", "--out", "{trace}"), "is a file, and pictures go there"),
-        (("--out", "{trace}/x.svg"), "Not a directory"),
+        (("--out", "{trace}/x.svg"), "is no directory"),
     ],
 )
 def test_a_wrong_wish_says_why(

@@ -104,6 +104,12 @@ class Speaker(Process):
         self.words.append("never")
 
     @every(ms=0)
+    async def wait_longer(self) -> None:
+        """Wait for a timer."""
+        await asyncio.sleep(0.001)
+        self.words.append("never")
+
+    @every(ms=0)
     async def fail_later(self) -> None:
         """Raise in a coroutine."""
         await self.note("before")
@@ -239,11 +245,12 @@ def test_an_async_handler_that_does_not_wait_is_one_action() -> None:
     assert fields(performer)["words"] == ["before", "after"]
 
 
-def test_an_async_handler_that_waits_cannot_be_stepped_through() -> None:
+@pytest.mark.parametrize("action", ["wait", "wait_longer"])
+def test_an_async_handler_that_waits_cannot_be_stepped_through(action: str) -> None:
     """There is no loop to wait in: it is closed, and the error says so."""
     performer = Performer("P1", topology())
     with pytest.raises(UsageError, match="an async handler waits for something outside"):
-        performer.perform("wait")
+        performer.perform(action)
     assert fields(performer)["words"] == []
 
 

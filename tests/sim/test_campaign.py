@@ -126,6 +126,9 @@ def test_a_chunk_counts_what_its_runs_did() -> None:
         event_count=sum(len(epoch.steps) for epoch in epochs),
         message_count=sum(len(epoch.contents) for epoch in epochs),
         snapshot_count=sum(len(epoch.outcomes) for epoch in epochs),
+        published_count=sum(
+            isinstance(o, Snapshot) for epoch in epochs for o in epoch.outcomes.values()
+        ),
         seen=dict(Counter(name for run in runs for name in sightings(run))),
     )
 

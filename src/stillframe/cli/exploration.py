@@ -1,5 +1,7 @@
 """``stillframe explore``: every interleaving of a small system."""
 
+import sys
+from contextlib import redirect_stdout
 from typing import Any
 
 import msgspec
@@ -66,13 +68,16 @@ def explore_all(reference: str | None, limits: Limits, *, is_json: bool) -> None
         disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("visiting histories", total=None)
-        found = explore.explore(
-            system,
-            always=ALWAYS,
-            sometimes=SOMETIMES,
-            history_count_max=limits.history_count_max,
-            progress=lambda count: bar.update(task, description=f"visiting histories: {count:,}"),
-        )
+        with redirect_stdout(sys.stderr):  # what handlers print is no data
+            found = explore.explore(
+                system,
+                always=ALWAYS,
+                sometimes=SOMETIMES,
+                history_count_max=limits.history_count_max,
+                progress=lambda count: bar.update(
+                    task, description=f"visiting histories: {count:,}"
+                ),
+            )
     _put(found, is_json=is_json)
     if found.broken:
         raise typer.Exit(EXIT_NO)

@@ -14,6 +14,7 @@ from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.view import diagram, svg
 from stillframe.view.shapes import Diagram, Sample
+from stillframe.whole_file import write_whole
 
 SUFFIX = ".svg"
 NUMBER_DIGITS_MIN = 3
@@ -52,11 +53,9 @@ def draw(path: Path, wish: Wish, *, is_json: bool) -> None:
     shown = len(whole.dots) + len(whole.marks)
     if wish.steps:
         pictures = diagram.frames(trace, snapshot=snapshot, cuts=cuts, first=wish.first)
-        files = _write_sequence(out, pictures, shown)
+        files = _write_sequence(path, out, pictures, shown)
     else:
-        if out.exists() and out.samefile(path):
-            raise UsageError(f"{out} is the trace itself: name the picture with --out FILE{SUFFIX}")
-        _write(out, whole)
+        write_whole(out, [svg.draw(whole).encode()], inputs=[path])
         files = [out]
     left_out = diagram.left_out(trace, first=wish.first)
     if is_json:
@@ -75,7 +74,9 @@ def draw(path: Path, wish: Wish, *, is_json: bool) -> None:
     output.say(f"done: {where}: {steps} of {processes}")
 
 
-def _write_sequence(out: Path, pictures: Iterable[Diagram], count: int) -> list[Path]:
+def _write_sequence(
+    path: Path, out: Path, pictures: Iterable[Diagram], count: int
+) -> list[Path]:
     """Write numbered pictures to the directory that has the name of `out` without its suffix."""
     stem = _stem(out)
     directory = out.with_name(stem)
@@ -92,7 +93,7 @@ def _write_sequence(out: Path, pictures: Iterable[Diagram], count: int) -> list[
             f"{directory} or give another --out"
         )
     for file, picture in zip(files, _with_progress(pictures, count), strict=True):
-        _write(file, picture)
+        write_whole(file, [svg.draw(picture).encode()], inputs=[path])
     return files
 
 
@@ -103,17 +104,6 @@ def _with_progress(pictures: Iterable[Diagram], count: int) -> Iterator[Diagram]
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         yield from bar.track(pictures, total=count, description="drawing steps")
-
-
-def _write(path: Path, picture: Diagram) -> None:
-    """Write a picture; one of that name is replaced, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(svg.draw(picture), encoding="utf-8")
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _stem(out: Path) -> str:

@@ -1,8 +1,8 @@
 """``stillframe sim``: seeds, one seed step by step, or a script."""
 
-import difflib
-import importlib.resources
 import re
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -10,35 +10,29 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from stillframe import tracefile
 from stillframe.cli import output, quantities
+from stillframe.cli.extras import Extras, serve
 from stillframe.cli.here import look_here
-from stillframe.cli.proof import put_proof
 from stillframe.cli.rules import Network, Rules, recorder_of
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
 from stillframe.runtime.loading import load_topology
-from stillframe.sim import scenario
 from stillframe.sim.campaign import Tally, run_seeds
+from stillframe.sim.faults import describe
 from stillframe.sim.narrate import Narrator
-from stillframe.sim.run import Run, Setting, replay, run_seed, shrink
+from stillframe.sim.run import (
+    TOLD_INDENT,
+    Run,
+    Setting,
+    parse_schedule,
+    replay,
+    run_seed,
+    shrink,
+)
 from stillframe.sim.sightings import SIGHTINGS
 from stillframe.sim.world import World
 
 _SEEDS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?", re.ASCII)
-RUN_SUFFIX = ".run"
-
-
-class Extras(msgspec.Struct, frozen=True):
-    """What is wanted of one run besides its steps.
-
-    Attributes:
-        trace: where to write what happened.
-        prove: a snapshot to prove.
-    """
-
-    trace: Path | None = None
-    prove: str | None = None
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -56,6 +50,17 @@ class Subject(msgspec.Struct, frozen=True):
             network=self.network,
             recorder=recorder_of(self.rules),
         )
+
+    @property
+    def rules_fit(self) -> bool:
+        """Whether the rules are made for such channels: only then they promise to succeed."""
+        fitting = {Network.FIFO: {*Rules}, Network.REORDERING: {Rules.LAI_YANG}}
+        return self.rules in fitting.get(self.network, set())
+
+    @property
+    def misfit(self) -> str:
+        """Say that the rules are not made for such channels."""
+        return f"{self.rules} is not made for channels that are {self.network.value}"
 
     def words(self, seed: int) -> str:
         """Return the command that does `seed` again."""
@@ -75,105 +80,41 @@ def parse_seeds(text: str) -> range:
     first = int(found[1]) if found else 0
     last = int(found[2] or found[1]) if found else -1
     if last < first:
-        raise UsageError(f"--seeds {text!r}: write FIRST..LAST, for example 1..200, or one number")
+        raise UsageError(
+            f"--seeds {text!r}: write FIRST..LAST, for example 1..200, or one number, of at most "
+            "nine digits"
+        )
     return range(first, last + 1)
 
 
-def script_path(name: str) -> Path | None:
-    """Return the ``.run`` file that `name` means: a file, or one that comes with stillframe; None
-    if it means a topology.
-
-    Raises:
-        UsageError: it means neither.
-    """
-    if name.endswith(RUN_SUFFIX):
-        path = Path(name)
-        if path.exists() or "/" in name:
-            return path
-    included = Path(str(importlib.resources.files("stillframe.sim") / "runs"))
-    path = included / (name if name.endswith(RUN_SUFFIX) else name + RUN_SUFFIX)
-    if path.exists() and "/" not in name:
-        return path
-    if name.endswith(RUN_SUFFIX) or ":" not in name:
-        names = ", ".join(sorted(found.stem for found in included.glob(f"*{RUN_SUFFIX}")))
-        raise UsageError(
-            f"there is no script {name}: give a .run file, MODULE:TOPOLOGY, or one of those that "
-            f"come with stillframe: {names}"
-        )
-    return None
-
-
-def play_script(path: Path, extras: Extras, *, rewrite: bool, is_json: bool) -> None:
-    """Play the script at `path`, and compare what happens with what the file says.
-
-    Raises:
-        typer.Exit: with 1; something else happened.
-        UsageError: the file cannot be read or played.
-    """
-    text = _read(path)
-    played = scenario.play_text(text)
-    if rewrite:
-        path.write_text(played.text(), encoding="utf-8")
-    if extras.prove is not None:
-        pass
-    elif is_json:
-        output.put_json(
-            {
-                "blocks": [
-                    {"commands": block.commands, "happened": lines}
-                    for block, lines in zip(played.blocks, played.happened, strict=True)
-                ],
-                "is_as_written": not played.differing,
-            }
-        )
-    else:
-        output.put_lines(played.text().splitlines())
-    _serve(played.world, extras, is_json=is_json)
-    if played.differing and not rewrite:
-        changes = difflib.unified_diff(
-            text.splitlines(),
-            played.text().splitlines(),
-            "as written",
-            "as it happened",
-            "",
-            "",
-            2,
-            "",
-        )
-        output.say(
-            *changes, f"no: something else happened than {path} says; if it is right: --rewrite"
-        )
-        raise typer.Exit(EXIT_NO)
-
-
-def _read(path: Path) -> str:
-    """Return the text of a script; of one that is too long as much as it takes to find out."""
-    with path.open(encoding="utf-8") as file:
-        try:
-            return file.read(scenario.FILE_CHARACTER_MAX + 1)
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"{path} is no .run file: it is not text in UTF-8 ({error})"
-            ) from error
-
-
-def show_seed(subject: Subject, seed: int, extras: Extras, *, is_json: bool) -> None:
-    """Run one seed and show every step of it.
+def show_seed(
+    subject: Subject, seed: int, schedule: Path | None, extras: Extras, *, is_json: bool
+) -> None:
+    """Run one seed, or with its system what is in the file `schedule`, and show every step of it.
 
     Raises:
         typer.Exit: with 1; a promise was not kept.
+        UsageError: the file holds something else than a schedule.
     """
-    setting = subject.setting()
-    run = run_seed(seed, setting)
+    with redirect_stdout(sys.stderr):  # what handlers print is no data
+        setting = subject.setting()
+        if schedule is None:
+            run = run_seed(seed, setting)
+        else:
+            run = replay(seed, setting, parse_schedule(schedule.read_text(encoding="utf-8")))
+        lines = _narrate(run, setting) if extras.prove is None else []
     if extras.prove is None:
-        lines = _narrate(run, setting)
         if is_json:
             output.put_json(_run_document(run) | {"happened": lines})
         else:
             output.put_lines(lines)
-    _serve(run.world, extras, is_json=is_json)
+    serve(run.world, extras, is_json=is_json)
     if run.violation is not None:
         output.say(f"no: seed {seed}: {run.violation}")
+        raise typer.Exit(EXIT_NO)
+    if not subject.rules_fit:
+        ending = run.world.refusal or "nothing wrong was published, and nothing had to be"
+        output.say(f"no: seed {seed}: {subject.misfit}: {ending}")
         raise typer.Exit(EXIT_NO)
     output.say(f"yes: seed {seed}: {len(run.schedule)} choices, every promise was kept")
 
@@ -195,15 +136,17 @@ def try_seeds(subject: Subject, seeds: range, *, is_json: bool) -> None:
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task("simulating seeds", total=len(seeds))
-        tally = run_seeds(subject.setting, seeds, lambda count: bar.update(task, advance=count))
+        with redirect_stdout(sys.stderr):  # what handlers print is no data
+            tally = run_seeds(subject.setting, seeds, lambda count: bar.update(task, advance=count))
     if not tally.broken:
         _put_tally(subject, tally, is_json=is_json)
         return
     seed = tally.broken[0]
-    setting = subject.setting()
     output.say(f"SEED={seed} broke a promise; looking for the shortest schedule that does ...")
-    run = run_seed(seed, setting)
-    shrunk = shrink(run, setting)
+    with redirect_stdout(sys.stderr):
+        setting = subject.setting()
+        run = run_seed(seed, setting)
+        shrunk = shrink(run, setting)
     assert shrunk.violation is not None
     if is_json:
         output.put_json(_run_document(shrunk) | {"choice_count_before": len(run.schedule)})
@@ -211,9 +154,11 @@ def try_seeds(subject: Subject, seeds: range, *, is_json: bool) -> None:
         output.put_lines(map(str, shrunk.schedule))
     output.say(
         f"no: seed {seed}: {shrunk.violation}",
-        f"shown are {len(shrunk.schedule)} of its {len(run.schedule)} choices",
-        f"what could go wrong: {run.faults}",
+        f"shown are {len(shrunk.schedule)} of its {len(run.schedule)} choices"
+        + ("" if len(shrunk.schedule) < len(run.schedule) else ": leaving out any keeps it"),
+        f"what could go wrong: {describe(run.faults)}",
         f"every step of the whole run: {subject.words(seed)}",
+        f"every step of what is shown, once it is in a file: {subject.words(seed)} --schedule FILE",
     )
     raise typer.Exit(EXIT_NO)
 
@@ -221,16 +166,27 @@ def try_seeds(subject: Subject, seeds: range, *, is_json: bool) -> None:
 def _put_tally(subject: Subject, tally: Tally, *, is_json: bool) -> None:
     unseen = [name for name in SIGHTINGS if name not in tally.seen]
     if is_json:
-        output.put_json({"is_kept": True} | msgspec.structs.asdict(tally) | {"unseen": unseen})
+        output.put_json(
+            {"is_kept": subject.rules_fit} | msgspec.structs.asdict(tally) | {"unseen": unseen}
+        )
     else:
         rows = [(name, f"{tally.seen.get(name, 0):,}") for name in SIGHTINGS]
         output.put_table("", ("seen", "in runs"), rows)
+    if unseen:
+        output.say(f"never seen: {'; '.join(unseen)}")
+    seeds = quantities.count(tally.seed_count, "seed")
+    if not subject.rules_fit:
+        output.say(
+            f"no: {subject.misfit}: of {seeds} {tally.refused_count:,} broke off; of "
+            f"{quantities.count(tally.snapshot_count, 'snapshot')} {tally.published_count:,} were "
+            f"published, none of them wrong, and {tally.inconsistent_count:,} abandoned because "
+            "their parts contradicted each other"
+        )
+        raise typer.Exit(EXIT_NO)
     output.say(
-        f"yes: {quantities.count(tally.seed_count, 'seed')}, {tally.choice_count:,} choices, "
+        f"yes: {seeds}, {tally.choice_count:,} choices, "
         f"{quantities.count(tally.snapshot_count, 'snapshot')}: every promise was kept"
     )
-    if unseen and subject.network is Network.FIFO:
-        output.say(f"never seen: {'; '.join(unseen)}")
 
 
 def _narrate(run: Run, setting: Setting) -> list[str]:
@@ -243,7 +199,7 @@ def _narrate(run: Run, setting: Setting) -> list[str]:
         narrator = narrator or Narrator(world)
         news = narrator.news()
         lines.append(str(step))
-        lines.extend(f"{'':14}{line}" for line in news)
+        lines.extend(f"{TOLD_INDENT}{line}" for line in news)
 
     replay(run.seed, setting, run.schedule, after_each=tell)
     return lines
@@ -259,16 +215,3 @@ def _run_document(run: Run) -> dict[str, Any]:
         "faults": vars(run.faults),
         "schedule": [{"at_ms": step.at_ms, "choice": str(step.choice)} for step in run.schedule],
     }
-
-
-def _serve(world: World, extras: Extras, *, is_json: bool) -> None:
-    if extras.trace is not None:
-        _write_trace(world, extras.trace)
-    if extras.prove is not None:
-        put_proof(world, extras.prove, is_json=is_json)
-
-
-def _write_trace(world: World, path: Path) -> None:
-    tracefile.write(path, world.epoch.trace(world.description))
-    which = f"epoch {world.epoch.number}, the last, " if len(world.epochs) > 1 else "the run "
-    output.say(f"{which}is in {path}: stillframe view {path}")

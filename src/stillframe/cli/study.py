@@ -157,8 +157,21 @@ def sim(
     ] = None,
     *,
     seeds: Annotated[
-        str, typer.Option(metavar="A..B", help="Which seeds; one number for one.")
-    ] = "1..200",
+        str | None,
+        typer.Option(
+            metavar="A..B",
+            help="Which seeds; one number for one.  [default: 1..200]",
+            show_default=False,
+        ),
+    ] = None,
+    schedule: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With one seed: do this schedule with its system, as a failing seed prints it.",
+            show_default=False,
+        ),
+    ] = None,
     steps: Annotated[bool, typer.Option("--steps", help="Show every step of one seed.")] = False,
     network: NetworkName = Network.FIFO,
     rules: RulesName = Rules.CHANDY_LAMPORT,
@@ -187,30 +200,33 @@ def sim(
     """Run real processes and the real recording rules in one thread, in virtual time: many seeds
     with crashes, partitions and lost connections, each judged; or a script, step by step. Exit 1 if
     a promise is broken, with the shortest schedule that does, or if a script ends otherwise."""
-    from stillframe.cli import simulation
+    from stillframe.cli import scripts, simulation
+    from stillframe.cli.extras import Extras
 
-    path = simulation.script_path(what) if what is not None else None
-    extras = simulation.Extras(trace, prove)
+    path = scripts.script_path(what) if what is not None else None
+    extras = Extras(trace, prove)
+    is_usual = network is Network.FIFO and rules is Rules.CHANDY_LAMPORT
     if path is not None:
-        if steps or network is not Network.FIFO or rules is not Rules.CHANDY_LAMPORT:
+        if steps or seeds is not None or schedule is not None or not is_usual:
             raise UsageError(
-                f"{what} is a script, and says itself what happens: leave --steps, --network and "
-                "--rules out"
+                f"{what} is a script, and says itself what happens: leave --seeds, --schedule, "
+                "--steps, --network and --rules out"
             )
-        simulation.play_script(path, extras, rewrite=rewrite, is_json=as_json)
+        scripts.play_script(path, extras, rewrite=rewrite, is_json=as_json)
         return
     if rewrite:
         raise UsageError("--rewrite is about a script: name one")
     subject = simulation.Subject(what, network, rules)
-    chosen = simulation.parse_seeds(seeds)
-    if not steps and extras == simulation.Extras():
+    chosen = simulation.parse_seeds(seeds or "1..200")
+    if not steps and schedule is None and extras == Extras():
         simulation.try_seeds(subject, chosen, is_json=as_json)
         return
     if len(chosen) > 1:
         raise UsageError(
-            "--steps, --trace and --prove are about one run: give one seed, such as --seeds 17"
+            "--schedule, --steps, --trace and --prove are about one run: give one seed, such as "
+            "--seeds 17"
         )
-    simulation.show_seed(subject, chosen[0], extras, is_json=as_json)
+    simulation.show_seed(subject, chosen[0], schedule, extras, is_json=as_json)
 
 
 @app.command(

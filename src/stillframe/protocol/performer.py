@@ -143,6 +143,9 @@ class Performer:
             coroutine.send(None)
         except StopIteration:
             return
+        except RuntimeError as error:
+            if "no running event loop" not in str(error):
+                raise
         coroutine.close()
         raise UsageError(
             f"process {self.id}: an async handler waits for something outside: there is no event "

@@ -1,6 +1,8 @@
 """Many seeds, on all cores."""
 
+import ctypes
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -9,6 +11,7 @@ from itertools import islice
 import msgspec
 
 from stillframe.errors import StillframeError, UsageError
+from stillframe.model import Abandoned, Reason, Snapshot
 from stillframe.sim.run import Setting, run_seed
 from stillframe.sim.sightings import sightings
 
@@ -25,6 +28,10 @@ class Tally(msgspec.Struct):
         event_count: how many atomic actions were taken.
         message_count: how many messages were sent.
         snapshot_count: how many snapshots ended, published or abandoned.
+        published_count: how many of them were published.
+        inconsistent_count: how many were abandoned because their parts contradicted each other.
+        refused_count: how many runs ended early because the rules found something wrong with a
+            channel.
         seen: in how many runs each of the sightings was seen.
         broken: the seeds whose runs broke a promise.
     """
@@ -34,6 +41,9 @@ class Tally(msgspec.Struct):
     event_count: int = 0
     message_count: int = 0
     snapshot_count: int = 0
+    published_count: int = 0
+    inconsistent_count: int = 0
+    refused_count: int = 0
     seen: dict[str, int] = {}
     broken: list[int] = []
 
@@ -44,6 +54,9 @@ class Tally(msgspec.Struct):
         self.event_count += other.event_count
         self.message_count += other.message_count
         self.snapshot_count += other.snapshot_count
+        self.published_count += other.published_count
+        self.inconsistent_count += other.inconsistent_count
+        self.refused_count += other.refused_count
         self.seen = dict(Counter(self.seen) + Counter(other.seen))
         self.broken = sorted([*self.broken, *other.broken])
 
@@ -66,11 +79,28 @@ def run_chunk(make_setting: Callable[[], Setting], seeds: range) -> Tally:
             tally.event_count += len(epoch.steps)
             tally.message_count += len(epoch.contents)
             tally.snapshot_count += len(epoch.outcomes)
+            for outcome in epoch.outcomes.values():
+                tally.published_count += isinstance(outcome, Snapshot)
+                tally.inconsistent_count += (
+                    isinstance(outcome, Abandoned) and outcome.reason is Reason.NOT_CONSISTENT
+                )
+        tally.refused_count += bool(run.world.refusal)
         for name in sightings(run):
             tally.seen[name] = tally.seen.get(name, 0) + 1
         if run.violation is not None:
             tally.broken.append(seed)
     return tally
+
+
+_PR_SET_PDEATHSIG = 1
+_STDOUT, _STDERR = 1, 2
+
+
+def _take_part() -> None:
+    """Prepare a process that runs chunks: it ends with the one that started it, and what handlers
+    print does not get between the data."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    os.dup2(_STDERR, _STDOUT)
 
 
 def run_seeds(
@@ -94,11 +124,12 @@ def run_seeds(
             total.add(run_chunk(make_setting, chunk))
             progress(len(chunk))
         return total
-    with ProcessPoolExecutor(core_count) as pool:
+    with ProcessPoolExecutor(core_count, initializer=_take_part) as pool:
         running: set[Future[Tally]] = set()
         try:
-            while not total.broken:
-                room = 2 * core_count - len(running)
+            while True:
+                # The lowest seed that breaks a promise is named: those before it are waited for.
+                room = 0 if total.broken else 2 * core_count - len(running)
                 running |= {
                     pool.submit(run_chunk, make_setting, chunk) for chunk in islice(chunks, room)
                 }

@@ -261,6 +261,8 @@ class Drive:
             self._plan_actions()
 
     def _break(self) -> None:
+        if not self.world.channels:
+            return
         channel = self._chance.choice(list(self.world.channels))
         if self._take(choices.Break(channel)):
             epoch = self.world.epoch.number
@@ -273,6 +275,8 @@ class Drive:
 
     def _partition(self) -> None:
         names = list(self.world.performers)
+        if len(names) < 2:
+            return
         group = self._chance.sample(names, self._chance.randrange(1, len(names)))
         if not self.world.parted and self._take(choices.Partition(tuple(sorted(group)))):
             self._within(self._faults.partition_ms_max, self._heal)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from stillframe.cuts import CutView, Predicate, observation_without
-from stillframe.errors import UsageError
+from stillframe.errors import ApplicationError, UsageError
 from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
 from stillframe.protocol.recorder import Phase, Recorder
 from stillframe.sim import choices
-from stillframe.sim.judge import judge
+from stillframe.sim.judge import DETERMINISM, judge
 from stillframe.sim.network import Fifo, Lossy, Network
 from stillframe.sim.possible import deliverable
 from stillframe.sim.world import SnapshotRecorder, World
@@ -108,13 +108,13 @@ def explore(
     histories = [_History((), [])]
     states = set()
     for index, found in enumerate(histories):  # grows meanwhile
-        world = play(system, found.run)
+        world = _play_again(system, found.run)
         states.add(global_state(world))
         _note(world, found.run, always, broken)
         _note(world, found.run, sometimes, seen)
         for choice in possible(system, world, found.run):
             run = (*found.run, choice)
-            following = index_of.setdefault(history(play(system, run)), len(histories))
+            following = index_of.setdefault(history(_play_again(system, run)), len(histories))
             assert following != index, choice
             if following == len(histories):
                 histories.append(_History(run, []))
@@ -133,6 +133,18 @@ def explore(
         broken=broken,
         seen=seen,
     )
+
+
+def _play_again(system: SmallSystem, run: Run) -> World:
+    """Return the world after a run that was possible before."""
+    try:
+        return play(system, run)
+    except ApplicationError:
+        raise
+    except UsageError as error:
+        raise UsageError(
+            f"done again, the same choices come to something else ({error}): {DETERMINISM}"
+        ) from error
 
 
 def play(system: SmallSystem, run: Iterable[choices.Choice]) -> World:

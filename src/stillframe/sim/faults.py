@@ -52,3 +52,9 @@ def draw_faults(chance: Random, network: Network) -> Faults:
         double_per_s=rate(80.0) if keeps_connections else 0.0,
         lose_per_s=rate(80.0) if network is Lossy else 0.0,
     )
+
+
+def describe(faults: Faults) -> str:
+    """Return what could go wrong, without what could not."""
+    figures = {name: value for name, value in vars(faults).items() if value}
+    return ", ".join(f"{name} {value:g}" for name, value in figures.items())

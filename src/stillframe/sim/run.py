@@ -1,13 +1,15 @@
 """One simulated run from a seed, or again from its schedule; judged, and cut down when it fails."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from stillframe.errors import StillframeError
+from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Snapshot
 from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.recorder import Recorder
+from stillframe.sim import choices
 from stillframe.sim.drive import EXPIRY_DELAY_MS, Drive, Load, Schedule, Step
 from stillframe.sim.faults import Faults, draw_faults
 from stillframe.sim.judge import Promise, Violation, judge, rules_fit
@@ -21,6 +23,11 @@ TIMEOUT_MS = 10.0
 TIMEOUT_DELAY_COUNT = 15
 """A snapshot of up to five processes in a row takes fewer of the longest delays than this, when
 nothing else goes wrong: so a deadline after them is missed only if something did."""
+
+
+TOLD_INDENT = " " * 14
+"""What happened is told below its choice, so far to the right."""
+_LINE = re.compile(r" *(?P<at>\d{1,9}(?:\.\d{1,9})?) ms  (?P<choice>\S.*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +110,24 @@ def replay(
             done.append(step)
             after_each(world, step)
     return Run(seed, faults, done, world, judge(world))
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Read a schedule as it is printed; what is told below a choice, indented, is passed over.
+
+    Raises:
+        UsageError: a line is neither; it is named.
+    """
+    schedule: Schedule = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _LINE.fullmatch(line):
+            schedule.append(Step(float(found["at"]), choices.parse_choice(found["choice"])))
+        elif line.strip() and not line.startswith(TOLD_INDENT):
+            raise UsageError(
+                f"line {number} of the schedule, {line[:80]!r}: write a time and a choice, such as "
+                "'12.500 ms  deliver P1->P2'"
+            )
+    return schedule
 
 
 def shrink(run: Run, setting: Setting) -> Run:
