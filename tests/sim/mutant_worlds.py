@@ -40,11 +40,11 @@ class MarkerBehind(World):
     def _send_marker(self, channel: Channel, marker: Marker) -> None:
         self._held.setdefault(channel, []).append(marker)
 
-    def _send(self, channel: Channel, encoded: bytes) -> MessageId:
-        message = super()._send(channel, encoded)
+    def _send(self, channel: Channel, messages: list[bytes]) -> list[MessageId]:
+        sent = super()._send(channel, messages)
         for marker in self._held.pop(channel, ()):
             super()._send_marker(channel, marker)
-        return message
+        return sent
 
 
 class MarkerLost(World):

@@ -13,9 +13,10 @@ from stillframe.process import Message
 from stillframe.protocol.colour import ColourRecorder
 from stillframe.sim.choices import parse_choice
 from stillframe.sim.judge import judge
+from stillframe.sim.label import LABEL_CHARACTER_MAX, shown
 from stillframe.sim.network import Fifo, Lossy, Network, Reordering
 from stillframe.sim.systems import Account, Payment, pair
-from stillframe.sim.world import LABEL_CHARACTER_MAX, World, shown
+from stillframe.sim.world import World
 from stillframe.topology import Topology
 from stillframe.trace import Event, MarkerStep, MessageId
 

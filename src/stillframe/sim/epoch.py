@@ -2,9 +2,31 @@
 
 from dataclasses import dataclass, field
 
-from stillframe.model import Abandoned, Fragment, ProcessId, Snapshot, SnapshotId
+import msgspec
+
+from stillframe.model import Abandoned, Channel, Fragment, ProcessId, Snapshot, SnapshotId
+from stillframe.sim import choices
+from stillframe.sim.network import Frame
 from stillframe.topology import Description
 from stillframe.trace import MessageId, Step, Trace
+
+
+class Taken(msgspec.Struct):
+    """A choice that was taken. The steps that came of it end where those of the next one begin.
+
+    Attributes:
+        choice: what was chosen.
+        at: when, in virtual seconds.
+        step_count: how many steps there were before it.
+        frames: what it let arrive, with its channel.
+        is_done: whether it came to its end: no rule was found broken, no handler raised.
+    """
+
+    choice: choices.Choice
+    at: float
+    step_count: int
+    frames: tuple[tuple[Channel, Frame], ...] = ()
+    is_done: bool = False
 
 
 @dataclass
@@ -15,23 +37,37 @@ class Epoch:
         number: which epoch, from 1.
         start: the snapshot that it began with; None for a fresh start.
         steps: events and recording steps, in the order in which they happened.
+        taken: the choices of which they came, but for those of the beginning.
         initiated: the snapshots that were begun.
+        began_s: when, in virtual seconds.
         parts: what each process recorded of them, as soon as it is complete.
         outcomes: how they ended.
         ended_at: how many steps there were when they ended.
+        ended_s: when they ended, in virtual seconds.
+        ended_in: in which of `taken`, from 0.
         contents: every message that was sent, or recorded on a channel at the start; encoded.
         refused_count: how many connections of the epoch before were attempted, and refused.
+        resent_count: how much was lost with a connection, and sent again by the next.
+        dropped_count: how much arrived a second time, and was dropped.
+        held_count: how much was on its way between the two sides when a partition was over.
     """
 
     number: int
     start: Snapshot | None
     steps: list[Step] = field(default_factory=list)
+    taken: list[Taken] = field(default_factory=list)
     initiated: list[SnapshotId] = field(default_factory=list)
+    began_s: dict[SnapshotId, float] = field(default_factory=dict)
     parts: dict[SnapshotId, dict[ProcessId, Fragment]] = field(default_factory=dict)
     outcomes: dict[SnapshotId, Snapshot | Abandoned] = field(default_factory=dict)
     ended_at: dict[SnapshotId, int] = field(default_factory=dict)
+    ended_s: dict[SnapshotId, float] = field(default_factory=dict)
+    ended_in: dict[SnapshotId, int] = field(default_factory=dict)
     contents: dict[MessageId, bytes] = field(default_factory=dict)
     refused_count: int = 0
+    resent_count: int = 0
+    dropped_count: int = 0
+    held_count: int = 0
 
     def trace(self, description: Description) -> Trace:
         """Return what happened as a trace.

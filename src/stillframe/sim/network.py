@@ -27,12 +27,12 @@ Fifo, Reordering, Lossy = Network
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """What travels: one message, or one marker.
+    """What travels: one message or a batch of some, or one marker.
 
     Attributes:
         sequence: its number on the channel in this epoch, from 1.
-        batch: the message; None for a marker.
-        colour: the colour of the message (Lai & Yang 1987).
+        batch: the messages; None for a marker.
+        colour: the colour of the messages (Lai & Yang 1987).
         marker: the snapshot of the marker; None for a message.
         sent_count: what a ``CountingMarker`` says; None for a plain one.
     """
@@ -70,6 +70,8 @@ class MemoryChannel:
 
     def __init__(self, network: Network) -> None:
         self.is_connected = True
+        self.lost_count = 0
+        """How much was lost with the last connection that was, and has to be sent again."""
         self._network = network
         self._frames: list[bytes] = []
         self._sent_count = 0
@@ -91,9 +93,14 @@ class MemoryChannel:
         """What is on its way, oldest first."""
         return tuple(map(_decode, self._frames))
 
+    def peek(self, position: int) -> Frame:
+        """Return what is at `position`, and leave it there."""
+        return _decode(self._frames[position])
+
     def is_message(self, position: int) -> bool:
-        """Return whether the frame at `position` is a message, not a marker."""
-        return _decode(self._frames[position]).batch is not None
+        """Return whether the frame at `position` is one message, no marker and no batch."""
+        batch = self.peek(position).batch
+        return batch is not None and batch.count == 1
 
     def send(self, frame: Frame) -> None:
         """Put `frame` behind what is there; while the connection is lost it waits at the source."""
@@ -131,6 +138,7 @@ class MemoryChannel:
     def disconnect(self) -> None:
         """Lose the connection with everything on it."""
         self.is_connected = False
+        self.lost_count = self._sent_count - self._target.received
         self._frames.clear()
 
     def connect(self) -> int:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from stillframe.model import Channel, ProcessId
 from stillframe.sim import choices
-from stillframe.sim.network import Fifo, Network
+from stillframe.sim.network import Fifo, Frame, Network
 
 if TYPE_CHECKING:
     from stillframe.sim.world import World
@@ -88,13 +88,29 @@ def _why_down(world: "World", process: ProcessId) -> Iterator[str]:
         yield f"process {process} has crashed"
 
 
+def arriving(world: "World", choice: choices.Choice) -> tuple[tuple[Channel, Frame], ...]:
+    """Return what `choice`, which must be possible, lets arrive, each with its channel."""
+    if not isinstance(choice, choices.Deliver):
+        return ()
+    return tuple((c, world.channels[c].peek(choice.position)) for c in choice.channels)
+
+
+def held_count(world: "World") -> int:
+    """Return how much is on its way between the two sides of a partition."""
+    return sum(len(memory) for c, memory in world.channels.items() if _lies_between(world, c))
+
+
+def _lies_between(world: "World", channel: Channel) -> bool:
+    return (channel.source in world.parted) != (channel.target in world.parted)
+
+
 def _why_shut(world: "World", channel: Channel) -> str:
     """Return why nothing can arrive on a channel that there is."""
     if channel.target in world.down:
         return f"process {channel.target} has crashed"
     if not world.channels[channel].is_connected:
         return f"the connection of {channel} is lost"
-    if (channel.source in world.parted) != (channel.target in world.parted):
+    if _lies_between(world, channel):
         return f"a partition lies between {channel.source} and {channel.target}"
     return ""
 
@@ -121,7 +137,8 @@ def _why_not_together(
         yield "one atomic action accepts one message from each of several channels of one process"
     for channel in channels:
         if not world.channels[channel].is_message(position):
-            yield f"a marker is what comes on {channel}: it is no part of an action"
+            what = "a marker" if world.channels[channel].peek(position).batch is None else "a batch"
+            yield f"{what} is what comes on {channel}: it is no part of an action"
 
 
 def _why_not_connection(

@@ -10,11 +10,13 @@ the states are set, and what was recorded on the channels is received before any
 """
 
 from collections.abc import Callable, Iterable
+from itertools import groupby
+from operator import itemgetter
 from typing import assert_never
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, Refused, UsageError
+from stillframe.errors import ProtocolViolation, UsageError
 from stillframe.model import (
     Abandoned,
     Batch,
@@ -25,23 +27,28 @@ from stillframe.model import (
     Snapshot,
     SnapshotId,
 )
-from stillframe.process import Message, Process
+from stillframe.process import Process
 from stillframe.protocol.announcements import Announcements
 from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.colour import Colour, ColourRecorder, CountingMarker
-from stillframe.protocol.handshake import Hello, Listener
 from stillframe.protocol.performer import PUBLISHED, RECEIVE, START, Performer, Sent
 from stillframe.protocol.recorder import Effect, NotRecorded, Phase, Recorded, Recorder, SendMarker
-from stillframe.protocol.replay import RESTORED
 from stillframe.restore import start_states
 from stillframe.sim import choices
-from stillframe.sim.epoch import Epoch
+from stillframe.sim.beginning import (
+    recorded_messages,
+    recorders,
+    refused_count,
+    restored_events,
+    sent_counts,
+)
+from stillframe.sim.epoch import Epoch, Taken
+from stillframe.sim.label import shown
 from stillframe.sim.network import Fifo, Frame, MemoryChannel, Network
-from stillframe.sim.possible import why_not
+from stillframe.sim.possible import arriving, held_count, why_not
 from stillframe.topology import Topology
 from stillframe.trace import Event, MarkerStep, MessageId, Step
 
-LABEL_CHARACTER_MAX = 60
 SnapshotRecorder = Recorder | ColourRecorder
 
 
@@ -54,6 +61,8 @@ class World:
         recorder: the recording rules: ``Recorder`` (Chandy-Lamport), ``ColourRecorder`` (Lai-Yang).
         assembler: what puts the parts of a snapshot together.
         timeout_s: the deadline of a snapshot, in virtual seconds.
+        batch_count_max: what one action sends to the same target, one after the other, travels
+            and arrives together, up to so many messages at once.
 
     Raises:
         UsageError: the topology has processes that cannot be stepped through.
@@ -67,6 +76,7 @@ class World:
         recorder: Callable[..., SnapshotRecorder] = Recorder,
         assembler: Callable[..., Assembler] = Assembler,
         timeout_s: float = 1.0,
+        batch_count_max: int = 1,
     ) -> None:
         self.topology = topology
         self.description = topology.description
@@ -82,6 +92,8 @@ class World:
         self._make_recorder = recorder
         self._make_assembler = assembler
         self.timeout_s = timeout_s
+        self._batch_count_max = batch_count_max
+        self._point_s = 0.0
         self._topology_hash = self.description.hash
         self._begin(None)
 
@@ -110,10 +122,14 @@ class World:
         """
         if reason := why_not(self, choice):
             raise UsageError(f"{choice}: {reason}")
+        taken = Taken(choice, self.now, len(self.steps), arriving(self, choice))
+        self.epoch.taken.append(taken)
         try:
             self._take(choice)
         except ProtocolViolation as error:
             self.refusal = str(error)
+        else:
+            taken.is_done = True
 
     def _take(self, choice: choices.Choice) -> None:
         match choice:
@@ -140,7 +156,9 @@ class World:
             case choices.Break(channel):
                 self.channels[channel].disconnect()
             case choices.Connect(channel):
-                self.channels[channel].connect()
+                memory = self.channels[channel]
+                lost_count = memory.lost_count
+                self.epoch.resent_count += min(lost_count, memory.connect())
                 self.sendings.append(channel)
             case choices.Partition(processes):
                 self.parted = frozenset(processes)
@@ -167,26 +185,8 @@ class World:
             name: Performer(name, self.topology, starts[name].encoded if starts else None)
             for name in names
         }
-        self.sent_counts = {
-            channel: starts[channel.source].sent_counts[channel.target] if starts else 0
-            for channel in description.channels
-        }
-        received = {
-            Channel(record.source, name): record.received_count
-            for name, begin in starts.items()
-            for record in begin.incoming
-        }
-        self.recorders = {
-            name: self._make_recorder(
-                name,
-                incoming={s: received.get(Channel(s, name), 0) for s in description.incoming(name)},
-                outgoing={
-                    t: self.sent_counts[Channel(name, t)] for t in description.outgoing(name)
-                },
-                capture=self.performers[name].capture,
-            )
-            for name in names
-        }
+        self.sent_counts = sent_counts(description, starts)
+        self.recorders = recorders(self._make_recorder, description, starts, self.performers)
         self.assembler = self._make_assembler(description, number)
         self.announcements = Announcements()
         if number > 1:
@@ -200,37 +200,13 @@ class World:
 
     def _replay(self, start: Snapshot) -> None:
         """Let what was recorded on the channels be received, before anything new."""
-        for name in self.description.processes:
-            sent = tuple(
-                MessageId(state.channel, number)
-                for state in start.state.channels
-                if state.channel.source == name
-                for number in range(state.received_count + 1, state.sent_count + 1)
-            )
-            self.steps.append(Event(name, RESTORED, RESTORED, sent=sent, at=self.now))
-        for state in start.state.channels:
-            for batch in state.batches:
-                for single in batch.singles():
-                    message = MessageId(state.channel, single.first)
-                    self.epoch.contents[message] = single.messages()[0]
-                    self._accept([(state.channel, single, ())])
+        self.steps.extend(restored_events(start, self.description, self.now))
+        for channel, single in recorded_messages(start):
+            self.epoch.contents[MessageId(channel, single.first)] = single.messages()[0]
+            self._accept([(channel, single, ())])
 
     def _refuse_the_past(self, number: int) -> None:
-        """Let every channel's source of the epoch before try to connect: it must be refused."""
-        for channel in self.channels:
-            hello = Hello(channel.source, channel.target, number - 1, self._topology_hash, b"")
-            listener = Listener(
-                secret=b"",
-                epoch=number,
-                topology_hash=self._topology_hash,
-                target=channel.target,
-                sources=self.description.incoming(channel.target),
-                nonce=b"",
-            )
-            try:
-                listener.receive(hello)
-            except Refused:
-                self.epoch.refused_count += 1
+        self.epoch.refused_count = refused_count(self.description, self._topology_hash, number)
 
     def _end_epoch(self, reason: Reason) -> None:
         for snapshot in self.assembler.pending:
@@ -245,6 +221,7 @@ class World:
                 memory.disconnect()
 
     def _heal(self) -> None:
+        self.epoch.held_count += held_count(self)
         self.parted = frozenset()
         self.sendings.extend(channel for channel, memory in self.channels.items() if len(memory))
 
@@ -256,40 +233,59 @@ class World:
         self._happened(Event(process, handler, handler, at=self.now, fields=fields), sent)
 
     def _accept(self, arrivals: list[tuple[Channel, Batch, Colour]]) -> None:
-        """Hand messages to their target, in one atomic action; each batch has one."""
-        target = arrivals[0][0].target
-        performer, recorder = self.performers[target], self.recorders[target]
-        messages = [(c, performer.decode(batch.messages()[0])) for c, batch, _ in arrivals]
-        label = ", ".join(dict.fromkeys(shown(message) for _, message in messages))
-        sent = performer.receive(messages)
-        accepted = tuple(MessageId(channel, batch.first) for channel, batch, _ in arrivals)
-        self._happened(Event(target, label, RECEIVE, accepted, at=self.now), sent)
+        """Hand messages to their target: one of each of several channels in one atomic action, or
+        those of one batch in one each, with nothing in between."""
+        if len(arrivals) > 1:
+            self._receive([(channel, batch) for channel, batch, _ in arrivals])
+        else:
+            [(channel, batch, _)] = arrivals
+            for single in batch.singles() if batch.count > 1 else [batch]:
+                self._receive([(channel, single)])
         for channel, batch, colour in arrivals:
+            recorder = self.recorders[channel.target]
             if isinstance(recorder, ColourRecorder):
-                self._carry_out(target, recorder.receive(channel.source, batch, colour))
+                effects = recorder.receive(channel.source, batch, colour)
+                self._carry_out(channel.target, effects)
             else:
                 recorder.receive(channel.source, batch)
 
+    def _receive(self, arrivals: list[tuple[Channel, Batch]]) -> None:
+        """Let one atomic action accept one message of each channel."""
+        target = arrivals[0][0].target
+        performer = self.performers[target]
+        messages = [(c, performer.decode(batch.messages()[0])) for c, batch in arrivals]
+        label = ", ".join(dict.fromkeys(shown(message) for _, message in messages))
+        sent = performer.receive(messages)
+        accepted = tuple(MessageId(channel, batch.first) for channel, batch in arrivals)
+        self._happened(Event(target, label, RECEIVE, accepted, at=self.now), sent)
+
     def _happened(self, event: Event, sent: Iterable[Sent]) -> None:
         """Note an event, and put what was sent on its way."""
-        ids = tuple(self._send(Channel(event.process, target), encoded) for target, encoded in sent)
-        self.steps.append(msgspec.structs.replace(event, sent=ids))
+        ids: list[MessageId] = []
+        for target, pairs in groupby(sent, itemgetter(0)):
+            encoded = [message for _, message in pairs]
+            for first in range(0, len(encoded), self._batch_count_max):
+                together = encoded[first : first + self._batch_count_max]
+                ids += self._send(Channel(event.process, target), together)
+        self.steps.append(msgspec.structs.replace(event, sent=tuple(ids)))
 
-    def _send(self, channel: Channel, encoded: bytes) -> MessageId:
-        number = self.sent_counts[channel] = self.sent_counts[channel] + 1
+    def _send(self, channel: Channel, messages: list[bytes]) -> list[MessageId]:
+        first = self.sent_counts[channel] + 1
+        self.sent_counts[channel] += len(messages)
         recorder, memory = self.recorders[channel.source], self.channels[channel]
         colour = recorder.colour if isinstance(recorder, ColourRecorder) else ()
-        memory.send(Frame(memory.next_sequence, Batch.of(number, [encoded]), colour))
+        memory.send(Frame(memory.next_sequence, Batch.of(first, messages), colour))
         self.sendings.append(channel)
-        message = MessageId(channel, number)
-        self.epoch.contents[message] = encoded
-        return message
+        ids = [MessageId(channel, number) for number, _ in enumerate(messages, first)]
+        self.epoch.contents.update(zip(ids, messages, strict=True))
+        return ids
 
     # --- recording
 
     def _initiate(self, process: ProcessId, snapshot: SnapshotId) -> None:
         if snapshot not in self.epoch.initiated:
             self.epoch.initiated.append(snapshot)
+            self.epoch.began_s[snapshot] = self.now
             self.assembler.begin(snapshot, self.now, timeout_s=self.timeout_s)
         self._record(process, snapshot, None, lambda recorder: recorder.initiate(snapshot))
 
@@ -298,8 +294,8 @@ class World:
         arrivals = []
         for channel, frame in frames:
             if frame is None:
-                continue
-            if frame.batch is None:
+                self.epoch.dropped_count += 1
+            elif frame.batch is None:
                 self._receive_marker(channel, frame.as_marker())
             else:
                 self._turn_red(channel.target, frame.colour)
@@ -378,15 +374,17 @@ class World:
             recorder.ended(snapshot)
 
     def _end(self, snapshot: SnapshotId, outcome: Snapshot | Abandoned) -> None:
-        self.epoch.outcomes[snapshot] = outcome
-        self.epoch.ended_at[snapshot] = len(self.steps)
+        epoch = self.epoch
+        epoch.outcomes[snapshot] = outcome
+        epoch.ended_at[snapshot] = len(self.steps)
+        epoch.ended_s[snapshot] = self.now
+        epoch.ended_in[snapshot] = len(epoch.taken) - 1
         self._announce(self.announcements.ended(snapshot))
         if isinstance(outcome, Abandoned):
             return
-        point = self.restore_point
-        if point is not None and outcome.initiated_at < point.completed_at:
+        if self.restore_point is not None and epoch.began_s[snapshot] < self._point_s:
             return
-        self.restore_point = outcome
+        self.restore_point, self._point_s = outcome, self.now
         self._announce(self.announcements.published(snapshot, self.assembler.pending))
 
     def _announce(self, snapshots: Iterable[SnapshotId]) -> None:
@@ -395,9 +393,3 @@ class World:
                 is_told = type(performer.process).on_published is not Process.on_published
                 if is_told and name not in self.down:
                     self._perform(name, PUBLISHED, snapshot)
-
-
-def shown(message: Message) -> str:
-    """Return a message as a label: as it prints itself, shortened."""
-    text = str(message)
-    return text if len(text) <= LABEL_CHARACTER_MAX else f"{text[: LABEL_CHARACTER_MAX - 1]}…"
