@@ -15,6 +15,7 @@ LAYERS = (
     ("errors", "model"),
     ("trace", "cuts", "process", "topology"),
     ("protocol",),
+    ("whole_file",),
     ("store", "restore", "detect", "importer", "tracefile"),
     ("sim", "runtime"),
     ("spark", "view"),

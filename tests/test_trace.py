@@ -7,7 +7,7 @@ from hypothesis import given
 
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import Channel, SnapshotId
-from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace
+from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace, clean_label
 from tests.executions import (
     LECTURE,
     all_cuts,
@@ -47,6 +47,14 @@ def named(trace: Trace, label: str) -> Position:
         (
             [Event("P1", sent=(FIRST,)), *[Event("P2", accepted=(FIRST,))] * 2],
             "event P2#2 accepts message P1->P2 #1, as P2#1 did before",
+        ),
+        (
+            [Event("P1", sent=(FIRST, FIRST))],
+            "event P1#1 sends message P1->P2 #1 twice",
+        ),
+        (
+            [Event("P1", sent=(FIRST,)), Event("P2", accepted=(FIRST, FIRST))],
+            "event P2#1 accepts message P1->P2 #1 twice",
         ),
         (
             [Event("P2", sent=(FIRST,))],
@@ -187,7 +195,10 @@ def test_the_cut_of_a_snapshot_lies_where_states_were_recorded() -> None:
 @pytest.mark.parametrize("cut", [(), (0, 0), (0, 0, 0, 0), (-1, 0, 0), (6, 0, 0), (0, 0, 4)])
 def test_what_is_no_cut_is_refused(cut: tuple[int, ...]) -> None:
     """A cut has one possible count for each process; the error says which are possible."""
-    with pytest.raises(UsageError, match=r"P1 0\.\.5, P2 0\.\.3, P3 0\.\.3; not \("):
+    with pytest.raises(
+        UsageError,
+        match=r"each of the 3 processes .* numbers|no cut has .* give a number from 0 to",
+    ):
         read(LECTURE).check_cut(cut)
 
 
@@ -277,3 +288,26 @@ def test_in_transit_is_sent_inside_and_not_accepted_inside(events: list[Event]) 
         assert {message for messages in found.values() for message in messages} == crossing
         assert all(m.channel == channel for channel, ms in found.items() for m in ms)
         assert all(list(messages) == sorted(messages) for messages in found.values())
+
+
+def test_a_state_recorded_twice_gives_no_cut() -> None:
+    """Which of the two would be the process's part of it?"""
+    steps = [MarkerStep(name, SNAPSHOT, is_cut=True) for name in (*NAMES, NAMES[0])]
+    with pytest.raises(UsageError, match=f"has no cut: {NAMES[0]} recorded its state twice"):
+        Trace(NAMES, steps).cut_of(SNAPSHOT)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("näme 名", "näme 名"),
+        ("a\nb\x1b[2J\u202e", "a\\nb\\x1b[2J\\u202e"),
+        ("x" * 500, "x" * 500),
+        ("x" * 3_000_000, "x" * 499 + "…"),
+        ("\n" * 400, "\\n" * 249 + "\\…"),
+    ],
+)
+def test_a_label_is_cleaned_for_people(text: str, shown: str) -> None:
+    """One line that can be printed, not too long; cleaned again it stays as it is."""
+    assert clean_label(text) == shown
+    assert clean_label(shown) == shown

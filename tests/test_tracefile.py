@@ -9,11 +9,16 @@ from hypothesis import strategies as st
 from stillframe import tracefile
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import Channel, SnapshotId
-from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace
+from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace, clean_label
 
 PROCESSES = ("P1", "P2", "P3")
 TO_P2 = MessageId(Channel("P1", "P2"), 1)
 HEADER = '{"stillframe_trace":1,"processes":["P1","P2"],"channels":[]}\n'
+MARKER = '{"type":"marker","process":"P%d","snapshot":{"initiator":"P1","number":%d}%s}\n'
+TO_SEND = (
+    '{"type":"event","process":"P1","sent":'
+    '[{"channel":{"source":"P1","target":"%s"},"number":%d}]}\n'
+)
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
@@ -27,14 +32,20 @@ def traces(draw: st.DrawFn) -> Trace:
     steps: list[Step] = []
     under_way: list[MessageId] = []
     counts: dict[Channel, int] = {}
+    markers: set[tuple[int, str, str]] = set()
+    recorded: set[tuple[int, str]] = set()
     for process in draw(st.lists(st.sampled_from(PROCESSES), max_size=12)):
         at = draw(st.none() | st.floats(0, 1e9))
         if draw(st.integers(0, 4)) == 0:
-            snapshot = SnapshotId("P1", draw(st.integers(1, 3)))
-            source = draw(st.none() | st.sampled_from(PROCESSES))
-            steps.append(
-                MarkerStep(process, snapshot, source, draw(st.booleans()), PROCESSES[:1], at)
-            )
+            number = draw(st.integers(1, 3))
+            due = [marker for marker in sorted(markers) if marker[::2] == (number, process)]
+            source = draw(st.sampled_from([None, *(who for _, who, _ in due)]))
+            markers.discard((number, source or "", process))
+            is_cut = (number, process) not in recorded and draw(st.booleans())
+            recorded |= {(number, process)} if is_cut else set()
+            markers.add((number, process, PROCESSES[0]))
+            snapshot = SnapshotId("P1", number)
+            steps.append(MarkerStep(process, snapshot, source, is_cut, PROCESSES[:1], at))
             continue
         waiting = [message for message in under_way if message.channel.target == process]
         accepted = tuple(waiting[: draw(st.integers(0, 2))])
@@ -46,7 +57,7 @@ def traces(draw: st.DrawFn) -> Trace:
             sent.append(MessageId(channel, counts[channel]))
         under_way += sent
         fields = draw(st.none() | st.dictionaries(st.text(max_size=5), PLAIN, max_size=3))
-        label = draw(st.text(max_size=5))
+        label = clean_label(draw(st.text(max_size=5)))
         steps.append(Event(process, label, "receive", accepted, tuple(sent), at, fields))
     return Trace(PROCESSES, steps, [Channel("P3", "P1")])
 
@@ -92,6 +103,23 @@ def test_a_step_that_is_too_long_is_not_written(
         (HEADER.replace(":1,", ":2,"), "is of version 2, and this program reads version 1"),
         (HEADER.replace("P2", "no name"), "line 1: 'no name' cannot name a process"),
         (HEADER.replace("[]", '[{"source":"P1","target":"X"}]'), "line 1: channel P1->X has an"),
+        (HEADER.replace('"P2"', '"P1"'), "line 1: it names two processes P1"),
+        (HEADER.replace("P2", "x" * 3_000_000), "line 1: 'x{400,500}….{0,200}$"),
+        (HEADER + TO_SEND % ("P2", 0), "line 2: it has a message with a number below 1"),
+        (HEADER + TO_SEND % ("x\\ny", 1), r"line 2: it names what is no .*: x\\ny"),
+        (HEADER + MARKER % (1, -1, ""), "line 2: 'P1--1' is no snapshot id"),
+        (
+            HEADER + MARKER % (2, 1, ',"source":"P1"'),
+            "line 2: a marker of P1-1 comes from P1 to P2, but none is on its way there",
+        ),
+        (
+            HEADER + MARKER % (1, 1, ',"targets":["P2"]') + MARKER % (2, 1, ',"source":"P1"') * 2,
+            "line 4: a marker of P1-1 comes from P1 to P2, but none is on its way there",
+        ),
+        (
+            HEADER + MARKER % (1, 1, ',"is_cut":true') * 2,
+            "line 3: P1 records its state for P1-1, as it did before",
+        ),
         (HEADER + "{\n", "line 2: .*; write the file again from its source"),
         (HEADER + '{"type":"other"}\n', "line 2: .*other"),
         (HEADER + '{"type":"event","process":7}\n', "line 2: .*process"),
@@ -138,3 +166,19 @@ def test_sizes_are_bounded(
     monkeypatch.setattr(tracefile, name, value)
     with pytest.raises(UsageError, match=sentence):
         tracefile.read(path)
+
+
+def test_labels_are_cleaned(tmp_path: Path) -> None:
+    """Whoever made the file cannot forge lines on a terminal with them."""
+    path = tmp_path / "a.trace"
+    tracefile.write(path, Trace(["P1"], [Event("P1", "a\nyes: all is well")]))
+    assert tracefile.read(path).lines["P1"][0].label == "a\\nyes: all is well"
+
+
+def test_a_trace_does_not_replace_what_it_is_made_from(tmp_path: Path) -> None:
+    """The log is still there."""
+    path = tmp_path / "a.log"
+    path.write_text("log", encoding="utf-8")
+    with pytest.raises(UsageError, match="from which it would be made"):
+        tracefile.write(path, Trace(["P1"], []), inputs=[path])
+    assert path.read_text(encoding="utf-8") == "log"

@@ -17,8 +17,24 @@ import msgspec
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import Channel, ProcessId, SnapshotId
 
+LABEL_CHARS_MAX = 500
+
 Cut = tuple[int, ...]
 """For each process of a trace, in the trace's order, how many of its events lie before the cut."""
+
+
+def clean_label(text: str) -> str:
+    """Return foreign `text` so that it can be shown to people: on one line, with escapes for what
+    cannot be printed or changes the direction of writing, and of at most `LABEL_CHARS_MAX`
+    characters, an ellipsis among them if something is cut off."""
+    shown = text[: LABEL_CHARS_MAX + 1]
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+    return (
+        shown
+        if len(shown) <= LABEL_CHARS_MAX
+        else f"{shown[: LABEL_CHARS_MAX - 1]}\N{HORIZONTAL ELLIPSIS}"
+    )
 
 
 class MessageId(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -133,15 +149,17 @@ class Trace:
                 raise NotConsistent(f"{where} accepts message {message}, which is not for it")
             if message not in self._sent_in:
                 raise NotConsistent(f"{where} accepts message {message} before it was sent")
-            if (first := self._accepted_in.setdefault(message, position)) is not position:
-                raise NotConsistent(f"{where} accepts message {message}, as {first} did before")
+            if first := self._accepted_in.get(message):
+                raise NotConsistent(f"{where} accepts message {message}{_again(first, position)}")
+            self._accepted_in[message] = position
         for message in event.sent:
             if message.channel.source != event.process:
                 raise NotConsistent(f"{where} sends message {message}, which is not its to send")
             if message.channel.target not in self.index_of:
                 raise NotConsistent(f"{where} sends message {message} to no process of this trace")
-            if (first := self._sent_in.setdefault(message, position)) is not position:
-                raise NotConsistent(f"{where} sends message {message}, as {first} did before")
+            if first := self._sent_in.get(message):
+                raise NotConsistent(f"{where} sends message {message}{_again(first, position)}")
+            self._sent_in[message] = position
 
     @property
     def event_count(self) -> int:
@@ -201,7 +219,7 @@ class Trace:
         """Return where the processes recorded their states for `snapshot`.
 
         Raises:
-            UsageError: a process did not; it is named.
+            UsageError: a process did not, or did twice; it is named.
         """
         counts = dict.fromkeys(self.processes, 0)
         found: dict[ProcessId, int] = {}
@@ -209,6 +227,10 @@ class Trace:
             if isinstance(step, Event):
                 counts[step.process] += 1
             elif step.is_cut and step.snapshot == snapshot:
+                if step.process in found:
+                    raise UsageError(
+                        f"snapshot {snapshot} has no cut: {step.process} recorded its state twice"
+                    )
                 found[step.process] = counts[step.process]
         missing = [process for process in self.processes if process not in found]
         if missing:
@@ -219,13 +241,18 @@ class Trace:
 
     def check_cut(self, cut: Cut) -> None:
         """Raise a UsageError unless `cut` has a possible count for each process."""
-        if len(cut) != len(self.processes) or not all(
-            0 <= count <= most for count, most in zip(cut, self.end, strict=True)
-        ):
-            most = ", ".join(f"{p} 0..{len(events)}" for p, events in self.lines.items())
+        if len(cut) != len(self.processes):
             raise UsageError(
-                f"a cut gives each process the number of its events before it, {most}; not {cut}"
+                f"a cut gives each of the {len(self.processes)} processes the number of its events "
+                f"before it; this one has {len(cut)} numbers"
             )
+        for process, count in zip(self.processes, cut, strict=True):
+            most = len(self.lines[process])
+            if not 0 <= count <= most:
+                raise UsageError(
+                    f"no cut has {count} events of {process}, which has {most}: give a number from "
+                    f"0 to {most}"
+                )
 
     def orphans(self, cut: Cut) -> Iterator[MessageId]:
         """Yield the messages that `cut` shows as accepted but not as sent: effects without causes.
@@ -312,3 +339,7 @@ class Trace:
         """
         self.event(first)
         return first != second and self.clock(second)[self.index_of[first.process]] >= first.index
+
+
+def _again(first: Position, position: Position) -> str:
+    return " twice" if first == position else f", as {first} did before"

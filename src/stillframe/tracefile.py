@@ -5,16 +5,16 @@ line is one step, in the order of the trace: ``{"type": "event", ...}`` or ``{"t
 ...}`` with the attributes of ``Event`` and ``MarkerStep``; what is empty is left out.
 """
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TypeVar
 
 import msgspec
 
 from stillframe.errors import NotConsistent, UsageError
-from stillframe.model import Channel, ProcessId, check_process_id
-from stillframe.trace import MarkerStep, Step, Trace
+from stillframe.model import Channel, ProcessId, SnapshotId, check_process_id
+from stillframe.trace import Event, MarkerStep, Step, Trace, clean_label
+from stillframe.whole_file import write_whole
 
 VERSION = 1
 LINE_BYTES_MAX = 2**24
@@ -32,29 +32,26 @@ _header_decoder = msgspec.json.Decoder(_Header)
 _step_decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
 
-def write(path: Path, trace: Trace) -> None:
+def write(path: Path, trace: Trace, *, inputs: Iterable[Path] = ()) -> None:
     """Write `trace`; a file of that name is replaced, whole or not at all.
+
+    Args:
+        path: where to.
+        trace: what happened.
+        inputs: files that the trace is made from; none of them is overwritten.
 
     Raises:
         OSError: the disk is full or failed; what was at `path` is still there.
-        UsageError: a step is too long for a line, or its fields hold what JSON cannot.
+        UsageError: a step is too long for a line, its fields hold what JSON cannot, or `path` is
+            one of `inputs`, no regular file, or in no directory.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            for line in _encode(trace):
-                file.write(line)
-                file.write(b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    write_whole(path, (line + b"\n" for line in _encode(trace)), inputs=inputs)
 
 
 def read(path: Path) -> Trace:
-    """Read what ``write`` wrote, and check it as every trace is checked.
+    """Read what ``write`` wrote, and check it as every trace is checked, and its snapshots, too.
+
+    Labels come out as ``clean_label`` makes them.
 
     Raises:
         UsageError: it is no trace file, or a line of it is wrong; file and line are named.
@@ -112,29 +109,83 @@ def _read_header(path: Path, file: BinaryIO) -> _Header:
         )
     if len(header.processes) > PROCESS_COUNT_MAX:
         _refuse(path, 1, f"it names more than {PROCESS_COUNT_MAX} processes")
+    known: set[ProcessId] = set()
     for process in header.processes:
         try:
             check_process_id(process)
         except UsageError as error:
             _refuse(path, 1, str(error))
+        if process in known:
+            _refuse(path, 1, f"it names two processes {process}")
+        known.add(process)
     for channel in header.channels:
-        if not {channel.source, channel.target} <= {*header.processes}:
+        if not {channel.source, channel.target} <= known:
             _refuse(path, 1, f"channel {channel} has an end that is no process of this trace")
     return header
 
 
 def _read_steps(path: Path, file: BinaryIO, processes: list[ProcessId]) -> Iterator[Step]:
+    snapshots = _Snapshots()
     known = {*processes}
     number = 2
     while line := _read_line(path, number, file):
         step = _decode(path, number, _step_decoder, line)
+        if strangers := _named_in(step) - known:
+            names = ", ".join(sorted(strangers))
+            _refuse(path, number, f"it names what is no process of this trace: {names}")
         if isinstance(step, MarkerStep):
-            named = {step.snapshot.initiator, *step.targets, step.source or step.process}
-            if not named <= known:
-                strangers = ", ".join(sorted(named - known))
-                _refuse(path, number, f"it names what is no process of this trace: {strangers}")
-        yield step
+            if problem := snapshots.problem_with(step):
+                _refuse(path, number, problem)
+        elif any(message.number < 1 for message in (*step.accepted, *step.sent)):
+            _refuse(path, number, "it has a message with a number below 1")
+        yield step if isinstance(step, MarkerStep) else _cleaned(step)
         number += 1
+
+
+class _Snapshots:
+    """What snapshots did so far in a trace, to find what none does.
+
+    This is asked of files only: whoever studies wrong rules wants to see what comes of them.
+    """
+
+    def __init__(self) -> None:
+        self._recorded: set[tuple[SnapshotId, ProcessId]] = set()
+        self._under_way: set[tuple[SnapshotId, ProcessId, ProcessId]] = set()
+
+    def problem_with(self, step: MarkerStep) -> str:
+        """Return in a sentence what is wrong with the next step; empty if nothing is."""
+        snapshot, process = step.snapshot, step.process
+        try:
+            SnapshotId.parse(str(snapshot))
+        except UsageError as error:
+            return str(error)
+        if step.source is not None:
+            marker = (snapshot, step.source, process)
+            if marker not in self._under_way:
+                return (
+                    f"a marker of {snapshot} comes from {step.source} to {process}, but none is "
+                    "on its way there"
+                )
+            self._under_way.remove(marker)
+        if step.is_cut:
+            if (snapshot, process) in self._recorded:
+                return f"{process} records its state for {snapshot}, as it did before"
+            self._recorded.add((snapshot, process))
+        self._under_way |= {(snapshot, process, target) for target in step.targets}
+        return ""
+
+
+def _named_in(step: Step) -> set[ProcessId]:
+    if isinstance(step, MarkerStep):
+        source = step.process if step.source is None else step.source
+        return {step.process, step.snapshot.initiator, source, *step.targets}
+    channels = [message.channel for message in (*step.accepted, *step.sent)]
+    return {step.process, *(c.source for c in channels), *(c.target for c in channels)}
+
+
+def _cleaned(event: Event) -> Event:
+    label = clean_label(event.label)
+    return event if label == event.label else msgspec.structs.replace(event, label=label)
 
 
 def _read_line(path: Path, number: int, file: BinaryIO) -> bytes:
@@ -153,7 +204,7 @@ def _decode(path: Path, number: int, decoder: msgspec.json.Decoder[_Line], line:
 
 def _refuse(path: Path, number: int, sentence: str) -> NoReturn:
     raise UsageError(
-        f"{path}, line {number}: {sentence}; "
+        f"{path}, line {number}: {clean_label(sentence)}; "
         + (
             "this is no trace file: make one with 'stillframe import LOG --out FILE'"
             if number == 1

@@ -99,7 +99,7 @@ def test_json_in_lines_is_known_by_its_name_or_by_an_option(
         (("--regex", "(?<host>a)"), "has no group (?<clock>...)"),
         (("--json-paths", "host"), "'host' does not say where something is"),
         (("--json-paths", "host=a", "--delimiter", "x"), "--regex and --delimiter are for text"),
-        (("--out", "no/such/place"), "No such file or directory"),
+        (("--out", "no/such/place"), "the directory no/such does not exist: make it first"),
     ],
 )
 def test_a_wrong_request_says_why(

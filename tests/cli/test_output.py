@@ -22,6 +22,12 @@ def test_control_characters_cannot_reach_the_terminal(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "peer said \\x1b[2J\\x07\n"
 
 
+def test_a_line_of_data_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Foreign text within it makes no further lines."""
+    output.put_lines(["P1 a\nyes: all is well\x07", "P2\tb"])
+    assert capsys.readouterr().out == "P1 a\\nyes: all is well\\x07\nP2\tb\n"
+
+
 def test_colour_is_only_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe gets none, and a terminal none either if NO_COLOR is set."""
     monkeypatch.delenv("FORCE_COLOR", raising=False)

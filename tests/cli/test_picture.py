@@ -93,7 +93,7 @@ def test_what_is_cut_off_is_said_with_how_to_go_on(call: Call, tmp_path: Path) -
         (("--cut", "P1"), "'P1' is no part of a cut"),
         (("--cut", "P1=1,P1=2"), "'P1=2' is no part of a cut"),
         (("--cut", "P9=1"), "the trace has no process 'P9': it has P1, P2, P3"),
-        (("--cut", "P1=6"), "P1 0..5"),
+        (("--cut", "P1=6"), "no cut has 6 events of P1, which has 5"),
         (("--first", "19"), "the trace has 18 steps"),
         (("--out", "{trace}"), "from which it would be made: name another file"),
         (("--steps", "--out", "{trace}"), "is a file, and pictures go there"),

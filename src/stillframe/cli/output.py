@@ -30,14 +30,14 @@ def say(*lines: str, console: Console | None = None) -> None:
 
 
 def put_lines(lines: Iterable[str]) -> None:
-    """Write lines to stdout; what cannot be printed is escaped."""
+    """Write lines to stdout; what cannot be printed is escaped, and so are further line ends."""
     for line in lines:
-        sys.stdout.write(f"{_printable(line)}\n")
+        sys.stdout.write(_printable(line, kept="\t") + "\n")
     sys.stdout.flush()
 
 
-def _printable(line: str) -> str:
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in line)
+def _printable(line: str, *, kept: str = "\n\t") -> str:
+    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in line)
 
 
 def put_json(document: Any) -> None:

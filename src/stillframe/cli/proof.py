@@ -91,9 +91,12 @@ def _put(
     else:
         _put_steps(trace, cut, found)
     count = quantities.count(found.interchange_count, "interchange")
+    white = "the 1 white event precedes"
+    if len(found.white) != 1:
+        white = f"all {len(found.white)} white events precede"
+    red = "the 1 red one" if len(found.red) == 1 else f"all {len(found.red)} red ones"
     output.say(
-        f"yes: snapshot {snapshot}: after {count} of neighbours all {len(found.white)} white "
-        f"events precede all {len(found.red)} red ones"
+        f"yes: snapshot {snapshot}: after {count} of neighbours {white} {red}"
         + (
             "; the real processes, replayed in that order, are in the recorded state in between, "
             "and end as they did"
@@ -114,7 +117,8 @@ def _put_steps(trace: Trace, cut: Cut, found: Equivalent) -> None:
 
     lines = ["as it happened:"]
     lines += (f"  {coloured(position)}" for position, _ in trace.positions())
-    lines.append(f"{found.inversion_count} inversions (a red event before a white one)")
+    inversions = quantities.count(found.inversion_count, "inversion")
+    lines.append(f"{inversions} (a red event before a white one)")
     for step in islice(interchanges(trace, cut), INTERCHANGES_SHOWN_MAX):
         lines.append(
             f"  {named(step.white)} goes before {named(step.red)}: {step.inversion_count} left"

@@ -4,8 +4,11 @@
 1    a true no: damaged, not consistent, different, abandoned
 2    wrong usage, wrong input, or something that is needed is not there
 101  a bug in stillframe
+141  whoever read stdout is gone (``| head``)
 """
 
+import os
+import sys
 import traceback
 from typing import Any, NoReturn
 
@@ -18,6 +21,8 @@ from stillframe.errors import StillframeError
 EXIT_NO = 1
 EXIT_WRONG = 2
 EXIT_BUG = 101
+EXIT_CLOSED_PIPE = 141
+"""What a shell shows of a program that SIGPIPE ended: neither a yes nor a no."""
 
 
 class Command(TyperCommand):
@@ -27,8 +32,12 @@ class Command(TyperCommand):
         """Run the command; see ``TyperCommand``."""
         try:
             return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+        except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
+        except BrokenPipeError:
+            # What is still buffered has nowhere to go when the program ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(EXIT_CLOSED_PIPE) from None
         except StillframeError as error:
             _end(str(error), EXIT_WRONG)
         except OSError as error:

@@ -69,10 +69,11 @@ def look(trace: Trace, *, first: int, step_count_max: int) -> Window:
     Raises:
         UsageError: there is no such step, or no step may be shown.
     """
-    if step_count_max < 1 or not 1 <= first <= max(1, len(trace.steps)):
+    if step_count_max < 1:
+        raise UsageError(f"{step_count_max} steps cannot be shown: show at least one")
+    if not 1 <= first <= max(1, len(trace.steps)):
         raise UsageError(
-            f"{step_count_max} steps from step {first} cannot be shown: the trace has "
-            f"{len(trace.steps):,} steps; show at least one, and begin with one of them"
+            f"there is no step {first:,} to begin with: the trace has {len(trace.steps):,} steps"
         )
     counts = dict.fromkeys(trace.processes, 0)
     for step in islice(trace.steps, first - 1):
