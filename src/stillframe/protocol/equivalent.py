@@ -22,7 +22,6 @@ from stillframe.protocol.replay import Replay, compare
 from stillframe.topology import Topology
 from stillframe.trace import Cut, Event, MessageId, Position, Trace
 
-
 INTERCHANGE_COUNT_MAX = 1_000_000
 """More interchanges than these are not made one by one in a proof: it takes under a second."""
 
@@ -139,7 +138,9 @@ def prove(
     """Prove on a trace that the system could have been in the state that `snapshot` recorded.
 
     Each interchange of neighbours is made and checked to be of actions that commute, if there are
-    at most `INTERCHANGE_COUNT_MAX`; of more, only what comes of them. The real processes perform the trace twice, in its own order and with the white events first.
+    at most `INTERCHANGE_COUNT_MAX`; of more, only what comes of them.
+
+    The real processes perform the trace twice, in its own order and with the white events first.
     Both ways each message must be the same and the end must be the same; between the white events
     and the red ones there must be the recorded state.
 
