@@ -17,6 +17,7 @@ from stillframe.cuts import (
     definitely,
     explain,
     interior,
+    lattice,
     observation_without,
     possibly,
 )
@@ -301,3 +302,29 @@ def test_a_search_stops_at_its_maximum() -> None:
         with pytest.raises(UsageError, match="after looking at 15 consistent cuts: raise count"):
             ask(trace, is_last, count_max=15)
         assert ask(trace, is_last, count_max=16) == ask(trace, is_last)
+
+
+def test_processes_that_never_talk_are_counted_apart() -> None:
+    """4,096 of one event each have 2^4096 cuts: a product, found without a table."""
+    assert count_consistent_cuts(independent(4096, 1)) == 2**4096
+    assert count_consistent_cuts(independent(4096, 1), count_max=10**8) == 10**8 + 1
+
+
+def test_a_table_that_grows_too_large_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With how many cuts there are at least; events and processes are bounded as well."""
+    to_all = [MessageId(Channel("P0", f"P{index}"), 1) for index in range(1, 25)]
+    names = [f"P{index}" for index in range(25)]
+    steps = [Event("P0", sent=tuple(to_all))]
+    steps += [Event(m.channel.target, accepted=(m,)) for m in to_all]
+    wide = Trace(names, steps)
+    monkeypatch.setattr(lattice, "LIMITS_MAX", 10_000)
+    with pytest.raises(UsageError, match=r"25 processes with 25 events have more than .* cuts"):
+        count_consistent_cuts(wide)
+    monkeypatch.setattr(lattice, "LIMITS_MAX", 10**9)
+    monkeypatch.setattr(lattice, "LIMIT_STEPS_MAX", 10_000)
+    with pytest.raises(UsageError, match="ask about fewer processes"):
+        count_consistent_cuts(wide)
+    monkeypatch.setattr(lattice, "BOUNDS_MAX", 100)
+    for ask in (count_consistent_cuts, lambda trace: next(consistent_cuts(trace))):
+        with pytest.raises(UsageError, match="25 events of 25 processes have 625 bounds"):
+            ask(wide)

@@ -2,6 +2,8 @@
 happened before an event."""
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,12 @@ def test_the_smallest_cut_with_an_event_is_its_past(call: Call, trace: Path) -> 
             ("--where", f"{__name__}:wrong"),
             "the predicate raised KeyError: 'x', asked at the cut {'P1': 0, 'P2': 0}",
         ),
+        (("--where", f"{__name__}:leaving"), "the predicate raised SystemExit: 0, asked at"),
+        (("--where", f"{__name__}:later"), "a coroutine, asked at the cut {'P1': 0, 'P2': 0}: ret"),
+        (("--where", f"{__name__}:yielding"), "a generator, asked at"),
+        (("--where", f"{__name__}:saying_no"), "the predicate returned 'no', a str, asked at"),
+        (("--where", f"{__name__}:saying_nothing"), "the predicate returned None, a NoneType, as"),
+        (("--where", f"{__name__}:saying_one"), "the predicate returned 1, a int, asked at"),
     ],
 )
 def test_a_wrong_question_says_why(
@@ -127,6 +135,48 @@ def never(view: CutView) -> bool:
 def wrong(view: CutView) -> bool:
     """Fail."""
     raise KeyError("x")
+
+
+def leaving(view: CutView) -> bool:
+    """Try to end the program."""
+    raise SystemExit(0)
+
+
+async def later(view: CutView) -> bool:
+    """Return false, but not at once."""
+    return False
+
+
+def yielding(view: CutView) -> Iterator[bool]:
+    """Return what is always true."""
+    yield False
+
+
+def saying_no(view: CutView) -> str:
+    """Return what counts as true."""
+    return "no"
+
+
+def saying_nothing(view: CutView) -> None:
+    """Return nothing."""
+
+
+def saying_one(view: CutView) -> int:
+    """Return a number."""
+    return 1
+
+
+def printing(view: CutView) -> bool:
+    """Print."""
+    sys.stdout.write(f"asked {view.cut}\n")
+    return True
+
+
+def test_what_a_predicate_prints_is_no_data(call: Call, trace: Path) -> None:
+    """It goes to stderr."""
+    result = call("cuts", trace, "--where", f"{__name__}:printing", "--json")
+    assert json.loads(result.stdout)["holding_count"] == 4
+    assert "asked (0, 0)\n" in result.stderr
 
 
 def test_a_predicate_is_counted(call: Call, trace: Path) -> None:

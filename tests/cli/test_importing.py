@@ -28,7 +28,7 @@ def test_a_log_becomes_a_trace_file(call: Call, log: Path) -> None:
     out = log.with_name("a.trace")
     result = call("import", log, "--out", out)
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[-1].split() == ["1", "2", "2", "1", "0"]
+    assert result.stdout.splitlines()[-1].split() == ["1", "2", "2", "1", "unknown"]
     assert result.stderr.splitlines() == [
         "host '42[main]' is process P42-main",
         f"written: {out}",
@@ -120,3 +120,27 @@ def test_many_new_names_are_not_all_said(call: Call, tmp_path: Path) -> None:
     assert "host '4' is process P4\nand 3 other hosts renamed: see --json\n" in result.stderr
     (row,) = json.loads(call("import", path, "--json").stdout)["executions"]
     assert len(row["hosts"]) == 8
+
+
+def test_a_log_is_not_overwritten_by_its_trace(
+    call: Call, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever name it is called; stdout is no file for it either."""
+    monkeypatch.chdir(log.parent)
+    (log.parent / "link").symlink_to(log)
+    for out, sentence in (
+        ("a.log", "from which it would be made"),
+        ("link", "from which it would be made"),
+        ("-", "'-' is no file"),
+        ("/dev/null", "is no regular file"),
+    ):
+        result = call("import", log, "--out", out)
+        assert result.exit_code == 2
+        assert sentence in result.stderr
+    assert log.read_text(encoding="utf-8") == LOG
+
+
+def test_what_is_in_transit_is_known_only_where_messages_are_stated(call: Call, log: Path) -> None:
+    """JSON says null."""
+    (row,) = json.loads(call("import", log, "--json").stdout)["executions"]
+    assert row["in_transit_count"] is None

@@ -79,7 +79,10 @@ def test_wrong_paths_are_named(text: str) -> None:
     ("document", "sentence"),
     [
         ([1], "line 2: it is no JSON object"),
-        ({"node": "x"}, "line 2: it has no clock at 'pkt.vc', as an event has"),
+        (
+            {"node": "x"},
+            "line 2: it has no clock at 'pkt.vc', as an event has; it has 'node': say with --json",
+        ),
         ({"pkt": {"vc": {"x": 1}}}, "line 2: it has no host at 'node', as an event has"),
         ({"node": [], "pkt": {"vc": {}}}, "line 2: its host at 'node' is no string and no number"),
         ({"node": True, "pkt": {"vc": {}}}, "line 2: its host at 'node' is no string"),
@@ -102,7 +105,9 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path, line: bytes) -> None:
     """Whatever the bytes are, the answer is a sentence with the line."""
     path = tmp_path / "a.ndjson"
     path.write_bytes(b"\n" + line + b"\n")
-    with pytest.raises(UsageError, match=r"a\.ndjson, line 2: it is no JSON object"):
+    with pytest.raises(
+        UsageError, match=r"a\.ndjson, line 2: it is (malformed JSON|no JSON object) "
+    ):
         read_json_lines(path)
 
 
@@ -119,3 +124,29 @@ def test_a_contradiction_names_line_and_host(tmp_path: Path) -> None:
     """The same sentences as for text."""
     with pytest.raises(NotConsistent, match=r"^a\.ndjson, line 1, host '1': the clock has 1 for"):
         read_json_lines(log(tmp_path, RECEIVE))
+
+
+@pytest.mark.parametrize(
+    ("documents", "sentence"),
+    [
+        ([], "^a.ndjson is empty: there is no event in it"),
+        (
+            [{"N": 2}],
+            "a.ndjson has no event: no line has host at 'node' and clock at 'pkt.vc'; say",
+        ),
+    ],
+)
+def test_a_log_without_an_event_says_why(
+    tmp_path: Path, documents: list[object], sentence: str
+) -> None:
+    """It is empty, or things are elsewhere."""
+    with pytest.raises(UsageError, match=sentence):
+        read_json_lines(log(tmp_path, *documents))
+
+
+def test_it_is_known_whether_messages_are_stated(tmp_path: Path) -> None:
+    """From clocks alone nobody knows of a message that never came."""
+    silent = {"node": "x", "pkt": {"vc": {"x": 1}}}
+    for document, is_stated in ((silent, False), (SEND, True)):
+        (execution,) = read_json_lines(log(tmp_path, document)).executions
+        assert execution.are_messages_stated is is_stated

@@ -1,5 +1,7 @@
 """Text logs: a regular expression finds the events, the rest is passed over and counted."""
 
+import gzip
+import time
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,49 @@ def test_a_text_that_is_too_large_is_refused(
     monkeypatch.setattr(shiviz, "TEXT_BYTES_MAX", 10)
     with pytest.raises(UsageError, match=r"at most 10 can be searched .*: split it, or write it"):
         read_shiviz(log(tmp_path, TWO_HOSTS))
+
+
+@pytest.mark.parametrize("stray", ["x" * 1_000_000, "h" * 1_000_000 + " {", "h " + "{" * 1_000_000])
+def test_long_lines_without_an_event_take_time_that_grows_with_them(
+    tmp_path: Path, stray: str
+) -> None:
+    """A million letters that are no event are passed over at once."""
+    begin_s = time.process_time()
+    imported = read_shiviz(log(tmp_path, f"{stray}\n{TWO_HOSTS}"))
+    assert time.process_time() - begin_s < 1.0
+    assert imported.executions[0].trace.event_count == 2
+    assert imported.ignored_line_count == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", r"^a\.log is empty: there is no event in it"),
+        (b" \n\n", "is empty"),
+        (b"hello", "begins with 'hello': say with --regex how events look$"),
+        (b'{"a": 1}', "let its name end in .ndjson, or give --json-paths"),
+        (gzip.compress(b"x"), "is compressed: uncompress it first, with gunzip"),
+    ],
+)
+def test_a_text_without_an_event_says_what_to_do(
+    tmp_path: Path, content: bytes, sentence: str
+) -> None:
+    """By what it looks like."""
+    path = tmp_path / "a.log"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=sentence):
+        read_shiviz(path)
+
+
+def test_foreign_text_cannot_fill_the_terminal(tmp_path: Path) -> None:
+    """A label is one line of bounded length; a host is shortened where people are told it."""
+    host = "h" * 3_000_000
+    regex = r"(?s)(?<host>\w+) (?<clock>{.*?}) (?<event>.*)"
+    path = log(tmp_path, f'{host} {{"{host}": 1}} a\nb{"x" * 3_000_000}')
+    (execution,) = read_shiviz(path, regex=regex).executions
+    (event,) = execution.trace.lines["h" * 64]
+    assert event.label.startswith("a\\nbxxx")
+    assert len(event.label) == 500
+    with pytest.raises(NotConsistent) as caught:
+        read_shiviz(log(tmp_path, f'{host} {{"{host}": 7}} a'), regex=regex)
+    assert len(str(caught.value)) < 300

@@ -1,9 +1,12 @@
 """``stillframe cuts``: questions about the consistent cuts of a trace."""
 
 import importlib
+import inspect
 import re
+import reprlib
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import msgspec
@@ -147,12 +150,13 @@ def _search(trace: Trace, predicate: Predicate, *, is_json: bool) -> None:
 @contextmanager
 def _asking(predicate: Predicate, what: str, total: int) -> Iterator[Predicate]:
     """Give a predicate that shows on a terminal how often it was asked, and whose errors are
-    sentences."""
+    sentences; what it prints goes to stderr."""
     console = output.words()
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with (
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+        redirect_stdout(sys.stderr),
+    ):
         task = bar.add_task(what, total=total)
         asked_count = 0
 
@@ -162,14 +166,26 @@ def _asking(predicate: Predicate, what: str, total: int) -> Iterator[Predicate]:
             if not asked_count % _PROGRESS_STEP:
                 bar.update(task, completed=asked_count)
             try:
-                return bool(predicate(view))
-            except Exception as error:
+                found: object = predicate(view)
+            except (Exception, SystemExit) as error:
                 raise ApplicationError(
-                    f"the predicate raised {type(error).__name__}: {error}, asked at the cut "
-                    f"{dict(zip(view.trace.processes, view.cut, strict=True))}"
+                    f"the predicate raised {type(error).__name__}: {error}, {_asked_at(view)}"
                 ) from error
+            if not isinstance(found, bool):
+                if inspect.iscoroutine(found):
+                    found.close()
+                raise ApplicationError(
+                    f"the predicate returned {reprlib.repr(found)}, a {type(found).__name__}, "
+                    f"{_asked_at(view)}: return True or False"
+                )
+            return found
 
         yield asked
+
+
+def _asked_at(view: CutView) -> str:
+    counts = dict(zip(view.trace.processes, view.cut, strict=True))
+    return f"asked at the cut {reprlib.repr(counts)}"
 
 
 def _load_predicate(reference: str) -> Predicate:
@@ -181,8 +197,9 @@ def _load_predicate(reference: str) -> Predicate:
         )
     look_here()
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
+        with redirect_stdout(sys.stderr):
+            module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}; it is "
             "looked for in this directory"

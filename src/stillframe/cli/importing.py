@@ -15,7 +15,9 @@ from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.importer.execution import Execution, Imported
 from stillframe.importer.jsonlines import JsonPaths, read_json_lines
+from stillframe.importer.names import show_host
 from stillframe.importer.shiviz import EVENT_PATTERN, read_shiviz
+from stillframe.whole_file import check_target
 
 JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl"})
 _RENAMED_SHOWN_MAX = 5
@@ -38,6 +40,8 @@ def import_log(
         typer.Exit: with 1; the log contradicts itself.
         UsageError: it cannot be read in this form, or has no execution `number`.
     """
+    if out is not None:
+        check_target(out, inputs=[path])
     try:
         with _progress() as progress:
             imported = _read(path, form, progress)
@@ -47,7 +51,7 @@ def import_log(
         output.say(f"no: {error}")
         raise typer.Exit(EXIT_NO) from None
     chosen = _choose(path, imported, number)
-    files = _write(out, chosen)
+    files = _write(path, out, chosen)
     rows = [_describe(index, execution, files.get(index)) for index, execution in chosen.items()]
     if is_json:
         output.put_json(
@@ -88,7 +92,7 @@ def _choose(path: Path, imported: Imported, number: int | None) -> dict[int, Exe
     return {number: executions[number]}
 
 
-def _write(out: Path | None, chosen: dict[int, Execution]) -> dict[int, Path]:
+def _write(log: Path, out: Path | None, chosen: dict[int, Execution]) -> dict[int, Path]:
     """Write each execution to a file, several to files with numbers, and return these files."""
     if out is None:
         return {}
@@ -97,13 +101,15 @@ def _write(out: Path | None, chosen: dict[int, Execution]) -> dict[int, Path]:
         for number in chosen
     }
     for number, file in files.items():
-        tracefile.write(file, chosen[number].trace)
+        tracefile.write(file, chosen[number].trace, inputs=[log])
     return files
 
 
 def _describe(number: int, execution: Execution, file: Path | None) -> dict[str, Any]:
     trace = execution.trace
-    in_transit = sum(map(len, trace.in_transit(trace.end).values()))
+    in_transit = None
+    if execution.are_messages_stated:
+        in_transit = sum(map(len, trace.in_transit(trace.end).values()))
     return {
         "number": number,
         "label": execution.label,
@@ -126,7 +132,7 @@ def _put_table(rows: list[dict[str, Any]]) -> None:
         [
             (
                 f"{row['number']} {row['label']}".rstrip(),
-                *(f"{row[name]:,}" for name in counted),
+                *("unknown" if row[name] is None else f"{row[name]:,}" for name in counted),
             )
             for row in rows
         ],
@@ -149,7 +155,7 @@ def _say(chosen: dict[int, Execution], imported: Imported, files: dict[int, Path
         if process != host
     }
     for host, process in list(renamed.items())[:_RENAMED_SHOWN_MAX]:
-        output.say(f"host {host!r} is process {process}")
+        output.say(f"host {show_host(host)} is process {process}")
     if len(renamed) > _RENAMED_SHOWN_MAX:
         output.say(f"and {len(renamed) - _RENAMED_SHOWN_MAX} other hosts renamed: see --json")
     for file in files.values():

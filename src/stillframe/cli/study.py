@@ -39,7 +39,8 @@ def import_(
         typer.Option(
             metavar="REGEX",
             help="Finds an event in text, with groups (?<host>...), (?<clock>...) and "
-            "(?<event>...).  [default: an event, on the next line its host and clock]",
+            "(?<event>...). One that can begin anywhere, without ^, is slow where lines are long.  "
+            "[default: an event, on the next line its host and clock]",
             show_default=False,
         ),
     ] = None,
@@ -68,7 +69,8 @@ def import_(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the trace here; several executions get numbers: FILE-1, FILE-2.",
+            help="Write the trace here; several executions get numbers: m.trace is then "
+            "m-1.trace, m-2.trace.",
             show_default=False,
         ),
     ] = None,

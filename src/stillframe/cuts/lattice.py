@@ -5,10 +5,21 @@ one, and the smaller count, too. So those in which a process has a given count h
 largest among them, and these tables of bounds are all that going through and counting need.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 
-from stillframe.trace import Cut, Trace
+import msgspec
 
+from stillframe.errors import UsageError
+from stillframe.model import ProcessId
+from stillframe.trace import Cut, Event, Trace
+
+BOUNDS_MAX = 20_000_000
+"""More bounds, for each event one of each process, are not put into a table."""
+LIMITS_MAX = 5_000_000
+"""More limits, for each choice one of each process, are not kept while cuts are counted."""
+LIMIT_STEPS_MAX = 200_000_000
+"""More limits are not gone through in all."""
 _STOPPED = -1
 
 
@@ -20,6 +31,9 @@ def consistent_cuts(trace: Trace) -> Iterator[Cut]:
     for events x processes, whatever their number. The order is that of Garg, *Enumerating Global
     States of a Distributed Computation*, 2003; here no choice of counts turns out to be impossible
     later, because each next count is taken between the bounds that those before it leave.
+
+    Raises:
+        UsageError: there are too many events and processes for a table; when the first is taken.
     """
     if not trace.processes:
         yield ()
@@ -43,12 +57,14 @@ def consistent_cuts(trace: Trace) -> Iterator[Cut]:
 def count_consistent_cuts(trace: Trace, *, count_max: int | None = None) -> int:
     """Return how many consistent cuts there are, without going through them.
 
-    The events are swept in a possible order. A cut stops each process somewhere; what matters of
-    the processes that have stopped is only how far they let the others go. So cuts that leave the
-    others the same limits are counted together, and for the last process that goes on, its whole
-    interval at once. Time and memory grow with the number of different limits. That follows from
-    how many messages are on their way at a time, not from how long the lines are; but each more
-    process can double it, so above a dozen that hardly talk, give a maximum.
+    Processes between which no message goes are counted apart, and the numbers multiplied.
+
+    Otherwise the events are swept in a possible order. A cut stops each process somewhere; what
+    matters of the processes that have stopped is only how far they let the others go. So cuts that
+    leave the others the same limits are counted together, and for the last process that goes on,
+    its whole interval at once. Time and memory grow with the number of different limits. That
+    follows from how many messages are on their way at a time, not from how long the lines are; but
+    each more process can double it, so above a dozen that hardly talk, give a maximum.
 
     Args:
         trace: what happened.
@@ -57,7 +73,19 @@ def count_consistent_cuts(trace: Trace, *, count_max: int | None = None) -> int:
 
     Returns:
         Their number, or ``count_max + 1``, which means: more than `count_max`.
+
+    Raises:
+        UsageError: neither is found out with a bounded table.
     """
+    count = 1
+    for group in sorted(_independent(trace), key=lambda group: len(group.processes)):
+        count *= _count_connected(group, None if count_max is None else count_max // count)
+        if count_max is not None and count > count_max:
+            return count_max + 1
+    return count
+
+
+def _count_connected(trace: Trace, count_max: int | None) -> int:
     size, found = len(trace.processes), 0
     swept = [0] * size
     ways_of: dict[Cut, int] = {}
@@ -74,6 +102,7 @@ def count_consistent_cuts(trace: Trace, *, count_max: int | None = None) -> int:
         return ways * (limit - swept[limits.index(limit)] + 1)
 
     found += put(trace.end, 1)
+    limit_steps = 0
     highest = _highest(trace)
     for index, count in _in_the_middle(trace, highest):
         limit_of_others = list(highest[index][count - 1])
@@ -85,6 +114,13 @@ def count_consistent_cuts(trace: Trace, *, count_max: int | None = None) -> int:
                 del ways_of[limits]
             found += put(tuple(map(min, limits, limit_of_others)), ways)
         swept[index] = count
+        limit_steps += len(ways_of) * size
+        if len(ways_of) * size > LIMITS_MAX or limit_steps > LIMIT_STEPS_MAX:
+            raise UsageError(
+                f"{size} processes with {trace.event_count:,} events have more than "
+                f"{found + sum(ways_of.values()):,} consistent cuts, and to count them all takes "
+                "too long: ask about fewer processes, or about fewer events"
+            )
         if not ways_of:
             break
         if count_max is not None and found + sum(ways_of.values()) > count_max:
@@ -152,14 +188,47 @@ def _named(trace: Trace, cut: Cut) -> str:
     return ", ".join(f"{p}={count}" for p, count in zip(trace.processes, cut, strict=True))
 
 
+def _independent(trace: Trace) -> Iterator[Trace]:
+    """Yield the parts of a trace between which no message is accepted, without the messages that
+    nobody accepted: those do not matter to what is consistent."""
+    part_of: dict[ProcessId, set[ProcessId]] = {name: {name} for name in trace.processes}
+    events: dict[ProcessId, list[Event]] = defaultdict(list)
+    for position, event in trace.positions():
+        part = part_of[position.process]
+        for message in event.accepted:
+            other = part_of[message.channel.source]
+            if other is not part:
+                small, part = sorted((part, other), key=len)
+                part |= small
+                part_of.update(dict.fromkeys(small, part))
+    for position, event in trace.positions():
+        sent = tuple(message for message in event.sent if trace.accepted_in(message) is not None)
+        first = next(iter(part_of[position.process]))
+        events[first].append(msgspec.structs.replace(event, sent=sent))
+    for first, those in events.items():
+        yield Trace(sorted(part_of[first], key=trace.index_of.__getitem__), those)
+
+
+def _check_size(trace: Trace) -> None:
+    bounds = trace.event_count * len(trace.processes)
+    if bounds > BOUNDS_MAX:
+        raise UsageError(
+            f"{trace.event_count:,} events of {len(trace.processes):,} processes have {bounds:,} "
+            f"bounds, and at most {BOUNDS_MAX:,} are kept: ask about fewer processes, or about "
+            "fewer events"
+        )
+
+
 def _lowest(trace: Trace) -> list[list[Cut]]:
     """Return for each process and count of it the smallest consistent cut with that count."""
+    _check_size(trace)
     clocks = trace.clocks()
     return [[_empty(trace), *clocks[process]] for process in trace.processes]
 
 
 def _highest(trace: Trace) -> list[list[Cut]]:
     """Return for each process and count of it the largest consistent cut with that count."""
+    _check_size(trace)
     end = trace.end
     highest = [[end] * (length + 1) for length in end]
     for position, event in reversed(list(trace.positions())):

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from stillframe.errors import NotConsistent, UsageError
+from stillframe.importer.names import show_host
 
 HOST_COUNT_MAX = 4096
 PROGRESS_STEP = 20_000
@@ -76,7 +77,7 @@ class Clocks:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._index_of = _Indexes()
+        self._index_of = _Indexes(where)
         self._columns = array("H")
         self._values = array("q")
         self._offsets = array("q", [0])
@@ -109,6 +110,7 @@ class Clocks:
             UsageError: there are too many hosts.
         """
         number = len(self._lines)
+        self._index_of.line = event.line
         own = event.clock.get(event.host, 0)
         self._lines.append(event.line)
         self._owners.append(self._index_of[event.host])
@@ -209,8 +211,8 @@ class Clocks:
 
     def describe(self, event: int) -> str:
         """Return how errors name an event from the side of another."""
-        host = self.hosts[self._owners[event]]
-        return f"event {self._owns[event]} of host {host!r} (line {self._lines[event]})"
+        host = show_host(self.hosts[self._owners[event]])
+        return f"event {self._owns[event]} of host {host} (line {self._lines[event]})"
 
     def owner(self, event: int) -> int:
         """Return the index of the host whose event it is."""
@@ -230,8 +232,8 @@ class Clocks:
         Raises:
             NotConsistent: always; log, line and host are named.
         """
-        host = self.hosts[self._owners[event]]
-        raise NotConsistent(f"{self._where}, line {self._lines[event]}, host {host!r}: {sentence}")
+        host = show_host(self.hosts[self._owners[event]])
+        raise NotConsistent(f"{self._where}, line {self._lines[event]}, host {host}: {sentence}")
 
     def _refuse_number(self, event: int, expected: int, line: list[int]) -> NoReturn:
         own = self._owns[event]
@@ -255,15 +257,16 @@ class Clocks:
         before = self._order[self._owners[event]][self._owns[event] - 2]
         self.refuse(
             event,
-            f"the clock has {row.get(fallen, 0)} for host {self.hosts[fallen]!r}, but line "
-            f"{self._lines[before]}, one event earlier, has {known[fallen]}: no entry ever falls",
+            f"the clock has {row.get(fallen, 0)} for host {show_host(self.hosts[fallen])}, but "
+            f"line {self._lines[before]}, one event earlier, has {known[fallen]}: no entry "
+            "ever falls",
         )
 
     def _refuse_unreached(self, event: int, other: int, value: int) -> NoReturn:
         count = len(self._order[other])
         self.refuse(
             event,
-            f"the clock has {value} for host {self.hosts[other]!r}, "
+            f"the clock has {value} for host {show_host(self.hosts[other])}, "
             + (
                 f"which reached only {count}: is a line missing?"
                 if count
@@ -283,18 +286,24 @@ class Clocks:
         self.refuse(
             event,
             f"the clocks are not transitive: this one knows {self.describe(cause)}, which has "
-            f"{value} for host {self.hosts[third]!r}, but has only {known[third]} itself",
+            f"{value} for host {show_host(self.hosts[third])}, but has only {known[third]} itself",
         )
 
 
 class _Indexes(dict[str, int]):
-    """Gives each new host the next index."""
+    """Gives each new host the next index; errors name the log, and the line it is at."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self._where = where
+        self.line = 0
 
     def __missing__(self, host: str) -> int:
         if len(self) == HOST_COUNT_MAX:
             raise UsageError(
-                f"the log names more than {HOST_COUNT_MAX} hosts: is {host!r} really one? If not, "
-                "say better where the log has its hosts"
+                f"{self._where}, line {self.line}: more than {HOST_COUNT_MAX} hosts are named up "
+                f"to here: is {show_host(host)} really one? If not, say better where the log has "
+                "its hosts"
             )
         self[host] = index = len(self)
         return index

@@ -12,7 +12,7 @@ from stillframe.importer.clocks import ClockedEvent, Clocks, Progress
 from stillframe.importer.messages import Matching, Sending, Statements, implied
 from stillframe.importer.names import name_processes
 from stillframe.model import Channel, ProcessId
-from stillframe.trace import Event, MessageId, Trace
+from stillframe.trace import Event, MessageId, Trace, clean_label
 
 _encode_content = msgspec.json.Encoder(order="deterministic").encode
 
@@ -24,12 +24,15 @@ class Execution(msgspec.Struct, frozen=True):
         label: what the log calls it; may be empty.
         trace: what happened, checked.
         hosts: for each process the name that the log has for it.
+        are_messages_stated: whether the log says what was sent and received. If not, messages are
+            implied by clocks, and one that never came is not known of.
         repeat_count: how many events receive, by the log, a message that had come before.
     """
 
     label: str
     trace: Trace
     hosts: dict[ProcessId, str]
+    are_messages_stated: bool
     repeat_count: int
 
 
@@ -73,7 +76,7 @@ def build(
     fields: list[dict[str, Any] | None] = []
     for event in events:
         number = clocks.add(event)
-        labels.append(event.label)
+        labels.append(clean_label(event.label))
         fields.append(event.fields)
         _note(statements, number, event, clocks)
     if not labels:
@@ -100,9 +103,10 @@ def build(
         for event in ranked
     ]
     return Execution(
-        label=label,
+        label=clean_label(label),
         trace=Trace(named.values(), steps),
         hosts={process: host for host, process in named.items()},
+        are_messages_stated=not statements.is_empty,
         repeat_count=matching.repeat_count,
     )
 

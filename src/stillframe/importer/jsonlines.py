@@ -2,6 +2,7 @@
 it sent or received."""
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -10,10 +11,12 @@ import msgspec
 from stillframe.errors import UsageError
 from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress
 from stillframe.importer.execution import Imported, build, no_progress
+from stillframe.importer.names import show_host
 
 LINE_BYTES_MAX = 2**24
 _SEND = frozenset({">", "send", "sent"})
 _RECEIVE = frozenset({"<", "receive", "received", "recv"})
+_FIELDS_SHOWN_MAX = 8
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -99,7 +102,7 @@ class _Reading:
         Raises:
             UsageError: a line is too long, or cannot be read.
         """
-        line = 0
+        line = event_count = 0
         while text := self._file.readline(LINE_BYTES_MAX + 1):
             line += 1
             if len(text) > LINE_BYTES_MAX:
@@ -110,23 +113,38 @@ class _Reading:
             if event is None:
                 self.ignored_line_count += 1
             else:
+                event_count += 1
                 yield event
             if not line % PROGRESS_STEP:
                 self._progress("reading", self._file.tell(), self._size)
+        if not event_count:
+            if not self.ignored_line_count:
+                raise UsageError(f"{self._where} is empty: there is no event in it")
+            places = [f"{name} at {'.'.join(self._paths[name])!r}" for name in ("host", "clock")]
+            raise UsageError(
+                f"{self._where} has no event: no line has {' and '.join(places)}; say with "
+                "--json-paths where they are"
+            )
 
     def _event(self, line: int, text: bytes) -> ClockedEvent | None:
         try:
             document = _decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self._refuse(line, f"it is no JSON object ({error})")
+            is_other = isinstance(error, msgspec.ValidationError)
+            what = "no JSON object" if is_other else "malformed JSON"
+            self._refuse(line, f"it is {what} ({str(error)[:200]})")
         host = self._host(line, document, "host")
         clock = self._take_clock(line, document)
         if host is None and clock is None:
             return None
         if host is None or clock is None:
             missing = "host" if host is None else "clock"
+            where = ".".join(self._paths[missing])
+            fields = ", ".join(map(show_host, islice(document, _FIELDS_SHOWN_MAX)))
             self._refuse(
-                line, f"it has no {missing} at {'.'.join(self._paths[missing])!r}, as an event has"
+                line,
+                f"it has no {missing} at {where!r}, as an event has; it has {fields}: say with "
+                f"--json-paths {missing}=PATH where it is",
             )
         kind = _find(document, self._paths["kind"])
         event = ClockedEvent(line, host, clock, "" if kind is None else str(kind)[:200], document)
@@ -157,7 +175,9 @@ class _Reading:
         host = _find(document, self._paths[name])
         if host is not None and (not isinstance(host, str | int) or isinstance(host, bool)):
             self._refuse(
-                line, f"its {name} at {'.'.join(self._paths[name])!r} is no string and no number"
+                line,
+                f"its {name} at {'.'.join(self._paths[name])!r} is no string and no number: if it "
+                f"is elsewhere, say with --json-paths {name}=PATH where",
             )
         return None if host is None else str(host)
 
@@ -166,14 +186,13 @@ class _Reading:
         if host is None:
             self._refuse(
                 line,
-                f"it sends or receives, but has no {name} at {'.'.join(self._paths[name])!r}",
+                f"it sends or receives, but has no {name} at {'.'.join(self._paths[name])!r}: say "
+                f"with --json-paths {name}=PATH where it is",
             )
         return host
 
     def _refuse(self, line: int, sentence: str) -> NoReturn:
-        raise UsageError(
-            f"{self._where}, line {line}: {sentence}; say where things are if they are elsewhere"
-        )
+        raise UsageError(f"{self._where}, line {line}: {sentence}")
 
 
 def _find(document: Any, path: tuple[str, ...]) -> Any:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import msgspec
 
 from stillframe.importer.clocks import Clocks, Progress, Step
+from stillframe.importer.names import show_host
 
 
 class Sending(msgspec.Struct, gc=False):
@@ -91,7 +92,7 @@ class Matching:
         if not self._clocks.count(source):
             self._clocks.refuse(
                 step.event,
-                f"it receives from {self._clocks.hosts[source]!r}, which is unknown: it has no "
+                f"it receives from {self._name(source)}, which is unknown: it has no "
                 "event in this log",
             )
         if not step.causes:
@@ -125,4 +126,4 @@ class Matching:
         self._clocks.refuse(step.event, f"the clock learned of {causes}, but no message {nothing}")
 
     def _name(self, host: int) -> str:
-        return repr(self._clocks.hosts[host])
+        return show_host(self._clocks.hosts[host])

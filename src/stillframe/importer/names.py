@@ -8,6 +8,7 @@ from stillframe.errors import UsageError
 from stillframe.model import ProcessId, check_process_id
 
 _NAME_LENGTH_MAX = 64
+_SHOWN_CHARS_MAX = 80
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.]+")
 _DIGITS = re.compile(r"([0-9]+)")
 
@@ -26,6 +27,13 @@ def name_processes(hosts: Iterable[str]) -> dict[str, ProcessId]:
             names[host] = _free_name(host, taken, twin_counts)
             taken.add(names[host])
     return {host: names[host] for host in ordered}
+
+
+def show_host(host: str) -> str:
+    """Return how people are told a host, in quotes, not too long: it may be anything."""
+    if len(host) > _SHOWN_CHARS_MAX:
+        host = f"{host[: _SHOWN_CHARS_MAX - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return repr(host)
 
 
 def _can_name_a_process(host: str) -> bool:

@@ -15,11 +15,17 @@ import msgspec
 from stillframe.errors import UsageError
 from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress
 from stillframe.importer.execution import Imported, build, no_progress
+from stillframe.importer.names import show_host
 
-EVENT_PATTERN = r"(?<event>.*)\n(?<host>\S*) (?<clock>{.*})"
-"""The form that ShiViz takes when nothing else is said, and that GoVector and others write."""
+EVENT_PATTERN = r"^(?<event>.*)\n(?<host>\S*) (?<clock>{.*})"
+"""The form that ShiViz takes when nothing else is said, and that GoVector and others write.
+
+It begins at the beginning of a line: else a line without an event would be searched from each of
+its characters on, in time that grows with the square of its length.
+"""
 
 TEXT_BYTES_MAX = 2**30
+_GZIP_BEGIN = b"\x1f\x8b"
 _NEEDED = ("host", "clock", "event")
 _GROUP_OPENINGS = re.compile(
     r"\\k<(\w+)>|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(\(\?<)(?![=!])", re.DOTALL
@@ -93,12 +99,19 @@ class _Reading:
                 self._progress("reading", matched_to, len(self.text))
         self._count_ignored(matched_to, end)
         if not count:
-            line = self._line_at(begin)
-            sample = self.text[begin:end].strip()[:200]
-            raise UsageError(
-                f"{self._where}: the regular expression finds no event from line {line} on; the "
-                f"text there begins with {sample!r}"
-            )
+            raise UsageError(self._tell_nothing_found(begin, self.text[begin:end].strip()))
+
+    def _tell_nothing_found(self, begin: int, text: str) -> str:
+        if not text:
+            return f"{self._where} is empty: there is no event in it"
+        hint = ""
+        if text.startswith(("{", "[")):
+            hint = "; for JSON in lines let its name end in .ndjson, or give --json-paths"
+        return (
+            f"{self._where}: the regular expression finds no event from line "
+            f"{self._line_at(begin)} on; the text there begins with {text[:200]!r}: say with "
+            f"--regex how events look{hint}"
+        )
 
     def _event(self, match: re.Match[str]) -> ClockedEvent:
         host, clock, label = match.group(*_NEEDED)
@@ -112,8 +125,8 @@ class _Reading:
             decoded = _decode_clock(clock)
         except msgspec.DecodeError as error:
             raise UsageError(
-                f"{self._where}, line {line}, host {host!r}: {clock[:200]!r} is no vector clock "
-                f'({error}): it should be JSON such as {{"a": 1, "b": 2}}'
+                f"{self._where}, line {line}, host {show_host(host)}: {clock[:200]!r} is no vector "
+                f'clock ({error}): it should be JSON such as {{"a": 1, "b": 2}}'
             ) from None
         fields = {name: match[name] for name in self._field_names} if self._field_names else None
         return ClockedEvent(line, host, decoded, label or "", fields)
@@ -166,5 +179,8 @@ def _read_text(path: Path) -> str:
             f"{path} has {size:,} bytes, and at most {TEXT_BYTES_MAX:,} can be searched with a "
             "regular expression: split it, or write it as newline-delimited JSON"
         )
+    with path.open("rb") as file:
+        if file.read(2) == _GZIP_BEGIN:
+            raise UsageError(f"{path} is compressed: uncompress it first, with gunzip")
     # A log from elsewhere may hold any bytes: what is no UTF-8 is no reason to refuse its clocks.
     return path.read_text(encoding="utf-8", errors="replace")
