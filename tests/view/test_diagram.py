@@ -370,3 +370,15 @@ def test_nothing_at_all_can_be_drawn() -> None:
     assert diagram.lay_out(Trace(["P1"], []), cuts=[(0,)]).curves != ()
     assert diagram.lay_out(Trace([], [])).lines == ()
     assert list(diagram.frames(Trace(["P1"], []))) == []
+
+
+@pytest.mark.parametrize("distance", [1, 2, 3, 4, 5])
+def test_an_arrow_under_way_ends_between_lines(distance: int) -> None:
+    """On a line it would seem to have come to that process."""
+    names = [f"P{index}" for index in range(6)]
+    message = MessageId(Channel("P0", names[distance]), 1)
+    steps = [Event("P0", sent=(message,)), Event(names[distance], accepted=(message,))]
+    picture = diagram.lay_out(Trace(names, steps), steps=1)
+    (arrow,) = picture.messages
+    gap = picture.lines[1].y - picture.lines[0].y
+    assert all(abs(arrow.path.end[1] - line.y) > gap / 3 for line in picture.lines)

@@ -49,3 +49,13 @@ def test_of_many_messages_on_a_channel_some_are_named() -> None:
 def test_things_are_counted_in_words(number: int, noun: str, text: str) -> None:
     """One thing, several things."""
     assert legend.count(number, noun) == text
+
+
+def test_a_channel_with_an_effect_without_cause_is_not_called_empty() -> None:
+    """It is counted apart: what was accepted on it was never sent."""
+    steps = [Event("P1", sent=MESSAGES[:1]), Event("P2", accepted=MESSAGES[:1])]
+    trace = Trace(["P1", "P2"], steps, [Channel("P2", "P1")])
+    picture = diagram.lay_out(trace, cuts=[(0, 1)])
+    assert "1 channel empty, 1 channel without possible contents" in [
+        row.full for row in picture.legend
+    ]

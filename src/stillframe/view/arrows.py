@@ -85,9 +85,16 @@ class Router:
         return True
 
 
-def half(path: Path) -> Path:
-    """Return the first half of a path: the arrow is under way."""
-    return Path(path.begin, _middle(path.begin, path.control), path.at(0.5))
+def under_way(path: Path, row_height: float) -> Path:
+    """Return about the first half of a path: the arrow is under way, and ends between two lines,
+    for on one it would seem to have come there."""
+    rows = round(abs(path.end[1] - path.begin[1]) / row_height)
+    part = 0.5 if rows % 2 or not rows else 0.5 - 0.5 / rows
+    control = (
+        path.begin[0] + (path.control[0] - path.begin[0]) * part,
+        path.begin[1] + (path.control[1] - path.begin[1]) * part,
+    )
+    return Path(path.begin, control, path.at(part))
 
 
 def _middle(first: Point, second: Point) -> Point:

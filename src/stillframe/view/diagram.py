@@ -182,7 +182,7 @@ class _Plan:
 
     def _messages(self, step_count: int) -> Iterator[MessageArrow]:
         for link, path in self.scene.messages:
-            if there := drawn(path, link.sent, link.accepted, step_count):
+            if there := drawn(path, link.sent, link.accepted, step_count, self.scene.row_height):
                 role = self.roles.get(link.message, Role.PLAIN)
                 if self.chosen is None or not self.chosen.is_between_reached(
                     link.message.channel, step_count, self.window
@@ -193,7 +193,7 @@ class _Plan:
 
     def _markers(self, step_count: int) -> Iterator[MarkerArrow]:
         for link, path in self.scene.markers:
-            if there := drawn(path, link.sent, link.came, step_count):
+            if there := drawn(path, link.sent, link.came, step_count, self.scene.row_height):
                 yield MarkerArrow(
                     link.snapshot,
                     link.source,

@@ -92,8 +92,12 @@ def _contents(trace: Trace, window: Window, cut: ShownCut, step_count: int) -> I
         others = count(len(full) - CHANNELS_MAX, "other channel")
         yield Row(Sample.NOTHING, 0, f"and messages on {others}")
     if all(cut.has_reached(process, step_count, window) for process in trace.processes):
-        empty = len(trace.channels) - len(full)
-        yield Row(Sample.NOTHING, 0, f"{count(empty, 'channel')} empty")
+        filled = {channel for channel, _ in full}
+        # More was accepted on them than sent: they have no contents, not even none.
+        broken = {orphan.channel for orphan in cut.orphans} - filled
+        empty = count(len(trace.channels) - len(filled) - len(broken), "channel")
+        without = f", {count(len(broken), 'channel')} without possible contents" if broken else ""
+        yield Row(Sample.NOTHING, 0, f"{empty} empty{without}")
     orphans = [
         orphan
         for orphan in cut.orphans

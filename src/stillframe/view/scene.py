@@ -7,7 +7,7 @@ from typing import NamedTuple
 from stillframe.model import ProcessId
 from stillframe.trace import Event, Trace
 from stillframe.view import columns, lettering
-from stillframe.view.arrows import STUB_WIDTH_MAX, Router, half
+from stillframe.view.arrows import STUB_WIDTH_MAX, Router, under_way
 from stillframe.view.columns import Room
 from stillframe.view.marking import ShownCut, name_of
 from stillframe.view.shapes import Extent, Label, Path, Point
@@ -48,6 +48,7 @@ class Scene:
 
     Attributes:
         ys: the y of each process that has a line.
+        row_height: from one line to the next, in pixels.
         names: the name of each process, not too long.
         x_from, x_to: where the lines begin and end.
         places: where each step of the window is.
@@ -58,7 +59,9 @@ class Scene:
     def __init__(self, trace: Trace, window: Window, *, top: float) -> None:
         self._window = window
         rows = len(window.processes)
-        row_height = min(ROW_HEIGHT_MAX, max(ROW_HEIGHT_MIN, ROWS_HEIGHT / max(1, rows)))
+        self.row_height = row_height = min(
+            ROW_HEIGHT_MAX, max(ROW_HEIGHT_MIN, ROWS_HEIGHT / max(1, rows))
+        )
         first = top + TOP
         self.ys = {process: first + row_height * i for i, process in enumerate(window.processes)}
         self._y_of_hidden = _between(trace, self.ys, first, row_height)
@@ -222,7 +225,7 @@ class Scene:
 
 
 def drawn(
-    path: Path, begin: int | None, end: int | None, step_count: int
+    path: Path, begin: int | None, end: int | None, step_count: int, row_height: float
 ) -> tuple[Path, Extent] | None:
     """Return what is there of an arrow after so many steps; None if nothing is.
 
@@ -231,6 +234,7 @@ def drawn(
         begin: the step in which it begins; None if outside the window.
         end: the step in which it ends; None if outside the window.
         step_count: how many steps have happened.
+        row_height: from one line to the next, in pixels.
     """
     has_come = end is not None and end < step_count
     if begin is None:
@@ -239,7 +243,7 @@ def drawn(
         return None
     if has_come:
         return path, Extent.WHOLE
-    return (path if end is None else half(path)), Extent.LEAVING
+    return (path if end is None else under_way(path, row_height)), Extent.LEAVING
 
 
 def _tally(up_minus_down: list[int], index: int | None, direction: float) -> None:
