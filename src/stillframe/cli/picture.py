@@ -74,9 +74,7 @@ def draw(path: Path, wish: Wish, *, is_json: bool) -> None:
     output.say(f"done: {where}: {steps} of {processes}")
 
 
-def _write_sequence(
-    path: Path, out: Path, pictures: Iterable[Diagram], count: int
-) -> list[Path]:
+def _write_sequence(path: Path, out: Path, pictures: Iterable[Diagram], count: int) -> list[Path]:
     """Write numbered pictures to the directory that has the name of `out` without its suffix."""
     stem = _stem(out)
     directory = out.with_name(stem)
