@@ -11,7 +11,7 @@ from stillframe.model import Abandoned, Channel, Reason, Snapshot, SnapshotId
 from stillframe.protocol.colour import ColourRecorder
 from stillframe.protocol.recorder import Recorder
 from stillframe.sim.choices import parse_choice
-from stillframe.sim.judge import Promise, Violation, judge, rules_fit
+from stillframe.sim.judge import Promise, Violation, judge, judge_end, rules_fit
 from stillframe.sim.network import Fifo, Lossy, Network, Reordering
 from stillframe.sim.run import Setting, run_seed
 from stillframe.sim.systems import Account, Payment, pair
@@ -117,6 +117,7 @@ def test_a_false_excuse_is_found() -> None:
     world = after(World(pair()), "P1 initiates P1-1")
     world.epoch.outcomes[S] = Abandoned(S, Reason.NOT_RECORDED, ("P1", "P2"))
     world.epoch.ended_at[S] = len(world.steps)
+    world.epoch.ended_in[S] = 0
     violation = broken(world)
     assert violation.promise is Promise.WHOLE
     assert violation.detail.endswith("but every process could")
@@ -140,6 +141,18 @@ def test_a_restore_from_what_was_never_published_is_found() -> None:
     violation = broken(world)
     assert violation.promise is Promise.RESTORED
     assert violation.detail == "epoch 2 begins with P1-1, which was never published"
+
+
+def test_what_never_comes_is_found_at_the_end() -> None:
+    """A message may be on its way, but not be gone; the books of no snapshot need show it."""
+    world = after(World(pair()), "P1 does pay")
+    assert judge_end(world) is None
+    world.channels[Channel("P1", "P2")].lose(0)
+    assert judge(world) is None
+    violation = judge_end(world)
+    assert violation is not None
+    assert violation.promise is Promise.ARRIVED
+    assert violation.detail == "message P1->P2 #1 was sent, and never came"
 
 
 # --- handlers that are no functions of what they accept

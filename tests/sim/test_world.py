@@ -109,6 +109,30 @@ def test_several_messages_arrive_in_one_atomic_action() -> None:
     assert judge(world) is None
 
 
+def test_what_one_action_sends_to_one_target_can_travel_together() -> None:
+    """It arrives at once, each message as an action of its own, and is recorded one by one."""
+
+    class Generous(Account):
+        @every(ms=0)
+        def pay(self) -> None:
+            """Pay twice."""
+            super().pay()
+            super().pay()
+
+    topology = Topology.mesh({"P1": Generous(), "P2": Account()})
+    world = do(World(topology, batch_count_max=3), "P2 initiates P2-1", "P1 does pay")
+    [frame] = world.channels[Channel("P1", "P2")].contents
+    assert frame.batch is not None
+    assert frame.batch.count == 2
+    do(world, "deliver P1->P2", "deliver P2->P1", "deliver P1->P2")
+    accepted = [step.accepted for step in world.steps if isinstance(step, Event)][1:]
+    assert accepted == [(MessageId(Channel("P1", "P2"), number),) for number in (1, 2)]
+    outcome = outcome_of(world, SnapshotId("P2", 1))
+    assert isinstance(outcome, Snapshot)
+    assert outcome.state.message_count == 2
+    assert judge(world) is None
+
+
 def test_a_topology_is_not_changed_by_what_happens_in_a_world() -> None:
     """Two worlds of one topology begin with the same states."""
     topology = pair()

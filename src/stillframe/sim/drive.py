@@ -30,6 +30,9 @@ back-pressure does in the runtime."""
 BEHIND_SHARE = 0.1
 """What is behind something else on its channel has been on its way meanwhile: so much of the delay
 is left when that has arrived."""
+TOGETHER_SHARE = 0.05
+"""Where messages wait on several channels of a process, one action accepts one of each of two in
+so many cases."""
 EXPIRY_DELAY_MS = 0.001
 """A deadline is acted on so much after it."""
 STEP_COUNT_MAX = 50_000
@@ -87,7 +90,8 @@ class Drive:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._arrives_ms: dict[Channel, float] = {}
         self._is_safety = True
-        self._told: set[SnapshotId] = set()
+        self._told: set[tuple[int, SnapshotId]] = set()
+        self._telling_count = 0
         self._snapshot_count = 0
 
     def run(self) -> None:
@@ -123,7 +127,7 @@ class Drive:
                 return
 
     def _is_busy(self, count: int) -> bool:
-        if self.world.pending:
+        if self.world.pending or self._telling_count:
             return True
         return count < REST_COUNT_MAX and any(map(len, self.world.channels.values()))
 
@@ -204,10 +208,23 @@ class Drive:
         position = 0
         if self.world.network is Reordering and len(memory):
             position = self._chance.randrange(len(memory))
-        if self._take(choices.Deliver((channel,), position)):
+        if self._take(choices.Deliver(self._together(channel, position), position)):
             self._ask_for_snapshot(channel.target)
             if len(memory):
                 self._plan_arrival(channel, BEHIND_SHARE)
+
+    def _together(self, channel: Channel, position: int) -> tuple[Channel, ...]:
+        """Return `channel`, sometimes with another one from which a message can come as well."""
+        sources = self.world.description.incoming(channel.target)
+        others = [Channel(s, channel.target) for s in sources if s != channel.source]
+        both = [
+            (channel, other)
+            for other in others
+            if not why_not(self.world, choices.Deliver((channel, other), position))
+        ]
+        if both and self._chance.random() < TOGETHER_SHARE:
+            return self._chance.choice(both)
+        return (channel,)
 
     def _begin_snapshot(self, first: ProcessId | None = None) -> None:
         """Let a process initiate, and as many more as it takes for markers to reach all."""
@@ -233,9 +250,10 @@ class Drive:
 
     def _tell_of_endings(self) -> None:
         """Let every process hear, each in its time, that a snapshot is over."""
-        for snapshot in self.world.epoch.outcomes:
-            if snapshot not in self._told:
-                self._told.add(snapshot)
+        epoch = self.world.epoch
+        for snapshot in epoch.outcomes:
+            if (epoch.number, snapshot) not in self._told:
+                self._told.add((epoch.number, snapshot))
                 self._tell(snapshot)
 
     def _tell(self, snapshot: SnapshotId) -> None:
@@ -244,9 +262,11 @@ class Drive:
             choice = choices.Hear(process, snapshot)
 
             def hear(choice: choices.Choice = choice) -> None:
+                self._telling_count -= 1
                 if self.world.epoch.number == epoch:
                     self._take(choice)
 
+            self._telling_count += 1
             self._within(self._faults.hearing_ms_max, hear)
 
     # --- what goes wrong

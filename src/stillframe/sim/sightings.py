@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from stillframe.model import Abandoned, Reason, Snapshot, SnapshotId
-from stillframe.sim import choices
 from stillframe.sim.epoch import Epoch
 from stillframe.sim.run import Run
-from stillframe.trace import MarkerStep
+from stillframe.trace import Event, MarkerStep
 
 
 def _snapshots(run: Run) -> Iterator[tuple[Epoch, Snapshot]]:
@@ -59,10 +58,6 @@ def _several_initiated(run: Run) -> bool:
     )
 
 
-def _chose(run: Run, kind: type) -> bool:
-    return any(isinstance(step.choice, kind) for step in run.schedule)
-
-
 SIGHTINGS: Mapping[str, Callable[[Run], bool]] = {
     "a snapshot was published": lambda run: any(_snapshots(run)),
     "a channel held messages at the cut": lambda run: any(
@@ -88,11 +83,24 @@ SIGHTINGS: Mapping[str, Callable[[Run], bool]] = {
     "a connection of an older epoch was refused": lambda run: any(
         epoch.refused_count for epoch in run.world.epochs
     ),
-    "a connection was lost and taken up again": lambda run: _chose(run, choices.Connect),
-    "something was on its way twice": lambda run: _chose(run, choices.Double),
-    "processes were cut off from the others": lambda run: _chose(run, choices.Partition),
+    "a connection was lost and taken up again": lambda run: any(
+        epoch.resent_count for epoch in run.world.epochs
+    ),
+    "something was on its way twice": lambda run: any(
+        epoch.dropped_count for epoch in run.world.epochs
+    ),
+    "processes were cut off from the others": lambda run: any(
+        epoch.held_count for epoch in run.world.epochs
+    ),
+    "one action accepted several messages": lambda run: any(
+        isinstance(step, Event) and len(step.accepted) > 1
+        for epoch in run.world.epochs
+        for step in epoch.steps
+    ),
 }
-"""What is looked for where channels keep order; name -> was it seen in this run?"""
+"""What is looked for where channels keep order; name -> was it seen in this run? A fault counts
+where it had an effect: what was lost was sent again, what came twice was dropped, what had to cross
+a partition was held up."""
 
 
 def sightings(run: Run) -> list[str]:

@@ -57,8 +57,8 @@ class Payer(Process):
 
     @every(ms=0)
     def pay(self) -> None:
-        """Pay somebody something."""
-        self._pay(self._draw(9))
+        """Pay somebody something, sometimes in two or three parts."""
+        self._pay(self._draw(9), part_count=max(1, self._draw(6) - 2))
 
     @every(ms=30)
     def look(self) -> None:
@@ -70,10 +70,12 @@ class Payer(Process):
         """Remember up to where the system will not go back behind."""
         self.safe = str(snapshot)
 
-    def _pay(self, amount: int) -> None:
-        if self.outgoing and 0 < amount <= self.balance:
-            self.balance -= amount
-            self.send(self._neighbour(), Payment(amount))
+    def _pay(self, amount: int, part_count: int = 1) -> None:
+        if self.outgoing and 0 < amount * part_count <= self.balance:
+            self.balance -= amount * part_count
+            target = self._neighbour()
+            for _ in range(part_count):
+                self.send(target, Payment(amount))
 
     def _neighbour(self) -> str:
         return self.outgoing[self._draw(len(self.outgoing))]
