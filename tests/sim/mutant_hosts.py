@@ -31,7 +31,8 @@ class Batching(World):
     """No mutant: what one action sends to one target travels together."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, batch_count_max=BATCH_COUNT_MAX, **options)
+        options["batch_count_max"] = BATCH_COUNT_MAX
+        super().__init__(*arguments, **options)
 
 
 class BatchAsOne(Recorder):

@@ -86,6 +86,27 @@ def test_everything_that_may_go_wrong_does_and_is_mended() -> None:
     assert {"Crash", "Restart", "Break", "Connect", "Partition", "Heal", "Double"} <= set(seen)
 
 
+def test_a_run_does_not_end_before_everybody_has_heard() -> None:
+    """In the last epoch every process that is up hears of every snapshot that is over."""
+    for seed in range(1, 4):
+        world = driven(ALL, Load(), seed).world
+        heard = {t.choice for t in world.epoch.taken if isinstance(t.choice, choices.Hear)}
+        assert heard == {
+            choices.Hear(process, snapshot)
+            for snapshot in world.epoch.outcomes
+            for process in world.performers
+        }
+
+
+def test_sometimes_one_action_accepts_messages_of_two_channels() -> None:
+    """Where messages wait on several channels of a process, they may arrive together."""
+    topology = Topology.mesh({name: Account() for name in ("P1", "P2", "P3")})
+    schedule = driven(Faults(), Load(), world=World(topology)).schedule
+    arrivals = [s.choice for s in schedule if isinstance(s.choice, choices.Deliver)]
+    assert {len(arrival.channels) for arrival in arrivals} == {1, 2}
+    assert all(len({c.target for c in arrival.channels}) == 1 for arrival in arrivals)
+
+
 def test_time_never_runs_back() -> None:
     """The lines of a schedule are in the order of their times, from first to last."""
     times = [step.at_ms for step in driven(ALL, Load()).schedule]
