@@ -268,7 +268,7 @@ class MessagesExchanged(_Shifting):
     def _shift(self, recording: Recording) -> None:
         for source, batches in recording.closed.items():
             recording.closed[source] = tuple(
-                Batch(batch.first, batch.count, batches[0].encoded) for batch in batches
+                Batch.of(batch.first, batches[0].messages()[:1] * batch.count) for batch in batches
             )
 
 
