@@ -12,7 +12,7 @@ from stillframe.protocol.recorder import Recorder
 from stillframe.sim import choices
 from stillframe.sim.drive import EXPIRY_DELAY_MS, Drive, Load, Schedule, Step
 from stillframe.sim.faults import Faults, draw_faults
-from stillframe.sim.judge import Promise, Violation, judge, rules_fit
+from stillframe.sim.judge import Promise, Violation, judge, judge_end, rules_fit
 from stillframe.sim.network import Fifo, Network
 from stillframe.sim.possible import why_not
 from stillframe.sim.systems import random_system
@@ -20,6 +20,8 @@ from stillframe.sim.world import SnapshotRecorder, World
 from stillframe.topology import Topology
 
 TIMEOUT_MS = 10.0
+BATCH_COUNT_MAX = 3
+"""So many messages that one action sends to one target travel together."""
 TIMEOUT_DELAY_COUNT = 15
 """A snapshot of up to five processes in a row takes fewer of the longest delays than this, when
 nothing else goes wrong: so a deadline after them is missed only if something did."""
@@ -176,6 +178,7 @@ def _draw(chance: Random, setting: Setting) -> tuple[World, Faults]:
         recorder=setting.recorder,
         assembler=setting.assembler,
         timeout_s=(TIMEOUT_MS + TIMEOUT_DELAY_COUNT * faults.delay_ms_max) / 1000,
+        batch_count_max=BATCH_COUNT_MAX,
     )
     return world, faults
 
@@ -195,7 +198,7 @@ def _judge_liveness(drive: Drive) -> Violation | None:
     outcome = world.epoch.outcomes[drive.last]
     if not isinstance(outcome, Snapshot):
         return Violation(Promise.LIVE, str(outcome))
-    return None
+    return judge_end(world)
 
 
 def _is_late(snapshot: Snapshot, world: World) -> bool:

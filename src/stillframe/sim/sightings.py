@@ -92,6 +92,12 @@ SIGHTINGS: Mapping[str, Callable[[Run], bool]] = {
     "processes were cut off from the others": lambda run: any(
         epoch.held_count for epoch in run.world.epochs
     ),
+    "a batch held several messages": lambda run: any(
+        frame.batch is not None and frame.batch.count > 1
+        for epoch in run.world.epochs
+        for taken in epoch.taken
+        for _, frame in taken.frames
+    ),
     "one action accepted several messages": lambda run: any(
         isinstance(step, Event) and len(step.accepted) > 1
         for epoch in run.world.epochs
