@@ -33,6 +33,8 @@ SEED_MAX_OF = {"ExpiresAll": 20, "HalfDeadline": 20, "NeverExpires": 40, "ToldAt
 at all because its second initiator came after a restore, or shows what was told of another."""
 CHOICE_MAX = 25
 CHOICE_MAX_OF = {
+    "ColourStateLate": 45,
+    "MarkerBehind": 60,
     "ChannelsForgotten": 40,
     "ChannelsLast": 250,
     "GoesBackTooFar": 60,
@@ -65,14 +67,14 @@ RECORDERS: dict[type[Recorder], Promise] = {
 }
 """Each mutant of Chandy and Lamport's rules, and the promise that it is found to break."""
 WORLDS = {
-    mutant_worlds.MarkerBehind: Promise.LIVE,
+    mutant_worlds.MarkerBehind: Promise.BOOKS,
     mutant_worlds.MarkerLost: Promise.LIVE,
     mutant_worlds.ActsBetween: Promise.TAKEN,
     mutant_worlds.ActsAtCut: Promise.UNCHANGED,
     mutant_worlds.DroppedAtCut: Promise.UNCHANGED,
     mutant_worlds.ChannelsForgotten: Promise.RESTORED,
     mutant_worlds.ChannelsDoubled: Promise.ONCE,
-    mutant_worlds.ChannelsLast: Promise.RESTORED,
+    mutant_worlds.ChannelsLast: Promise.ONCE,
     mutant_worlds.ChannelsTurned: Promise.ONCE,
     mutant_worlds.EpochKept: Promise.EPOCHS,
     mutant_worlds.PastAccepted: Promise.EPOCHS,
@@ -104,7 +106,7 @@ HOSTS: dict[str, tuple[dict[str, Any], Promise]] = {
     "ToldTwice": ({"world": mutant_hosts.ToldTwice}, Promise.TOLD),
     "ToldOfAll": ({"world": mutant_hosts.ToldOfAll}, Promise.TOLD),
     "ToldAtOnce": ({"world": mutant_hosts.ToldAtOnce}, Promise.CAUSED),
-    "NewestPoint": ({"world": mutant_hosts.NewestPoint}, Promise.POINTS),
+    "NewestPoint": ({"world": mutant_hosts.NewestPoint}, Promise.RESTORED),
     "WrongTimes": ({"assembler": mutant_hosts.WrongTimes}, Promise.TIMES),
     "WrongEpoch": ({"assembler": mutant_hosts.WrongEpoch}, Promise.TIMES),
     "ReasonsExchanged": ({"assembler": mutant_hosts.ReasonsExchanged}, Promise.REASON),
@@ -141,7 +143,7 @@ SLOW = {
     "ExpiresAll",
     "HalfDeadline",
 }
-LIVENESS = {"MarkerBehind", "MarkerLost", "NeverExpires", "NeverTold"}
+LIVENESS = {"MarkerLost", "NeverExpires", "NeverTold"}
 """What these break is seen at the end of a whole run, not in a piece of its schedule."""
 
 
