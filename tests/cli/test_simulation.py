@@ -310,7 +310,10 @@ def test_a_script_whose_system_went_back_has_the_trace_of_its_last_epoch(
         (["../lecture"], "there is no script ../lecture"),
         (["."], "there is no script ."),
         (["nosuch:x"], "there is no module 'nosuch' here"),
-        ([f"{HERE}:Talker"], "has no topology 'Talker'; it has broken, chain, dicey, erratic, talkers"),
+        (
+            [f"{HERE}:Talker"],
+            "has no topology 'Talker'; it has broken, chain, dicey, erratic, talkers",
+        ),
         (
             ["lecture", "--steps"],
             "lecture is a script, and says itself what happens: leave --seeds",
