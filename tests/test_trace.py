@@ -311,3 +311,18 @@ def test_a_label_is_cleaned_for_people(text: str, shown: str) -> None:
     """One line that can be printed, not too long; cleaned again it stays as it is."""
     assert clean_label(text) == shown
     assert clean_label(shown) == shown
+
+
+@given(executions())
+def test_a_cut_is_present_exactly_when_its_events_and_no_others_have_happened(
+    events: list[Event],
+) -> None:
+    """The number of events after which it is so, or None: compared with every moment of the run."""
+    trace = trace_of(events)
+    counts = [0] * len(trace.processes)
+    moments = [tuple(counts)]
+    for event in events:
+        counts[trace.index_of[event.process]] += 1
+        moments.append(tuple(counts))
+    for cut in all_cuts(trace):
+        assert trace.present_at(cut) == (moments.index(cut) if cut in moments else None)

@@ -72,7 +72,6 @@ def test_what_was_written_is_read(tmp_path: Path, trace: Trace) -> None:
     assert again.processes == trace.processes
     assert again.channels == trace.channels
     assert again.steps == trace.steps
-    assert tracefile.is_trace_file(path)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

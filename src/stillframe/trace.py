@@ -239,6 +239,18 @@ class Trace:
             )
         return tuple(found[process] for process in self.processes)
 
+    def present_at(self, cut: Cut) -> int | None:
+        """Return after how many events, in the order of the trace, exactly those of `cut` had
+        happened; None if that was never so (Chandy & Lamport 1985, section 4)."""
+        missing = sum(cut)
+        for number, (position, _) in enumerate(self.positions()):
+            if not missing:
+                return number
+            if position.index > cut[self.index_of[position.process]]:
+                return None
+            missing -= 1
+        return None if missing else self.event_count
+
     def check_cut(self, cut: Cut) -> None:
         """Raise a UsageError unless `cut` has a possible count for each process."""
         if len(cut) != len(self.processes):

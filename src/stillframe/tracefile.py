@@ -68,16 +68,6 @@ def read(path: Path) -> Trace:
             raise NotConsistent(f"{path}: {error}") from error
 
 
-def is_trace_file(path: Path) -> bool:
-    """Return whether the file begins as a trace file does.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        return b'"stillframe_trace"' in file.read(64)
-
-
 def _encode(trace: Trace) -> Iterator[bytes]:
     header = _Header(VERSION, list(trace.processes), list(trace.channels))
     yield _encode_line(header, "the list of processes and channels")

@@ -183,66 +183,6 @@ def diff(
     difference.diff(store, before, after, is_json=as_json)
 
 
-@study.app.command(
-    cls=Command,
-    short_help="Draw a trace as a space-time diagram.",
-    epilog="Example: stillframe view lecture.trace --snapshot P1-1 --out lecture.svg",
-)
-def view(
-    trace: Annotated[
-        Path,
-        typer.Argument(
-            metavar="TRACE",
-            help="Trace that 'import --out' or 'sim --trace' wrote.",
-            show_default=False,
-        ),
-    ],
-    *,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Draw into this SVG file.  [default: the trace's name with .svg]",
-            show_default=False,
-        ),
-    ] = None,
-    snapshot: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SNAPSHOT",
-            help="Circle what this snapshot recorded, and list what it caught in channels.  "
-            "[default: the only snapshot, if there is no --cut]",
-            show_default=False,
-        ),
-    ] = None,
-    cut: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROCESS=COUNT,...",
-            help="Draw this cut, given how many events of each process lie before it; 0 for those "
-            "left out.",
-            show_default=False,
-        ),
-    ] = None,
-    first: Annotated[
-        int, typer.Option(metavar="N", help="Begin with this step of a long trace.", min=1)
-    ] = 1,
-    steps: Annotated[
-        bool,
-        typer.Option(
-            "--steps", help="Draw a picture after each step: FILE/FILE-001.svg and so on."
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Draw a trace as SVG: processes, events, messages, markers, and cuts with what is in channels;
-    long traces are cut off, and the picture says where."""
-    from stillframe.cli import picture
-
-    wish = picture.Wish(out=out, snapshot=snapshot, cut=cut, first=first, steps=steps)
-    picture.draw(trace, wish, is_json=as_json)
-
-
 @spark_app.command(
     cls=Command,
     short_help="Check all snapshots at once.",

@@ -16,10 +16,12 @@ class Extras(msgspec.Struct, frozen=True):
     Attributes:
         trace: where to write what happened.
         prove: a snapshot to prove.
+        inputs: the files that were read, which no trace replaces.
     """
 
     trace: Path | None = None
     prove: str | None = None
+    inputs: tuple[Path, ...] = ()
 
 
 def serve(world: World, extras: Extras, *, is_json: bool) -> None:
@@ -30,12 +32,12 @@ def serve(world: World, extras: Extras, *, is_json: bool) -> None:
         UsageError: there is no such snapshot, or the trace cannot be written there.
     """
     if extras.trace is not None:
-        _write_trace(world, extras.trace)
+        _write_trace(world, extras.trace, extras.inputs)
     if extras.prove is not None:
         put_proof(world, extras.prove, is_json=is_json)
 
 
-def _write_trace(world: World, path: Path) -> None:
-    tracefile.write(path, world.epoch.trace(world.description))
+def _write_trace(world: World, path: Path, inputs: tuple[Path, ...]) -> None:
+    tracefile.write(path, world.epoch.trace(world.description), inputs=inputs)
     which = f"epoch {world.epoch.number}, the last, " if len(world.epochs) > 1 else "the run "
     output.say(f"{which}is in {path}: stillframe view {path}")

@@ -47,3 +47,11 @@ For = Annotated[
 
 NetworkName = Annotated[Network, typer.Option(help="What is assumed of every channel.")]
 RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]
+TraceFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TRACE",
+        help="Trace that 'import --out' or 'sim --trace' wrote.",
+        show_default=False,
+    ),
+]

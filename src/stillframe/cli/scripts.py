@@ -11,6 +11,7 @@ from stillframe.cli.extras import Extras, serve
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
 from stillframe.sim import scenario
+from stillframe.whole_file import write_whole
 
 RUN_SUFFIX = ".run"
 
@@ -54,8 +55,6 @@ def play_script(path: Path, extras: Extras, *, rewrite: bool, is_json: bool) -> 
         UsageError: the file cannot be read or played.
     """
     text = _read(path)
-    if extras.trace is not None and extras.trace.exists() and extras.trace.samefile(path):
-        raise UsageError(f"{extras.trace} is the script itself: give another file for the trace")
     if rewrite and path.is_relative_to(_included()):
         raise UsageError(f"{path.name} comes with stillframe: copy it to rewrite it")
     try:
@@ -63,10 +62,8 @@ def play_script(path: Path, extras: Extras, *, rewrite: bool, is_json: bool) -> 
     except UsageError as error:
         raise UsageError(f"{path.name}, {error}") from error
     if rewrite:
-        path.write_text(played.text(), encoding="utf-8")
-    if extras.prove is not None:
-        pass
-    elif is_json:
+        write_whole(path, [played.text().encode()])
+    if extras.prove is None and is_json:
         output.put_json(
             {
                 "blocks": [
@@ -76,7 +73,7 @@ def play_script(path: Path, extras: Extras, *, rewrite: bool, is_json: bool) -> 
                 "is_as_written": not played.differing,
             }
         )
-    else:
+    elif extras.prove is None:
         output.put_lines(played.text().splitlines())
     serve(played.world, extras, is_json=is_json)
     if played.differing and not rewrite:

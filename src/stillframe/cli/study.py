@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stillframe.cli.options import AsJson, NetworkName, RulesName
+from stillframe.cli.options import AsJson, NetworkName, RulesName, TraceFile
 from stillframe.cli.rules import Network, Rules
 from stillframe.cli.verdict import Command
 from stillframe.errors import UsageError
@@ -90,14 +90,7 @@ def import_(
     epilog="Example: stillframe cuts simpledb.trace --cut P24464=3,P24468=5",
 )
 def cuts(
-    trace: Annotated[
-        Path,
-        typer.Argument(
-            metavar="TRACE",
-            help="Trace that 'import --out' or 'sim --trace' wrote.",
-            show_default=False,
-        ),
-    ],
+    trace: TraceFile,
     *,
     cut: Annotated[
         str | None,
@@ -206,7 +199,8 @@ def sim(
     from stillframe.cli.extras import Extras
 
     path = scripts.script_path(what) if what is not None else None
-    extras = Extras(trace, prove)
+    inputs = tuple(file for file in (path, schedule) if file is not None)
+    extras = Extras(trace, prove, inputs)
     is_usual = network is Network.FIFO and rules is Rules.CHANDY_LAMPORT
     if path is not None:
         if steps or seeds is not None or schedule is not None or not is_usual:
@@ -220,7 +214,7 @@ def sim(
         raise UsageError("--rewrite is about a script: name one")
     subject = simulation.Subject(what, network, rules)
     chosen = simulation.parse_seeds(seeds or "1..200")
-    if not steps and schedule is None and extras == Extras():
+    if not steps and schedule is None and trace is None and prove is None:
         simulation.try_seeds(subject, chosen, is_json=as_json)
         return
     if len(chosen) > 1:
@@ -278,3 +272,56 @@ def explore(
 
     limits = exploration.Limits(tuple(acts or ()), tuple(initiator or ()), network, rules, most)
     exploration.explore_all(topology, limits, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
+    short_help="Draw a trace as a space-time diagram.",
+    epilog="Example: stillframe view lecture.trace --snapshot P1-1 --out lecture.svg",
+)
+def view(
+    trace: TraceFile,
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw into this SVG file.  [default: the trace's name with .svg]",
+            show_default=False,
+        ),
+    ] = None,
+    snapshot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SNAPSHOT",
+            help="Circle what this snapshot recorded, and list what it caught in channels.  "
+            "[default: the only snapshot, if there is no --cut]",
+            show_default=False,
+        ),
+    ] = None,
+    cut: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROCESS=COUNT,...",
+            help="Draw this cut, given how many events of each process lie before it; 0 for those "
+            "left out.",
+            show_default=False,
+        ),
+    ] = None,
+    first: Annotated[
+        int, typer.Option(metavar="N", help="Begin with this step of a long trace.", min=1)
+    ] = 1,
+    steps: Annotated[
+        bool,
+        typer.Option(
+            "--steps", help="Draw a picture after each step: FILE/FILE-001.svg and so on."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Draw a trace as SVG: processes, events, messages, markers, and cuts with what is in channels;
+    long traces are cut off, and the picture says where."""
+    from stillframe.cli import picture
+
+    wish = picture.Wish(out=out, snapshot=snapshot, cut=cut, first=first, steps=steps)
+    picture.draw(trace, wish, is_json=as_json)

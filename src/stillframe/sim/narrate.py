@@ -1,6 +1,7 @@
 """Says what happened in a simulated world, step by step, with the rule that was followed."""
 
 from collections.abc import Iterable
+from itertools import islice
 
 import msgspec
 
@@ -173,20 +174,12 @@ class Narrator:
     def _when(self, snapshot: SnapshotId) -> str:
         """Say whether the recorded state was ever the present (Chandy & Lamport 1985, 4)."""
         trace = self._world.epochs[self._epoch_count - 1].trace(self._world.description)
-        cut = trace.cut_of(snapshot)
-        counts, event_count = [0] * len(cut), 0
-        for position, event in trace.positions():
-            if tuple(counts) == cut:
-                return _after(event_count)
-            counts[trace.index_of[position.process]] += 1
-            event_count += event.handler != RESTORED
-        if tuple(counts) == cut:
-            return _after(event_count)
-        return "the system was never in this state, but it could have been"
-
-
-def _after(event_count: int) -> str:
-    return f"so it was after {event_count} event{'' if event_count == 1 else 's'}"
+        number = trace.present_at(trace.cut_of(snapshot))
+        if number is None:
+            return "the system was never in this state, but it could have been"
+        before = islice(trace.positions(), number)
+        event_count = sum(event.handler != RESTORED for _, event in before)
+        return f"so it was after {event_count} event{'' if event_count == 1 else 's'}"
 
 
 def shown_state(state: ProcessState) -> str:
