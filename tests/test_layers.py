@@ -17,6 +17,7 @@ LAYERS = (
     ("protocol",),
     ("whole_file",),
     ("store", "restore", "detect", "importer", "tracefile"),
+    ("pipeline",),
     ("sim", "runtime"),
     ("spark", "view"),
     ("cli",),

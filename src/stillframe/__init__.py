@@ -1,18 +1,19 @@
 """Consistent global snapshots of running distributed systems.
 
 Write processes (`Process`, `Message`, `every`), say how they are connected (`Topology`), and run
-them with ``stillframe run``; a program with its own loop takes part with `join`.
+them with ``stillframe run``; a program with its own loop takes part with `join`. Streaming queries
+and services that are connected by logs make a pipeline: ``stillframe.pipeline``.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from stillframe.errors import StillframeError
-from stillframe.model import Channel, ProcessId, SnapshotId
-from stillframe.process import Message, Process, every
-from stillframe.topology import Joined, Topology
-
 if TYPE_CHECKING:
+    from stillframe.errors import StillframeError
+    from stillframe.model import Channel, ProcessId, SnapshotId
+    from stillframe.process import Message, Process, every
     from stillframe.runtime.joined import join
+    from stillframe.topology import Joined, Topology
 
 __all__ = [
     "Channel",
@@ -27,11 +28,19 @@ __all__ = [
     "join",
 ]
 
+_MODULES = {
+    "errors": ("StillframeError",),
+    "model": ("Channel", "ProcessId", "SnapshotId"),
+    "process": ("Message", "Process", "every"),
+    "runtime.joined": ("join",),
+    "topology": ("Joined", "Topology"),
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Import what needs an event loop only when it is asked for."""
-    if name == "join":
-        from stillframe.runtime.joined import join
-
-        return join
+    """Import a public name when it is asked for: executors of a cluster import this package, and
+    have nothing but Arrow and PySpark."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"stillframe.{module}"), name)
     raise AttributeError(f"module 'stillframe' has no attribute {name!r}")

@@ -1,0 +1,238 @@
+"""The only file that knows the directory in which Spark keeps the checkpoint of a query.
+
+    metadata                     {"id": ...}: which query
+    offsets/12                   the plan of micro-batch 12: v1, batch metadata, one line per source
+    commits/12                   micro-batch 12 is done
+    state/OPERATOR/PARTITION/    state after micro-batch 12: files of version 13 and before
+    sources/0/                   what a source remembers of its own
+
+Nothing is ever edited or deleted in such a directory: going back by hand leaves files of the
+abandoned course that become the base of a later load, and the state is wrong without a word. A
+restore makes a new directory (``export``) from what was linked at the time (``pin``).
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillframe.errors import Damaged, StoreError
+
+OFFSET_KEY = "stillframe"
+"""Our sources' offsets are ``{"stillframe": {channel: position}}``."""
+
+_METADATA = "metadata"
+_OFFSETS = "offsets"
+_COMMITS = "commits"
+_STATE = "state"
+_SOURCES = "sources"
+_NO_OFFSET = "-"
+_OFFSET_LINES_BEFORE_SOURCES = 2
+_VERSIONED = re.compile(r"\.?(\d+)(?:_[0-9A-Za-z_-]+)?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?")
+_BASE = re.compile(r"(\d+)\.(?:snapshot|zip)")
+_LINK_ATTEMPT_COUNT = 5
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """A committed micro-batch and where it ended on each log that the query reads."""
+
+    batch: int
+    positions: dict[str, int]
+
+
+def last_committed(checkpoint: Path) -> Committed | None:
+    """Return the newest committed micro-batch of a query, or None if there is none yet.
+
+    Raises:
+        Damaged: its offsets cannot be read.
+    """
+    batches = _numbers(checkpoint / _COMMITS)
+    return committed(checkpoint, max(batches)) if batches else None
+
+
+def committed(checkpoint: Path, batch: int) -> Committed:
+    """Return a micro-batch that was committed.
+
+    Raises:
+        Damaged: its offsets cannot be read.
+    """
+    positions: dict[str, int] = {}
+    for line in _offset_lines(checkpoint / _OFFSETS / str(batch)):
+        positions.update(_positions_of(line))
+    return Committed(batch, positions)
+
+
+def planned_batch(checkpoint: Path) -> int | None:
+    """Return the newest micro-batch that was planned, committed or not."""
+    return max(_numbers(checkpoint / _OFFSETS), default=None)
+
+
+def agrees(checkpoint: Path, pinned: Path, batch: int) -> bool:
+    """Return whether a checkpoint has the same plan of a micro-batch as a pinned one.
+
+    True as well if Spark has deleted the plan meanwhile because it is old.
+    """
+    path = Path(_OFFSETS) / str(batch)
+    if not (checkpoint / path).exists():
+        return True
+    return (checkpoint / path).read_bytes() == (pinned / path).read_bytes()
+
+
+def pin(checkpoint: Path, batch: int, target: Path) -> None:
+    """Link into `target` everything that it takes to go on after a committed micro-batch.
+
+    Call it before the next micro-batch is planned. Spark writes its files by rename, so a link
+    keeps what is linked. An earlier attempt is removed first.
+
+    Raises:
+        StoreError: a file cannot be linked, or vanished again and again.
+    """
+    if target.exists():
+        shutil.rmtree(target)
+    for _ in range(_LINK_ATTEMPT_COUNT):
+        try:
+            for relative in _needed(checkpoint, batch):
+                place = target / relative
+                place.parent.mkdir(parents=True, exist_ok=True)
+                _link(checkpoint / relative, place)
+            return
+        except FileNotFoundError:
+            # Spark's maintenance deletes what is older than the newest full file: look again.
+            shutil.rmtree(target, ignore_errors=True)
+        except OSError as error:
+            raise StoreError(
+                f"the checkpoint {checkpoint} could not be linked into {target}: {error}; both "
+                "must lie on one file system"
+            ) from error
+    raise StoreError(
+        f"files of the checkpoint {checkpoint} vanish while they are linked: raise Spark's "
+        "spark.sql.streaming.minBatchesToRetain"
+    )
+
+
+def export(pinned: Path, target: Path, batch: int, positions: Mapping[str, int]) -> None:
+    """Make a checkpoint directory with which a new query goes on after `batch`.
+
+    Args:
+        pinned: what ``pin`` made.
+        target: the new directory; nothing may be there.
+        batch: the micro-batch.
+        positions: where the query goes on reading each of our logs.
+
+    Raises:
+        OSError: the disk is full or failed.
+        Damaged: the offsets cannot be read.
+    """
+    for path in sorted(pinned.rglob("*")):
+        relative = path.relative_to(pinned)
+        if path.is_file() and relative.parts[0] in {_OFFSETS, _COMMITS, _STATE, _SOURCES}:
+            place = target / relative
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _link(path, place)
+    # A new id, so that sinks which remember (query, batch) do not take the next batches for done.
+    (target / _METADATA).write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
+    _move(target / _OFFSETS / str(batch), positions)
+
+
+def _move(offsets: Path, positions: Mapping[str, int]) -> None:
+    """Let the plan of a micro-batch end at other positions, in a file of its own."""
+    lines = offsets.read_text(encoding="utf-8").split("\n")
+    moved = lines[:_OFFSET_LINES_BEFORE_SOURCES]
+    for line in lines[_OFFSET_LINES_BEFORE_SOURCES:]:
+        ours = _positions_of(line)
+        moved.append(encode_offset({log: positions[log] for log in ours}) if ours else line)
+    if moved == lines:
+        return
+    # The linked file is also the snapshot's: make a new one, and drop its old checksum.
+    offsets.with_name(f".{offsets.name}.crc").unlink(missing_ok=True)
+    offsets.unlink()
+    offsets.write_text("\n".join(moved), encoding="utf-8")
+
+
+def encode_offset(positions: Mapping[str, int]) -> str:
+    """Return the JSON of one of our offsets, always the same for the same positions: Spark compares
+    offsets as text."""
+    return json.dumps(offset_of(positions), separators=(", ", ": "))
+
+
+def offset_of(positions: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Return one of our offsets as Spark's Python sources give it."""
+    return {OFFSET_KEY: {log: positions[log] for log in sorted(positions)}}
+
+
+def _positions_of(line: str) -> dict[str, int]:
+    """Return the positions in a source's line; none if the source is not ours."""
+    if line.strip() in ("", _NO_OFFSET):
+        return {}
+    try:
+        offset: Any = json.loads(line)
+    except ValueError:
+        return {}
+    ours = offset.get(OFFSET_KEY) if isinstance(offset, dict) else None
+    if not isinstance(ours, dict):
+        return {}
+    return {str(log): int(position) for log, position in ours.items()}
+
+
+def _offset_lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error}") from error
+    if not lines or not lines[0].startswith("v"):
+        raise Damaged(f"{path} is no offset file of Spark")
+    return lines[_OFFSET_LINES_BEFORE_SOURCES:]
+
+
+def _numbers(directory: Path) -> list[int]:
+    try:
+        return [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
+    except FileNotFoundError:
+        return []
+
+
+def _needed(checkpoint: Path, batch: int) -> Iterator[Path]:
+    """Yield the files, relative to the checkpoint, that it takes to go on after `batch`."""
+    yield Path(_METADATA)
+    for directory, numbers in ((_OFFSETS, (batch - 1, batch)), (_COMMITS, (batch,))):
+        for number in numbers:
+            for name in (str(number), f".{number}.crc"):
+                if (checkpoint / directory / name).exists():
+                    yield Path(directory, name)
+    for part in (_STATE, _SOURCES):
+        for folder, _, names in os.walk(checkpoint / part):
+            relative = Path(folder).relative_to(checkpoint)
+            base = _base_version(names, batch + 1)
+            for name in names:
+                if part == _SOURCES or _is_needed(name, base, batch + 1):
+                    yield relative / name
+
+
+def _base_version(names: list[str], version: int) -> int:
+    """Return the version of the newest full file that is not newer than `version`, or 0."""
+    versions = (int(match[1]) for name in names if (match := _BASE.fullmatch(name)))
+    return max((found for found in versions if found <= version), default=0)
+
+
+def _is_needed(name: str, base: int, version: int) -> bool:
+    match = _VERSIONED.fullmatch(name)
+    if match is None:
+        # Schemas, metadata, RocksDB's own files: named once, never changed. Not what is being made.
+        return not name.endswith(".tmp")
+    return base <= int(match[1]) <= version
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copyfile(source, target)

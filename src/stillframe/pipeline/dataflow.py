@@ -1,0 +1,291 @@
+"""Which queries, services and logs there are: the description that every participant agrees on."""
+
+import base64
+import binascii
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from stillframe.errors import UsageError
+from stillframe.model import check_process_id
+from stillframe.protocol.aligner import Mode
+
+PARTITION_COUNT_MAX = 1024
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A channel that is kept on disk: one participant appends to it, any number read it.
+
+    Each pair of the source and a target is a channel in the sense of the rules, with a position of
+    its own. `schema` is an Arrow schema as ``encode_schema`` writes it. Records keep their order
+    within each of the `partition_count` partitions; `key` names the columns whose values decide the
+    partition, none for the writer's own choice.
+    """
+
+    name: str
+    source: str
+    targets: tuple[str, ...]
+    schema: str
+    partition_count: int = 1
+    key: tuple[str, ...] = ()
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The schema of its records."""
+        return decode_schema(self.schema)
+
+
+class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Queries, services, and the logs between them; each has a name of its own.
+
+    `services` maps the name of a service to the class of its state. Make one with ``dataflow``.
+    """
+
+    queries: tuple[str, ...]
+    services: dict[str, str]
+    logs: tuple[Log, ...]
+
+    @property
+    def participants(self) -> tuple[str, ...]:
+        """Every query and service, sorted."""
+        return tuple(sorted((*self.queries, *self.services)))
+
+    def log(self, name: str) -> Log:
+        """Return one log.
+
+        Raises:
+            UsageError: there is none of that name; the error says which there are.
+        """
+        for log in self.logs:
+            if log.name == name:
+                return log
+        names = ", ".join(log.name for log in self.logs) or "none"
+        raise UsageError(f"there is no channel {name!r} in this pipeline; there are: {names}")
+
+    def incoming(self, participant: str) -> tuple[Log, ...]:
+        """Return the logs that a participant reads, sorted by name."""
+        return tuple(log for log in self.logs if participant in log.targets)
+
+    def outgoing(self, participant: str) -> tuple[Log, ...]:
+        """Return the logs that a participant writes, sorted by name."""
+        return tuple(log for log in self.logs if log.source == participant)
+
+    def check_participant(self, name: str, kind: str) -> None:
+        """Refuse a name that is no `kind` ("query" or "service") of this dataflow.
+
+        Raises:
+            UsageError: it is not; the error says which there are.
+        """
+        names = self.queries if kind == "query" else tuple(self.services)
+        if name not in names:
+            raise UsageError(
+                f"there is no {kind} {name!r} in this pipeline; there are: "
+                f"{', '.join(sorted(names)) or 'none'}"
+            )
+
+    def initiators(self) -> tuple[str, ...]:
+        """Return the participants at which a snapshot begins: barriers reach all others from there.
+
+        These are the ones that read no log, and, where a cycle has no such participant before it,
+        one of the cycle.
+        """
+        chosen = [name for name in self.participants if not self.incoming(name)]
+        reached = self._reachable(chosen)
+        while rest := [name for name in self.participants if name not in reached]:
+            # The one that reaches most first: nothing before it can be left over.
+            first = min(rest, key=lambda name: (-len(self._reachable([name])), name))
+            chosen.append(first)
+            reached |= self._reachable([first])
+        return tuple(sorted(chosen))
+
+    def cycle(self) -> tuple[str, ...]:
+        """Return the participants of a cycle in its order, or nothing if there is none."""
+        for name in self.participants:
+            path = self._path_back(name)
+            if path:
+                return path
+        return ()
+
+    def check_mode(self, mode: Mode) -> None:
+        """Refuse a mode that would wait for ever on this dataflow.
+
+        Raises:
+            UsageError: there is a cycle: its participants would wait for each other's barriers.
+        """
+        cycle = self.cycle()
+        if cycle and mode is not Mode.UNALIGNED:
+            raise UsageError(
+                f"a snapshot in mode {mode} waits for the barriers of all incoming channels, and "
+                f"{' -> '.join((*cycle, cycle[0]))} would wait for each other: use mode unaligned"
+            )
+
+    def _targets(self, participant: str) -> set[str]:
+        return {target for log in self.outgoing(participant) for target in log.targets}
+
+    def _reachable(self, starts: Iterable[str]) -> set[str]:
+        frontier = list(starts)
+        reached = set(frontier)
+        while frontier:
+            for target in self._targets(frontier.pop()) - reached:
+                reached.add(target)
+                frontier.append(target)
+        return reached
+
+    def _path_back(self, start: str) -> tuple[str, ...]:
+        paths: list[tuple[str, ...]] = [(start,)]
+        seen: set[str] = set()
+        while paths:
+            path = paths.pop(0)
+            for target in sorted(self._targets(path[-1])):
+                if target == start:
+                    return path
+                if target not in seen:
+                    seen.add(target)
+                    paths.append((*path, target))
+        return ()
+
+
+def dataflow(
+    *, queries: Iterable[str], services: Mapping[str, type], logs: Iterable[Log]
+) -> Dataflow:
+    """Return a dataflow whose parts fit together.
+
+    Args:
+        queries: the names of the streaming queries.
+        services: name -> the dataclass or Struct class whose fields are that service's state.
+        logs: the channels between them.
+
+    Raises:
+        UsageError: what does not fit together, by name.
+    """
+    query_names = sorted(check_process_id(name) for name in queries)
+    states = {check_process_id(name): services[name].__name__ for name in sorted(services)}
+    every = sorted([*query_names, *states])
+    if not every:
+        raise UsageError("a pipeline needs at least one query or service")
+    for name, following in itertools.pairwise(every):
+        if name == following:
+            raise UsageError(f"two queries or services are called {name!r}: rename one")
+    ordered = sorted(logs, key=lambda log: log.name)
+    for log, next_log in itertools.pairwise(ordered):
+        if log.name == next_log.name:
+            raise UsageError(
+                f"two channels are called {log.name!r}: a channel has one writer; give each of "
+                "several writers a channel of its own"
+            )
+    for log in ordered:
+        _check_log(log, every)
+    return Dataflow(queries=tuple(query_names), services=states, logs=tuple(ordered))
+
+
+def channel(
+    name: str,
+    schema: pa.Schema,
+    *,
+    source: str,
+    targets: Iterable[str] = (),
+    partition_count: int = 1,
+    key: Iterable[str] = (),
+) -> Log:
+    """Return the description of a channel that is kept on disk.
+
+    Args:
+        name: how it is called; letters, digits, ``_``, ``.`` and ``-``.
+        schema: of its records.
+        source: the query or service that appends to it.
+        targets: those that read it; none for the end of the dataflow.
+        partition_count: how many partitions its records are spread over.
+        key: columns whose values decide the partition.
+    """
+    return Log(
+        name=name,
+        source=source,
+        targets=tuple(sorted(targets)),
+        schema=encode_schema(schema),
+        partition_count=partition_count,
+        key=tuple(key),
+    )
+
+
+def encode_schema(schema: pa.Schema) -> str:
+    """Return an Arrow schema as text: its IPC message in base 64, without metadata."""
+    bare = schema.remove_metadata()
+    return base64.b64encode(bare.serialize().to_pybytes()).decode("ascii")
+
+
+def decode_schema(text: str) -> pa.Schema:
+    """Return the schema that ``encode_schema`` wrote.
+
+    Raises:
+        UsageError: `text` is none.
+    """
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+    except (binascii.Error, pa.ArrowInvalid, OSError) as error:
+        raise UsageError(f"a channel's schema cannot be read: {error}") from error
+
+
+def schema_difference(declared: pa.Schema, found: pa.Schema) -> str | None:
+    """Return what tells `found` from the declared columns, in order; None if nothing does.
+
+    Whether a column may be null, and metadata, do not count.
+    """
+    for index in range(max(len(declared), len(found))):
+        expected: Any = declared.field(index) if index < len(declared) else None
+        actual: Any = found.field(index) if index < len(found) else None
+        if expected is None:
+            return f"column {actual.name!r} is not declared"
+        if actual is None:
+            return f"column {expected.name!r} ({expected.type}) is missing"
+        if expected.name != actual.name or not _is_same(expected.type, actual.type):
+            return (
+                f"column {index + 1} is {actual.name!r} ({actual.type}), "
+                f"declared is {expected.name!r} ({expected.type})"
+            )
+    return None
+
+
+def _is_same(first: pa.DataType, second: pa.DataType) -> bool:
+    """Return whether two types hold the same values: nullability of parts does not count."""
+    if pa.types.is_struct(first) and pa.types.is_struct(second):
+        return schema_difference(pa.schema(list(first)), pa.schema(list(second))) is None
+    if pa.types.is_map(first) and pa.types.is_map(second):
+        return _is_same(first.key_type, second.key_type) and _is_same(
+            first.item_type, second.item_type
+        )
+    if pa.types.is_list(first) and pa.types.is_list(second):
+        return _is_same(first.value_type, second.value_type)
+    return bool(first == second)
+
+
+def _check_log(log: Log, participants: list[str]) -> None:
+    check_process_id(log.name)
+    for name in (log.source, *log.targets):
+        if name not in participants:
+            raise UsageError(
+                f"channel {log.name}: there is no query or service {name!r}; there are: "
+                f"{', '.join(participants)}"
+            )
+    if len(set(log.targets)) != len(log.targets):
+        raise UsageError(f"channel {log.name}: a target is named twice: {', '.join(log.targets)}")
+    if log.source in log.targets:
+        raise UsageError(
+            f"channel {log.name}: {log.source} would read what it writes itself: keep that in its "
+            "state, or let another query stand between"
+        )
+    if not 1 <= log.partition_count <= PARTITION_COUNT_MAX:
+        raise UsageError(
+            f"channel {log.name}: {log.partition_count} partitions; there can be 1 to "
+            f"{PARTITION_COUNT_MAX}"
+        )
+    columns = log.arrow_schema.names
+    if not columns:
+        raise UsageError(f"channel {log.name}: its schema has no column")
+    if unknown := [name for name in log.key if name not in columns]:
+        raise UsageError(
+            f"channel {log.name}: the key {unknown[0]!r} is no column; there are "
+            f"{', '.join(columns)}"
+        )

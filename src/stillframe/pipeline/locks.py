@@ -1,0 +1,83 @@
+"""Who runs what: a lock for each participant, and one for whoever takes or restores snapshots.
+
+A lock is held by a program, through the file system, and ends with it.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from stillframe.errors import Unavailable
+from stillframe.store.opening import explained
+
+PARTICIPANTS = "participants"
+COORDINATOR = "coordinator.lock"
+
+
+class Lock:
+    """Held from ``take`` until ``release``, or until the program that took it is gone."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def try_take(self) -> bool:
+        """Take the lock if nobody has it, and return whether that succeeded.
+
+        Raises:
+            StoreError: its file cannot be written.
+        """
+        with explained(self._path, "opened"):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return False
+            except OSError:
+                os.close(descriptor)
+                raise
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        """Let somebody else have it. Releasing twice does nothing."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def participant_lock(root: Path, name: str) -> Lock:
+    """Return the lock of whoever runs the participant `name`."""
+    return Lock(root / PARTICIPANTS / f"{name}.lock")
+
+
+def is_running(root: Path, name: str) -> bool:
+    """Return whether a program runs the participant `name` now."""
+    lock = participant_lock(root, name)
+    if lock.try_take():
+        lock.release()
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def coordinating(root: Path, doing: str) -> Iterator[None]:
+    """Be the only one who takes a snapshot of, restores or trims the pipeline at `root`.
+
+    Raises:
+        Unavailable: somebody else is at it; `doing` says what cannot be done now.
+    """
+    lock = Lock(root / COORDINATOR)
+    if not lock.try_take():
+        raise Unavailable(
+            f"{doing} is not possible now: a snapshot of {root} is being taken or restored by "
+            "another program; try again when it has ended"
+        )
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,343 @@
+"""A log: a channel on disk, as Parquet files in one order, with barriers between them.
+
+    ROOT/channels/LOG/epoch-1/00000000000000000007.json   item 7: which rows, or which barrier
+    ROOT/channels/LOG/epoch-1/data/...parquet             the rows; what no item names is no part
+
+Items are numbered from 0 without a gap. An item appears in one step, by a hard link that fails if
+the number is taken, so that nobody ever sees half of one and two writers never both win. A record
+is known by partition and offset; an item says at which offset each partition stood before it.
+"""
+
+import contextlib
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
+from stillframe.model import SnapshotId
+from stillframe.pipeline.dataflow import Log, schema_difference
+from stillframe.pipeline.head import CHANNELS, Head, Stretch
+from stillframe.protocol.aligner import Mode
+from stillframe.store.disk import write_new
+from stillframe.store.opening import explained
+from stillframe.store.seal import FORMAT, read_sealed, seal
+
+DATA = "data"
+_COMPRESSION = "zstd"
+
+
+class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A Parquet file of one item; `name` is its path below the epoch's data directory."""
+
+    name: str
+    partition: int
+    record_count: int
+
+
+class Rows(msgspec.Struct, frozen=True, tag="rows", forbid_unknown_fields=True):
+    """Records. `batch` is the micro-batch of the query that wrote them, None from a service."""
+
+    files: tuple[DataFile, ...]
+    batch: int | None = None
+
+
+class Barrier(msgspec.Struct, frozen=True, tag="barrier", forbid_unknown_fields=True):
+    """Everything before it belongs before the cut of `snapshot`, everything after it behind."""
+
+    snapshot: SnapshotId
+    mode: Mode
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One item of a log.
+
+    `offsets` says for each partition how many records of it come before this item.
+    """
+
+    format: int = FORMAT
+    number: int
+    epoch: int
+    offsets: tuple[int, ...]
+    content: Rows | Barrier
+
+    @property
+    def record_count(self) -> int:
+        """How many records it holds."""
+        return sum(file.record_count for file in self.files)
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """Its data files; a barrier has none."""
+        return self.content.files if isinstance(self.content, Rows) else ()
+
+    @property
+    def next_offsets(self) -> tuple[int, ...]:
+        """How many records of each partition come before the next item."""
+        counts = list(self.offsets)
+        for file in self.files:
+            counts[file.partition] += file.record_count
+        return tuple(counts)
+
+
+def epoch_directory(root: Path, log: str, epoch: int) -> Path:
+    """Return where a log keeps what was appended in `epoch`."""
+    return root / CHANNELS / log / f"epoch-{epoch}"
+
+
+def item_name(number: int) -> str:
+    """Return the name of an item's file."""
+    return f"{number:020d}.json"
+
+
+class LogReader:
+    """Reads a log as it is in one epoch; what others append shows up by itself.
+
+    Args:
+        root: the pipeline.
+        log: which log.
+        stretches: the epochs it consists of, the oldest first.
+    """
+
+    def __init__(self, root: Path, log: Log, stretches: Sequence[Stretch]) -> None:
+        self.log = log
+        self._stretches = tuple(stretches)
+        self._directories = {s.epoch: epoch_directory(root, log.name, s.epoch) for s in stretches}
+        self._items: dict[int, Item] = {}
+        self._tail = 0
+
+    def tail(self, position: int) -> int:
+        """Return the number that the next item appended will have; at least `position`."""
+        tail = max(self._tail, position)
+        while self._path(tail).exists():
+            tail += 1
+        self._tail = tail
+        return tail
+
+    def items(self, start: int, end: int) -> Iterator[Item]:
+        """Yield the items ``start .. end - 1``, which must be there."""
+        for number in range(start, end):
+            yield self.item(number)
+
+    def item(self, number: int) -> Item:
+        """Return one item.
+
+        Raises:
+            Damaged: it is missing, or not what was written.
+        """
+        item = self._items.get(number)
+        if item is None:
+            path = self._path(number)
+            item = read_sealed(path, Item)
+            if item.number != number or len(item.offsets) != self.log.partition_count:
+                raise Damaged(f"{path} is not item {number} of channel {self.log.name}")
+            self._items[number] = item
+        return item
+
+    def forget(self, position: int) -> None:
+        """Let go of the memory for items before `position`."""
+        for number in [number for number in self._items if number < position]:
+            del self._items[number]
+
+    def data_path(self, item: Item, file: DataFile) -> Path:
+        """Return where a data file of an item lies."""
+        return self._directories[self._epoch(item.number)] / DATA / file.name
+
+    def item_path(self, number: int) -> Path:
+        """Return where the file of an item lies."""
+        return self._path(number)
+
+    def table(self, item: Item) -> pa.Table:
+        """Return the records of one item, partition by partition.
+
+        Raises:
+            Damaged: a data file is missing, or not what was written.
+        """
+        schema = self.log.arrow_schema
+        parts = [read_records(self.data_path(item, file), schema) for file in item.files]
+        for part, file in zip(parts, item.files, strict=True):
+            if part.num_rows != file.record_count:
+                raise Damaged(
+                    f"{self.data_path(item, file)} holds {part.num_rows} records, and item "
+                    f"{item.number} of channel {self.log.name} says {file.record_count}"
+                )
+        return pa.concat_tables(parts) if parts else schema.empty_table()
+
+    def offsets_at(self, position: int) -> tuple[int, ...]:
+        """Return for each partition how many records come before `position`."""
+        if position == 0:
+            return (0,) * self.log.partition_count
+        return self.item(position - 1).next_offsets
+
+    def _epoch(self, number: int) -> int:
+        for stretch in reversed(self._stretches):
+            if stretch.first <= number:
+                return stretch.epoch
+        raise StoreError(
+            f"channel {self.log.name} has no item {number}: its first stretch is later"
+        )
+
+    def _path(self, number: int) -> Path:
+        return self._directories[self._epoch(number)] / item_name(number)
+
+
+class LogWriter:
+    """Appends to a log in the current epoch. The caller holds the lock of the log's source.
+
+    Args:
+        root: the pipeline.
+        log: which log.
+        head: of the pipeline, as it is now.
+    """
+
+    def __init__(self, root: Path, log: Log, head: Head) -> None:
+        self.log = log
+        self.reader = LogReader(root, log, head.stretches[log.name])
+        self._epoch = head.epoch
+        self._directory = epoch_directory(root, log.name, head.epoch)
+        self._first = head.stretches[log.name][-1].first
+        with explained(self._directory, "made"):
+            (self._directory / DATA).mkdir(parents=True, exist_ok=True)
+            self._tail = _last_number(self._directory, default=self._first - 1) + 1
+
+    @property
+    def data_directory(self) -> Path:
+        """Where data files go before ``append_files`` makes them part of the log."""
+        return self._directory / DATA
+
+    def tail(self) -> int:
+        """Return the number that the next item will have."""
+        self._tail = self.reader.tail(self._tail)
+        return self._tail
+
+    def last_batch(self) -> int | None:
+        """Return the newest micro-batch of this epoch whose records are in the log."""
+        for number in range(self.tail() - 1, self._first - 1, -1):
+            content = self.reader.item(number).content
+            if isinstance(content, Rows):
+                return content.batch
+        return None
+
+    def trailing_barrier(self, snapshot: SnapshotId) -> int | None:
+        """Return the position of the barrier of `snapshot` if no records were appended after it."""
+        for number in range(self.tail() - 1, self._first - 1, -1):
+            content = self.reader.item(number).content
+            if isinstance(content, Rows):
+                return None
+            if content.snapshot == snapshot:
+                return number
+        return None
+
+    def append(self, table: pa.Table) -> int:
+        """Append the records of a table, and return the number of the item.
+
+        With several partitions, ``key`` decides where a record goes, or its place in the table.
+
+        Raises:
+            UsageError: its columns are not the declared ones.
+            Unavailable: somebody else has appended at the same time.
+            StoreError: the disk is full or failed; nothing was appended.
+        """
+        difference = schema_difference(self.log.arrow_schema, table.schema)
+        if difference is not None:
+            raise UsageError(f"channel {self.log.name} does not take these records: {difference}")
+        files = []
+        with explained(self.data_directory, "written"):
+            for partition, part in enumerate(_split(table, self.log)):
+                if part.num_rows:
+                    name = f"{uuid.uuid4().hex}-{partition}.parquet"
+                    write_records(self.data_directory / name, part)
+                    files.append(DataFile(name, partition, part.num_rows))
+        return self.append_files(files, batch=None)
+
+    def append_files(self, files: Sequence[DataFile], *, batch: int | None) -> int:
+        """Make files that are in the data directory part of the log; return the item's number."""
+        return self._commit(Rows(tuple(files), batch))
+
+    def append_barrier(self, snapshot: SnapshotId, mode: Mode) -> int:
+        """Append a barrier, unless the one of this snapshot is there; return its position."""
+        position = self.trailing_barrier(snapshot)
+        return self._commit(Barrier(snapshot, mode)) if position is None else position
+
+    def _commit(self, content: Rows | Barrier) -> int:
+        number = self.tail()
+        item = Item(
+            number=number,
+            epoch=self._epoch,
+            offsets=self.reader.offsets_at(number),
+            content=content,
+        )
+        path = self._directory / item_name(number)
+        partial = self._directory / f".{uuid.uuid4().hex}.partial"
+        with explained(path, "written"):
+            try:
+                write_new(partial, seal(item))
+                os.link(partial, path)
+            except FileExistsError:
+                raise Unavailable(
+                    f"channel {self.log.name}: item {number} was just written by another program; "
+                    "a channel has one writer: end the other one"
+                ) from None
+            finally:
+                partial.unlink(missing_ok=True)
+        self.reader.forget(number - 1)
+        self._tail = number + 1
+        return number
+
+
+def write_records(path: Path, table: pa.Table) -> None:
+    """Write records as a Parquet file with a checksum on every page."""
+    pq.write_table(table, path, compression=_COMPRESSION, write_page_checksum=True)
+
+
+def read_records(path: Path, schema: pa.Schema) -> pa.Table:
+    """Read a Parquet file of a log; a page that was changed is found.
+
+    Raises:
+        Damaged: it is missing, changed, or of other columns.
+    """
+    try:
+        with pq.ParquetFile(
+            path, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
+        ) as file:
+            return file.read().select(schema.names).cast(schema)
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise Damaged(f"{path} cannot be read as records of its channel: {error}") from error
+
+
+def _split(table: pa.Table, log: Log) -> list[pa.Table]:
+    """Return the records of each partition."""
+    if log.partition_count == 1:
+        return [table]
+    if log.key:
+        keys = zip(*(table[name].to_pylist() for name in log.key), strict=True)
+        places = pa.array([partition_of(key, log.partition_count) for key in keys])
+    else:
+        places = pa.array([index % log.partition_count for index in range(table.num_rows)])
+    return [
+        table.filter(pa.compute.equal(places, partition))
+        for partition in range(log.partition_count)
+    ]
+
+
+def partition_of(key: tuple[object, ...], partition_count: int) -> int:
+    """Return the partition of a key: the same in every process and every epoch."""
+    return int.from_bytes(_digest(key), "big") % partition_count
+
+
+def _digest(key: tuple[object, ...]) -> bytes:
+    return hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+
+
+def _last_number(directory: Path, default: int) -> int:
+    """Return the highest number of an item in a directory."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        names = (entry.name for entry in entries)
+        numbers = (int(name[:-5]) for name in names if name.endswith(".json") and name[0] != ".")
+        return max(numbers, default=default)
+    return default

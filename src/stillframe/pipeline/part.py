@@ -1,0 +1,148 @@
+"""A snapshot under way, as files: the request, and what each participant recorded for it.
+
+    ROOT/under-way/shop-17/request.json           which snapshot, in which mode, until when
+    ROOT/under-way/shop-17/parts/enrich.json      what one participant recorded
+    ROOT/under-way/shop-17/checkpoints/enrich/    the files of a query's checkpoint, as hard links
+
+At most one snapshot is under way in a pipeline. When its directory is gone, the snapshot is over,
+published or given up, and its barriers mean nothing any more.
+"""
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Damaged
+from stillframe.model import SnapshotId
+from stillframe.pipeline.log import LogReader, LogWriter
+from stillframe.protocol.aligner import Mode, Reading
+from stillframe.store.disk import replace_durably
+from stillframe.store.opening import explained
+from stillframe.store.seal import FORMAT, read_sealed, seal
+
+UNDER_WAY = "under-way"
+REQUEST = "request.json"
+PARTS = "parts"
+PINNED = "checkpoints"
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``request.json``. Times are seconds since 1970; `name` is a savepoint's."""
+
+    format: int = FORMAT
+    snapshot: SnapshotId
+    epoch: int
+    mode: Mode
+    name: str | None
+    initiated_at: float
+    deadline_at: float
+
+
+class ServiceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a service, as ``process.StateCodec`` encodes them."""
+
+    kind: str
+    encoded: bytes
+
+
+class QueryState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last committed micro-batch of a query; None if it has not committed any."""
+
+    batch: int | None
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one participant recorded: its state, where it stood on each log that it reads, and where
+    it put the barrier on each log that it writes."""
+
+    format: int = FORMAT
+    snapshot: SnapshotId
+    participant: str
+    recorded_at: float
+    positions: dict[str, int]
+    barriers: dict[str, int]
+    service: ServiceState | None = None
+    query: QueryState | None = None
+
+
+def request_path(root: Path, snapshot: SnapshotId) -> Path:
+    """Return the directory of a snapshot that is under way."""
+    return root / UNDER_WAY / str(snapshot)
+
+
+def under_way(root: Path) -> Request | None:
+    """Return the request of the snapshot that is under way, or None."""
+    with contextlib.suppress(FileNotFoundError):
+        for directory in (root / UNDER_WAY).iterdir():
+            # It may be over, and its directory gone, at any moment.
+            if not directory.name.startswith("."):
+                with contextlib.suppress(Damaged):
+                    return read_sealed(directory / REQUEST, Request)
+    return None
+
+
+def part_path(root: Path, snapshot: SnapshotId, participant: str) -> Path:
+    """Return where a participant's part is written."""
+    return request_path(root, snapshot) / PARTS / f"{participant}.json"
+
+
+def has_recorded(root: Path, snapshot: SnapshotId, participant: str) -> bool:
+    """Return whether a participant has handed in its part."""
+    return part_path(root, snapshot, participant).exists()
+
+
+def hand_in(root: Path, part: Part) -> None:
+    """Write a participant's part; it is on the disk when this returns.
+
+    If the snapshot is over in the meantime, nothing is written: the part is not needed.
+    """
+    path = part_path(root, part.snapshot, part.participant)
+    with explained(path, "written"), contextlib.suppress(FileNotFoundError):
+        replace_durably(path, seal(part))
+
+
+def read_part(root: Path, snapshot: SnapshotId, participant: str) -> Part | None:
+    """Return the part of one participant, or None if it has not handed it in."""
+    path = part_path(root, snapshot, participant)
+    return read_sealed(path, Part) if path.exists() else None
+
+
+def find_barrier(reader: LogReader, snapshot: SnapshotId, start: int, tail: int) -> int | None:
+    """Return the position of a snapshot's barrier among the items ``start .. tail - 1``."""
+    for item in reader.items(start, tail):
+        if getattr(item.content, "snapshot", None) == snapshot:
+            return item.number
+    return None
+
+
+def readings(
+    root: Path,
+    snapshot: SnapshotId,
+    readers: dict[str, LogReader],
+    positions: dict[str, int],
+    tails: dict[str, int],
+) -> dict[str, Reading]:
+    """Return where a participant stands on each log that it reads.
+
+    A barrier ahead is found in the log itself, as soon as it is there. One that was passed, which
+    only at-least-once allows, is known from the part of the log's source.
+    """
+    found = {}
+    for name, reader in readers.items():
+        barrier = find_barrier(reader, snapshot, positions[name], tails[name])
+        if barrier is None and (part := read_part(root, snapshot, reader.log.source)) is not None:
+            barrier = part.barriers[name]
+        found[name] = Reading(positions[name], barrier)
+    return found
+
+
+def forward(writers: dict[str, LogWriter], request: Request) -> dict[str, int]:
+    """Put the barrier on every log that a participant writes; return its position on each.
+
+    Doing it again, before anything else is appended, changes nothing.
+    """
+    return {
+        name: writer.append_barrier(request.snapshot, request.mode)
+        for name, writer in writers.items()
+    }

@@ -1,0 +1,318 @@
+"""A pipeline as its users hold it: made once, opened anywhere, photographed, taken back."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from stillframe.errors import StillframeError, Unavailable, UsageError
+from stillframe.model import Abandoned, check_process_id
+from stillframe.pipeline import dropping, published, restoring, taking
+from stillframe.pipeline.dataflow import Dataflow, Log, dataflow
+from stillframe.pipeline.head import HEAD, first_head, read_head, write_head
+from stillframe.pipeline.locks import coordinating
+from stillframe.pipeline.part import under_way
+from stillframe.pipeline.progress import Progress, progress_of
+from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.taking import TIMEOUT_S
+from stillframe.protocol.aligner import Mode
+from stillframe.store.opening import explained, listed
+
+Outcome = Manifest | Abandoned
+
+
+def _ignore(progress: Progress) -> None:
+    """Nobody watches."""
+
+
+class Pipeline:
+    """The pipeline in a directory, which may be used by any number of programs at once.
+
+    Args:
+        path: its directory.
+
+    Raises:
+        UsageError: there is none; make one with ``Pipeline.create``.
+        Damaged, StoreError: its description was changed or cannot be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        read_head(self.path)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        queries: Iterable[str] = (),
+        services: Mapping[str, type] = {},
+        channels: Iterable[Log],
+        name: str | None = None,
+    ) -> "Pipeline":
+        """Make a pipeline, or open the one that is there if it is described alike.
+
+        Args:
+            path: its directory. On a cluster, one that every machine sees under the same path.
+            queries: the names of the streaming queries.
+            services: name -> the dataclass or Struct class whose fields are that service's state.
+            channels: the logs between them, made with ``stillframe.pipeline.channel``.
+            name: what its snapshots are called after; None for the directory's stem.
+
+        Raises:
+            UsageError: parts do not fit together; or the directory holds another pipeline, or
+                something else.
+            StoreError: the disk is full or failed.
+        """
+        root = Path(path).absolute()
+        described = dataflow(queries=queries, services=services, logs=channels)
+        chosen = check_process_id(root.stem if name is None else name)
+        with explained(root, "made into a pipeline"):
+            root.mkdir(parents=True, exist_ok=True)
+            with coordinating(root, "making a pipeline"):
+                if (root / HEAD).exists():
+                    _check_alike(root, read_head(root).dataflow, described)
+                else:
+                    _check_free(root)
+                    write_head(root, first_head(chosen, described))
+        return cls(root)
+
+    @property
+    def dataflow(self) -> Dataflow:
+        """Its queries, services and channels."""
+        return read_head(self.path).dataflow
+
+    @property
+    def epoch(self) -> int:
+        """1, and one more for each restore."""
+        return read_head(self.path).epoch
+
+    def snapshot(
+        self,
+        mode: str | Mode = Mode.ALIGNED,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        progress: Callable[[Progress], None] = _ignore,
+    ) -> Outcome:
+        """Take a snapshot while everything goes on running.
+
+        Args:
+            mode: ``aligned``: channels are empty at the cut, and each query waits for the barriers
+                of all its channels. ``unaligned``: records at once, what is on the way belongs to
+                the snapshot, whatever the backlog; the one for cycles. ``at-least-once``: nothing
+                is held up, and a restore receives some records twice; the snapshot says which.
+            timeout_s: after so many seconds it is given up.
+            progress: called again and again while it is under way.
+
+        Returns:
+            the published snapshot, or why it was given up and who was missing.
+
+        Raises:
+            UsageError: there is no such mode, or it does not fit the dataflow.
+            Unavailable: another snapshot is being taken, or the pipeline is being restored.
+            StoreError: the disk is full or failed.
+        """
+        return taking.take(self.path, mode=parse_mode(mode), timeout_s=timeout_s, progress=progress)
+
+    def savepoint(
+        self,
+        name: str,
+        mode: str | Mode = Mode.ALIGNED,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        progress: Callable[[Progress], None] = _ignore,
+    ) -> Outcome:
+        """Take a snapshot that is kept under a name until it is dropped; as ``snapshot``.
+
+        Raises:
+            UsageError: the name cannot be one, or there is a savepoint of that name.
+        """
+        return taking.take(
+            self.path,
+            mode=parse_mode(mode),
+            name=check_process_id(name),
+            timeout_s=timeout_s,
+            progress=progress,
+        )
+
+    @contextlib.contextmanager
+    def snapshot_every(
+        self,
+        interval_s: float,
+        *,
+        mode: str | Mode = Mode.ALIGNED,
+        timeout_s: float = TIMEOUT_S,
+        keep: int | None = None,
+        happened: Callable[[Outcome | StillframeError], None] = lambda outcome: None,
+    ) -> Iterator[None]:
+        """Take a snapshot every `interval_s` seconds while the body runs.
+
+        While one is under way no other is begun: a slow one delays the next.
+
+        Args:
+            interval_s: from the beginning of one to the beginning of the next.
+            mode: as for ``snapshot``.
+            timeout_s: as for ``snapshot``.
+            keep: how many snapshots stay, beside the savepoints; older ones are dropped and the
+                logs are trimmed behind them. None keeps all.
+            happened: called in a thread of its own with each outcome, or with the error.
+        """
+        chosen = parse_mode(mode)
+        ended = threading.Event()
+
+        def go() -> None:
+            while not ended.wait(interval_s):
+                try:
+                    happened(taking.take(self.path, mode=chosen, timeout_s=timeout_s))
+                    if keep is not None:
+                        self.keep(keep)
+                except Unavailable:
+                    continue  # somebody else takes one now: that will do
+                except StillframeError as error:
+                    happened(error)
+
+        thread = threading.Thread(target=go, name="snapshots", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def snapshots(self) -> list[Manifest]:
+        """Return all published snapshots, the oldest first.
+
+        Raises:
+            Damaged, StoreError: a manifest was changed or cannot be read.
+        """
+        return published.manifests(self.path)
+
+    def find(self, snapshot: str) -> Manifest:
+        """Return the snapshot with that id, or the savepoint of that name.
+
+        Raises:
+            UsageError: there is neither; the error says which there are.
+        """
+        return published.find(self.path, snapshot)
+
+    def latest(self) -> Manifest:
+        """Return the newest snapshot that belongs to the present course of the pipeline.
+
+        That is the newest one of this epoch, or else the one from which this epoch began.
+
+        Raises:
+            UsageError: there is none.
+        """
+        head = read_head(self.path)
+        for manifest in reversed(self.snapshots()):
+            if manifest.epoch == head.epoch or manifest.snapshot == head.restored_from:
+                return manifest
+        raise UsageError(f"{self.path} has no snapshot to go back to: take one while it runs")
+
+    def restore(
+        self, snapshot: str | None = None, *, progress: Callable[[int], None] = lambda size: None
+    ) -> Manifest:
+        """Take the stopped pipeline back to a snapshot; then start its programs again, as ever.
+
+        Args:
+            snapshot: an id or a savepoint's name; None for ``latest``.
+            progress: called with the length of each file that was verified.
+
+        Returns:
+            the snapshot.
+
+        Raises:
+            Unavailable: a query or service is running.
+            Damaged, NotConsistent: the snapshot is not what was published; nothing was changed.
+            UsageError: there is no such snapshot, or it is of another dataflow.
+            StoreError: the disk is full or failed; the pipeline is as it was.
+        """
+        manifest = self.latest() if snapshot is None else self.find(snapshot)
+        restoring.restore(self.path, manifest, progress=progress)
+        return manifest
+
+    def fork(
+        self,
+        snapshot: str,
+        target: str | Path,
+        *,
+        name: str | None = None,
+        progress: Callable[[int], None] = lambda size: None,
+    ) -> "Pipeline":
+        """Make a second pipeline that goes on from a snapshot, beside this one, which may run.
+
+        Args:
+            snapshot: an id or a savepoint's name.
+            target: a directory that is empty or not there yet.
+            name: what its snapshots are called after; None for the directory's stem.
+            progress: called with the length of each file that was verified.
+
+        Raises:
+            UsageError: there is no such snapshot, or the target holds something.
+            Damaged, NotConsistent: the snapshot is not what was published.
+            StoreError: the disk is full or failed.
+        """
+        root = Path(target).absolute()
+        restoring.fork(self.path, self.find(snapshot), root, name=name, progress=progress)
+        return Pipeline(root)
+
+    def drop(self, snapshot: str) -> None:
+        """Delete a snapshot, and what the logs kept for it alone.
+
+        Raises:
+            UsageError: there is no such snapshot, or the present epoch began from it.
+            Unavailable: a snapshot or restore is under way.
+        """
+        with coordinating(self.path, "dropping a snapshot"):
+            dropping.drop(self.path, [self.find(snapshot)])
+
+    def keep(self, count: int) -> None:
+        """Delete all but the newest `count` snapshots; savepoints stay.
+
+        Raises:
+            Unavailable: a snapshot or restore is under way.
+        """
+        with coordinating(self.path, "dropping snapshots"):
+            dropping.drop(self.path, dropping.beyond(self.path, count))
+
+    def progress(self) -> Progress | None:
+        """Return how far the snapshot under way is; None if there is none."""
+        request = under_way(self.path)
+        return None if request is None else progress_of(self.path, read_head(self.path), request)
+
+
+def parse_mode(mode: str | Mode) -> Mode:
+    """Return the mode of that name.
+
+    Raises:
+        UsageError: there is none; the error says which there are.
+    """
+    try:
+        return Mode(mode)
+    except ValueError:
+        names = ", ".join(str(one) for one in Mode)
+        raise UsageError(f"there is no mode {mode!r}; there are {names}") from None
+
+
+def _check_alike(root: Path, found: Dataflow, described: Dataflow) -> None:
+    if found == described:
+        return
+    parts = {
+        "queries": (found.queries, described.queries),
+        "services": (found.services, described.services),
+        "channels": (found.logs, described.logs),
+    }
+    changed = ", ".join(name for name, (old, new) in parts.items() if old != new)
+    raise UsageError(
+        f"{root} holds a pipeline with other {changed}: give another directory, or describe it as "
+        "it is"
+    )
+
+
+def _check_free(root: Path) -> None:
+    foreign = sorted(path.name for path in root.iterdir() if not path.name.endswith(".lock"))
+    if foreign:
+        raise UsageError(
+            f"{root} is not empty and no pipeline, it holds {listed(foreign)}: give a directory "
+            "that is empty or not there yet"
+        )

@@ -1,0 +1,324 @@
+"""Published snapshots of a pipeline: a manifest, and the pinned checkpoints of its queries.
+
+    ROOT/snapshots/shop-17/manifest.json          every part, channel, and file with its hash
+    ROOT/snapshots/shop-17/checkpoints/enrich/    the checkpoint of a query, as hard links
+
+What is on a channel at the cut is not copied: the manifest says between which positions of the log
+it lies, and the log keeps those items as long as the snapshot lives.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
+from stillframe.model import SnapshotId
+from stillframe.pipeline.dataflow import Dataflow
+from stillframe.pipeline.head import Head, Stretch
+from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.part import PINNED, Part, Request
+from stillframe.protocol.aligner import Mode
+from stillframe.store.opening import explained
+from stillframe.store.seal import FORMAT, read_sealed
+
+SNAPSHOTS = "snapshots"
+MANIFEST = "manifest.json"
+_CHUNK_BYTES = 1 << 20
+
+
+class ChannelCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A channel at the cut: one log as one of its targets reads it.
+
+    The source put the barrier at position `barrier`, before which it had sent `sent_counts` records
+    of each partition; the target had read up to `position`, `received_counts` records. What lies
+    between is the state of the channel. In mode at-least-once the target may have read past the
+    barrier: after a restore it receives those records twice.
+    """
+
+    log: str
+    target: str
+    position: int
+    barrier: int
+    received_counts: tuple[int, ...]
+    sent_counts: tuple[int, ...]
+
+    @property
+    def record_count(self) -> int:
+        """How many records were on the channel."""
+        return max(0, sum(self.sent_counts) - sum(self.received_counts))
+
+    @property
+    def duplicate_count(self) -> int:
+        """How many records the target will receive a second time after a restore."""
+        return max(0, sum(self.received_counts) - sum(self.sent_counts))
+
+
+class PinnedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of a pinned checkpoint: its path below it, its length and its SHA-256.
+
+    `inode` and `changed_at_ns` let the next snapshot know a file again without reading it.
+    """
+
+    query: str
+    name: str
+    bytes: int
+    hash: str
+    inode: int
+    changed_at_ns: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``manifest.json``. Times are seconds since 1970; `name` is a savepoint's."""
+
+    format: int = FORMAT
+    snapshot: SnapshotId
+    sequence: int
+    name: str | None
+    epoch: int
+    mode: Mode
+    initiated_at: float
+    completed_at: float
+    published_at: float
+    dataflow: Dataflow
+    stretches: dict[str, tuple[Stretch, ...]]
+    parts: tuple[Part, ...]
+    channels: tuple[ChannelCut, ...]
+    files: tuple[PinnedFile, ...]
+
+    def part(self, participant: str) -> Part:
+        """Return what one participant recorded.
+
+        Raises:
+            UsageError: there is no such participant.
+        """
+        for part in self.parts:
+            if part.participant == participant:
+                return part
+        names = ", ".join(part.participant for part in self.parts)
+        raise UsageError(
+            f"snapshot {self.snapshot} has no participant {participant!r}; it has {names}"
+        )
+
+    @property
+    def record_count(self) -> int:
+        """How many records were on channels."""
+        return sum(channel.record_count for channel in self.channels)
+
+    @property
+    def duplicate_count(self) -> int:
+        """How many records a restore would have received twice."""
+        return sum(channel.duplicate_count for channel in self.channels)
+
+    @property
+    def bytes(self) -> int:
+        """The length of all files of its checkpoints; most are shared with other snapshots."""
+        return sum(file.bytes for file in self.files)
+
+
+def snapshot_path(root: Path, snapshot: SnapshotId) -> Path:
+    """Return the directory of a published snapshot."""
+    return root / SNAPSHOTS / str(snapshot)
+
+
+def pinned_path(directory: Path, query: str) -> Path:
+    """Return where a snapshot, under way or published, keeps the checkpoint of a query."""
+    return directory / PINNED / query
+
+
+def manifests(root: Path) -> list[Manifest]:
+    """Return all published snapshots in the order in which they were published.
+
+    Raises:
+        Damaged, StoreError: a manifest was changed or cannot be read.
+    """
+    with explained(root / SNAPSHOTS, "read"):
+        names = [path.name for path in (root / SNAPSHOTS).glob("[!.]*")]
+    found = [read_manifest(root, SnapshotId.parse(name)) for name in names]
+    return sorted(found, key=lambda manifest: manifest.sequence)
+
+
+def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
+    """Return the manifest of one snapshot.
+
+    Raises:
+        UsageError: there is no such snapshot; the error says which there are.
+        Damaged, StoreError: its manifest was changed or cannot be read.
+    """
+    directory = snapshot_path(root, snapshot)
+    if not directory.exists():
+        names = sorted(p.name for p in (root / SNAPSHOTS).glob("[!.]*"))
+        raise UsageError(
+            f"there is no snapshot {snapshot} in {root}; there are: {', '.join(names) or 'none'}"
+        )
+    manifest = read_sealed(directory / MANIFEST, Manifest)
+    if manifest.snapshot != snapshot:
+        raise Damaged(f"{directory / MANIFEST} is of snapshot {manifest.snapshot}")
+    return manifest
+
+
+def find(root: Path, text: str) -> Manifest:
+    """Return the snapshot with that id, or the newest savepoint of that name.
+
+    Raises:
+        UsageError: there is neither.
+        Damaged, StoreError: a manifest was changed or cannot be read.
+    """
+    every = manifests(root)
+    for manifest in reversed(every):
+        if text in (str(manifest.snapshot), manifest.name):
+            return manifest
+    known = [m.name or str(m.snapshot) for m in every]
+    raise UsageError(
+        f"there is no snapshot and no savepoint {text!r} in {root}; there are: "
+        f"{', '.join(known) or 'none'}"
+    )
+
+
+def channel_cuts(root: Path, head: Head, parts: dict[str, Part], mode: Mode) -> list[ChannelCut]:
+    """Return what was on every channel at the cut, with its books checked.
+
+    Raises:
+        NotConsistent: a target had read what its source had not sent at the cut.
+    """
+    cuts = []
+    for log in head.dataflow.logs:
+        reader = LogReader(root, log, head.stretches[log.name])
+        barrier = parts[log.source].barriers[log.name]
+        for target in log.targets:
+            position = parts[target].positions[log.name]
+            cut = ChannelCut(
+                log=log.name,
+                target=target,
+                position=position,
+                barrier=barrier,
+                received_counts=reader.offsets_at(position),
+                sent_counts=reader.offsets_at(barrier),
+            )
+            if position > barrier and mode is not Mode.AT_LEAST_ONCE:
+                raise NotConsistent(
+                    f"channel {log.name} to {target}: the target had read up to item {position} at "
+                    f"its cut, and the barrier is item {barrier}"
+                )
+            _check_books(reader, cut)
+            cuts.append(cut)
+    return cuts
+
+
+def check_channels(root: Path, manifest: Manifest) -> None:
+    """Check that every channel's records are in the logs, and that the books balance.
+
+    Raises:
+        Damaged: an item is missing or was changed.
+        NotConsistent: a channel's books do not balance.
+    """
+    for cut in manifest.channels:
+        log = manifest.dataflow.log(cut.log)
+        _check_books(LogReader(root, log, manifest.stretches[cut.log]), cut)
+
+
+def _check_books(reader: LogReader, cut: ChannelCut) -> None:
+    """Check that the items between target and barrier hold just the records that are missing."""
+    counts = list(min(cut.received_counts, cut.sent_counts))
+    first, last = sorted((cut.position, cut.barrier))
+    for item in reader.items(first, last):
+        if item.offsets != tuple(counts):
+            raise NotConsistent(
+                f"channel {cut.log} to {cut.target}: item {item.number} should begin with records "
+                f"{tuple(counts)}, and begins with {item.offsets}"
+            )
+        counts = list(item.next_offsets)
+    if tuple(counts) != max(cut.received_counts, cut.sent_counts):
+        raise NotConsistent(
+            f"channel {cut.log} to {cut.target}: {cut.sent_counts} records were sent and "
+            f"{cut.received_counts} received, and the log holds {tuple(counts)} at item {last}"
+        )
+
+
+def hashed_files(directory: Path, queries: list[str], known: list[PinnedFile]) -> list[PinnedFile]:
+    """Return every pinned file with its hash; one that an earlier snapshot has is not read again.
+
+    Args:
+        directory: of the snapshot.
+        queries: those whose checkpoints were pinned.
+        known: the files of the snapshot before.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    by_inode = {(f.inode, f.bytes, f.changed_at_ns): f.hash for f in known}
+    found = []
+    for query, path in _pinned_files(directory, queries):
+        with explained(path, "read"):
+            status = path.stat()
+            identity = (status.st_ino, status.st_size, status.st_mtime_ns)
+            digest = by_inode.get(identity) or file_hash(path)
+        name = path.relative_to(pinned_path(directory, query)).as_posix()
+        found.append(
+            PinnedFile(query, name, status.st_size, digest, status.st_ino, status.st_mtime_ns)
+        )
+    return found
+
+
+def verify_files(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> None:
+    """Read every file of the pinned checkpoints and compare it with the manifest.
+
+    Args:
+        root: the pipeline.
+        manifest: of the snapshot.
+        progress: called with the length of each file that was read.
+
+    Raises:
+        Damaged: a file was changed, is missing, or one was added.
+        StoreError: a file cannot be read.
+    """
+    directory = snapshot_path(root, manifest.snapshot)
+    queries = [part.participant for part in manifest.parts if part.query is not None]
+    expected = {(file.query, file.name): file for file in manifest.files}
+    for query, path in _pinned_files(directory, queries):
+        name = path.relative_to(pinned_path(directory, query)).as_posix()
+        record = expected.pop((query, name), None)
+        if record is None:
+            raise Damaged(f"{path} is not of snapshot {manifest.snapshot}: somebody put it there")
+        with explained(path, "read"):
+            if path.stat().st_size != record.bytes or file_hash(path) != record.hash:
+                raise Damaged(
+                    f"{path} was changed since snapshot {manifest.snapshot} was published: use "
+                    "another snapshot; checkpoints must not be edited"
+                )
+        progress(record.bytes)
+    for query, name in expected:
+        raise Damaged(
+            f"{pinned_path(directory, query) / name} is missing from snapshot {manifest.snapshot}: "
+            "use another snapshot"
+        )
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def check_request(request: Request, head: Head) -> None:
+    """Check that a request is of the epoch that the pipeline is in.
+
+    Raises:
+        StoreError: it is of another one.
+    """
+    if request.epoch != head.epoch:
+        raise StoreError(
+            f"snapshot {request.snapshot} is of epoch {request.epoch}, and the pipeline is in "
+            f"epoch {head.epoch}: what is left of another epoch is not published"
+        )
+
+
+def _pinned_files(directory: Path, queries: list[str]) -> Iterator[tuple[str, Path]]:
+    for query in queries:
+        for path in sorted(pinned_path(directory, query).rglob("*")):
+            if path.is_file():
+                yield query, path

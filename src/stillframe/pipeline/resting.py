@@ -1,0 +1,135 @@
+"""Records participants that no program runs: as they lie on the disk, that is their state.
+
+A stopped query stands after its last committed micro-batch. A service that left said how it stood;
+one that has not joined since a restore stands where the restore put it. A service that died has
+taken its state with it: then there is no snapshot before it is restored.
+"""
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import NotConsistent, StillframeError
+from stillframe.pipeline.head import Head
+from stillframe.pipeline.locks import PARTICIPANTS, participant_lock
+from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.member import QueryMember, consider, writers_of
+from stillframe.pipeline.part import Part, Request, ServiceState, forward, hand_in, read_part
+from stillframe.pipeline.published import read_manifest
+from stillframe.store.disk import replace_durably
+from stillframe.store.opening import explained
+from stillframe.store.seal import FORMAT, read_sealed, seal
+
+
+class NotAtRest(StillframeError):
+    """A participant does not run, and what is on the disk is not its state."""
+
+
+class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``participants/NAME.json``: that a service joined in `epoch`, and, once it has
+    left, how it stood then."""
+
+    format: int = FORMAT
+    epoch: int
+    positions: dict[str, int] | None = None
+    state: ServiceState | None = None
+
+
+def write_service_record(root: Path, name: str, record: ServiceRecord) -> None:
+    """Note that a service joined, or how it left."""
+    path = _record_path(root, name)
+    with explained(path, "written"):
+        replace_durably(path, seal(record))
+
+
+def resting_service(
+    root: Path, head: Head, name: str
+) -> tuple[dict[str, int], ServiceState] | None:
+    """Return positions and state of a service that does not run; None if it never ran at all.
+
+    Raises:
+        NotAtRest: it was running and died.
+        Damaged, StoreError: the disk.
+    """
+    path = _record_path(root, name)
+    record = read_sealed(path, ServiceRecord) if path.exists() else None
+    if record is not None and record.epoch == head.epoch:
+        if record.positions is None or record.state is None:
+            raise NotAtRest(
+                f"service {name} died, and its state with it: restore the pipeline from its last "
+                "snapshot and start the service again"
+            )
+        return record.positions, record.state
+    if head.restored_from is None:
+        return None
+    recorded = read_manifest(root, head.restored_from).part(name)
+    assert recorded.service is not None
+    return dict(head.starts[name]), recorded.service
+
+
+def record_at_rest(root: Path, head: Head, request: Request, name: str) -> Part | None:
+    """Record a participant that no program runs; None if one does, or if it is not its turn yet.
+
+    Raises:
+        NotAtRest: it does not run, and what is on the disk is not its state.
+    """
+    lock = participant_lock(root, name)
+    if not lock.try_take():
+        return None
+    try:
+        if name in head.dataflow.queries:
+            _query_at_rest(root, name)
+        else:
+            _service_at_rest(root, head, name)
+        return read_part(root, request.snapshot, name)
+    finally:
+        lock.release()
+
+
+def _query_at_rest(root: Path, name: str) -> None:
+    member = QueryMember(root, name, is_patient=False)
+    positions = member.positions()[1]
+    try:
+        member.ends({log: reader.tail(positions[log]) for log, reader in member.readers.items()})
+    except NotConsistent as error:
+        raise NotAtRest(f"query {name} does not run: {error}; start it again") from error
+
+
+def _service_at_rest(root: Path, head: Head, name: str) -> None:
+    resting = resting_service(root, head, name)
+    if resting is None:
+        raise NotAtRest(f"service {name} has not joined yet: start it")
+    positions, state = resting
+    readers = {
+        log.name: LogReader(root, log, head.stretches[log.name])
+        for log in head.dataflow.incoming(name)
+    }
+
+    def record(request: Request) -> None:
+        hand_in(
+            root,
+            Part(
+                snapshot=request.snapshot,
+                participant=name,
+                recorded_at=time.time(),
+                positions=positions,
+                barriers=forward(writers_of(root, head, name), request),
+                service=state,
+            ),
+        )
+
+    consider(
+        root,
+        head,
+        name,
+        readers,
+        {log: reader.tail(positions[log]) for log, reader in readers.items()},
+        is_patient=False,
+        positions=lambda: positions,
+        record=record,
+    )
+
+
+def _record_path(root: Path, name: str) -> Path:
+    return root / PARTICIPANTS / f"{name}.json"

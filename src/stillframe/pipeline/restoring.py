@@ -1,0 +1,225 @@
+"""Takes a stopped pipeline back to a snapshot, or makes a second one from it.
+
+Everything new is made beside what is there: checkpoint directories of the next epoch, from the
+pinned files. Then ``pipeline.json`` is replaced, and that one rename is the restore: every log ends
+at its barrier, and what older epochs appended behind it is no part of it any more.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Unavailable, UsageError
+from stillframe.model import check_process_id
+from stillframe.pipeline import checkpoint
+from stillframe.pipeline.head import (
+    CHECKPOINTS,
+    Head,
+    Stretch,
+    checkpoint_path,
+    read_head,
+    write_head,
+)
+from stillframe.pipeline.locks import Lock, coordinating, participant_lock
+from stillframe.pipeline.log import DATA, LogReader, epoch_directory, item_name
+from stillframe.pipeline.published import (
+    Manifest,
+    check_channels,
+    pinned_path,
+    snapshot_path,
+    verify_files,
+)
+from stillframe.pipeline.taking import clear_under_way
+from stillframe.store.opening import explained
+
+
+def restore(
+    root: Path, manifest: Manifest, *, progress: Callable[[int], None] = lambda size: None
+) -> Head:
+    """Take the pipeline at `root` back to a snapshot.
+
+    Next, start its services and queries again, as ever: each goes on from the snapshot.
+
+    Args:
+        root: the pipeline; none of its participants may be running.
+        manifest: of the snapshot.
+        progress: called with the length of each file that was verified.
+
+    Returns:
+        the head of the new epoch.
+
+    Raises:
+        Unavailable: a participant is running; or a snapshot or restore is under way.
+        Damaged: a file of the snapshot is not what was written; nothing was changed.
+        NotConsistent: a channel's books do not balance; nothing was changed.
+        UsageError: the pipeline now declares other participants or channels.
+        StoreError: the disk is full or failed; the pipeline is as it was.
+    """
+    with coordinating(root, "a restore"):
+        locks = _stop_others(root)
+        try:
+            head = read_head(root)
+            _check_same(head, manifest)
+            verify_files(root, manifest, progress)
+            check_channels(root, manifest)
+            clear_under_way(root)
+            new = _head_after(head, manifest)
+            _export(root, manifest, root, new)
+            write_head(root, new)
+            return new
+        finally:
+            for lock in locks:
+                lock.release()
+
+
+def fork(
+    root: Path,
+    manifest: Manifest,
+    target: Path,
+    *,
+    name: str | None = None,
+    progress: Callable[[int], None] = lambda size: None,
+) -> Head:
+    """Make a second pipeline that goes on from a snapshot, beside the first one, which may run.
+
+    Neither sees what the other writes. Files are shared as hard links where both lie on one file
+    system; no file is ever changed in place.
+
+    Args:
+        root: the pipeline.
+        manifest: of the snapshot.
+        target: the directory of the second one; empty or not there yet.
+        name: of the second one; None for the name of its directory's stem.
+        progress: called with the length of each file that was verified.
+
+    Returns:
+        the head of the second pipeline.
+
+    Raises:
+        UsageError: the target holds something.
+        Damaged, NotConsistent, StoreError: as ``restore``.
+    """
+    new_name = check_process_id(target.stem if name is None else name)
+    with explained(target, "made"):
+        target.mkdir(parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise UsageError(f"{target} is not empty: give a directory that is, or a new one")
+    with coordinating(root, "a fork"):
+        verify_files(root, manifest, progress)
+        check_channels(root, manifest)
+        head = read_head(root)
+        new = msgspec.structs.replace(
+            _head_after(msgspec.structs.replace(head, dataflow=manifest.dataflow), manifest),
+            name=new_name,
+        )
+        with explained(target, "written"):
+            _copy_logs(root, manifest, target)
+            _copy_snapshot(root, manifest, target)
+        _export(root, manifest, target, new)
+        write_head(target, new)
+    return new
+
+
+def _stop_others(root: Path) -> list[Lock]:
+    """Take the lock of every participant, so that none starts before the restore is done."""
+    locks: list[Lock] = []
+    for name in read_head(root).dataflow.participants:
+        lock = participant_lock(root, name)
+        if not lock.try_take():
+            for taken in locks:
+                taken.release()
+            raise Unavailable(
+                f"{name} is running: a restore would take the ground from under it; stop every "
+                "query and service of the pipeline first"
+            )
+        locks.append(lock)
+    return locks
+
+
+def _check_same(head: Head, manifest: Manifest) -> None:
+    if head.dataflow != manifest.dataflow:
+        raise UsageError(
+            f"snapshot {manifest.snapshot} is of other queries, services or channels than the "
+            "pipeline declares now: fork it into a new directory instead"
+        )
+
+
+def _head_after(head: Head, manifest: Manifest) -> Head:
+    """Return the head with which the pipeline goes on from a snapshot."""
+    epoch = head.epoch + 1
+    barriers = {name: at for part in manifest.parts for name, at in part.barriers.items()}
+    stretches = {
+        log: (*(s for s in old if s.first < barriers[log]), Stretch(epoch, barriers[log]))
+        for log, old in manifest.stretches.items()
+    }
+    # Who had read past a barrier, in mode at-least-once, reads on from it: that is what it doubles.
+    starts = {
+        part.participant: {log: min(at, barriers[log]) for log, at in part.positions.items()}
+        for part in manifest.parts
+    }
+    return msgspec.structs.replace(
+        head, epoch=epoch, restored_from=manifest.snapshot, stretches=stretches, starts=starts
+    )
+
+
+def _export(root: Path, manifest: Manifest, target: Path, head: Head) -> None:
+    """Make the checkpoint directories of the new epoch, and force them to the disk."""
+    with explained(target / CHECKPOINTS, "written"):
+        place = target / CHECKPOINTS / f"epoch-{head.epoch}"
+        if place.exists():
+            # What an attempt left that did not come as far as the new pipeline.json.
+            shutil.rmtree(place)
+        place.mkdir(parents=True)
+        for part in manifest.parts:
+            if part.query is not None and part.query.batch is not None:
+                checkpoint.export(
+                    pinned_path(snapshot_path(root, manifest.snapshot), part.participant),
+                    checkpoint_path(target, head.epoch, part.participant),
+                    part.query.batch,
+                    head.starts[part.participant],
+                )
+        os.sync()
+
+
+def _copy_logs(root: Path, manifest: Manifest, target: Path) -> None:
+    """Give the second pipeline every item of every log that it can still be asked for."""
+    barriers = {name: at for part in manifest.parts for name, at in part.barriers.items()}
+    for log in manifest.dataflow.logs:
+        reader = LogReader(root, log, manifest.stretches[log.name])
+        first = min(
+            [cut.position for cut in manifest.channels if cut.log == log.name],
+            default=barriers[log.name],
+        )
+        # One item before the first that is read says at which offsets that one begins.
+        for number in range(max(0, min(first, barriers[log.name]) - 1), barriers[log.name]):
+            item = reader.item(number)
+            directory = epoch_directory(target, log.name, item.epoch)
+            (directory / DATA).mkdir(parents=True, exist_ok=True)
+            for file in item.files:
+                place = directory / DATA / file.name
+                place.parent.mkdir(exist_ok=True)
+                _link_or_copy(reader.data_path(item, file), place)
+            _link_or_copy(reader.item_path(number), directory / item_name(number))
+
+
+def _copy_snapshot(root: Path, manifest: Manifest, target: Path) -> None:
+    """Give the second pipeline the snapshot that it begins with: services find their state."""
+    source = snapshot_path(root, manifest.snapshot)
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            place = snapshot_path(target, manifest.snapshot) / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _link_or_copy(path, place)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copyfile(source, target)

@@ -1,0 +1,216 @@
+"""Takes a snapshot of a pipeline: asks, waits for every participant's part, publishes or gives up.
+
+Whoever calls ``take`` is the coordinator for that snapshot, in the driver, from the command line or
+anywhere else that sees the pipeline's directory: all it says and hears is in files (``part``).
+Participants that no program runs now are recorded as they lie on the disk.
+"""
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import NotConsistent, UsageError
+from stillframe.model import Abandoned, Reason, SnapshotId
+from stillframe.pipeline.head import Head, read_head
+from stillframe.pipeline.locks import coordinating
+from stillframe.pipeline.part import (
+    PARTS,
+    REQUEST,
+    UNDER_WAY,
+    Part,
+    Request,
+    read_part,
+    request_path,
+)
+from stillframe.pipeline.progress import Progress, progress_of
+from stillframe.pipeline.published import (
+    MANIFEST,
+    SNAPSHOTS,
+    Manifest,
+    channel_cuts,
+    hashed_files,
+    manifests,
+    snapshot_path,
+)
+from stillframe.pipeline.resting import NotAtRest, record_at_rest
+from stillframe.protocol.aligner import Mode
+from stillframe.store.disk import replace_durably, sync, write_new
+from stillframe.store.opening import explained
+from stillframe.store.seal import FORMAT, read_sealed, seal
+
+TIMEOUT_S = 60.0
+POLL_S = 0.01
+"""Participants look at the disk about as often: Spark asks its sources every 10 ms."""
+
+COUNTER = "last-snapshot.json"
+
+
+class Counter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``last-snapshot.json``: the number of the last snapshot that was begun."""
+
+    format: int = FORMAT
+    last: int
+
+
+def take(
+    root: Path,
+    *,
+    mode: Mode = Mode.ALIGNED,
+    name: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    progress: Callable[[Progress], None] = lambda progress: None,
+) -> Manifest | Abandoned:
+    """Take a snapshot of the pipeline at `root` and publish it.
+
+    Args:
+        root: the pipeline.
+        mode: when participants record; aligned and at-least-once need a dataflow without cycles.
+        name: makes it a savepoint, which is kept until it is dropped by name.
+        timeout_s: after so many seconds it is given up. Its barriers stay in the logs and are
+            stepped over.
+        progress: called again and again while it is under way.
+
+    Returns:
+        the published snapshot, or why it was given up and who was missing.
+
+    Raises:
+        UsageError: the mode does not fit the dataflow, or there is a savepoint of that name.
+        Unavailable: another snapshot is being taken, or the pipeline is being restored.
+        StoreError: the disk is full or failed.
+    """
+    with coordinating(root, "a snapshot"):
+        head = read_head(root)
+        head.dataflow.check_mode(mode)
+        published = manifests(root)
+        if name is not None and name in (manifest.name for manifest in published):
+            raise UsageError(f"there is a savepoint {name!r} already: give another name")
+        clear_under_way(root)
+        request = _ask(root, head, mode, name, timeout_s)
+        try:
+            outcome = _collect(root, head, request, progress)
+            if isinstance(outcome, Abandoned):
+                return outcome
+            completed_at = time.time()
+            try:
+                return _publish(
+                    root, head, request, outcome, completed_at=completed_at, before=published
+                )
+            except NotConsistent as error:
+                return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))
+        finally:
+            clear_under_way(root)
+
+
+def clear_under_way(root: Path) -> None:
+    """Remove what a snapshot that is over has left; its barriers mean nothing from here on."""
+    directory = root / UNDER_WAY
+    with explained(directory, "cleared"):
+        directory.mkdir(exist_ok=True)
+        for over in directory.glob("[!.]*"):
+            # First the name: nobody must find a request of which half is gone.
+            over.rename(directory / f".{over.name}.{uuid.uuid4().hex}.over")
+        for left in directory.iterdir():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _ask(root: Path, head: Head, mode: Mode, name: str | None, timeout_s: float) -> Request:
+    number = _next_number(root)
+    now = time.time()
+    request = Request(
+        snapshot=SnapshotId(head.name, number),
+        epoch=head.epoch,
+        mode=mode,
+        name=name,
+        initiated_at=now,
+        deadline_at=now + timeout_s,
+    )
+    directory = request_path(root, request.snapshot)
+    partial = directory.with_name(f".{directory.name}.partial")
+    with explained(directory, "made"):
+        (partial / PARTS).mkdir(parents=True)
+        replace_durably(partial / REQUEST, seal(request))
+        partial.rename(directory)
+    return request
+
+
+def _next_number(root: Path) -> int:
+    """Return a number that no snapshot had, also none that was given up: its barriers are there."""
+    path = root / COUNTER
+    number = 1 + (read_sealed(path, Counter).last if path.exists() else 0)
+    with explained(path, "written"):
+        replace_durably(path, seal(Counter(last=number)))
+    return number
+
+
+def _collect(
+    root: Path, head: Head, request: Request, progress: Callable[[Progress], None]
+) -> dict[str, Part] | Abandoned:
+    """Wait for every part."""
+    parts: dict[str, Part] = {}
+    while True:
+        for name in head.dataflow.participants:
+            if name in parts:
+                continue
+            try:
+                part = read_part(root, request.snapshot, name) or record_at_rest(
+                    root, head, request, name
+                )
+            except NotAtRest as error:
+                return Abandoned(request.snapshot, Reason.PROCESS_DIED, (name,), str(error))
+            if part is not None:
+                parts[name] = part
+        if len(parts) == len(head.dataflow.participants):
+            return parts
+        if time.time() > request.deadline_at:
+            late = progress_of(root, head, request)
+            return Abandoned(
+                request.snapshot, Reason.DEADLINE, late.awaited, late.culprit_sentence()
+            )
+        progress(progress_of(root, head, request))
+        time.sleep(POLL_S)
+
+
+def _publish(
+    root: Path,
+    head: Head,
+    request: Request,
+    parts: dict[str, Part],
+    *,
+    completed_at: float,
+    before: list[Manifest],
+) -> Manifest:
+    """Check what was recorded, write the manifest, and give the directory its final place."""
+    directory = request_path(root, request.snapshot)
+    channels = channel_cuts(root, head, parts, request.mode)
+    queries = [name for name, part in parts.items() if part.query is not None]
+    files = hashed_files(directory, queries, list(before[-1].files) if before else [])
+    manifest = Manifest(
+        snapshot=request.snapshot,
+        sequence=1 + max((m.sequence for m in before), default=0),
+        name=request.name,
+        epoch=head.epoch,
+        mode=request.mode,
+        initiated_at=request.initiated_at,
+        completed_at=completed_at,
+        published_at=time.time(),
+        dataflow=head.dataflow,
+        stretches=head.stretches,
+        parts=tuple(parts[name] for name in sorted(parts)),
+        channels=tuple(channels),
+        files=tuple(files),
+    )
+    target = snapshot_path(root, request.snapshot)
+    with explained(target, "written"):
+        (root / SNAPSHOTS).mkdir(exist_ok=True)
+        write_new(directory / MANIFEST, seal(manifest))
+        # Neither Spark nor the logs force each file to the disk. Before the snapshot has its name,
+        # everything that it rests on must be there.
+        os.sync()
+        directory.rename(target)
+        sync(root / SNAPSHOTS)
+    return manifest

@@ -1,0 +1,252 @@
+"""Streaming queries of a pipeline in a Spark driver: read channels, write channels, start.
+
+A query that is started here takes part in snapshots by itself: its source asks the barrier rules
+between micro-batches (``spark.source``), its sink appends each micro-batch once (``to_channel``).
+"""
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
+
+from stillframe.errors import Unavailable, UsageError
+from stillframe.pipeline.dataflow import Log, schema_difference
+from stillframe.pipeline.head import Head, checkpoint_path, read_head
+from stillframe.pipeline.locks import Lock, participant_lock
+from stillframe.pipeline.log import DataFile, LogWriter
+from stillframe.pipeline.pipeline import Pipeline
+from stillframe.spark.requirements import check_checkpoint, check_options, check_spark
+from stillframe.spark.shipping import ship
+from stillframe.spark.source import SOURCE, ChannelSource
+
+EachBatch = Callable[[DataFrame, int], None]
+
+
+def register(spark: SparkSession) -> None:
+    """Let a session know ``format("stillframe")``, here and on its executors.
+
+    Raises:
+        Unavailable: Spark is older than 4.2.
+    """
+    check_spark(spark.version)
+    ship(spark)
+    spark.dataSource.register(ChannelSource)
+
+
+def read_channels(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    query: str,
+    *channels: str,
+    rows_max: int | None = None,
+) -> DataFrame:
+    """Return the records of one or several channels as a streaming DataFrame for `query`.
+
+    Args:
+        spark: the session.
+        pipeline: the pipeline.
+        query: who reads; every channel that it is declared to read must be read exactly once.
+        channels: names of channels with the same columns.
+        rows_max: about how many records a micro-batch may have; None for all there are.
+
+    Raises:
+        UsageError: there is no such query or channel, or the query is no target of it.
+        Unavailable: Spark is older than 4.2.
+    """
+    register(spark)
+    for name in channels:
+        pipeline.dataflow.log(name)
+    options = {"pipeline": str(pipeline.path), "query": query, "channels": ",".join(channels)}
+    if rows_max is not None:
+        options["maxRowsPerTrigger"] = str(rows_max)
+    return spark.readStream.format(SOURCE).options(**options).load()
+
+
+def with_barriers(frame: DataFrame, pipeline: Pipeline, query: str) -> DataFrame:
+    """Return a streaming DataFrame from another source (Kafka, files), fit for a pipeline's query.
+
+    A query that reads no channel begins snapshots itself. To be asked between its micro-batches it
+    needs one of our sources: this adds one that has no records. Use it on the source, before any
+    operator that keeps state.
+    """
+    spark = frame.sparkSession
+    register(spark)
+    options = {"pipeline": str(pipeline.path), "query": query, "channels": ""}
+    none = spark.readStream.format(SOURCE).schema(frame.schema).options(**options).load()
+    return frame.union(none)
+
+
+def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
+    """Return a function for ``foreachBatch`` that appends each micro-batch to a channel, once.
+
+    ``start_query`` does this for every channel that a query is declared to write; use it by itself
+    where you start the query, at ``checkpoint_location``. Until the program ends, no other one may
+    write this channel.
+
+    Raises:
+        UsageError: there is no such channel.
+        Unavailable: another program runs the query that writes it.
+    """
+    head = read_head(pipeline.path)
+    log = head.dataflow.log(channel)
+    head.dataflow.check_participant(log.source, "query")
+    _hold(pipeline, log.source)
+    return _appender(pipeline.path, head, log)
+
+
+def checkpoint_location(pipeline: Pipeline, query: str) -> str:
+    """Return where the checkpoint of a query must lie in the present epoch."""
+    head = read_head(pipeline.path)
+    head.dataflow.check_participant(query, "query")
+    return str(checkpoint_path(pipeline.path, head.epoch, query))
+
+
+def start_query(
+    frame: DataFrame,
+    pipeline: Pipeline,
+    query: str,
+    *,
+    output_mode: str = "append",
+    trigger: Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
+    each_batch: EachBatch | None = None,
+) -> StreamingQuery:
+    """Start a query of a pipeline: each micro-batch goes to every channel that it writes.
+
+    Args:
+        frame: a streaming DataFrame that reads the query's channels (``read_channels``).
+        pipeline: the pipeline.
+        query: its name, as the pipeline declares it.
+        output_mode: ``append``, ``update`` or ``complete``.
+        trigger: arguments for Spark's ``trigger``, for example ``{"availableNow": True}``.
+        options: further options for Spark's ``writeStream``.
+        each_batch: called with each micro-batch and its number after the channels have it, for
+            sinks of your own. After a crash it is called again for the same number; after a restore
+            the numbers of the abandoned course come again with other records.
+
+    Raises:
+        UsageError: there is no such query; its columns are not those of a channel that it writes;
+            it writes nothing; an option cannot be combined with snapshots; its checkpoint was
+            edited.
+        Unavailable: another program runs this query.
+    """
+    head = read_head(pipeline.path)
+    head.dataflow.check_participant(query, "query")
+    check_options(trigger or {}, options or {})
+    outgoing = head.dataflow.outgoing(query)
+    if not outgoing and each_batch is None:
+        raise UsageError(
+            f"query {query} writes no channel and has no each_batch: Spark would not run it; give "
+            "it a channel without targets, or a sink"
+        )
+    for log in outgoing:
+        _check_columns(frame, query, log)
+    lock = _hold(pipeline, query)
+    try:
+        check_checkpoint(pipeline.path, head, query)
+        appenders = [_appender(pipeline.path, head, log) for log in outgoing]
+
+        def go(batch: DataFrame, number: int) -> None:
+            with _kept(batch, len(appenders) + (each_batch is not None)):
+                for append in appenders:
+                    append(batch, number)
+                if each_batch is not None:
+                    each_batch(batch, number)
+
+        writer = frame.writeStream.queryName(query).outputMode(output_mode).foreachBatch(go)
+        writer = writer.options(**(options or {})).option(
+            "checkpointLocation", checkpoint_location(pipeline, query)
+        )
+        if trigger:
+            writer = writer.trigger(**trigger)
+        started = writer.start()
+    except BaseException:
+        _release(pipeline, query)
+        raise
+    threading.Thread(
+        target=_release_at_end, args=(started, pipeline, query, lock), daemon=True
+    ).start()
+    return started
+
+
+_held: dict[tuple[Path, str], Lock] = {}
+"""The locks of the queries that this driver runs."""
+
+
+def _hold(pipeline: Pipeline, query: str) -> Lock:
+    lock = participant_lock(pipeline.path, query)
+    if not lock.try_take():
+        raise Unavailable(
+            f"query {query} of {pipeline.path} is running already: two writers on a channel cannot "
+            "be; stop the other one first"
+        )
+    _held[pipeline.path, query] = lock
+    return lock
+
+
+def _release(pipeline: Pipeline, query: str) -> None:
+    lock = _held.pop((pipeline.path, query), None)
+    if lock is not None:
+        lock.release()
+
+
+def _release_at_end(started: StreamingQuery, pipeline: Pipeline, query: str, lock: Lock) -> None:
+    with contextlib.suppress(PySparkException):
+        started.awaitTermination()
+    if _held.get((pipeline.path, query)) is lock:
+        _release(pipeline, query)
+
+
+def _appender(root: Path, head: Head, log: Log) -> EachBatch:
+    writer = LogWriter(root, log, head)
+
+    def append(frame: DataFrame, batch: int) -> None:
+        written = writer.last_batch()
+        if written is not None and written >= batch:
+            return  # Spark runs a micro-batch again whose commit it did not see
+        files = _write(frame, log, writer.data_directory, f"batch-{batch}-{uuid.uuid4().hex}")
+        if files:
+            writer.append_files(files, batch=batch)
+
+    return append
+
+
+def _write(frame: DataFrame, log: Log, directory: Path, name: str) -> list[DataFile]:
+    """Let the executors write a micro-batch; return the files with records, by partition."""
+    count = log.partition_count
+    spread = frame.repartition(count, *log.key) if log.key else frame.coalesce(count)
+    spread.write.option("compression", "zstd").parquet(f"file://{directory / name}")
+    files = []
+    for path in sorted((directory / name).glob("part-*.parquet")):
+        record_count = pq.read_metadata(path).num_rows
+        if record_count:
+            partition = int(path.name.split("-")[1])
+            files.append(DataFile(f"{name}/{path.name}", partition, record_count))
+    return files
+
+
+@contextlib.contextmanager
+def _kept(batch: DataFrame, use_count: int) -> Any:
+    """Keep a micro-batch while several sinks use it: each would compute it, and its state, anew."""
+    if use_count < 2:
+        yield
+        return
+    batch.persist()
+    try:
+        yield
+    finally:
+        batch.unpersist()
+
+
+def _check_columns(frame: DataFrame, query: str, log: Log) -> None:
+    difference = schema_difference(log.arrow_schema, to_arrow_schema(frame.schema))
+    if difference is not None:
+        raise UsageError(f"query {query} does not fit channel {log.name}: {difference}")

@@ -1,0 +1,29 @@
+"""Sends this package to the executors of a cluster, where nobody has installed it.
+
+Executors run ``source`` and ``records`` alone, which import Arrow and PySpark and nothing else.
+"""
+
+import tempfile
+import weakref
+import zipfile
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+_shipped: "weakref.WeakSet[SparkSession]" = weakref.WeakSet()
+
+
+def ship(spark: SparkSession) -> None:
+    """Send the package to the executors of a session, once."""
+    if spark in _shipped:
+        return
+    _shipped.add(spark)
+    if str(spark.sparkContext.master).startswith("local"):
+        return
+    package = Path(__file__).parent.parent
+    directory = Path(tempfile.mkdtemp(prefix="stillframe-"))
+    archive = directory / "stillframe.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for path in sorted(package.rglob("*.py")):
+            file.write(path, Path("stillframe") / path.relative_to(package))
+    spark.sparkContext.addPyFile(str(archive))

@@ -1,0 +1,158 @@
+"""The streaming source of Spark whose micro-batches end at barriers: ``format("stillframe")``.
+
+Options: `pipeline`, the directory; `query`, who reads; `channels`, one or several logs of the same
+schema, with commas; `maxRowsPerTrigger`, about how many records a micro-batch may have.
+
+Spark asks ``latestOffset`` before it plans a micro-batch, when the one before is committed: that is
+the moment between two atomic actions. What runs on executors (``read``) imports no more than Arrow.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from stillframe.pipeline.log import LogReader
+
+SOURCE = "stillframe"
+
+
+class Slice(InputPartition):
+    """What one task reads: data files in order, with the schema that their records have."""
+
+    def __init__(self, files: list[str], schema: bytes) -> None:
+        self.files = files
+        self.schema = schema
+
+
+class ChannelSource(DataSource):
+    """Logs of a pipeline as a streaming source."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what ``format`` takes."""
+        return SOURCE
+
+    def schema(self) -> StructType:
+        """Return the columns that the channels declare."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from stillframe.spark.options import channels_of, read_options
+
+        logs = channels_of(read_options(self.options))
+        return from_arrow_schema(logs[0].arrow_schema) if logs else StructType()
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        """Return the reader of one query."""
+        return ChannelStreamReader(dict(self.options))
+
+
+class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads logs for one query, and asks the barrier rules before each micro-batch."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        from stillframe.spark.options import channels_of, read_options
+
+        self._options = read_options(options)
+        self._logs = [log.name for log in channels_of(self._options)]
+        self._member: Any = None
+        self._targets: dict[str, int] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
+        """Return where a query begins that has no checkpoint yet."""
+        from stillframe.pipeline.checkpoint import offset_of
+
+        starts = self._the_member().head.starts[self._options.query]
+        return offset_of({log: starts[log] for log in self._logs})
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
+        """Return how much a micro-batch may read."""
+        rows = self._options.max_rows
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+        """Remember what is there now: such a run ends when it was read."""
+        member = self._the_member()
+        member.is_patient = False
+        starts = member.positions()[1]
+        self._targets = {log: member.readers[log].tail(starts[log]) for log in self._logs}
+
+    def latestOffset(  # noqa: N802 - Spark's
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        """Return where the next micro-batch ends; record and pass on a barrier if it is time."""
+        from stillframe.pipeline.checkpoint import OFFSET_KEY, offset_of
+
+        positions = start[OFFSET_KEY]
+        member = self._the_member()
+        member.epoch.check()
+        tails = {
+            name: reader.tail(positions.get(name, 0)) for name, reader in member.readers.items()
+        }
+        ends = member.ends(tails)
+        if self._targets is not None:
+            ends = {log: min(ends[log], self._targets[log]) for log in self._logs}
+        row_limit = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        rest = row_limit
+        new = {}
+        for log in self._logs:
+            begin, end = positions[log], max(ends[log], positions[log])
+            if rest is not None:
+                end, rest = _limited(member.readers[log], begin, end, rest)
+            new[log] = end
+            member.readers[log].forget(begin)
+        return offset_of(new)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return a task for each partition of each log."""
+        from stillframe.pipeline.checkpoint import OFFSET_KEY
+
+        slices: list[InputPartition] = []
+        for log in self._logs:
+            reader = self._the_member().readers[log]
+            files: dict[int, list[str]] = {}
+            for item in reader.items(start[OFFSET_KEY][log], end[OFFSET_KEY][log]):
+                for file in item.files:
+                    files.setdefault(file.partition, []).append(str(reader.data_path(item, file)))
+            schema = reader.log.arrow_schema.serialize().to_pybytes()
+            slices.extend(Slice(files[partition], schema) for partition in sorted(files))
+        return slices
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        """Yield the records of one task."""
+        from stillframe.spark.records import record_batches
+
+        assert isinstance(partition, Slice)
+        return record_batches(partition.files, partition.schema)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel to executors without what only the driver needs."""
+        return {"_options": None, "_logs": self._logs, "_member": None, "_targets": None}
+
+    def _the_member(self) -> Any:
+        if self._member is None:
+            from pathlib import Path
+
+            from stillframe.pipeline.member import QueryMember
+
+            self._member = QueryMember(Path(self._options.pipeline), self._options.query)
+        return self._member
+
+
+def _limited(reader: "LogReader", begin: int, end: int, rest: int) -> tuple[int, int]:
+    """Return how far to read for about `rest` records, at least one item, and what is left."""
+    position = begin
+    while position < end and rest > 0:
+        rest -= reader.item(position).record_count
+        position += 1
+    return position, rest
