@@ -54,7 +54,8 @@ class QueryState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one participant recorded: its state, where it stood on each log that it reads, and where
-    it put the barrier on each log that it writes."""
+    it put the barrier on each log that it writes. `system` names the system that it is a process
+    of (``systems``)."""
 
     format: int = FORMAT
     snapshot: SnapshotId
@@ -64,6 +65,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     barriers: dict[str, int]
     service: ServiceState | None = None
     query: QueryState | None = None
+    system: str | None = None
 
 
 def request_path(root: Path, snapshot: SnapshotId) -> Path:

@@ -19,6 +19,7 @@ from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.head import Head, Stretch
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.part import PINNED, Part, Request
+from stillframe.pipeline.systems import SystemCut
 from stillframe.protocol.aligner import Mode
 from stillframe.store.opening import explained
 from stillframe.store.seal import FORMAT, read_sealed
@@ -84,6 +85,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dataflow: Dataflow
     stretches: dict[str, tuple[Stretch, ...]]
     parts: tuple[Part, ...]
+    systems: tuple[SystemCut, ...]
     channels: tuple[ChannelCut, ...]
     files: tuple[PinnedFile, ...]
 

@@ -33,6 +33,7 @@ from stillframe.pipeline.published import (
     snapshot_path,
     verify_files,
 )
+from stillframe.pipeline.systems import verify_system
 from stillframe.pipeline.taking import clear_under_way
 from stillframe.store.opening import explained
 
@@ -66,6 +67,8 @@ def restore(
             _check_same(head, manifest)
             verify_files(root, manifest, progress)
             check_channels(root, manifest)
+            for cut in manifest.systems:
+                verify_system(cut)
             clear_under_way(root)
             new = _head_after(head, manifest)
             _export(root, manifest, root, new)
@@ -103,6 +106,11 @@ def fork(
         UsageError: the target holds something.
         Damaged, NotConsistent, StoreError: as ``restore``.
     """
+    if manifest.systems:
+        raise UsageError(
+            f"snapshot {manifest.snapshot} holds a system with a store of its own, "
+            f"{manifest.systems[0].store}: such a pipeline cannot be forked"
+        )
     new_name = check_process_id(target.stem if name is None else name)
     with explained(target, "made"):
         target.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,7 @@ from stillframe.pipeline.published import (
     snapshot_path,
 )
 from stillframe.pipeline.resting import NotAtRest, record_at_rest
+from stillframe.pipeline.systems import Outcome, SystemCut, system_cut
 from stillframe.protocol.aligner import Mode
 from stillframe.store.disk import replace_durably, sync, write_new
 from stillframe.store.opening import explained
@@ -164,7 +165,13 @@ def _collect(
                 return Abandoned(request.snapshot, Reason.PROCESS_DIED, (name,), str(error))
             if part is not None:
                 parts[name] = part
-        if len(parts) == len(head.dataflow.participants):
+        systems = _systems(root, request, parts)
+        for cut in systems:
+            if cut is not None and cut.outcome is Outcome.ABANDONED:
+                return Abandoned(request.snapshot, Reason.NOT_RECORDED, (cut.name,), cut.detail)
+        if len(parts) == len(head.dataflow.participants) and all(
+            cut is not None and cut.outcome is Outcome.PUBLISHED for cut in systems
+        ):
             return parts
         if time.time() > request.deadline_at:
             late = progress_of(root, head, request)
@@ -173,6 +180,12 @@ def _collect(
             )
         progress(progress_of(root, head, request))
         time.sleep(POLL_S)
+
+
+def _systems(root: Path, request: Request, parts: dict[str, Part]) -> list[SystemCut | None]:
+    """Return how far the systems are of which some participant is a process."""
+    names = sorted({part.system for part in parts.values() if part.system is not None})
+    return [system_cut(root, request.snapshot, name) for name in names]
 
 
 def _publish(
@@ -201,6 +214,7 @@ def _publish(
         dataflow=head.dataflow,
         stretches=head.stretches,
         parts=tuple(parts[name] for name in sorted(parts)),
+        systems=tuple(cut for cut in _systems(root, request, parts) if cut is not None),
         channels=tuple(channels),
         files=tuple(files),
     )
