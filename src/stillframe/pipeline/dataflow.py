@@ -15,6 +15,10 @@ from stillframe.protocol.aligner import Mode
 
 PARTITION_COUNT_MAX = 1024
 
+PARTITION_COLUMN = "_partition"
+OFFSET_COLUMN = "_offset"
+"""Where a record lies in its log, as columns beside its own when the log is read as a table."""
+
 
 class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A channel that is kept on disk: one participant appends to it, any number read it.
@@ -249,7 +253,7 @@ def schema_difference(declared: pa.Schema, found: pa.Schema) -> str | None:
 
 
 def _is_same(first: pa.DataType, second: pa.DataType) -> bool:
-    """Return whether two types hold the same values: nullability of parts does not count."""
+    """Return whether two types hold the same values: nullability and time zones do not count."""
     if pa.types.is_struct(first) and pa.types.is_struct(second):
         return schema_difference(pa.schema(list(first)), pa.schema(list(second))) is None
     if pa.types.is_map(first) and pa.types.is_map(second):
@@ -258,6 +262,9 @@ def _is_same(first: pa.DataType, second: pa.DataType) -> bool:
         )
     if pa.types.is_list(first) and pa.types.is_list(second):
         return _is_same(first.value_type, second.value_type)
+    if pa.types.is_timestamp(first) and pa.types.is_timestamp(second):
+        # A zone says how an instant is shown; with no zone at all it is no instant.
+        return first.unit == second.unit and (first.tz is None) == (second.tz is None)
     return bool(first == second)
 
 
@@ -284,6 +291,12 @@ def _check_log(log: Log, participants: list[str]) -> None:
     columns = log.arrow_schema.names
     if not columns:
         raise UsageError(f"channel {log.name}: its schema has no column")
+    for name in columns:
+        if name.lower() in (PARTITION_COLUMN, OFFSET_COLUMN):
+            raise UsageError(
+                f"channel {log.name}: a column cannot be called {name!r}: it says where a record "
+                "lies in the log; rename it"
+            )
     if unknown := [name for name in log.key if name not in columns]:
         raise UsageError(
             f"channel {log.name}: the key {unknown[0]!r} is no column; there are "

@@ -23,6 +23,7 @@ from stillframe.pipeline.head import Head, checkpoint_path, read_head
 from stillframe.pipeline.locks import Lock, participant_lock
 from stillframe.pipeline.log import DataFile, LogWriter
 from stillframe.pipeline.pipeline import Pipeline
+from stillframe.spark.cut import CutSource, RecordsSource
 from stillframe.spark.requirements import check_checkpoint, check_options, check_spark
 from stillframe.spark.shipping import ship
 from stillframe.spark.source import SOURCE, ChannelSource
@@ -31,14 +32,15 @@ EachBatch = Callable[[DataFrame, int], None]
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know ``format("stillframe")``, here and on its executors.
+    """Let a session know ``stillframe``, ``stillframe.snapshot`` and ``stillframe.log`` as formats.
 
     Raises:
         Unavailable: Spark is older than 4.2.
     """
     check_spark(spark.version)
     ship(spark)
-    spark.dataSource.register(ChannelSource)
+    for source in (ChannelSource, CutSource, RecordsSource):
+        spark.dataSource.register(source)
 
 
 def read_channels(
@@ -247,6 +249,7 @@ def _kept(batch: DataFrame, use_count: int) -> Any:
 
 
 def _check_columns(frame: DataFrame, query: str, log: Log) -> None:
-    difference = schema_difference(log.arrow_schema, to_arrow_schema(frame.schema))
+    found = to_arrow_schema(frame.schema, timezone="UTC")
+    difference = schema_difference(log.arrow_schema, found)
     if difference is not None:
         raise UsageError(f"query {query} does not fit channel {log.name}: {difference}")
