@@ -1,15 +1,69 @@
-"""Snapshots and Spark: a session, the store as DataFrames, audits.
+"""Snapshots and Spark: a session, the store as DataFrames, audits; queries in pipelines.
 
 Importing this package needs no Spark; calling what is in it does.
 """
 
+import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from stillframe.errors import Unavailable
 from stillframe.spark.session import spark_session
 
 if TYPE_CHECKING:
     from stillframe.spark.audit import Audit
+    from stillframe.spark.queries import (
+        checkpoint_location,
+        read_channels,
+        register,
+        start_query,
+        to_channel,
+        with_barriers,
+    )
+    from stillframe.spark.reading import diff, log_records, query_state
+
+__all__ = [
+    "audit_store",
+    "checkpoint_location",
+    "diff",
+    "log_records",
+    "query_state",
+    "read_channels",
+    "register",
+    "spark_session",
+    "start_query",
+    "to_channel",
+    "with_barriers",
+]
+
+_MODULES = {
+    "queries": (
+        "checkpoint_location",
+        "read_channels",
+        "register",
+        "start_query",
+        "to_channel",
+        "with_barriers",
+    ),
+    "reading": ("diff", "log_records", "query_state"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs PySpark when it is asked for.
+
+    Raises:
+        Unavailable: PySpark is missing.
+    """
+    for module, names in _MODULES.items():
+        if name in names:
+            try:
+                return getattr(importlib.import_module(f"stillframe.spark.{module}"), name)
+            except ModuleNotFoundError as error:
+                raise Unavailable(
+                    f"PySpark is not installed ({error}): pip install 'stillframe[spark]'"
+                ) from error
+    raise AttributeError(f"module 'stillframe.spark' has no attribute {name!r}")
 
 
 def audit_store(
