@@ -1,0 +1,307 @@
+"""The kill soak of a pipeline: a Spark driver, services and coordinators are killed with -9.
+
+``python -m tests.soak.pipeline --kills 50 --seed 1`` prints ``SEED=`` first. After so many kills it
+lets the pipeline come to its end, and compares every channel, service state and query state with
+what is computed from the input, and with a run in which nobody was killed. It exits with 1 and says
+what differs. The short form runs with the tests.
+"""
+
+import argparse
+import random
+import select
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from stillframe.model import Abandoned, Reason
+from stillframe.pipeline.published import Manifest
+from stillframe.process import StateCodec
+from tests.soak.pipeline_outputs import differences, outputs, reader
+from tests.soak.pipeline_programs import Program
+from tests.soak.pipeline_services import LIMIT
+from tests.soak.pipeline_shop import FRESH_COUNT, Books, Feed, create, expected, sent_count
+
+SERVICES = ("feed", "books")
+MOMENTS = (
+    "driver",
+    "service in a snapshot",
+    "restore",
+    "driver in a snapshot",
+    "coordinator",
+    "service",
+    "driver while it starts",
+)
+MODES = ("aligned", "unaligned")
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+REST_ACTION_COUNT = 40
+"""How many actions the feed takes after the last kill."""
+
+
+class Soak:
+    """One run: what was done, and what was seen."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.random = random.Random(seed)
+        self.directory = directory
+        self.pipeline = create(directory / "shop.pipeline")
+        self.root = self.pipeline.path
+        self.report = directory / "states.json"
+        # Full files of state as often as they can be: those of an abandoned course are dangerous.
+        self.settings = ["spark.sql.streaming.stateStore.minDeltasForSnapshot=5"]
+        self.settings += ["spark.sql.streaming.stateStore.maintenanceInterval=500ms"]
+        if seed % 2:
+            self.settings += [f"spark.sql.streaming.stateStore.providerClass={ROCKSDB}"]
+        self.running: dict[str, Program] = {}
+        self.ever: list[Program] = []
+        self.done: Counter[str] = Counter()
+
+    # Programs.
+
+    def start(self, module: str, *arguments: str) -> Program:
+        """Start one of the programs beside this one."""
+        log = self.directory / f"{module}.log"
+        program = Program(f"tests.soak.pipeline_{module}", *arguments, log=log)
+        self.ever.append(program)
+        return program
+
+    def start_driver(self) -> Program:
+        """Start the Spark driver; it is not running yet when this returns."""
+        return self.start("driver", str(self.root), str(self.report), *self.settings)
+
+    def start_missing(self) -> None:
+        """Start whoever does not run, and wait until all do."""
+        if "driver" not in self.running:
+            self.running["driver"] = self.start_driver()
+            self.running["driver"].expect("running")
+        for name in SERVICES:
+            if name not in self.running:
+                self.running[name] = self.start("services", name, str(self.root))
+                self.running[name].expect("joined")
+
+    def kill(self, name: str) -> None:
+        """Kill -9 a program; of the driver sometimes only the Python process."""
+        alone = name == "driver" and self.random.random() < 0.5
+        self.running.pop(name).kill(alone=alone)
+
+    def pause(self, seconds_max: float) -> None:
+        """Let a random time go by: it is the moment of a kill that is random."""
+        select.select([], [], [], self.random.random() * seconds_max)
+
+    def close(self) -> None:
+        """Kill all that is left."""
+        for program in self.ever:
+            program.clear_away()
+            program.process.wait()
+
+    # Snapshots and restores.
+
+    def snapshot(self) -> None:
+        """Take a snapshot with everybody running, and check what it recorded."""
+        for program in self.running.values():
+            program.check_alive()
+        outcome = self.pipeline.snapshot(self.random.choice(MODES))
+        assert not isinstance(outcome, Abandoned), str(outcome)
+        self.check(outcome)
+        self.done["snapshots"] += 1
+        self.done["records on channels"] += outcome.record_count
+
+    def check(self, manifest: Manifest) -> None:
+        """Check that the states of the services say what the books of the channels say."""
+        feed, books = Feed(), Books()
+        for name, state in (("feed", feed), ("books", books)):
+            recorded = manifest.part(name).service
+            assert recorded is not None
+            StateCodec(type(state)).restore(state, recorded.encoded)
+        cuts = {(cut.log, cut.target): cut for cut in manifest.channels}
+        sent = sum(cuts["orders", "unique"].sent_counts)
+        assert sent == sent_count(feed.actions), f"{manifest.snapshot}: the feed sent {sent}"
+        booked = sum(cuts["unique", "books"].received_counts)
+        assert booked == books.order_count, f"{manifest.snapshot}: the books received {booked}"
+        paid = sum(cuts["payments", "settled"].sent_counts)
+        assert paid == sum(books.paid.values()), f"{manifest.snapshot}: the books paid {paid}"
+
+    def begin_snapshot(self) -> Program:
+        """Let another program begin a snapshot, and some random time go by."""
+        mode = self.random.choice(MODES)
+        coordinator = self.start("coordinator", "snapshot", str(self.root), mode)
+        coordinator.expect("begins")
+        self.pause(1.5)
+        return coordinator
+
+    def end_snapshot(self, coordinator: Program) -> None:
+        """Wait for the end of a snapshot during which somebody was killed."""
+        line = coordinator.line()
+        assert line is not None, coordinator.last_words()
+        if line.startswith("abandoned"):
+            assert str(Reason.PROCESS_DIED) in line, line
+            self.done["snapshots given up"] += 1
+        else:
+            self.check(self.pipeline.find(line))
+            self.done["snapshots with a death in them"] += 1
+        coordinator.end()
+
+    def stop(self) -> None:
+        """Stop everybody: the driver's queries, with the driver or without, and the services."""
+        driver = self.running.get("driver")
+        if driver is not None:
+            if self.random.random() < 0.2:
+                self.kill("driver")
+            else:
+                driver.tell("stop")
+                driver.expect("stopped")
+        for name in SERVICES:
+            if name in self.running:
+                self.kill(name)
+
+    def restore(self) -> None:
+        """Stop everybody, go back to a snapshot, mostly the latest, and start everybody."""
+        self.stop()
+        snapshot = str(self.pipeline.latest().snapshot)
+        if self.random.random() < 0.25:
+            snapshot = str(self.random.choice(self.pipeline.snapshots()[-4:]).snapshot)
+            self.done["restores, maybe of an older one"] += 1
+        self.pipeline.restore(snapshot)
+        self.done["restores"] += 1
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Start everybody after a restore."""
+        if "driver" in self.running:
+            self.running["driver"].tell("start")
+            self.running["driver"].expect("running")
+        self.start_missing()
+
+    def after_driver(self) -> None:
+        """After the death of the driver alone: start it again, or go back to a snapshot."""
+        if self.random.random() < 0.5:
+            self.restore()
+            return
+        if self.random.random() < 0.5:
+            self.end_snapshot(self.begin_snapshot())
+        self.start_missing()
+        self.done["drivers that went on without a restore"] += 1
+
+    # Kills.
+
+    def strike(self, moment: str) -> None:
+        """Kill -9 one program at a random moment of one kind, and see to it that all run again."""
+        victim = moment.split(maxsplit=1)[0]
+        if victim == "service":
+            victim = self.random.choice(SERVICES)
+        match moment:
+            case "restore":
+                self._strike_restore()
+            case "coordinator":
+                self.begin_snapshot().kill()
+            case "driver while it starts":
+                self.kill("driver")
+                self.running["driver"] = self.start_driver()
+                self.pause(10)
+                self.kill("driver")
+                self.after_driver()
+            case "driver" | "driver in a snapshot":
+                coordinator = self.begin_snapshot() if "snapshot" in moment else None
+                self.kill("driver")
+                if coordinator is not None:
+                    self.end_snapshot(coordinator)
+                self.after_driver()
+            case _:
+                coordinator = self.begin_snapshot() if "snapshot" in moment else None
+                self.kill(victim)
+                if coordinator is not None:
+                    self.end_snapshot(coordinator)
+                self.restore()
+        self.done[f"kills: {moment}"] += 1
+
+    def _strike_restore(self) -> None:
+        self.stop()
+        snapshot = str(self.random.choice(self.pipeline.snapshots()[-3:]).snapshot)
+        program = self.start("coordinator", "restore", str(self.root), snapshot)
+        program.expect("begins")
+        self.pause(0.2)
+        self.done["restores that were done before the kill"] += program.process.poll() == 0
+        program.kill()
+        self.restore()
+
+    def run(self, kill_count: int, *, action_count: int | None = None) -> dict[str, Any]:
+        """Kill so often, let the pipeline come to its end, and return all that came out.
+
+        Args:
+            kill_count: how often.
+            action_count: how many actions the feed takes; None for some more after the last kill.
+        """
+        moments = [MOMENTS[index % len(MOMENTS)] for index in range(kill_count)]
+        self.random.shuffle(moments)
+        self.start_missing()
+        for index, moment in enumerate(moments):
+            self.snapshot()
+            self.pause(2)
+            self.snapshot()
+            self.strike(moment)
+            print(f"{time.strftime('%H:%M:%S')} {index + 1:>3} {moment}", flush=True)
+        return self.finish(action_count)
+
+    def finish(self, action_count: int | None) -> dict[str, Any]:
+        """Let everything come to its end and return all that came out."""
+        if action_count is None:
+            action_count = reader(self.pipeline, "orders").tail(0) + REST_ACTION_COUNT
+        partial = self.directory / "limit.partial"
+        partial.write_text(str(action_count))
+        partial.rename(self.directory / LIMIT)
+        self.snapshot()
+        for name in SERVICES:
+            self.running.pop(name).end()
+        driver = self.running.pop("driver")
+        driver.tell("finish")
+        driver.end()
+        self.done["orders"] = action_count * FRESH_COUNT
+        return outputs(self.pipeline, self.report)
+
+
+def soak(seed: int, *, kill_count: int, directory: Path) -> tuple[Soak, list[str]]:
+    """Run the soak, then a run without kills; return what was done and what differs."""
+    print(f"SEED={seed}", flush=True)
+    (directory / "killed").mkdir()
+    run = Soak(seed, directory / "killed")
+    try:
+        found = run.run(kill_count)
+    finally:
+        run.close()
+    action_count = run.done["orders"] // FRESH_COUNT
+    wrong = differences(found, expected(action_count))
+    (directory / "unbroken").mkdir()
+    unbroken = Soak(seed, directory / "unbroken")
+    try:
+        whole = unbroken.run(0, action_count=action_count)
+    finally:
+        unbroken.close()
+    wrong += [f"unlike the unbroken run: {text}" for text in differences(found, whole)]
+    return run, wrong
+
+
+def main() -> None:
+    """Run the full form."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=None)
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**31)
+    began = time.monotonic()
+    directory = Path(tempfile.mkdtemp(prefix="stillframe-soak-"))
+    run, wrong = soak(seed, kill_count=options.kills, directory=directory)
+    for what, count in sorted(run.done.items()):
+        print(f"{what:40} {count:>8,}")
+    print(f"{'all of it':40} {time.monotonic() - began:>8.0f} s")
+    if wrong:
+        print(f"\nwrong, and left in {directory}:", *wrong, sep="\n")
+        sys.exit(1)
+    shutil.rmtree(directory)
+    print("every channel and every state is as computed, and as in the unbroken run")
+
+
+if __name__ == "__main__":
+    main()

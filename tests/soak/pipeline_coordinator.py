@@ -1,0 +1,26 @@
+"""The coordinator of the kill soak: ``pipeline_coordinator.py snapshot|restore ROOT MODE|ID``.
+
+A program of its own, so that it can be killed in the middle. It says ``begins`` when it does, and
+then the snapshot's id, or why there is none.
+"""
+
+import sys
+from pathlib import Path
+
+from stillframe.model import Abandoned
+from stillframe.pipeline import Pipeline
+
+
+def main(what: str, root: Path, argument: str) -> None:
+    """Take one snapshot in a mode, or restore one by its id."""
+    pipeline = Pipeline(root)
+    print("begins", flush=True)
+    if what == "restore":
+        print(pipeline.restore(argument).snapshot, flush=True)
+        return
+    outcome = pipeline.snapshot(argument)
+    print(f"abandoned: {outcome}" if isinstance(outcome, Abandoned) else outcome.snapshot)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

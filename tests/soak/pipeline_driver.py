@@ -1,0 +1,68 @@
+"""The Spark driver of the kill soak: ``pipeline_driver.py ROOT REPORT [SETTING=VALUE ...]``.
+
+It starts the queries, says ``running``, and then does what it reads: ``stop`` stops the queries and
+``start`` starts them again; ``finish`` lets them work off what is there, stops them and writes
+their states to REPORT. If a query dies by itself, the program dies with it, loudly.
+"""
+
+import json
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from stillframe.pipeline import Pipeline
+from stillframe.spark.queries import checkpoint_location
+from stillframe.spark.session import spark_session
+from tests.soak.pipeline_shop import QUERIES, query_states, start_queries
+
+
+def watch(query: StreamingQuery) -> None:
+    """Wait for the end of a query; if it failed, the program ends."""
+    try:
+        query.awaitTermination()
+    except PySparkException:
+        traceback.print_exc()
+        os._exit(3)
+
+
+def work(spark: SparkSession, pipeline: Pipeline, report: Path) -> None:
+    """Do what standard input says until told to finish, or until nobody is there to tell."""
+    queries: list[StreamingQuery] = []
+    command = "start"
+    while command:
+        if command == "start":
+            queries = start_queries(spark, pipeline)
+            for query in queries:
+                threading.Thread(target=watch, args=(query,), daemon=True).start()
+            print("running", flush=True)
+        else:
+            if command == "finish":
+                for query in queries:
+                    query.processAllAvailable()
+            for query in queries:
+                query.stop()
+            print("stopped", flush=True)
+        if command == "finish":
+            checkpoints = {name: Path(checkpoint_location(pipeline, name)) for name in QUERIES}
+            report.write_text(json.dumps(query_states(spark, checkpoints)))
+            return
+        command = sys.stdin.readline().strip()
+
+
+def main(root: Path, report: Path, settings: list[str]) -> None:
+    """Start Spark and work."""
+    spark = spark_session(master="local[2]", app_name="soak")
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    for setting in settings:
+        spark.conf.set(*setting.split("=", 1))
+    work(spark, Pipeline(root), report)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,59 @@
+"""The services of the kill soak as programs: ``pipeline_services.py feed|books ROOT``.
+
+Each says ``joined`` when it has. A file LIMIT beside the pipeline says after how many actions the
+feed leaves; then the books leave, too, when they have everything.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from stillframe.pipeline import join
+from tests.soak.pipeline_shop import FRESH_COUNT, Books, Feed, orders_of
+
+PAUSE_S = 0.15
+LIMIT = "limit"
+
+
+def limit(root: Path) -> int | None:
+    """Return after how many actions the feed ends; None while that is open."""
+    path = root.with_name(LIMIT)
+    return int(path.read_text()) if path.exists() else None
+
+
+def feed(root: Path) -> None:
+    """Send orders: a few at a time, and the rest at full speed once the end is known."""
+    state = Feed()
+    with join("feed", pipeline=root, state=state) as me:
+        print("joined", flush=True)
+        while (end := limit(root)) is None or state.actions < end:
+            me.append("orders", orders_of(state.actions))
+            state.actions += 1
+            me.boundary()
+            if end is None:
+                time.sleep(PAUSE_S)
+
+
+def books(root: Path) -> None:
+    """Book orders and totals, and pay."""
+    state = Books()
+    with join("books", pipeline=root, state=state) as me:
+        print("joined", flush=True)
+
+        def is_done() -> bool:
+            end = limit(root)
+            return end is not None and state.is_done(end * FRESH_COUNT)
+
+        if is_done():
+            return
+        for channel, table in me:
+            if channel == "unique":
+                state.book(table)
+            else:
+                me.append("payments", state.pay(table))
+            if is_done():
+                return
+
+
+if __name__ == "__main__":
+    {"feed": feed, "books": books}[sys.argv[1]](Path(sys.argv[2]))
