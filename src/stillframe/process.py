@@ -105,6 +105,16 @@ class Process:
         """Take one message. Annotate `message` with the classes that you accept (``A | B``)."""
         raise NotImplementedError(f"{type(self).__name__} has no receive(): it accepts no message")
 
+    def receive_records(self, log: str, records: Any) -> None:
+        """Take records from a log of the pipeline in which this process is a service.
+
+        One call is one atomic action, like ``receive``. `records` is a ``pyarrow.Table`` with the
+        columns that the log declares, as its source appended them together.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no receive_records(): it reads no log"
+        )
+
     def on_published(self, snapshot: SnapshotId) -> Awaitable[None] | None:
         """Called after a restore point in which this process took part was published.
 
@@ -123,6 +133,17 @@ class Process:
         """
         raise UsageError(f"{type(self).__name__}.send(): this process is not running yet")
 
+    def append(self, log: str, records: Any) -> None:
+        """Append a ``pyarrow.Table`` to a log of the pipeline in which this process is a service.
+
+        Raises:
+            UsageError: there is no pipeline, it has no such log, or the columns do not fit.
+        """
+        raise UsageError(
+            f"{type(self).__name__}.append(): this process is no service of a pipeline: run its "
+            "system with --pipeline"
+        )
+
     def snapshot(self) -> None:
         """Ask for a snapshot that this process initiates; it begins after the current action."""
         raise UsageError(f"{type(self).__name__}.snapshot(): this process is not running yet")
@@ -136,8 +157,9 @@ def attach(
     outgoing: tuple[ProcessId, ...],
     send: Callable[[ProcessId, Message], None],
     snapshot: Callable[[], None],
+    append: Callable[[str, Any], None] | None = None,
 ) -> None:
-    """Tell `process` who it is, and put the host's `send` and `snapshot` in place.
+    """Tell `process` who it is, and put the host's `send`, `snapshot` and `append` in place.
 
     They become attributes of the instance: a call of ``self.send`` then costs one lookup and no
     second Python frame, which is what most of the cost of sending would otherwise be.
@@ -145,9 +167,11 @@ def attach(
     vars(process).update(
         id=process_id, incoming=incoming, outgoing=outgoing, send=send, snapshot=snapshot
     )
+    if append is not None:
+        vars(process)["append"] = append
 
 
-_ATTACHED = frozenset({"id", "incoming", "outgoing", "send", "snapshot"})
+_ATTACHED = frozenset({"id", "incoming", "outgoing", "send", "snapshot", "append"})
 
 
 def field_types(kind: type) -> dict[str, Any]:

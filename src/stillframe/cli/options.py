@@ -44,6 +44,15 @@ For = Annotated[
     ),
 ]
 
+InPipeline = Annotated[
+    Path | None,
+    typer.Option(
+        "--pipeline",
+        metavar="DIR",
+        help="The pipeline in which processes of this system are services; it takes the snapshots.",
+        show_default=False,
+    ),
+]
 
 NetworkName = Annotated[Network, typer.Option(help="What is assumed of every channel.")]
 RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]

@@ -44,6 +44,14 @@ def restore(path: Path, name: str | None, plan: Plan) -> None:
     """
     wish = None if name is None else SnapshotId.parse(name)
     store = Store.open(path)
+    if plan.pipeline is not None:
+        if wish is not None:
+            raise UsageError(
+                "the pipeline says with which snapshot this system begins: leave out the snapshot, "
+                f"and choose one with 'stillframe spark restore {plan.pipeline}'"
+            )
+        _restore_stopped(path, None, plan)
+        return
     if (store.current() if wish is None else store.entry(wish)) is None:
         raise UsageError(
             f"the store {path} holds no snapshot yet: start the system with 'stillframe run'"
@@ -85,10 +93,21 @@ def _supervise(reference: str, store: Store, wish: SnapshotId | None, plan: Plan
     with _stdout_for_json() if plan.is_json else contextlib.nullcontext():
         narrator = Narrator(process_count=len(processes), is_json=plan.is_json)
         system = Supervisor(
-            reference, store, timeout_s=plan.timeout_s, restore=wish, emit=narrator.emit
+            reference,
+            store,
+            timeout_s=plan.timeout_s,
+            restore=wish,
+            pipeline=plan.pipeline,
+            emit=narrator.emit,
         )
         plan = msgspec.structs.replace(plan, initiators=initiators)
         uvloop.run(keep_running(system, plan, narrator))
+    if plan.pipeline is not None:
+        output.say(
+            f"stopped; to go on: stillframe spark restore {plan.pipeline}, and then stillframe "
+            f"restore {store.path} --pipeline {plan.pipeline}"
+        )
+        return
     current = store.current()
     output.say(
         "stopped; no snapshot was published, so there is nothing to go on from"

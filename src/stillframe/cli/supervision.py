@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ from stillframe.cli import quantities
 from stillframe.cli.narration import Narrator
 from stillframe.errors import StillframeError
 from stillframe.model import ProcessId
+from stillframe.pipeline.pipeline import Pipeline
+from stillframe.protocol.aligner import Mode
 from stillframe.runtime.commands import serve_commands
 from stillframe.runtime.periodic import take_periodically
 from stillframe.runtime.supervisor import Supervisor
@@ -24,6 +27,8 @@ class Plan(msgspec.Struct, frozen=True):
     """How to run a system: what the options say.
 
     `every_s` None takes no periodic snapshots; `for_s` None runs until somebody says stop.
+    `pipeline` is the directory of one in which processes of the system are services: then it takes
+    the snapshots.
     """
 
     every_s: float | None
@@ -31,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True):
     timeout_s: float
     for_s: float | None
     is_json: bool
+    pipeline: Path | None = None
 
 
 class Stop:
@@ -77,7 +83,7 @@ async def keep_running(system: Supervisor, plan: Plan, narrator: Narrator) -> No
 async def _periodic_snapshots(
     system: Supervisor, plan: Plan, narrator: Narrator
 ) -> AsyncIterator[None]:
-    if plan.every_s is None:
+    if plan.every_s is None or plan.pipeline is not None:
         yield
         return
     taking = asyncio.ensure_future(
@@ -99,7 +105,7 @@ async def _periodic_snapshots(
 
 async def _take_last(system: Supervisor, plan: Plan, stop: Stop, narrator: Narrator) -> None:
     narrator.say("stopping after one last snapshot; Ctrl-C stops without it")
-    taking = asyncio.ensure_future(system.snapshot(plan.initiators[0]))
+    taking = asyncio.ensure_future(_last_snapshot(system, plan))
     await _first(taking, stop.urged, timeout_s=LAST_SNAPSHOT_S)
     if taking.done():
         # What became of it was told by an event, unless the system could not even begin it.
@@ -112,6 +118,13 @@ async def _take_last(system: Supervisor, plan: Plan, stop: Stop, narrator: Narra
     limit = quantities.duration(LAST_SNAPSHOT_S)
     why = "as you wish" if stop.urged.done() else f"it took longer than {limit}"
     narrator.say(f"no last snapshot: {why}")
+
+
+def _last_snapshot(system: Supervisor, plan: Plan) -> Awaitable[object]:
+    if plan.pipeline is None:
+        return system.snapshot(plan.initiators[0])
+    pipeline = Pipeline(plan.pipeline)
+    return asyncio.to_thread(pipeline.snapshot, Mode.UNALIGNED, timeout_s=LAST_SNAPSHOT_S)
 
 
 async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:

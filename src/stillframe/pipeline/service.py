@@ -44,6 +44,7 @@ class Participant:
         self._codec = codec
         self._state = state
         self._positions = dict(positions)
+        self._last = ""
         self._readers = {
             log.name: LogReader(root, log, head.stretches[log.name])
             for log in head.dataflow.incoming(name)
@@ -78,24 +79,46 @@ class Participant:
         self._ends()
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield channel and records as they were appended, one atomic action a turn.
-
-        Every incoming channel in its turn; waits while there is nothing to read.
-        """
-        last = ""
+        """Yield channel and records as they were appended, one atomic action a turn, for ever."""
         while True:
-            ends = self._ends()
-            ready = sorted(log for log, end in ends.items() if self._positions[log] < end)
-            if not ready:
-                time.sleep(POLL_S)
-                continue
-            last = next((log for log in ready if log > last), ready[0])
-            reader = self._readers[last]
-            item = reader.item(self._positions[last])
-            self._positions[last] += 1
-            reader.forget(self._positions[last])
+            received = self.receive()
+            assert received is not None
+            yield received
+
+    def receive(self, timeout_s: float | None = None) -> tuple[str, pa.Table] | None:
+        """End the current action, and begin another with the next records and their channel.
+
+        Every incoming channel in its turn.
+
+        Args:
+            timeout_s: how long to wait for records; None for as long as it takes.
+
+        Returns:
+            channel and records; None if none came in time.
+
+        Raises:
+            Refused: the pipeline was restored: join again.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            received = self._next(self._ends())
+            if received is not None:
+                return received
+            if until is not None and time.monotonic() >= until:
+                return None
+            time.sleep(POLL_S)
+
+    def _next(self, ends: dict[str, int]) -> tuple[str, pa.Table] | None:
+        """Take the next item, from every channel in its turn."""
+        while ready := sorted(log for log, end in ends.items() if self._positions[log] < end):
+            self._last = next((log for log in ready if log > self._last), ready[0])
+            reader = self._readers[self._last]
+            item = reader.item(self._positions[self._last])
+            self._positions[self._last] += 1
+            reader.forget(self._positions[self._last])
             if item.files:
-                yield last, reader.table(item)
+                return self._last, reader.table(item)
+        return None
 
     def state(self) -> ServiceState:
         """Return the state as it is now, encoded."""

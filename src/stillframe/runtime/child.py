@@ -8,17 +8,19 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 import uvloop
 
-from stillframe.errors import StillframeError
+from stillframe.errors import StillframeError, UsageError
 from stillframe.process import Process, attach
 from stillframe.restore import Start
 from stillframe.runtime import control
 from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.loading import load_topology
+from stillframe.runtime.logs import Logs
 from stillframe.runtime.member import Member
 from stillframe.runtime.turns import Driver, TurnHost, has_async_handlers
 
@@ -26,12 +28,18 @@ EXIT_FAILED = 1
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """What a child must know, as one line of JSON on its standard input."""
+    """What a child must know, as one line of JSON on its standard input.
+
+    `pipeline` is the directory of the pipeline in which this process is a service, `system` the
+    name of its system there.
+    """
 
     me: Credentials
     reference: str
     search_path: list[str]
     coordinator_port: int
+    pipeline: str | None = None
+    system: str = ""
 
 
 async def _run(launch: Launch) -> None:
@@ -52,9 +60,17 @@ async def _take_part(member: Member, launch: Launch, start: Start | None) -> Non
     topology = load_topology(launch.reference)
     process = topology.processes[launch.me.process]
     assert isinstance(process, Process)
+    logs = None
+    if launch.pipeline is not None:
+        logs = Logs(Path(launch.pipeline), launch.me.process, system=launch.system)
     host: HandlerHost | TurnHost
     driver: HandlerHost | Driver
     if has_async_handlers(process):
+        if logs is not None:
+            raise UsageError(
+                f"process {launch.me.process} has async handlers and is a service of a pipeline: "
+                "write its handlers as plain functions"
+            )
         host = member.host(TurnHost, topology, process, start)
         await host.action.acquire()
         driver = Driver(host, process)
@@ -67,10 +83,16 @@ async def _take_part(member: Member, launch: Launch, start: Start | None) -> Non
         outgoing=tuple(host.outgoing),
         send=host.send,
         snapshot=lambda: member.report(control.Wanted()),
+        append=None if logs is None else logs.append,
     )
-    await member.run(
-        host, begin=lambda: driver.begin(is_fresh=start is None), published=driver.published
-    )
+
+    def begin() -> None:
+        driver.begin(is_fresh=start is None)
+        if logs is not None:
+            assert isinstance(driver, HandlerHost)
+            driver.read_logs(logs)
+
+    await member.run(host, begin=begin, published=driver.published)
 
 
 def _exit_with_supervisor() -> None:

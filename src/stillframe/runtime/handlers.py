@@ -12,6 +12,7 @@ from stillframe.errors import ApplicationError, StillframeError
 from stillframe.model import SnapshotId
 from stillframe.process import Action, Message, Process
 from stillframe.runtime.host import Delivery, Host, describe
+from stillframe.runtime.logs import POLL_S, Logs
 
 SLICE_COUNT = 256
 SLICE_S = 0.005
@@ -53,6 +54,26 @@ class HandlerHost(Host):
             else:
                 due = self.scheduler.time() + action.period_ms / 1000
                 self.scheduler.call_later(action.period_ms / 1000, self._act_on_time, action, due)
+
+    def read_logs(self, logs: Logs) -> None:
+        """Handle the records of a pipeline's logs as well, from the next turn of the loop on."""
+        self.on_cut = logs.recorded
+        self.scheduler.call_soon(self._read_log, logs)
+
+    def _read_log(self, logs: Logs) -> None:
+        """Take part in a snapshot of the pipeline, or handle the next records; come back."""
+        if self.error is not None:
+            return
+        try:
+            found = logs.poll(self.initiate, may_read=self.has_room)
+        except BaseException as error:
+            self.fail(error)
+            return
+        if found is None:
+            self.scheduler.call_later(POLL_S, self._read_log, logs)
+        elif self._call(self._application.receive_records, "receive_records", *found):
+            self.schedule_flush()
+            self.scheduler.call_soon(self._read_log, logs)
 
     def _handle_replayed(self) -> None:
         """Deliver what was on the channels at the cut: all of it, before any action."""

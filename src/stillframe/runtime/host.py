@@ -18,7 +18,14 @@ from stillframe.errors import ApplicationError, StillframeError, UsageError
 from stillframe.model import Batch, Channel, Fragment, Marker, ProcessId, ProcessState, SnapshotId
 from stillframe.process import Message, StateCodec, is_immutable
 from stillframe.protocol import wire
-from stillframe.protocol.recorder import Effect, NotRecorded, Recorded, Recorder, SendMarker
+from stillframe.protocol.recorder import (
+    Effect,
+    NotRecorded,
+    Phase,
+    Recorded,
+    Recorder,
+    SendMarker,
+)
 from stillframe.restore import Start
 from stillframe.runtime import control
 from stillframe.runtime.ends import (
@@ -105,6 +112,7 @@ class Host:
         self.error: StillframeError | None = None
         self.is_held = False
         self.has_room = True
+        self.on_cut: Callable[[SnapshotId, ProcessState], None] | None = None
         self._fail = fail
         self._codec = codec
         self.subject = subject
@@ -183,9 +191,16 @@ class Host:
         for outgoing in self._outgoing:
             self.recorder.sent(outgoing.channel.target, outgoing.sent_count)
         if isinstance(item, SnapshotId):
-            self._carry_out(self.recorder.initiate(item))
+            is_first = self.recorder.phase(item) is Phase.IDLE
+            effects = self.recorder.initiate(item)
+            self._tell_cut(item, effects, is_first=is_first)
+            self._carry_out(effects)
         else:
-            self._carry_out(self.recorder.marker(item.incoming.source, item.marker))
+            snapshot = item.marker.snapshot
+            is_first = self.recorder.phase(snapshot) is Phase.IDLE
+            effects = self.recorder.marker(item.incoming.source, item.marker)
+            self._tell_cut(snapshot, effects, is_first=is_first)
+            self._carry_out(effects)
             if sequence := item.incoming.session.handle(FRAME_EXTRA_BYTES):
                 item.incoming.acknowledge(sequence)
 
@@ -231,6 +246,17 @@ class Host:
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
             self.scheduler.call_soon(self.scheduler.call_soon, self.flush)
+
+    def _tell_cut(self, snapshot: SnapshotId, effects: list[Effect], *, is_first: bool) -> None:
+        """Let the logs record what belongs to the same cut, if the state was recorded just now."""
+        if self.on_cut is None or not is_first:
+            return
+        progress = self.recorder.progress(snapshot)
+        if progress is not None:
+            self.on_cut(snapshot, progress.state)
+        for effect in effects:
+            if isinstance(effect, Recorded):
+                self.on_cut(snapshot, effect.fragment.state)
 
     def _capture(self) -> ProcessState:
         return ProcessState(

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import signal
 import sys
 import tempfile
 import time
@@ -24,8 +23,10 @@ from stillframe.errors import StillframeError, StoreError, Unavailable, UsageErr
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.restore import Start, start_states
 from stillframe.runtime import control, events
+from stillframe.runtime.attachment import Attachment
 from stillframe.runtime.child import Launch
 from stillframe.runtime.coordinator import Coordinator
+from stillframe.runtime.death import Death, describe_death
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.patience import Patience
@@ -40,13 +41,6 @@ TMPDIR_LENGTH_MAX = 70
 DISK_RETRY_S = 1.0
 START_TIMEOUT_S = 60.0
 """A process that does not come to listen within so long after its start is taken for dead."""
-
-
-class Death(msgspec.Struct, frozen=True):
-    """A process whose connection ended; `failure` is what it said last, if it said why."""
-
-    process: ProcessId
-    failure: control.Failure | None
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -71,6 +65,8 @@ class Supervisor:
         store: where snapshots go; open for writing. The caller closes it.
         timeout_s: how long a snapshot may take until it is abandoned, in seconds.
         restore: the snapshot to begin with; None for the store's current one, or afresh.
+        pipeline: the directory of the pipeline in which some processes are services; it then says
+            with which snapshot to begin.
         emit: takes what happens.
 
     Raises:
@@ -84,6 +80,7 @@ class Supervisor:
         *,
         timeout_s: float = TIMEOUT_S,
         restore: SnapshotId | None = None,
+        pipeline: Path | None = None,
         emit: Callable[[events.Event], None] = lambda event: None,
     ) -> None:
         self.reference = reference
@@ -92,6 +89,8 @@ class Supervisor:
         self.children: dict[ProcessId, asyncio.subprocess.Process] = {}
         self._timeout_s = timeout_s
         self._restore = restore
+        self._attachment = None if pipeline is None else Attachment(pipeline, store)
+        self._following: asyncio.Task[None] | None = None
         self._listener = emit
         self._listener_error: Exception | None = None
         self._patience = Patience()
@@ -113,6 +112,8 @@ class Supervisor:
                 f"({topology.description.hash[:12]}): use a new directory, or the old code"
             )
         self._own = tuple(n for n, p in topology.processes.items() if not isinstance(p, Joined))
+        if self._attachment is not None:
+            self._restore = self._attachment.begins_with()
         if self._restore is not None:
             self.store.entry(self._restore)
         # The path of a socket may have about a hundred bytes, wherever TMPDIR leads.
@@ -154,6 +155,8 @@ class Supervisor:
         self, initiator: ProcessId | None = None
     ) -> "asyncio.Future[Entry | Abandoned]":
         """Begin a snapshot once the system runs; see ``snapshot``."""
+        if self._attachment is not None:
+            raise self._attachment.refusal("a snapshot")
         await self.until_running()
         assert self.coordinator is not None
         return self.coordinator.begin(initiator or next(iter(self.store.description.processes)))
@@ -166,6 +169,8 @@ class Supervisor:
         Raises:
             UsageError: there is no such snapshot.
         """
+        if self._attachment is not None:
+            raise self._attachment.refusal("a restore")
         async with self._restoring:
             await self.until_running()
             # Read it first: one that is damaged must not cost the running system.
@@ -215,7 +220,10 @@ class Supervisor:
                 cause = await self._ended
                 ended = time.monotonic()
                 if isinstance(cause, Death):
-                    self._emit(await self._describe(cause))
+                    died = await describe_death(cause, self.children.get(cause.process))
+                    if self._attachment is not None:
+                        raise self._attachment.died(died)
+                    self._emit(died)
             finally:
                 self._running.clear()
                 await self._end_epoch()
@@ -260,6 +268,9 @@ class Supervisor:
         if self.coordinator.running.is_set() and not self._ended.done():
             seconds = time.monotonic() - began
             self._has_run = True
+            if self._attachment is not None:
+                following = self._attachment.follow(self.coordinator, self._emit)
+                self._following = asyncio.get_running_loop().create_task(following)
             self._emit(events.SystemRunning(self.store.epoch, seconds, restored_from))
             self._running.set()
 
@@ -291,7 +302,8 @@ class Supervisor:
     def _load(
         self, wish: SnapshotId | None
     ) -> tuple[dict[ProcessId, Start] | None, SnapshotId | None]:
-        entry = self.store.entry(wish) if wish else self.store.current()
+        is_alone = self._attachment is None
+        entry = self.store.entry(wish) if wish else self.store.current() if is_alone else None
         if entry is None:
             return None, None
         return start_states(self.store.load(entry.id), self.store.description), entry.id
@@ -307,6 +319,10 @@ class Supervisor:
         self.children[process] = child
         me = Credentials(process, self.store.epoch, self.store.description.hash, secret)
         launch = Launch(me, self.reference, sys.path, port)
+        if self._attachment is not None and process in self._attachment.services:
+            launch = msgspec.structs.replace(
+                launch, pipeline=str(self._attachment.root), system=self._attachment.name
+            )
         assert child.stdin is not None
         child.stdin.write(msgspec.json.encode(launch) + b"\n")
         exited = asyncio.get_running_loop().create_task(child.wait())
@@ -316,7 +332,6 @@ class Supervisor:
         # A child that never reached the coordinator has no connection whose end would tell; that
         # of any other may still hold its last words.
         coordinator = self.coordinator
-        is_ours = self.children.get(process) is child and coordinator is not None
         is_ours = self.children.get(process) is child
         if is_ours and coordinator is not None and not coordinator.has_met(process):
             self._departed(process, None)
@@ -327,24 +342,6 @@ class Supervisor:
             self._running.clear()
             self.coordinator.process_died()
             self._ended.set_result(Death(process, failure))
-
-    async def _describe(self, death: Death) -> events.ProcessDied:
-        if death.failure is not None:
-            return events.ProcessDied(death.process, death.failure.detail, death.failure.story)
-        child = self.children.get(death.process)
-        if child is None:
-            return events.ProcessDied(death.process, "its connection to the coordinator ended")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await child.wait()
-        code = child.returncode
-        if code is None:
-            cause = "its connection to the coordinator ended"
-        elif code < 0:
-            cause = f"it was ended by {signal.Signals(-code).name}"
-        else:
-            cause = f"it exited with code {code}"
-        return events.ProcessDied(death.process, cause)
 
     async def _wait_before_going_back(self, death: Death, ran_s: float) -> None:
         current = self.store.current()
@@ -362,6 +359,8 @@ class Supervisor:
                 await self._stop_wanted.wait()
 
     async def _end_epoch(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
         children, self.children = self.children, {}
         for child in children.values():
             with contextlib.suppress(ProcessLookupError):

@@ -1,0 +1,135 @@
+"""One cut through a system over TCP and the logs of a pipeline: nothing counted twice or lost."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from stillframe.errors import Unavailable, UsageError
+from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.published import Manifest
+from stillframe.runtime.supervisor import Supervisor
+from stillframe.store.store import Store
+from tests.runtime.mixed import CHANNELS, COINS, SERVICES, START, Mint, system
+
+REFERENCE = "tests.runtime.mixed:system"
+pytestmark = pytest.mark.slow
+
+
+@contextlib.contextmanager
+def minting(pipeline: Pipeline) -> Iterator[None]:
+    """Run the mint in a thread: it holds the money of one item back until the next one comes."""
+    ended = threading.Event()
+
+    def go() -> None:
+        mint = Mint()
+        with join("mint", pipeline=pipeline.path, state=mint) as me:
+            while not ended.is_set():
+                if (received := me.receive(timeout_s=0.01)) is not None:
+                    me.append("change", pa.table({"amount": [mint.held]}, schema=COINS))
+                    mint.held = sum(received[1]["amount"].to_pylist())
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def new_pipeline(tmp_path: Path) -> Pipeline:
+    """Make the pipeline that the system is part of."""
+    return Pipeline.create(tmp_path / "coins.pipeline", services=SERVICES, channels=CHANNELS)
+
+
+def money(pipeline: Pipeline, manifest: Manifest) -> int:
+    """Return all money at the cut: in services, in logs, and on channels over TCP."""
+    states = [part.service for part in manifest.parts if part.service is not None]
+    total = sum(sum(msgspec.msgpack.decode(state.encoded).values()) for state in states)
+    for cut in manifest.channels:
+        log = LogReader(pipeline.path, manifest.dataflow.log(cut.log), manifest.stretches[cut.log])
+        for item in log.items(cut.position, cut.barrier):
+            total += sum(log.table(item)["amount"].to_pylist())
+    (part,) = manifest.systems
+    snapshot = Store.open(Path(part.store)).load(part.snapshot)
+    return total + snapshot.state.message_count
+
+
+def test_one_cut_through_tcp_and_logs(tmp_path: Path) -> None:
+    """Every snapshot holds all the money, some of it on the way over TCP or in a log; after a
+    restore of both the system goes on, and still has all of it."""
+    pipeline = new_pipeline(tmp_path)
+
+    def photograph() -> Manifest:
+        outcome = pipeline.snapshot("unaligned", timeout_s=30)
+        assert isinstance(outcome, Manifest), outcome
+        assert money(pipeline, outcome) == START
+        return outcome
+
+    async def epoch(store: Store) -> list[Manifest]:
+        async with (
+            asyncio.timeout(60),
+            Supervisor(REFERENCE, store, pipeline=pipeline.path),
+        ):
+            return [await asyncio.to_thread(photograph) for _ in range(8)]
+
+    with contextlib.closing(
+        Store.create(tmp_path / "store", description=system.description, reference=REFERENCE)
+    ) as store:
+        with minting(pipeline):
+            taken = asyncio.run(epoch(store))
+        assert any(manifest.record_count for manifest in taken)
+        pipeline.restore(str(taken[3].snapshot))
+        with minting(pipeline):
+            asyncio.run(epoch(store))
+        assert store.restored_from == taken[3].systems[0].snapshot
+    assert pipeline.epoch == 2
+
+
+def test_a_death_ends_a_system_that_cannot_go_back_alone(tmp_path: Path) -> None:
+    """The error says how to go on; what the system must not do alone is refused; started again
+    without a restore of the pipeline, it is refused as well."""
+    pipeline = new_pipeline(tmp_path)
+
+    async def main(store: Store) -> None:
+        running = Supervisor(REFERENCE, store, pipeline=pipeline.path)
+        async with asyncio.timeout(60), running:
+            with pytest.raises(UsageError, match="not for this system alone"):
+                await running.snapshot()
+            with pytest.raises(UsageError, match="not for this system alone"):
+                await running.restore()
+            os.kill(running.children["till"].pid, signal.SIGKILL)
+            with pytest.raises(Unavailable, match=r"till died.*SIGKILL.*stillframe spark restore"):
+                await running.finished
+
+    async def again(store: Store) -> None:
+        async with Supervisor(REFERENCE, store, pipeline=pipeline.path):
+            pass
+
+    with contextlib.closing(
+        Store.create(tmp_path / "store", description=system.description, reference=REFERENCE)
+    ) as store:
+        asyncio.run(main(store))
+        with pytest.raises(Exception, match="died, and its state with it: restore"):
+            asyncio.run(again(store))
+
+
+def test_a_system_without_a_service_of_the_pipeline_is_refused(tmp_path: Path) -> None:
+    """Processes and services are joined by equal names; the error says which there are."""
+    other = Pipeline.create(tmp_path / "p", services={"mint": Mint}, channels=())
+    with (
+        contextlib.closing(
+            Store.create(tmp_path / "store", description=system.description, reference=REFERENCE)
+        ) as store,
+        pytest.raises(UsageError, match=r"no process of the system \(bank, till\).*\(mint\)"),
+    ):
+        Supervisor(REFERENCE, store, pipeline=other.path)
