@@ -72,9 +72,9 @@ class Attachment:
         """Return the error with which the system ends when a process has died."""
         return Unavailable(
             f"process {death.process} died: {death.cause}. The system is part of the pipeline "
-            f"{self.root} and goes back with it alone: stop what else runs of it, restore it with 'stillframe spark "
-            f"restore {self.root}', and start the system with 'stillframe restore "
-            f"{self._store.path} --pipeline {self.root}'"
+            f"{self.root} and goes back with it alone: stop what else runs of it, restore it with "
+            f"'stillframe spark restore {self.root}', and start the system with 'stillframe "
+            f"restore {self._store.path} --pipeline {self.root}'"
         )
 
     def refusal(self, doing: str) -> UsageError:
