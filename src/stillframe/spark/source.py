@@ -109,12 +109,14 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin, end = positions[log], max(ends[log], positions[log])
             if rest is not None:
                 end, rest = _limited(member.readers[log], begin, end, rest)
-            new[log] = end
+            new[log] = _without_trailing_barriers(member.readers[log], begin, end)
             member.readers[log].forget(begin)
         return offset_of(new)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return a task for each partition of each log."""
+        from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
         from stillframe.pipeline.checkpoint import OFFSET_KEY
 
         slices: list[InputPartition] = []
@@ -124,7 +126,9 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for item in reader.items(start[OFFSET_KEY][log], end[OFFSET_KEY][log]):
                 for file in item.files:
                     files.setdefault(file.partition, []).append(str(reader.data_path(item, file)))
-            schema = reader.log.arrow_schema.serialize().to_pybytes()
+            # Spark takes each of its types as one Arrow type alone, times in microseconds say.
+            taken = to_arrow_schema(from_arrow_schema(reader.log.arrow_schema), timezone="UTC")
+            schema = taken.serialize().to_pybytes()
             slices.extend(Slice(files[partition], schema) for partition in sorted(files))
         return slices
 
@@ -147,6 +151,14 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             self._member = QueryMember(Path(self._options.pipeline), self._options.query)
         return self._member
+
+
+def _without_trailing_barriers(reader: "LogReader", begin: int, end: int) -> int:
+    """Return `end`, or an earlier one with no records in between: to step over a barrier is no
+    reason for a micro-batch."""
+    while end > begin and not reader.item(end - 1).files:
+        end -= 1
+    return end
 
 
 def _limited(reader: "LogReader", begin: int, end: int, rest: int) -> tuple[int, int]:
