@@ -11,8 +11,10 @@ from typer.testing import CliRunner, Result
 from stillframe import Channel, Message, Process, SnapshotId, Topology
 from stillframe.cli.app import app
 from stillframe.model import Batch, ChannelState, GlobalState, ProcessState, Snapshot
+from stillframe.pipeline import Pipeline
 from stillframe.process import StateCodec
 from stillframe.store.store import Store
+from tests.cli.pipelines import resting_shop
 
 Call = Callable[..., Result]
 
@@ -81,6 +83,12 @@ def money(tmp_path: Path) -> Path:
     publish(store, 3, state_of(95, "", [1, 1, 1, 1, 2]))
     store.close()
     return path
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Pipeline:
+    """A pipeline at rest, without a snapshot: two sales and one total are on its channels."""
+    return resting_shop(tmp_path / "shop.pipeline")
 
 
 @pytest.fixture

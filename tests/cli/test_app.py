@@ -15,6 +15,16 @@ from tests.cli.conftest import Call
 ROOT = Path(__file__).parent.parent.parent
 BANK = "examples.bank:bank"
 COMMANDS = ["run", "restore", "snapshot", "list", "show", "verify", "diff", "spark audit"]
+PIPELINE_COMMANDS = [
+    "spark snapshot",
+    "spark savepoint",
+    "spark list",
+    "spark show",
+    "spark restore",
+    "spark fork",
+    "spark progress",
+    "spark drop",
+]
 STUDY_COMMANDS = ["import", "cuts", "sim", "explore", "view"]
 
 
@@ -39,7 +49,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert "Take a snapshot now." in done.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS + STUDY_COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS + PIPELINE_COMMANDS + STUDY_COMMANDS)
 def test_every_command_has_an_example_and_json(call: Call, command: str) -> None:
     """The help of each command shows how it is called, and each can write JSON."""
     result = call(*command.split(), "--help")

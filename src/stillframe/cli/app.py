@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stillframe.cli import quantities, study
+from stillframe.cli import pipelines, quantities, study
 from stillframe.cli.options import (
     AsJson,
     Every,
     For,
     Initiators,
+    InPipeline,
     OptionalSnapshotName,
     SnapshotName,
     StorePath,
@@ -36,10 +37,12 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 spark_app = typer.Typer(
-    help="Work on a store with Spark (needs the extra 'spark' and Java 17, 21 or 25).",
+    help="One snapshot across streaming queries and services. Only 'audit', which works on a "
+    "store, starts Spark (and needs the extra 'spark' and Java 17, 21 or 25).",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+spark_app.add_typer(pipelines.app)
 app.add_typer(spark_app, name="spark")
 app.add_typer(study.app)
 
@@ -65,10 +68,11 @@ def run(
     initiator: Initiators = None,
     timeout: Timeout = "10s",
     for_: For = None,
+    pipeline: InPipeline = None,
     as_json: AsJson = False,
 ) -> None:
     """Start a system afresh and keep it running, with snapshots, until Ctrl-C or SIGTERM."""
-    plan = _plan(every, initiator, timeout, for_, as_json)
+    plan = _plan(every, initiator, timeout, for_, as_json, pipeline)
     from stillframe.cli import runs
 
     runs.run(topology, store, plan)
@@ -87,11 +91,12 @@ def restore(
     initiator: Initiators = None,
     timeout: Timeout = "10s",
     for_: For = None,
+    pipeline: InPipeline = None,
     as_json: AsJson = False,
 ) -> None:
     """Go back to a snapshot, by default the last: live if the system is running (the options of
     its start stay), else by starting it again with these options."""
-    plan = _plan(every, initiator, timeout, for_, as_json)
+    plan = _plan(every, initiator, timeout, for_, as_json, pipeline)
     from stillframe.cli import runs
 
     runs.restore(store, snapshot, plan)
@@ -185,7 +190,7 @@ def diff(
 
 @spark_app.command(
     cls=Command,
-    short_help="Check all snapshots at once.",
+    short_help="Check all snapshots of a store at once.",
     epilog="Example: stillframe spark audit money --states 'sum(balance)' --messages 'sum(amount)'",
 )
 def audit(
@@ -207,20 +212,20 @@ def audit(
     auditing.audit(store, states_sql=states, messages_sql=messages, is_json=as_json)
 
 
-@spark_app.callback()
-def spark() -> None:
-    """Keep 'audit' a command of its own, also while it is the only one."""
-
-
 def _plan(
-    every: str, initiators: list[str] | None, timeout: str, for_: str | None, is_json: bool
+    every: str,
+    initiators: list[str] | None,
+    timeout: str,
+    for_: str | None,
+    is_json: bool,
+    pipeline: Path | None,
 ) -> "Plan":
     every_s = quantities.parse_interval("--every", every)
     timeout_s = quantities.parse_duration("--timeout", timeout)
     for_s = None if for_ is None else quantities.parse_duration("--for", for_)
     from stillframe.cli.supervision import Plan
 
-    return Plan(every_s, tuple(initiators or ()), timeout_s, for_s, is_json)
+    return Plan(every_s, tuple(initiators or ()), timeout_s, for_s, is_json, pipeline)
 
 
 def main() -> None:

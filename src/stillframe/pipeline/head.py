@@ -19,6 +19,7 @@ from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.store.disk import replace_durably
+from stillframe.store.opening import HEAD as STORE_HEAD
 from stillframe.store.opening import explained
 from stillframe.store.seal import FORMAT, read_sealed, seal
 
@@ -73,6 +74,11 @@ def read_head(root: Path) -> Head:
         Damaged, StoreError: its file was changed or cannot be read.
     """
     if not (root / HEAD).exists():
+        if (root / STORE_HEAD).exists():
+            raise UsageError(
+                f"{root} is a store, the snapshots of a system of processes, and no pipeline: use "
+                "the commands that are not under 'stillframe spark', such as 'stillframe list'"
+            )
         what = "is no pipeline" if root.exists() else "does not exist"
         raise UsageError(f"{root} {what}: give the directory that the program made its pipeline in")
     return read_sealed(root / HEAD, Head)

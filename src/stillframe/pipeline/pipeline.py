@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from stillframe.errors import StillframeError, Unavailable, UsageError
+from stillframe.errors import Damaged, StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, check_process_id
 from stillframe.pipeline import dropping, published, restoring, taking
 from stillframe.pipeline.dataflow import Dataflow, Log, dataflow
@@ -256,15 +256,19 @@ class Pipeline:
         restoring.fork(self.path, self.find(snapshot), root, name=name, progress=progress)
         return Pipeline(root)
 
-    def drop(self, snapshot: str) -> None:
-        """Delete a snapshot, and what the logs kept for it alone.
+    def drop(self, *snapshots: str) -> None:
+        """Delete snapshots, and what the logs kept for them alone: all of these, or none.
+
+        Args:
+            snapshots: ids, or names of savepoints.
 
         Raises:
             UsageError: there is no such snapshot, or the present epoch began from it.
             Unavailable: a snapshot or restore is under way.
         """
-        with coordinating(self.path, "dropping a snapshot"):
-            dropping.drop(self.path, [self.find(snapshot)])
+        with coordinating(self.path, "dropping snapshots"):
+            found = {manifest.snapshot: manifest for manifest in map(self.find, snapshots)}
+            dropping.drop(self.path, found.values())
 
     def keep(self, count: int) -> None:
         """Delete all but the newest `count` snapshots; savepoints stay.
@@ -277,8 +281,17 @@ class Pipeline:
 
     def progress(self) -> Progress | None:
         """Return how far the snapshot under way is; None if there is none."""
-        request = under_way(self.path)
-        return None if request is None else progress_of(self.path, read_head(self.path), request)
+        while (request := under_way(self.path)) is not None:
+            try:
+                found = progress_of(self.path, read_head(self.path), request)
+            except Damaged:
+                if under_way(self.path) == request:
+                    raise
+                continue
+            # If it ended while it was read, what had vanished looked as if it had not been there.
+            if under_way(self.path) == request:
+                return found
+        return None
 
 
 def parse_mode(mode: str | Mode) -> Mode:

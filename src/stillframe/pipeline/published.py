@@ -161,15 +161,18 @@ def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
 
 
 def find(root: Path, text: str) -> Manifest:
-    """Return the snapshot with that id, or the newest savepoint of that name.
+    """Return the snapshot with that id, or else the newest savepoint of that name.
 
     Raises:
         UsageError: there is neither.
         Damaged, StoreError: a manifest was changed or cannot be read.
     """
     every = manifests(root)
+    for manifest in every:
+        if text == str(manifest.snapshot):
+            return manifest
     for manifest in reversed(every):
-        if text in (str(manifest.snapshot), manifest.name):
+        if text == manifest.name:
             return manifest
     known = [m.name or str(m.snapshot) for m in every]
     raise UsageError(

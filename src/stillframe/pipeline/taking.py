@@ -91,8 +91,8 @@ def take(
         if name is not None and name in (manifest.name for manifest in published):
             raise UsageError(f"there is a savepoint {name!r} already: give another name")
         clear_under_way(root)
-        request = _ask(root, head, mode, name, timeout_s)
         try:
+            request = _ask(root, head, mode, name, timeout_s)
             outcome = _collect(root, head, request, progress)
             if isinstance(outcome, Abandoned):
                 return outcome

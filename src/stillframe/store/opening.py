@@ -17,6 +17,7 @@ from stillframe.store.seal import read_sealed, seal
 HEAD = "store.json"
 SNAPSHOTS = "snapshots"
 _LOCK = "lock"
+_PIPELINE_HEAD = "pipeline.json"
 _LISTED_MAX = 5
 
 
@@ -70,6 +71,11 @@ def check_is_store(path: Path) -> None:
     """
     if (path / HEAD).exists():
         return
+    if (path / _PIPELINE_HEAD).exists():
+        raise UsageError(
+            f"{path} is a pipeline and no store: use the commands under 'stillframe spark', such "
+            f"as 'stillframe spark list {path}'"
+        )
     if _has_snapshots(path):
         raise Damaged(f"{path / HEAD} is missing: put it back from a copy of the store")
     what = "is no store" if path.exists() else "does not exist"

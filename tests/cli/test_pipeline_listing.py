@@ -1,0 +1,166 @@
+"""``spark list`` and ``spark drop``: which snapshots there are, which go and which stay."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stillframe.pipeline import Pipeline
+from tests.cli.conftest import Call
+from tests.cli.pipelines import commit
+
+
+def rows_of(stdout: str) -> list[list[str]]:
+    """Return the rows of a table without its head."""
+    return [line.split() for line in stdout.splitlines()[2:]]
+
+
+def test_snapshots_are_listed_in_order(call: Call, shop: Pipeline) -> None:
+    """Id, name, course, mode and epoch; records on channels; size of the checkpoints."""
+    shop.snapshot()
+    commit(shop, 0, 0)
+    shop.savepoint("gold", "unaligned")
+    result = call("spark", "list", shop.path)
+    first, second = rows_of(result.stdout)
+    assert first[:3] == ["shop-1", "present", "aligned"]
+    assert second[:4] == ["shop-2", "gold", "present", "unaligned"]
+    assert first[-4:] == ["3", "0", "0", "B"]
+    assert second[-4:] == ["3", "0", "51", "B"]
+    assert result.stderr == (
+        "2 snapshots; pipeline shop is in epoch 1; a restore goes back to shop-2\n"
+    )
+
+
+def test_the_present_course_is_marked(call: Call, shop: Pipeline) -> None:
+    """After a restore, what was taken after that snapshot is of another course."""
+    shop.snapshot()
+    shop.snapshot()
+    shop.restore("shop-1")
+    shop.snapshot()
+    result = call("spark", "list", shop.path)
+    marks = [row[1:3] for row in rows_of(result.stdout)]
+    assert marks == [
+        ["began", "here"],
+        ["aligned", rows_of(result.stdout)[1][2]],
+        ["present", "aligned"],
+    ]
+    assert "epoch 2, which began from shop-1; a restore goes back to shop-3" in result.stderr
+
+
+def test_the_list_can_be_json(call: Call, shop: Pipeline) -> None:
+    """One document with the figures that the table rounds."""
+    shop.savepoint("gold")
+    shop.snapshot()
+    shop.restore("gold")
+    listed = json.loads(call("spark", "list", shop.path, "--json").stdout)
+    entries = listed.pop("snapshots")
+    assert listed == {
+        "pipeline": str(shop.path),
+        "name": "shop",
+        "epoch": 2,
+        "restored_from": "shop-1",
+        "latest": "shop-1",
+    }
+    assert [(one["id"], one["name"], one["is_of_present_course"]) for one in entries] == [
+        ("shop-1", "gold", True),
+        ("shop-2", None, False),
+    ]
+    assert entries[0]["initiated_at"] < entries[0]["completed_at"] <= entries[0]["published_at"]
+
+
+def test_a_pipeline_without_snapshots_is_no_error(call: Call, shop: Pipeline) -> None:
+    """The words say how to take the first."""
+    result = call("spark", "list", shop.path)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert f"none to go back to: 'stillframe spark snapshot {shop.path}' takes one" in result.stderr
+
+
+def test_named_snapshots_are_dropped(call: Call, shop: Pipeline) -> None:
+    """By id or by name, and one that is named twice once."""
+    shop.snapshot()
+    shop.savepoint("gold")
+    shop.snapshot()
+    result = call("spark", "drop", shop.path, "shop-1", "gold", "shop-2", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {"dropped": ["shop-1", "shop-2"], "left": ["shop-3"]}
+    assert result.stderr == "dropped 2 snapshots (shop-1, shop-2); 1 snapshot left\n"
+
+
+def test_the_newest_are_kept(call: Call, shop: Pipeline) -> None:
+    """``--keep`` counts without savepoints, which stay."""
+    shop.savepoint("gold")
+    for _ in range(3):
+        shop.snapshot()
+    result = call("spark", "drop", shop.path, "--keep", "1")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "dropped 2 snapshots (shop-2, shop-3); 2 snapshots left\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "say which snapshots to drop, or with --keep how many stay"),
+        (["shop-2", "--keep", "1"], "say which snapshots to drop, or with --keep how many stay"),
+        (["shop-2", "shop-9"], "there is no snapshot and no savepoint 'shop-9'"),
+        (["shop-2", "shop-1"], "the present epoch began from snapshot shop-1"),
+        (["--keep", "-1"], "Invalid value for '--keep'"),
+    ],
+)
+def test_what_cannot_be_dropped_leaves_everything(
+    call: Call, shop: Pipeline, arguments: list[str], says: str
+) -> None:
+    """Exit 2 with the reason, and not even the others that were named are gone."""
+    shop.snapshot()
+    shop.snapshot()
+    shop.restore("shop-1")
+    result = call("spark", "drop", shop.path, *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+    assert len(shop.snapshots()) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("snapshot",),
+        ("savepoint", "gold"),
+        ("list",),
+        ("show",),
+        ("restore",),
+        ("progress",),
+        ("drop", "shop-1"),
+    ],
+)
+def test_a_directory_without_a_pipeline_is_named(
+    call: Call, tmp_path: Path, money: Path, arguments: tuple[str, ...]
+) -> None:
+    """Nothing there, something else, or a store: exit 2 says which, and nothing is made."""
+    command, *rest = arguments
+    nowhere = tmp_path / "nowhere"
+    for path, says in (
+        (nowhere, f"{nowhere} does not exist: give the directory that the program made"),
+        (tmp_path, f"{tmp_path} is no pipeline"),
+        (money, f"{money} is a store, the snapshots of a system of processes, and no pipeline"),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        result = call("spark", command, path, *rest)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert says in result.stderr
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments", [("list",), ("show", "shop-1"), ("verify",), ("diff", "shop-1", "shop-2")]
+)
+def test_commands_of_stores_know_a_pipeline(
+    call: Call, shop: Pipeline, arguments: tuple[str, ...]
+) -> None:
+    """They do not take it for a damaged store, and say where its commands are."""
+    shop.snapshot()
+    command, *rest = arguments
+    result = call(command, shop.path, *rest)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert (
+        f"use the commands under 'stillframe spark', such as 'stillframe spark list {shop.path}'"
+        in result.stderr
+    )

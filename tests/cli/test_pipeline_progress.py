@@ -1,0 +1,131 @@
+"""``spark progress``: who has recorded, who is awaited, and what is left of a dead coordinator."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from stillframe.cli.pipeline_progress import LINE_COUNT_MAX, lines
+from stillframe.model import SnapshotId
+from stillframe.pipeline import Participant, Pipeline, join
+from stillframe.pipeline.part import REQUEST, Request, request_path
+from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress
+from stillframe.protocol.aligner import Mode
+from stillframe.store.seal import seal
+from tests.cli.conftest import Call
+from tests.cli.pipelines import Till
+
+
+@contextlib.contextmanager
+def waiting(shop: Pipeline, *, timeout_s: float = 60) -> Iterator[Participant]:
+    """Take a snapshot that waits for the till, which is in the middle of an action."""
+    is_begun = threading.Event()
+    with join("till", pipeline=shop.path, state=Till()) as till:
+        thread = threading.Thread(
+            target=shop.snapshot,
+            kwargs={"timeout_s": timeout_s, "progress": lambda now: is_begun.set()},
+        )
+        thread.start()
+        assert is_begun.wait(10)
+        yield till
+        till.boundary()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_nothing_under_way_is_no_error(call: Call, shop: Pipeline) -> None:
+    """Exit 0 and no data, with ``--watch``, too; in JSON there is no snapshot."""
+    for options in ((), ("--watch",)):
+        result = call("spark", "progress", shop.path, *options)
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert result.stderr == "no snapshot is under way\n"
+        found = call("spark", "progress", shop.path, "--json", *options)
+        assert json.loads(found.stdout) == {"snapshot": None}
+
+
+def test_everybody_awaited_is_shown(call: Call, shop: Pipeline) -> None:
+    """For what it waits and since when; the culprits are the ones that could go on."""
+    with waiting(shop):
+        result = call("spark", "progress", shop.path)
+        found = json.loads(call("spark", "progress", shop.path, "--json").stdout)
+    assert result.exit_code == 0
+    rows = [" ".join(line.split()) for line in result.stdout.splitlines()[2:]]
+    assert [row.split(" 20")[0] for row in rows] == [
+        "audit waits for the barrier on totals (from books)",
+        "books waits for the barrier on sales (from till)",
+        "till has its barrier in sight and has not recorded",
+    ]
+    assert result.stderr.startswith("snapshot shop-1, aligned, begun ")
+    assert "ago: 0 of 3 have recorded" in result.stderr
+    assert (found["snapshot"], found["mode"], found["culprits"]) == ("shop-1", "aligned", ["till"])
+    assert found["awaiting"][1]["channels"] == [
+        {"log": "sales", "source": "till", "position": None, "barrier": None}
+    ]
+
+
+def test_watching_ends_when_it_is_published(call: Call, shop: Pipeline) -> None:
+    """``--watch`` follows the snapshot to its end."""
+    with waiting(shop) as till:
+        timer = threading.Timer(0.05, till.boundary)
+        timer.start()
+        result = call("spark", "progress", shop.path, "--watch", "--json")
+        timer.join()
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {"snapshot": "shop-1", "is_published": True}
+    assert result.stderr == "snapshot shop-1 is published\n"
+
+
+def test_watching_says_that_it_was_given_up(call: Call, shop: Pipeline) -> None:
+    """That is a no: exit 1."""
+    with waiting(shop, timeout_s=0.1):
+        result = call("spark", "progress", shop.path, "--watch")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "no: snapshot shop-1 was given up\n"
+
+
+def test_what_a_killed_coordinator_left_is_told(call: Call, shop: Pipeline) -> None:
+    """Behind the deadline, with nobody at it: nobody watches for ever, the next one clears it."""
+    begun_at = time.time() - 100
+    request = Request(
+        snapshot=SnapshotId("shop", 7),
+        epoch=1,
+        mode=Mode.ALIGNED,
+        name=None,
+        initiated_at=begun_at,
+        deadline_at=begun_at + 60,
+    )
+    directory = request_path(shop.path, request.snapshot)
+    directory.mkdir(parents=True)
+    (directory / REQUEST).write_bytes(seal(request))
+    shown = call("spark", "progress", shop.path)
+    assert shown.exit_code == 0
+    watched = call("spark", "progress", shop.path, "--watch")
+    assert watched.exit_code == 1
+    for result in (shown, watched):
+        assert "no: the program that took snapshot shop-7 is gone" in result.stderr
+    assert call("spark", "snapshot", shop.path).exit_code == 0
+    assert call("spark", "progress", shop.path).stderr == "no snapshot is under way\n"
+
+
+def test_moving_lines_are_capped() -> None:
+    """So many awaited are shown as fit, and the count of the others."""
+    begun_at = 1_000.0
+    awaited = Awaited("books", begun_at + 2, (AwaitedChannel("sales", "till", 4, 9),))
+    progress = Progress(
+        snapshot=SnapshotId("shop", 3),
+        mode=Mode.UNALIGNED,
+        initiated_at=begun_at,
+        deadline_at=begun_at + 60,
+        recorded={"till": begun_at + 1, "audit": begun_at + 1},
+        awaiting=(awaited,),
+    )
+    assert lines(progress, begun_at + 5) == [
+        "snapshot shop-3, unaligned, begun 5.00 s ago: 2 of 3 have recorded (audit, till)",
+        f"  {awaited.sentence()}, for 3.00 s",
+    ]
+    many = msgspec.structs.replace(progress, awaiting=(awaited,) * (LINE_COUNT_MAX + 4))
+    assert lines(many, begun_at + 5)[-1] == "  and 4 more are awaited"
+    assert len(lines(many, begun_at + 5)) == 1 + LINE_COUNT_MAX + 1

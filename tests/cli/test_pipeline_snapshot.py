@@ -1,0 +1,151 @@
+"""``spark snapshot`` and ``spark savepoint``: the id, the culprit, and an end at any moment."""
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import Result
+
+from stillframe.cli import output
+from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline.progress import Progress
+from tests.cli.conftest import Call
+from tests.cli.pipelines import Books, Till, add_up, make_shop, sales
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_a_snapshot_is_taken_and_described(call: Call, shop: Pipeline) -> None:
+    """The id goes to stdout; mode, epoch, records on channels and times to stderr."""
+    result = call("spark", "snapshot", shop.path, "--mode", "unaligned")
+    assert (result.exit_code, result.stdout) == (0, "shop-1\n")
+    assert "snapshot shop-1: unaligned, epoch 1, 3 records on channels, recorded" in result.stderr
+    assert "published after" in result.stderr
+    assert "twice" not in result.stderr
+
+
+def test_a_savepoint_has_a_name(call: Call, shop: Pipeline) -> None:
+    """It is told in words and in JSON, and a second one of that name is refused."""
+    result = call("spark", "savepoint", shop.path, "gold", "--json")
+    published = json.loads(result.stdout)["published"]
+    assert (published["id"], published["name"], published["mode"]) == ("shop-1", "gold", "aligned")
+    assert (published["record_count"], published["duplicate_count"]) == (3, 0)
+    assert "savepoint gold, snapshot shop-1: aligned" in result.stderr
+    again = call("spark", "savepoint", shop.path, "gold")
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert "there is a savepoint 'gold' already" in again.stderr
+
+
+def test_a_snapshot_that_is_given_up_names_the_culprit(call: Call, shop: Pipeline) -> None:
+    """A service that is busy and never ends its action: exit 1, who was missing and why."""
+    with join("till", pipeline=shop.path, state=Till()):
+        result = call("spark", "snapshot", shop.path, "--timeout", "50ms")
+        found = json.loads(
+            call("spark", "snapshot", shop.path, "--timeout", "50ms", "--json").stdout
+        )
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("no: snapshot shop-1 was abandoned: the deadline passed")
+    assert "missing: audit, books, till; till has its barrier in sight" in " ".join(
+        result.stderr.split()
+    )
+    assert found["published"] is None
+    assert found["abandoned"]["reason"] == "DEADLINE"
+    assert found["abandoned"]["missing"] == ["audit", "books", "till"]
+    assert shop.snapshots() == []
+
+
+def test_a_service_that_never_ran_is_named(call: Call, tmp_path: Path) -> None:
+    """Without its state there is no snapshot; the words say what to start."""
+    fresh = make_shop(tmp_path / "fresh.pipeline")
+    result = call("spark", "snapshot", fresh.path)
+    assert result.exit_code == 1
+    assert "has not joined yet: start it" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--mode", "sometimes"], "'sometimes' is not one of 'aligned', 'unaligned'"),
+        (["--timeout", "5"], "--timeout '5' is no duration"),
+    ],
+)
+def test_wrong_options_are_named(
+    call: Call, shop: Pipeline, arguments: list[str], says: str
+) -> None:
+    """What cannot be meant ends with 2, and no snapshot is begun."""
+    result = call("spark", "snapshot", shop.path, *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+    assert not (shop.path / "last-snapshot.json").exists()
+
+
+def test_a_second_snapshot_at_the_same_time_is_refused(call: Call, shop: Pipeline) -> None:
+    """Only one is under way: exit 2, and the first goes on."""
+    refusals: list[Result] = []
+    with join("till", pipeline=shop.path, state=Till()) as till:
+
+        def ask_again(_: Progress) -> None:
+            refusals.append(call("spark", "snapshot", shop.path))
+            till.boundary()
+
+        shop.snapshot(progress=ask_again)
+    assert refusals[0].exit_code == 2
+    assert "a snapshot is not possible now" in refusals[0].stderr
+    assert [str(manifest.snapshot) for manifest in shop.snapshots()] == ["shop-1"]
+
+
+def test_a_terminal_shows_who_is_awaited(
+    call: Call, shop: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it lasts the lines say who has recorded and who has not."""
+    terminal = io.StringIO()
+    words = Console(file=terminal, force_terminal=True, width=100, highlight=False)
+    monkeypatch.setattr(output, "words", lambda: words)
+    with join("till", pipeline=shop.path, state=Till()):
+        result = call("spark", "snapshot", shop.path, "--timeout", "400ms")
+    assert result.exit_code == 1
+    assert "0 of 3 have recorded" in terminal.getvalue()
+    assert "books waits for the barrier on sales (from till), for" in terminal.getvalue()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_ending_the_command_gives_the_snapshot_up(shop: Pipeline, number: signal.Signals) -> None:
+    """Nothing stays under way, and everybody reads on past the barriers that are there already."""
+    terminal, end = pty.openpty()
+    with join("till", pipeline=shop.path, state=Till()) as till:
+        command = subprocess.Popen(
+            [sys.executable, "-m", "stillframe.cli.app", "spark", "snapshot", shop.path, "--json"],
+            stdout=subprocess.PIPE,
+            stderr=end,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm"},
+        )
+        os.close(end)
+        seen = b""
+        while b"0 of 3 have recorded" not in seen:
+            seen += os.read(terminal, 4096)
+        with join("books", pipeline=shop.path, state=Books()):
+            till.boundary()
+            while b"1 of 3 have recorded" not in seen:
+                seen += os.read(terminal, 4096)
+            command.send_signal(number)
+            out, _ = command.communicate()
+        abandoned = json.loads(out)["abandoned"]
+        assert (command.returncode, abandoned["reason"]) == (1, "interrupted")
+        assert (abandoned["snapshot"], abandoned["missing"]) == ("shop-1", ["audit", "books"])
+        while b"nothing is held up any more" not in seen:
+            seen += os.read(terminal, 4096)
+        os.close(terminal)
+        assert shop.progress() is None
+        assert list((shop.path / "under-way").iterdir()) == []
+        till.append("sales", sales(8))
+    assert add_up(shop, 3) == 5 + 6 + 7 + 8
+    assert str(shop.snapshot().snapshot) == "shop-2"
