@@ -5,14 +5,18 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
+import pytest
 
+import stillframe.pipeline.pipeline
 from stillframe.cli.pipeline_progress import LINE_COUNT_MAX, lines
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Participant, Pipeline, join
 from stillframe.pipeline.part import REQUEST, Request, request_path
-from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress
+from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress, progress_of
+from stillframe.pipeline.taking import clear_under_way
 from stillframe.protocol.aligner import Mode
 from stillframe.store.seal import seal
 from tests.cli.conftest import Call
@@ -34,6 +38,22 @@ def waiting(shop: Pipeline, *, timeout_s: float = 60) -> Iterator[Participant]:
         till.boundary()
         thread.join(10)
         assert not thread.is_alive()
+
+
+def leave_request(shop: Pipeline) -> None:
+    """Leave what a coordinator leaves that was killed."""
+    begun_at = time.time() - 100
+    request = Request(
+        snapshot=SnapshotId("shop", 7),
+        epoch=1,
+        mode=Mode.ALIGNED,
+        name=None,
+        initiated_at=begun_at,
+        deadline_at=begun_at + 60,
+    )
+    directory = request_path(shop.path, request.snapshot)
+    directory.mkdir(parents=True)
+    (directory / REQUEST).write_bytes(seal(request))
 
 
 def test_nothing_under_way_is_no_error(call: Call, shop: Pipeline) -> None:
@@ -88,18 +108,7 @@ def test_watching_says_that_it_was_given_up(call: Call, shop: Pipeline) -> None:
 
 def test_what_a_killed_coordinator_left_is_told(call: Call, shop: Pipeline) -> None:
     """Behind the deadline, with nobody at it: nobody watches for ever, the next one clears it."""
-    begun_at = time.time() - 100
-    request = Request(
-        snapshot=SnapshotId("shop", 7),
-        epoch=1,
-        mode=Mode.ALIGNED,
-        name=None,
-        initiated_at=begun_at,
-        deadline_at=begun_at + 60,
-    )
-    directory = request_path(shop.path, request.snapshot)
-    directory.mkdir(parents=True)
-    (directory / REQUEST).write_bytes(seal(request))
+    leave_request(shop)
     shown = call("spark", "progress", shop.path)
     assert shown.exit_code == 0
     watched = call("spark", "progress", shop.path, "--watch")
@@ -129,3 +138,19 @@ def test_moving_lines_are_capped() -> None:
     many = msgspec.structs.replace(progress, awaiting=(awaited,) * (LINE_COUNT_MAX + 4))
     assert lines(many, begun_at + 5)[-1] == "  and 4 more are awaited"
     assert len(lines(many, begun_at + 5)) == 1 + LINE_COUNT_MAX + 1
+
+
+def test_a_snapshot_that_ends_while_it_is_read_is_over(
+    call: Call, shop: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What vanished meanwhile is neither damage nor somebody who has not recorded."""
+    leave_request(shop)
+
+    def read_too_late(*arguments: Any) -> Progress:
+        clear_under_way(shop.path)
+        return progress_of(*arguments)
+
+    monkeypatch.setattr(stillframe.pipeline.pipeline, "progress_of", read_too_late)
+    result = call("spark", "progress", shop.path)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "no snapshot is under way\n"

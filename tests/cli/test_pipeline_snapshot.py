@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import Result
 
 from stillframe.cli import output
-from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline import Pipeline, join, taking
 from stillframe.pipeline.progress import Progress
 from tests.cli.conftest import Call
 from tests.cli.pipelines import Books, Till, add_up, make_shop, sales
@@ -149,3 +150,37 @@ def test_ending_the_command_gives_the_snapshot_up(shop: Pipeline, number: signal
         till.append("sales", sales(8))
     assert add_up(shop, 3) == 5 + 6 + 7 + 8
     assert str(shop.snapshot().snapshot) == "shop-2"
+
+
+def test_an_end_just_after_the_request_leaves_nothing(
+    call: Call, shop: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when nobody has been asked yet, the request is taken back."""
+    ask = taking._ask
+
+    def interrupted(*arguments: Any) -> None:
+        ask(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(taking, "_ask", interrupted)
+    result = call("spark", "snapshot", shop.path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "no: the snapshot was given up: interrupted; nothing is held up any more\n"
+    )
+    assert shop.progress() is None
+
+
+def test_an_end_just_after_publishing_is_a_yes(
+    call: Call, shop: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is published is told as published, however the command ended."""
+    publish = taking._publish
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        publish(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(taking, "_publish", interrupted)
+    result = call("spark", "snapshot", shop.path)
+    assert (result.exit_code, result.stdout) == (0, "shop-1\n")
