@@ -11,12 +11,16 @@ from stillframe.spark.cut import RECORDS
 from stillframe.spark.queries import register
 from stillframe.spark.tables import as_json, decoded_fields
 
-FIELDS_SCHEMA = "key STRING, value STRING"
-"""A field of a service and its value as JSON."""
+FIELD_DIFFERENCES_SCHEMA = (
+    "change STRING, "  # added, removed or changed
+    "key STRING, "  # the name of a field
+    "before STRING, "  # its value as JSON
+    "after STRING"
+)
 
 _KEY_COLUMNS = ("key", "user_map_key")
 _PARTITION = "partition_id"
-_NUMBER = "_number"
+_NUMBER = "number"
 
 
 def query_state(
@@ -45,7 +49,8 @@ def query_state(
         `key`, `value` and `partition_id`, or what Spark says of that kind of operator.
 
     Raises:
-        UsageError: there is no such snapshot or query, or the query had no state at the cut.
+        UsageError: there is no such snapshot or query, the query had no state at the cut, or the
+            path is one that Spark cannot read states from.
     """
     manifest = pipeline.find(snapshot)
     batch = _batch(manifest, query)
@@ -55,6 +60,11 @@ def query_state(
             "had no state; take a snapshot when it has run"
         )
     path = pinned_path(snapshot_path(pipeline.path, manifest.snapshot), query)
+    if path.as_uri() != f"file://{path}":
+        raise UsageError(
+            f"Spark's state source cannot read below {path}: it takes a space or another special "
+            "character in a path for its percent code; move the pipeline to a path without"
+        )
     reader = spark.read.format("statestore").options(batchId=batch, operatorId=operator, **options)
     if store is not None:
         reader = reader.option("storeName", store)
@@ -122,8 +132,7 @@ def diff(
     """
     manifests = [pipeline.find(first), pipeline.find(second)]
     if participant in manifests[0].dataflow.services:
-        before, after = (_fields(spark, manifest, participant) for manifest in manifests)
-        return differences(before, after, ["key"])
+        return _field_differences(spark, *(_fields(one, participant) for one in manifests))
     found = [
         None
         if _batch(manifest, participant) is None
@@ -158,35 +167,46 @@ def differences(before: DataFrame, after: DataFrame, keys: list[str]) -> DataFra
     values = [name for name in before.columns if name not in keys]
     went = _numbered(before.exceptAll(after), keys, values, "before")
     came = _numbered(after.exceptAll(before), keys, values, "after")
-    change = (
-        F.when(F.col("was") & F.col("is"), "changed")
-        .when(F.col("was"), "removed")
-        .otherwise("added")
-    )
-    same = [went[name].eqNullSafe(came[name]) for name in (*keys, _NUMBER)]
+    same = [F.col(f"{name}_before").eqNullSafe(F.col(f"{name}_after")) for name in (*keys, _NUMBER)]
+    was, is_there = F.col(f"{_NUMBER}_before").isNotNull(), F.col(f"{_NUMBER}_after").isNotNull()
+    change = F.when(was & is_there, "changed").when(was, "removed").otherwise("added")
     return went.join(came, same, "full_outer").select(
         change.alias("change"),
-        *(F.when(F.col("was"), went[name]).otherwise(came[name]).alias(name) for name in keys),
+        *(F.when(was, F.col(f"{k}_before")).otherwise(F.col(f"{k}_after")).alias(k) for k in keys),
         "before",
         "after",
     )
 
 
-def _numbered(rows: DataFrame, keys: list[str], values: list[str], name: str) -> DataFrame:
+def _numbered(rows: DataFrame, keys: list[str], values: list[str], side: str) -> DataFrame:
     """Number the rows of each key: several of one key are compared one by one, in order."""
     value = F.col(values[0]) if len(values) == 1 else F.struct(*values)
     order = Window.partitionBy(*keys).orderBy(*values)
-    number = F.row_number().over(order).alias(_NUMBER)
-    is_there = F.expr("true").alias("was" if name == "before" else "is")
-    return rows.select(*keys, number, value.alias(name), is_there)
+    return rows.select(
+        *(F.col(name).alias(f"{name}_{side}") for name in keys),
+        F.row_number().over(order).alias(f"{_NUMBER}_{side}"),
+        value.alias(side),
+    )
 
 
-def _fields(spark: SparkSession, manifest: Manifest, service: str) -> DataFrame:
+def _fields(manifest: Manifest, service: str) -> dict[str, str | None]:
+    """Return the recorded fields of a service with their values as JSON."""
     state = manifest.part(service).service
     assert state is not None
     fields = decoded_fields(state)
-    rows = zip(fields, as_json(list(fields.values())).to_pylist(), strict=True)
-    return spark.createDataFrame(list(rows), FIELDS_SCHEMA)
+    return dict(zip(fields, as_json(list(fields.values())).to_pylist(), strict=True))
+
+
+def _field_differences(
+    spark: SparkSession, before: dict[str, str | None], after: dict[str, str | None]
+) -> DataFrame:
+    rows = []
+    for name in sorted(before.keys() | after.keys()):
+        change = "removed" if name not in after else "added" if name not in before else "changed"
+        values = (before.get(name), after.get(name))
+        if change != "changed" or values[0] != values[1]:
+            rows.append((change, name, *values))
+    return spark.createDataFrame(rows, FIELD_DIFFERENCES_SCHEMA)
 
 
 def _batch(manifest: Manifest, query: str) -> int | None:

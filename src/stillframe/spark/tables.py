@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegerType, LongType, StructType
 
 from stillframe.errors import UsageError
 from stillframe.pipeline.dataflow import OFFSET_COLUMN, PARTITION_COLUMN
@@ -213,7 +213,7 @@ def _plan_table(table: pa.Table) -> Plan:
 def _plan_records(reader: LogReader, first: int, end: int) -> Plan:
     """Return a task for each partition that has records among the items ``first .. end - 1``."""
     schema = from_arrow_schema(reader.log.arrow_schema)
-    schema = schema.add(PARTITION_COLUMN, "int").add(OFFSET_COLUMN, "long")
+    schema = schema.add(PARTITION_COLUMN, IntegerType()).add(OFFSET_COLUMN, LongType())
     files: dict[int, list[tuple[str, int]]] = {}
     for item in reader.items(first, end):
         offsets = list(item.offsets)
