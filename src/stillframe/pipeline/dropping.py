@@ -106,10 +106,11 @@ def _delete_before(root: Path, log: str, needed: dict[int, int], head: Head) -> 
         numbers = sorted(int(path.stem) for path in directory.glob("[0-9]*.json"))
         for number in (number for number in numbers if number < needed[epoch]):
             # The data first: an item that is left names what is gone, never the other way round.
-            item = reader.item(number)
-            for file in item.files:
-                (directory / DATA / file.name).unlink(missing_ok=True)
+            for file in reader.item(number).files:
+                path = directory / DATA / file.name
+                path.unlink(missing_ok=True)
+                # A micro-batch has a directory of its own. Only of one that is in the log is it
+                # certain that nobody writes into it any more.
+                if path.parent != directory / DATA and not any(path.parent.glob("part-*.parquet")):
+                    shutil.rmtree(path.parent, ignore_errors=True)
             (directory / item_name(number)).unlink()
-        for folder in (directory / DATA).glob("batch-*"):
-            if not any(folder.glob("part-*.parquet")):
-                shutil.rmtree(folder)

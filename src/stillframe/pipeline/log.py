@@ -8,8 +8,8 @@ the number is taken, so that nobody ever sees half of one and two writers never 
 is known by partition and offset; an item says at which offset each partition stood before it.
 """
 
+import bisect
 import contextlib
-import hashlib
 import os
 import uuid
 from collections.abc import Iterator, Sequence
@@ -17,19 +17,18 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
+from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Log, schema_difference
 from stillframe.pipeline.head import CHANNELS, Head, Stretch
+from stillframe.pipeline.tables import read_records, spread, write_records
 from stillframe.protocol.aligner import Mode
 from stillframe.store.disk import write_new
 from stillframe.store.opening import explained
 from stillframe.store.seal import FORMAT, read_sealed, seal
 
 DATA = "data"
-_COMPRESSION = "zstd"
 
 
 class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,10 +47,14 @@ class Rows(msgspec.Struct, frozen=True, tag="rows", forbid_unknown_fields=True):
 
 
 class Barrier(msgspec.Struct, frozen=True, tag="barrier", forbid_unknown_fields=True):
-    """Everything before it belongs before the cut of `snapshot`, everything after it behind."""
+    """Everything before it belongs before the cut of `snapshot`, everything after it behind.
+
+    `batch` is the newest micro-batch whose records come before it in the same epoch.
+    """
 
     snapshot: SnapshotId
     mode: Mode
+    batch: int | None = None
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,15 +112,24 @@ class LogReader:
         self._stretches = tuple(stretches)
         self._directories = {s.epoch: epoch_directory(root, log.name, s.epoch) for s in stretches}
         self._items: dict[int, Item] = {}
+        self._forgotten = 0
         self._tail = 0
+        self._sought: SnapshotId | None = None
+        self._sought_from = self._sought_until = 0
+        self._barrier: int | None = None
 
     def tail(self, position: int) -> int:
         """Return the number that the next item appended will have; at least `position`."""
-        tail = max(self._tail, position)
-        while self._path(tail).exists():
-            tail += 1
-        self._tail = tail
-        return tail
+        first = max(self._tail, position)
+        step = 1
+        while self._path(first + step - 1).exists():
+            step *= 2
+        # Items are without a gap: the tail is in the half of the last step that was too far.
+        numbers = range(first + step // 2, first + step - 1)
+        self._tail = numbers.start + bisect.bisect_left(
+            numbers, 1, key=lambda number: 0 if self._path(number).exists() else 1
+        )
+        return self._tail
 
     def items(self, start: int, end: int) -> Iterator[Item]:
         """Yield the items ``start .. end - 1``, which must be there."""
@@ -136,13 +148,36 @@ class LogReader:
             item = read_sealed(path, Item)
             if item.number != number or len(item.offsets) != self.log.partition_count:
                 raise Damaged(f"{path} is not item {number} of channel {self.log.name}")
-            self._items[number] = item
+            self.remember(item)
         return item
+
+    def remember(self, item: Item) -> None:
+        """Keep an item in memory, until it is forgotten."""
+        self._items[item.number] = item
+        self._forgotten = min(self._forgotten, item.number)
 
     def forget(self, position: int) -> None:
         """Let go of the memory for items before `position`."""
-        for number in [number for number in self._items if number < position]:
-            del self._items[number]
+        if not self._items:
+            self._forgotten = position
+        for number in range(self._forgotten, position):
+            self._items.pop(number, None)
+        self._forgotten = max(self._forgotten, position)
+
+    def find_barrier(self, snapshot: SnapshotId, start: int, end: int) -> int | None:
+        """Return the position of a snapshot's barrier among the items ``start .. end - 1``.
+
+        It may be asked again and again while the log grows: each item is looked at once.
+        """
+        if snapshot != self._sought or not self._sought_from <= start <= self._sought_until:
+            self._sought, self._barrier = snapshot, None
+            self._sought_from = self._sought_until = start
+        for item in self.items(self._sought_until, end):
+            if isinstance(item.content, Barrier) and item.content.snapshot == snapshot:
+                self._barrier = item.number
+        self._sought_until = max(self._sought_until, end)
+        found = self._barrier
+        return found if found is not None and start <= found < end else None
 
     def data_path(self, item: Item, file: DataFile) -> Path:
         """Return where a data file of an item lies."""
@@ -217,21 +252,8 @@ class LogWriter:
 
     def last_batch(self) -> int | None:
         """Return the newest micro-batch of this epoch whose records are in the log."""
-        for number in range(self.tail() - 1, self._first - 1, -1):
-            content = self.reader.item(number).content
-            if isinstance(content, Rows):
-                return content.batch
-        return None
-
-    def trailing_barrier(self, snapshot: SnapshotId) -> int | None:
-        """Return the position of the barrier of `snapshot` if no records were appended after it."""
-        for number in range(self.tail() - 1, self._first - 1, -1):
-            content = self.reader.item(number).content
-            if isinstance(content, Rows):
-                return None
-            if content.snapshot == snapshot:
-                return number
-        return None
+        number = self.tail() - 1
+        return self.reader.item(number).content.batch if number >= self._first else None
 
     def append(self, table: pa.Table) -> int:
         """Append the records of a table, and return the number of the item.
@@ -248,24 +270,43 @@ class LogWriter:
             raise UsageError(f"channel {self.log.name} does not take these records: {difference}")
         files = []
         with explained(self.data_directory, "written"):
-            for partition, part in enumerate(_split(table, self.log)):
-                if part.num_rows:
-                    name = f"{uuid.uuid4().hex}-{partition}.parquet"
-                    write_records(self.data_directory / name, part)
-                    files.append(DataFile(name, partition, part.num_rows))
+            for partition, part in spread(table, self.log):
+                name = f"{uuid.uuid4().hex}-{partition}.parquet"
+                write_records(self.data_directory / name, part)
+                files.append(DataFile(name, partition, part.num_rows))
         return self.append_files(files, batch=None)
 
     def append_files(self, files: Sequence[DataFile], *, batch: int | None) -> int:
         """Make files that are in the data directory part of the log; return the item's number."""
-        return self._commit(Rows(tuple(files), batch))
+        return self._commit(Rows(tuple(files), batch), self.tail())
 
-    def append_barrier(self, snapshot: SnapshotId, mode: Mode) -> int:
-        """Append a barrier, unless the one of this snapshot is there; return its position."""
-        position = self.trailing_barrier(snapshot)
-        return self._commit(Barrier(snapshot, mode)) if position is None else position
+    def append_barrier(self, snapshot: SnapshotId, mode: Mode, *, batch: int | None = None) -> int:
+        """Append a barrier, unless the last item is that one; return its position.
 
-    def _commit(self, content: Rows | Barrier) -> int:
+        Args:
+            snapshot: which snapshot.
+            mode: of the snapshot.
+            batch: the micro-batch after which a query has recorded its state.
+
+        Raises:
+            NotConsistent: the log holds records of a later micro-batch.
+            Unavailable: somebody else has appended at the same time.
+        """
         number = self.tail()
+        last = self.reader.item(number - 1).content if number > self._first else None
+        if isinstance(last, Barrier) and last.snapshot == snapshot:
+            return number - 1
+        written = None if last is None else last.batch
+        if written is not None and (batch is None or written > batch):
+            raise NotConsistent(
+                f"channel {self.log.name} holds records of micro-batch {written} of query "
+                f"{self.log.source}, whose last committed one is {batch}: no state can be recorded "
+                "in between"
+            )
+        # At just this place: what is appended meanwhile by somebody else must not come before it.
+        return self._commit(Barrier(snapshot, mode, written), number)
+
+    def _commit(self, content: Rows | Barrier, number: int) -> int:
         item = Item(
             number=number,
             epoch=self._epoch,
@@ -285,53 +326,10 @@ class LogWriter:
                 ) from None
             finally:
                 partial.unlink(missing_ok=True)
-        self.reader.forget(number - 1)
+        self.reader.forget(number)
+        self.reader.remember(item)  # the next one is asked for its offsets
         self._tail = number + 1
         return number
-
-
-def write_records(path: Path, table: pa.Table) -> None:
-    """Write records as a Parquet file with a checksum on every page."""
-    pq.write_table(table, path, compression=_COMPRESSION, write_page_checksum=True)
-
-
-def read_records(path: Path, schema: pa.Schema) -> pa.Table:
-    """Read a Parquet file of a log; a page that was changed is found.
-
-    Raises:
-        Damaged: it is missing, changed, or of other columns.
-    """
-    try:
-        with pq.ParquetFile(
-            path, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
-        ) as file:
-            return file.read().select(schema.names).cast(schema)
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise Damaged(f"{path} cannot be read as records of its channel: {error}") from error
-
-
-def _split(table: pa.Table, log: Log) -> list[pa.Table]:
-    """Return the records of each partition."""
-    if log.partition_count == 1:
-        return [table]
-    if log.key:
-        keys = zip(*(table[name].to_pylist() for name in log.key), strict=True)
-        places = pa.array([partition_of(key, log.partition_count) for key in keys])
-    else:
-        places = pa.array([index % log.partition_count for index in range(table.num_rows)])
-    return [
-        table.filter(pa.compute.equal(places, partition))
-        for partition in range(log.partition_count)
-    ]
-
-
-def partition_of(key: tuple[object, ...], partition_count: int) -> int:
-    """Return the partition of a key: the same in every process and every epoch."""
-    return int.from_bytes(_digest(key), "big") % partition_count
-
-
-def _digest(key: tuple[object, ...]) -> bytes:
-    return hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
 
 
 def _last_number(directory: Path, default: int) -> int:

@@ -9,6 +9,8 @@ published or given up, and its barriers mean nothing any more.
 """
 
 import contextlib
+import os
+import uuid
 from pathlib import Path
 
 import msgspec
@@ -17,7 +19,7 @@ from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
 from stillframe.pipeline.log import LogReader, LogWriter
 from stillframe.protocol.aligner import Mode, Reading
-from stillframe.store.disk import replace_durably
+from stillframe.store.disk import sync, write_new
 from stillframe.store.opening import explained
 from stillframe.store.seal import FORMAT, read_sealed, seal
 
@@ -95,27 +97,38 @@ def has_recorded(root: Path, snapshot: SnapshotId, participant: str) -> bool:
 
 
 def hand_in(root: Path, part: Part) -> None:
-    """Write a participant's part; it is on the disk when this returns.
+    """Write a participant's part, unless there is one; it is on the disk when this returns.
 
     If the snapshot is over in the meantime, nothing is written: the part is not needed.
     """
     path = part_path(root, part.snapshot, part.participant)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with explained(path, "written"), contextlib.suppress(FileNotFoundError):
-        replace_durably(path, seal(part))
+        write_new(partial, seal(part))
+        sync(partial)
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, path)
+        partial.unlink()
+        sync(path.parent)
 
 
 def read_part(root: Path, snapshot: SnapshotId, participant: str) -> Part | None:
-    """Return the part of one participant, or None if it has not handed it in."""
+    """Return the part of one participant, or None if it has not handed it in.
+
+    None as well if the snapshot is over in the meantime.
+
+    Raises:
+        Damaged, StoreError: the part was changed or cannot be read.
+    """
     path = part_path(root, snapshot, participant)
-    return read_sealed(path, Part) if path.exists() else None
-
-
-def find_barrier(reader: LogReader, snapshot: SnapshotId, start: int, tail: int) -> int | None:
-    """Return the position of a snapshot's barrier among the items ``start .. tail - 1``."""
-    for item in reader.items(start, tail):
-        if getattr(item.content, "snapshot", None) == snapshot:
-            return item.number
-    return None
+    if not path.exists():
+        return None
+    try:
+        return read_sealed(path, Part)
+    except Damaged:
+        if path.exists():
+            raise
+        return None
 
 
 def readings(
@@ -132,19 +145,41 @@ def readings(
     """
     found = {}
     for name, reader in readers.items():
-        barrier = find_barrier(reader, snapshot, positions[name], tails[name])
+        position = _behind_old_barriers(reader, snapshot, positions[name], tails[name])
+        barrier = reader.find_barrier(snapshot, position, tails[name])
         if barrier is None and (part := read_part(root, snapshot, reader.log.source)) is not None:
             barrier = part.barriers[name]
-        found[name] = Reading(positions[name], barrier)
+        found[name] = Reading(position, barrier)
     return found
 
 
-def forward(writers: dict[str, LogWriter], request: Request) -> dict[str, int]:
+def _behind_old_barriers(reader: LogReader, snapshot: SnapshotId, position: int, tail: int) -> int:
+    """Return `position` behind the barriers of other snapshots that stand there: nobody reads on
+    just to step over one."""
+    while position < tail:
+        item = reader.item(position)
+        if item.files or getattr(item.content, "snapshot", snapshot) == snapshot:
+            break
+        position += 1
+    return position
+
+
+def forward(
+    writers: dict[str, LogWriter], request: Request, *, batch: int | None = None
+) -> dict[str, int]:
     """Put the barrier on every log that a participant writes; return its position on each.
 
     Doing it again, before anything else is appended, changes nothing.
+
+    Args:
+        writers: of its logs.
+        request: the snapshot.
+        batch: the micro-batch after which a query has recorded its state.
+
+    Raises:
+        NotConsistent: a log holds records of a later micro-batch.
     """
     return {
-        name: writer.append_barrier(request.snapshot, request.mode)
+        name: writer.append_barrier(request.snapshot, request.mode, batch=batch)
         for name, writer in writers.items()
     }

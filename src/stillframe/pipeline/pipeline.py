@@ -10,12 +10,13 @@ from stillframe.model import Abandoned, check_process_id
 from stillframe.pipeline import dropping, published, restoring, taking
 from stillframe.pipeline.dataflow import Dataflow, Log, dataflow
 from stillframe.pipeline.head import HEAD, first_head, read_head, write_head
-from stillframe.pipeline.locks import coordinating
+from stillframe.pipeline.locks import COORDINATOR, coordinating
 from stillframe.pipeline.part import under_way
 from stillframe.pipeline.progress import Progress, progress_of
 from stillframe.pipeline.published import Manifest
 from stillframe.pipeline.taking import TIMEOUT_S
 from stillframe.protocol.aligner import Mode
+from stillframe.store.disk import partial_path
 from stillframe.store.opening import explained, listed
 
 Outcome = Manifest | Abandoned
@@ -204,7 +205,8 @@ class Pipeline:
             UsageError: there is none.
         """
         head = read_head(self.path)
-        for manifest in reversed(self.snapshots()):
+        for snapshot in reversed(published.published_ids(self.path)):
+            manifest = published.read_manifest(self.path, snapshot)
             if manifest.epoch == head.epoch or manifest.snapshot == head.restored_from:
                 return manifest
         raise UsageError(f"{self.path} has no snapshot to go back to: take one while it runs")
@@ -323,7 +325,8 @@ def _check_alike(root: Path, found: Dataflow, described: Dataflow) -> None:
 
 
 def _check_free(root: Path) -> None:
-    foreign = sorted(path.name for path in root.iterdir() if not path.name.endswith(".lock"))
+    left_by_a_crash = {COORDINATOR, partial_path(root / HEAD).name}
+    foreign = sorted({path.name for path in root.iterdir()} - left_by_a_crash)
     if foreign:
         raise UsageError(
             f"{root} is not empty and no pipeline, it holds {listed(foreign)}: give a directory "

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
+from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.head import Head, Stretch
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.part import PINNED, Part, Request
+from stillframe.pipeline.part import PINNED, Part
 from stillframe.pipeline.systems import SystemCut
 from stillframe.protocol.aligner import Mode
 from stillframe.store.opening import explained
@@ -75,7 +75,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     format: int = FORMAT
     snapshot: SnapshotId
-    sequence: int
     name: str | None
     epoch: int
     mode: Mode
@@ -135,10 +134,24 @@ def manifests(root: Path) -> list[Manifest]:
     Raises:
         Damaged, StoreError: a manifest was changed or cannot be read.
     """
+    return [read_manifest(root, snapshot) for snapshot in published_ids(root)]
+
+
+def published_ids(root: Path) -> list[SnapshotId]:
+    """Return the ids of all published snapshots in the order in which they were published.
+
+    Raises:
+        Damaged, StoreError: something else is among them, or the directory cannot be read.
+    """
+    found = []
     with explained(root / SNAPSHOTS, "read"):
-        names = [path.name for path in (root / SNAPSHOTS).glob("[!.]*")]
-    found = [read_manifest(root, SnapshotId.parse(name)) for name in names]
-    return sorted(found, key=lambda manifest: manifest.sequence)
+        for path in (root / SNAPSHOTS).glob("[!.]*"):
+            try:
+                found.append(SnapshotId.parse(path.name))
+            except UsageError:
+                raise Damaged(f"{path} is no snapshot: move it to another directory") from None
+    # A number is used once, also when a pipeline is forked or taken back.
+    return sorted(found, key=lambda snapshot: snapshot.number)
 
 
 def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
@@ -150,10 +163,8 @@ def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
     """
     directory = snapshot_path(root, snapshot)
     if not directory.exists():
-        names = sorted(p.name for p in (root / SNAPSHOTS).glob("[!.]*"))
-        raise UsageError(
-            f"there is no snapshot {snapshot} in {root}; there are: {', '.join(names) or 'none'}"
-        )
+        names = ", ".join(str(one) for one in published_ids(root))
+        raise UsageError(f"there is no snapshot {snapshot} in {root}; there are: {names or 'none'}")
     manifest = read_sealed(directory / MANIFEST, Manifest)
     if manifest.snapshot != snapshot:
         raise Damaged(f"{directory / MANIFEST} is of snapshot {manifest.snapshot}")
@@ -167,10 +178,10 @@ def find(root: Path, text: str) -> Manifest:
         UsageError: there is neither.
         Damaged, StoreError: a manifest was changed or cannot be read.
     """
+    for snapshot in published_ids(root):
+        if text == str(snapshot):
+            return read_manifest(root, snapshot)
     every = manifests(root)
-    for manifest in every:
-        if text == str(manifest.snapshot):
-            return manifest
     for manifest in reversed(every):
         if text == manifest.name:
             return manifest
@@ -215,18 +226,36 @@ def check_channels(root: Path, manifest: Manifest) -> None:
     """Check that every channel's records are in the logs, and that the books balance.
 
     Raises:
-        Damaged: an item is missing or was changed.
+        Damaged: an item or a file with records is missing or was changed.
         NotConsistent: a channel's books do not balance.
     """
+    readers = {
+        log.name: LogReader(root, log, manifest.stretches[log.name])
+        for log in manifest.dataflow.logs
+    }
+    for part in manifest.parts:
+        for name, barrier in part.barriers.items():
+            readers[name].offsets_at(barrier)  # whoever appends next needs the item before it
     for cut in manifest.channels:
-        log = manifest.dataflow.log(cut.log)
-        _check_books(LogReader(root, log, manifest.stretches[cut.log]), cut)
+        _check_books(readers[cut.log], cut)
+    for name, reader in readers.items():
+        ends = [(cut.position, cut.barrier) for cut in manifest.channels if cut.log == name]
+        first = min((position for position, _ in ends), default=0)
+        for item in reader.items(first, max((barrier for _, barrier in ends), default=0)):
+            reader.table(item)
 
 
 def _check_books(reader: LogReader, cut: ChannelCut) -> None:
     """Check that the items between target and barrier hold just the records that are missing."""
-    counts = list(min(cut.received_counts, cut.sent_counts))
     first, last = sorted((cut.position, cut.barrier))
+    counts, ends = list(cut.received_counts), cut.sent_counts
+    if cut.position > cut.barrier:
+        counts, ends = list(cut.sent_counts), cut.received_counts
+    if reader.offsets_at(first) != tuple(counts):
+        raise NotConsistent(
+            f"channel {cut.log} to {cut.target}: {tuple(counts)} records should come before item "
+            f"{first}, and the log says {reader.offsets_at(first)}"
+        )
     for item in reader.items(first, last):
         if item.offsets != tuple(counts):
             raise NotConsistent(
@@ -234,7 +263,7 @@ def _check_books(reader: LogReader, cut: ChannelCut) -> None:
                 f"{tuple(counts)}, and begins with {item.offsets}"
             )
         counts = list(item.next_offsets)
-    if tuple(counts) != max(cut.received_counts, cut.sent_counts):
+    if tuple(counts) != ends:
         raise NotConsistent(
             f"channel {cut.log} to {cut.target}: {cut.sent_counts} records were sent and "
             f"{cut.received_counts} received, and the log holds {tuple(counts)} at item {last}"
@@ -307,19 +336,6 @@ def file_hash(path: Path) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def check_request(request: Request, head: Head) -> None:
-    """Check that a request is of the epoch that the pipeline is in.
-
-    Raises:
-        StoreError: it is of another one.
-    """
-    if request.epoch != head.epoch:
-        raise StoreError(
-            f"snapshot {request.snapshot} is of epoch {request.epoch}, and the pipeline is in "
-            f"epoch {head.epoch}: what is left of another epoch is not published"
-        )
 
 
 def _pinned_files(directory: Path, queries: list[str]) -> Iterator[tuple[str, Path]]:

@@ -15,7 +15,15 @@ from stillframe.pipeline.head import Head
 from stillframe.pipeline.locks import PARTICIPANTS, participant_lock
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.member import QueryMember, consider, writers_of
-from stillframe.pipeline.part import Part, Request, ServiceState, forward, hand_in, read_part
+from stillframe.pipeline.part import (
+    Part,
+    Request,
+    ServiceState,
+    forward,
+    hand_in,
+    has_recorded,
+    read_part,
+)
 from stillframe.pipeline.published import read_manifest
 from stillframe.store.disk import replace_durably
 from stillframe.store.opening import explained
@@ -79,12 +87,21 @@ def record_at_rest(root: Path, head: Head, request: Request, name: str) -> Part 
         return None
     try:
         if name in head.dataflow.queries:
-            _query_at_rest(root, name)
+            if _has_its_turn(root, head, request, name):
+                _query_at_rest(root, name)
         else:
-            _service_at_rest(root, head, name)
+            _service_at_rest(root, head, request, name)
         return read_part(root, request.snapshot, name)
     finally:
         lock.release()
+
+
+def _has_its_turn(root: Path, head: Head, request: Request, name: str) -> bool:
+    """Return whether a barrier is on a log that a participant reads, or none need be: only then is
+    it worth while to look through all that is on its logs."""
+    return name in head.dataflow.initiators() or any(
+        has_recorded(root, request.snapshot, log.source) for log in head.dataflow.incoming(name)
+    )
 
 
 def _query_at_rest(root: Path, name: str) -> None:
@@ -96,10 +113,12 @@ def _query_at_rest(root: Path, name: str) -> None:
         raise NotAtRest(f"query {name} does not run: {error}; start it again") from error
 
 
-def _service_at_rest(root: Path, head: Head, name: str) -> None:
+def _service_at_rest(root: Path, head: Head, request: Request, name: str) -> None:
     resting = resting_service(root, head, name)
     if resting is None:
         raise NotAtRest(f"service {name} has not joined yet: start it")
+    if not _has_its_turn(root, head, request, name):
+        return
     positions, state = resting
     readers = {
         log.name: LogReader(root, log, head.stretches[log.name])

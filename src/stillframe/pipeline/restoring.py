@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import Unavailable, UsageError
+from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.model import check_process_id
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.head import (
@@ -30,11 +30,13 @@ from stillframe.pipeline.published import (
     Manifest,
     check_channels,
     pinned_path,
+    read_manifest,
     snapshot_path,
     verify_files,
 )
 from stillframe.pipeline.systems import verify_system
-from stillframe.pipeline.taking import clear_under_way
+from stillframe.pipeline.taking import COUNTER, clear_under_way
+from stillframe.store.disk import partial_path, sync
 from stillframe.store.opening import explained
 
 
@@ -64,6 +66,7 @@ def restore(
         locks = _stop_others(root)
         try:
             head = read_head(root)
+            manifest = read_manifest(root, manifest.snapshot)  # it may have been dropped by now
             _check_same(head, manifest)
             verify_files(root, manifest, progress)
             check_channels(root, manifest)
@@ -117,6 +120,7 @@ def fork(
         if any(target.iterdir()):
             raise UsageError(f"{target} is not empty: give a directory that is, or a new one")
     with coordinating(root, "a fork"):
+        manifest = read_manifest(root, manifest.snapshot)
         verify_files(root, manifest, progress)
         check_channels(root, manifest)
         head = read_head(root)
@@ -124,11 +128,24 @@ def fork(
             _head_after(msgspec.structs.replace(head, dataflow=manifest.dataflow), manifest),
             name=new_name,
         )
-        with explained(target, "written"):
-            _copy_logs(root, manifest, target)
-            _copy_snapshot(root, manifest, target)
-        _export(root, manifest, target, new)
-        write_head(target, new)
+        # All of it under another name first: a fork that was cut short has not taken place.
+        partial = partial_path(target)
+        try:
+            with explained(target, "written"):
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                # Numbers of snapshots go on: those of barriers in the logs must not come again.
+                shutil.copyfile(root / COUNTER, partial / COUNTER)
+                _copy_logs(root, manifest, partial)
+                _copy_snapshot(root, manifest, partial)
+            _export(root, manifest, partial, new)
+            write_head(partial, new)
+            with explained(target, "written"):
+                partial.rename(target)
+                sync(target.parent)
+        except StoreError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
     return new
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.part import Request, request_path
@@ -74,7 +74,14 @@ def announce_cut(root: Path, request: Request, cut: SystemCut) -> None:
 def system_cut(root: Path, snapshot: SnapshotId, name: str) -> SystemCut | None:
     """Return how far a system is with its part; None if it has not begun."""
     path = request_path(root, snapshot) / SYSTEMS / f"{name}.json"
-    return read_sealed(path, SystemCut) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return read_sealed(path, SystemCut)
+    except Damaged:
+        if path.exists():
+            raise
+        return None  # the pipeline's snapshot is over, and its directory gone
 
 
 def verify_system(cut: SystemCut) -> None:

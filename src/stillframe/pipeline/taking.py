@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import NotConsistent, UsageError
+from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pipeline.head import Head, read_head
 from stillframe.pipeline.locks import coordinating
@@ -32,9 +32,12 @@ from stillframe.pipeline.published import (
     MANIFEST,
     SNAPSHOTS,
     Manifest,
+    PinnedFile,
     channel_cuts,
     hashed_files,
     manifests,
+    published_ids,
+    read_manifest,
     snapshot_path,
 )
 from stillframe.pipeline.resting import NotAtRest, record_at_rest
@@ -87,8 +90,7 @@ def take(
     with coordinating(root, "a snapshot"):
         head = read_head(root)
         head.dataflow.check_mode(mode)
-        published = manifests(root)
-        if name is not None and name in (manifest.name for manifest in published):
+        if name is not None and name in (manifest.name for manifest in manifests(root)):
             raise UsageError(f"there is a savepoint {name!r} already: give another name")
         clear_under_way(root)
         try:
@@ -98,9 +100,7 @@ def take(
                 return outcome
             completed_at = time.time()
             try:
-                return _publish(
-                    root, head, request, outcome, completed_at=completed_at, before=published
-                )
+                return _publish(root, head, request, outcome, completed_at=completed_at)
             except NotConsistent as error:
                 return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))
         finally:
@@ -195,16 +195,14 @@ def _publish(
     parts: dict[str, Part],
     *,
     completed_at: float,
-    before: list[Manifest],
 ) -> Manifest:
     """Check what was recorded, write the manifest, and give the directory its final place."""
     directory = request_path(root, request.snapshot)
     channels = channel_cuts(root, head, parts, request.mode)
     queries = [name for name, part in parts.items() if part.query is not None]
-    files = hashed_files(directory, queries, list(before[-1].files) if before else [])
+    files = hashed_files(directory, queries, _files_before(root))
     manifest = Manifest(
         snapshot=request.snapshot,
-        sequence=1 + max((m.sequence for m in before), default=0),
         name=request.name,
         epoch=head.epoch,
         mode=request.mode,
@@ -228,3 +226,12 @@ def _publish(
         directory.rename(target)
         sync(root / SNAPSHOTS)
     return manifest
+
+
+def _files_before(root: Path) -> list[PinnedFile]:
+    """Return the files of the snapshot before, which need not be read again."""
+    before = published_ids(root)
+    try:
+        return list(read_manifest(root, before[-1]).files) if before else []
+    except Damaged:
+        return []  # an older snapshot that was damaged does not keep a new one from being taken

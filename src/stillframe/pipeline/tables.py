@@ -1,0 +1,119 @@
+"""The records of an item as Parquet files: spread over partitions, written, and read back."""
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from stillframe.errors import Damaged
+from stillframe.pipeline.dataflow import Log, schema_difference
+
+_COMPRESSION = "zstd"
+
+
+def write_records(path: Path, table: pa.Table) -> None:
+    """Write records as a Parquet file with a checksum on every page."""
+    pq.write_table(table, path, compression=_COMPRESSION, write_page_checksum=True)
+
+
+def read_records(path: Path, schema: pa.Schema) -> pa.Table:
+    """Read a Parquet file of a log; a byte that was changed is found.
+
+    Raises:
+        Damaged: it is missing, changed, or of other columns.
+    """
+    try:
+        with pq.ParquetFile(
+            path, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
+        ) as file:
+            table = file.read().select(schema.names)
+            # Pages have checksums, what says how to understand them has none: a changed scale or
+            # unit would give other values, and be the only thing that gives it away.
+            difference = schema_difference(_unzoned(schema), _unzoned(table.schema))
+            if difference is not None:
+                raise Damaged(f"{path} is not of the columns of its channel: {difference}")
+            return table.cast(schema)
+    except (OSError, pa.ArrowException, KeyError, UnicodeError) as error:
+        raise Damaged(f"{path} cannot be read as records of its channel: {error}") from error
+
+
+def spread(table: pa.Table, log: Log) -> list[tuple[int, pa.Table]]:
+    """Return the partitions that get records of a table, each with its records in their order.
+
+    Raises:
+        UsageError: a key is of a kind by which records cannot be told apart.
+    """
+    count = log.partition_count
+    if count == 1:
+        return [(0, table)] if table.num_rows else []
+    if not log.key:
+        turns = range(min(count, table.num_rows))
+        return [(first, table.take(list(range(first, table.num_rows, count)))) for first in turns]
+    places = _places(table.select(log.key), count)
+    order = pc.sort_indices(places)  # a stable sort: records keep their order
+    ordered = table.take(order)
+    parts = []
+    first = 0
+    sizes = {int(one["values"]): int(one["counts"]) for one in pc.value_counts(places).to_pylist()}
+    for place in sorted(sizes):
+        parts.append((place, ordered.slice(first, sizes[place])))
+        first += sizes[place]
+    return parts
+
+
+def partition_of(key: tuple[object, ...], partition_count: int) -> int:
+    """Return the partition of a key: the same in every process and every epoch.
+
+    Args:
+        key: a value for each column; for columns of time, the integer that Arrow stores.
+        partition_count: of the log.
+    """
+    # Not repr, which depends on the version of Python and on what else is installed.
+    digest = hashlib.blake2b(msgspec.json.encode(key), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % partition_count
+
+
+def _places(keys: pa.Table, count: int) -> pa.Array:
+    """Return the partition of every record; each different key is hashed once."""
+    distinct: list[tuple[object, ...]] = [()]
+    codes = pa.repeat(pa.scalar(0, pa.int64()), keys.num_rows)
+    for column in keys.columns:
+        coded = _plain(column).dictionary_encode(null_encoding="encode")
+        values = coded.dictionary.to_pylist()
+        both = pc.add(pc.multiply(codes, len(values)), coded.indices.cast(pa.int64()))
+        again = both.dictionary_encode()
+        distinct = [
+            (*distinct[code // len(values)], values[code % len(values)])
+            for code in again.dictionary.to_pylist()
+        ]
+        codes = again.indices.cast(pa.int64())
+    places = pa.array([partition_of(key, count) for key in distinct], pa.int32())
+    return places.take(codes)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column in one piece, and times as the integers that they are stored as."""
+    kind = column.type
+    if pa.types.is_temporal(kind):
+        column = column.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
+def _unzoned(schema: pa.Schema) -> pa.Schema:
+    """Return a schema whose times have no zone: Spark writes them in a way that has none."""
+    return pa.schema([field.with_type(_unzoned_type(field.type)) for field in schema])
+
+
+def _unzoned_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp(kind.unit)
+    if pa.types.is_struct(kind):
+        return pa.struct(list(_unzoned(pa.schema(list(kind)))))
+    if pa.types.is_list(kind):
+        return pa.list_(_unzoned_type(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_unzoned_type(kind.key_type), _unzoned_type(kind.item_type))
+    return kind
