@@ -234,6 +234,7 @@ class Reason(enum.Enum):
     """Why a snapshot was given up; the value is the sentence for people."""
 
     DEADLINE = "the deadline passed before every process had recorded its part"
+    NOT_AT_REST = "a query or service does not run, and what is on the disk is not its state"
     PROCESS_DIED = "a process died before the snapshot was complete"
     NOT_PUBLISHED = "the snapshot was complete but could not be written to the store"
     NOT_CONSISTENT = "the recorded parts contradict each other"

@@ -89,28 +89,39 @@ def pin(checkpoint: Path, batch: int, target: Path) -> None:
     """Link into `target` everything that it takes to go on after a committed micro-batch.
 
     Call it before the next micro-batch is planned. Spark writes its files by rename, so a link
-    keeps what is linked. An earlier attempt is removed first.
+    keeps what is linked. `target` appears in one step, whole; one that is there of the same
+    micro-batch stays, another one is replaced.
 
     Raises:
         StoreError: a file cannot be linked, or vanished again and again.
     """
-    if target.exists():
-        shutil.rmtree(target)
+    if (target / _COMMITS / str(batch)).exists():
+        return
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        _link_needed(checkpoint, batch, partial)
+        if target.exists():
+            target.rename(target.with_name(f".{target.name}.{uuid.uuid4().hex}"))
+        partial.rename(target)
+    except OSError as error:
+        raise StoreError(
+            f"the checkpoint {checkpoint} could not be linked into {target}: {error}; both must "
+            "lie on one file system"
+        ) from error
+
+
+def _link_needed(checkpoint: Path, batch: int, target: Path) -> None:
     for _ in range(_LINK_ATTEMPT_COUNT):
         try:
             for relative in _needed(checkpoint, batch):
                 place = target / relative
                 place.parent.mkdir(parents=True, exist_ok=True)
                 _link(checkpoint / relative, place)
-            return
         except FileNotFoundError:
             # Spark's maintenance deletes what is older than the newest full file: look again.
             shutil.rmtree(target, ignore_errors=True)
-        except OSError as error:
-            raise StoreError(
-                f"the checkpoint {checkpoint} could not be linked into {target}: {error}; both "
-                "must lie on one file system"
-            ) from error
+        else:
+            return
     raise StoreError(
         f"files of the checkpoint {checkpoint} vanish while they are linked: raise Spark's "
         "spark.sql.streaming.minBatchesToRetain"

@@ -134,6 +134,7 @@ class QueryMember:
             for log in self.head.dataflow.incoming(query)
         }
         self.checkpoint = checkpoint_path(root, self.head.epoch, query)
+        self._writers: dict[str, LogWriter] | None = None
 
     def positions(self) -> tuple[int | None, dict[str, int]]:
         """Return the last committed micro-batch, and where the query stands on its logs.
@@ -174,14 +175,8 @@ class QueryMember:
         All of it may be done again if it was cut short, as long as no other micro-batch began.
         """
         batch, positions = self.positions()
-        writers = writers_of(self._root, self.head, self.query)
-        for name, writer in writers.items():
-            written = writer.last_batch()
-            if written is not None and (batch is None or written > batch):
-                raise NotConsistent(
-                    f"channel {name} holds records of micro-batch {written} of query {self.query}, "
-                    f"whose last committed one is {batch}: no state can be recorded in between"
-                )
+        if self._writers is None:
+            self._writers = writers_of(self._root, self.head, self.query)
         if batch is not None:
             directory = request_path(self._root, request.snapshot)
             checkpoint.pin(self.checkpoint, batch, directory / PINNED / self.query)
@@ -192,7 +187,7 @@ class QueryMember:
                 participant=self.query,
                 recorded_at=time.time(),
                 positions=positions,
-                barriers=forward(writers, request),
+                barriers=forward(self._writers, request, batch=batch),
                 query=QueryState(batch),
             ),
         )

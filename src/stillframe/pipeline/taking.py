@@ -162,7 +162,7 @@ def _collect(
                     root, head, request, name
                 )
             except NotAtRest as error:
-                return Abandoned(request.snapshot, Reason.PROCESS_DIED, (name,), str(error))
+                return Abandoned(request.snapshot, Reason.NOT_AT_REST, (name,), str(error))
             if part is not None:
                 parts[name] = part
         systems = _systems(root, request, parts)
