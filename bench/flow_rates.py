@@ -36,7 +36,6 @@ def sums(frame: DataFrame) -> DataFrame:
 
 def measure_source(spark: SparkSession) -> None:
     """Compare our source with Spark's own Parquet file source, on the same files."""
-    rates: dict[str, list[float]] = {"Parquet file source": [], "stillframe": []}
     with directory() as at:
         pipeline = Pipeline.create(
             at / "source",
@@ -84,15 +83,7 @@ def measure_source(spark: SparkSession) -> None:
             query.awaitTermination()
             return sum(counts)
 
-        ways: dict[str, Callable[[], int]] = {"Parquet file source": files, "stillframe": ours}
-        for round_number in range(SOURCE_ROUND_COUNT + 1):
-            for name, way in ways.items():
-                began = time.monotonic()
-                found = way()
-                if found != SOURCE_RECORDS:
-                    raise RuntimeError(f"{name} read {found} records of {SOURCE_RECORDS}")
-                if round_number:  # the first one warms up
-                    rates[name].append(found / (time.monotonic() - began))
+        rates = _take_turns({"Parquet file source": files, "stillframe": ours})
     ratio = _ratio(rates["stillframe"], rates["Parquet file source"])
     show(
         f"source: {SOURCE_RECORDS:,} records in micro-batches of a million, same files, median of "
@@ -103,6 +94,20 @@ def measure_source(spark: SparkSession) -> None:
             ["stillframe", f"{median(rates['stillframe']):,.0f}", f"{ratio:.0%} (wanted 80%)"],
         ],
     )
+
+
+def _take_turns(ways: dict[str, Callable[[], int]]) -> dict[str, list[float]]:
+    """Return records per second of each way, round by round."""
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for round_number in range(SOURCE_ROUND_COUNT + 1):
+        for name, way in ways.items():
+            began = time.monotonic()
+            found = way()
+            if found != SOURCE_RECORDS:
+                raise RuntimeError(f"{name} read {found} records of {SOURCE_RECORDS}")
+            if round_number:  # the first one warms up
+                rates[name].append(found / (time.monotonic() - began))
+    return rates
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> float:
