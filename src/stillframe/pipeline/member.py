@@ -29,6 +29,12 @@ from stillframe.pipeline.part import (
 from stillframe.protocol.aligner import Mode, may_record, read_end
 
 
+OVERDUE_S = 2.0
+"""A coordinator gives a snapshot up at its deadline. If so long after it the snapshot is still
+there, the coordinator was killed, and nobody waits at its barriers any more. Clocks of the machines
+of one cluster differ by less."""
+
+
 def consider(
     root: Path,
     head: Head,
@@ -61,6 +67,7 @@ def consider(
     if (
         request is None
         or request.epoch != head.epoch
+        or time.time() > request.deadline_at + OVERDUE_S
         or has_recorded(root, request.snapshot, participant)
     ):
         return tails
