@@ -267,7 +267,7 @@ UNALIGNED_CYCLE = Scene(CYCLE, Mode.UNALIGNED, {"a": 1, "b": 1}, hop_count_max=H
     ("rules", "scene"),
     [
         (Rules(read_end=never_holds), ALIGNED_JOIN),
-        (Rules(read_end=steps_over), ALIGNED_JOIN),
+        (Rules(read_end=steps_over), dataclasses.replace(ALIGNED_JOIN, is_batched=False)),
         (Rules(read_end=stops_short), ALIGNED_JOIN),
         (Rules(read_end=holds_until_all_are_there), ALIGNED_JOIN),
         (Rules(records_at_the_first), ALIGNED_JOIN),

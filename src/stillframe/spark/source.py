@@ -96,9 +96,12 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         positions = start[OFFSET_KEY]
         member = self._the_member()
         member.epoch.check()
-        tails = {
-            name: reader.tail(positions.get(name, 0)) for name, reader in member.readers.items()
-        }
+        stands = positions
+        if positions.keys() != member.readers.keys():
+            # Another source of this query reads the other logs; it stands where the last committed
+            # micro-batch ended.
+            stands = member.positions()[1]
+        tails = {name: reader.tail(stands[name]) for name, reader in member.readers.items()}
         ends = member.ends(tails)
         if self._targets is not None:
             ends = {log: min(ends[log], self._targets[log]) for log in self._logs}
@@ -110,7 +113,8 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if rest is not None:
                 end, rest = _limited(member.readers[log], begin, end, rest)
             new[log] = _without_trailing_barriers(member.readers[log], begin, end)
-            member.readers[log].forget(begin)
+        for log, reader in member.readers.items():
+            reader.forget(stands[log])
         return offset_of(new)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

@@ -1,0 +1,88 @@
+"""The streaming source without a JVM: what its sources agree on between micro-batches."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from stillframe.model import SnapshotId
+from stillframe.pipeline.dataflow import channel
+from stillframe.pipeline.head import read_head, write_head
+from stillframe.pipeline.log import LogWriter, epoch_directory, item_name
+from stillframe.pipeline.part import (
+    REQUEST,
+    Part,
+    Request,
+    hand_in,
+    part_path,
+    read_part,
+    request_path,
+)
+from stillframe.pipeline.pipeline import Pipeline
+from stillframe.protocol.aligner import Mode
+from stillframe.spark.source import ChannelStreamReader
+from stillframe.store.disk import replace_durably
+from stillframe.store.seal import seal
+
+SCHEMA = pa.schema([("n", pa.int64())])
+OLD, NEW = SnapshotId("p", 1), SnapshotId("p", 2)
+
+
+@dataclass
+class Feed:
+    """A service that feeds one channel."""
+
+    sent_count: int = 0
+
+
+def joined(root: Path) -> None:
+    """Make a pipeline whose query stands, on both of its logs, before an old barrier and a new one;
+    what it has read before is trimmed."""
+    feeds = ("left", "right")
+    Pipeline.create(
+        root,
+        name="p",
+        queries=["both"],
+        services=dict.fromkeys(feeds, Feed),
+        channels=[channel(f"{name}s", SCHEMA, source=name, targets=["both"]) for name in feeds],
+    )
+    request = Request(
+        snapshot=NEW,
+        epoch=1,
+        mode=Mode.ALIGNED,
+        name=None,
+        initiated_at=0.0,
+        deadline_at=1e12,
+    )
+    part_path(root, NEW, "both").parent.mkdir(parents=True)
+    replace_durably(request_path(root, NEW) / REQUEST, seal(request))
+    head = read_head(root)
+    for name in feeds:
+        log = f"{name}s"
+        writer = LogWriter(root, head.dataflow.log(log), head)
+        for number in range(3):
+            writer.append(pa.table({"n": [number]}, schema=SCHEMA))
+        writer.append_barrier(OLD, Mode.ALIGNED)
+        barriers = {log: writer.append_barrier(NEW, Mode.ALIGNED)}
+        part = Part(
+            snapshot=NEW, participant=name, recorded_at=0.0, positions={}, barriers=barriers
+        )
+        hand_in(root, part)
+        for number in range(2):
+            (epoch_directory(root, log, 1) / item_name(number)).unlink()
+    starts = head.starts | {"both": {"lefts": 3, "rights": 3}}
+    write_head(root, msgspec.structs.replace(head, starts=starts))
+
+
+def test_a_source_knows_where_the_other_logs_of_its_query_end(tmp_path: Path) -> None:
+    """Each source of a join sees the barriers of both logs, also where the beginning of the other
+    log is trimmed away and only barriers are left to read."""
+    root = tmp_path / "p.pipeline"
+    joined(root)
+    source = ChannelStreamReader({"pipeline": str(root), "query": "both", "channels": "lefts"})
+    source.latestOffset({"stillframe": {"lefts": 3}}, ReadAllAvailable())
+    part = read_part(root, NEW, "both")
+    assert part is not None
+    assert part.positions == {"lefts": 3, "rights": 3}
