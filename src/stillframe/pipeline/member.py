@@ -28,7 +28,6 @@ from stillframe.pipeline.part import (
 )
 from stillframe.protocol.aligner import Mode, may_record, read_end
 
-
 OVERDUE_S = 2.0
 """A coordinator gives a snapshot up at its deadline. If so long after it the snapshot is still
 there, the coordinator was killed, and nobody waits at its barriers any more. Clocks of the machines
