@@ -6,6 +6,7 @@ A lock is held by a program, through the file system, and ends with it.
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from stillframe.store.opening import explained
 
 PARTICIPANTS = "participants"
 COORDINATOR = "coordinator.lock"
+WAIT_S = 5.0
+"""A coordinator that records resting participants holds their locks for milliseconds."""
+POLL_S = 0.01
 
 
 class Lock:
@@ -41,6 +45,19 @@ class Lock:
                 os.close(descriptor)
                 raise
         self._descriptor = descriptor
+        return True
+
+    def take_soon(self) -> bool:
+        """Take the lock even if a coordinator has it at the moment; return whether that succeeded.
+
+        Raises:
+            StoreError: its file cannot be written.
+        """
+        until = time.monotonic() + WAIT_S
+        while not self.try_take():
+            if time.monotonic() > until:
+                return False
+            time.sleep(POLL_S)
         return True
 
     def release(self) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline.head import Head, read_head
-from stillframe.pipeline.locks import Lock, participant_lock
+from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.member import Epoch, consider, writers_of
 from stillframe.pipeline.part import Part, Request, ServiceState, forward, hand_in
@@ -21,8 +21,6 @@ from stillframe.pipeline.resting import ServiceRecord, resting_service, write_se
 from stillframe.process import StateCodec
 
 POLL_S = 0.01
-LOCK_WAIT_S = 5.0
-"""A coordinator that records resting participants holds their locks for milliseconds."""
 
 
 class Participant:
@@ -184,7 +182,8 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[Particip
     if codec.kind.__name__ != declared:
         raise UsageError(f"service {name} records a {declared}, not a {codec.kind.__name__}")
     lock = participant_lock(root, name)
-    _take(lock, name)
+    if not lock.take_soon():
+        raise Unavailable(f"service {name} is run by another program: end that one first")
     try:
         head = read_head(root)
         resting = resting_service(root, head, name)
@@ -201,11 +200,3 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[Particip
         )
     finally:
         lock.release()
-
-
-def _take(lock: Lock, name: str) -> None:
-    until = time.monotonic() + LOCK_WAIT_S
-    while not lock.try_take():
-        if time.monotonic() > until:
-            raise Unavailable(f"service {name} is run by another program: end that one first")
-        time.sleep(POLL_S)

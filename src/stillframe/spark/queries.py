@@ -185,7 +185,7 @@ _held: dict[tuple[Path, str], Lock] = {}
 
 def _hold(pipeline: Pipeline, query: str) -> Lock:
     lock = participant_lock(pipeline.path, query)
-    if not lock.try_take():
+    if not lock.take_soon():
         raise Unavailable(
             f"query {query} of {pipeline.path} is running already: two writers on a channel cannot "
             "be; stop the other one first"

@@ -1,0 +1,29 @@
+"""Locks of participants."""
+
+from pathlib import Path
+
+import pytest
+
+from stillframe.pipeline import locks
+from stillframe.pipeline.locks import participant_lock
+
+
+def test_a_participant_starts_although_a_coordinator_looks_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever starts waits for the moment in which a coordinator records what lies on the disk."""
+    coordinators, mine = participant_lock(tmp_path, "sums"), participant_lock(tmp_path, "sums")
+    assert coordinators.try_take()
+    monkeypatch.setattr("time.sleep", lambda _: coordinators.release())
+    assert mine.take_soon()
+    assert not coordinators.try_take()
+
+
+def test_a_participant_does_not_start_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock that stays taken is not waited for without end."""
+    running, second = participant_lock(tmp_path, "sums"), participant_lock(tmp_path, "sums")
+    assert running.try_take()
+    monkeypatch.setattr(locks, "WAIT_S", 0.0)
+    assert not second.take_soon()
