@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import shutil
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from stillframe.errors import UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, join
-from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.published import verify_files
 from stillframe.spark import diff, log_records, query_state, read_channels, register, start_query
 from stillframe.spark.tables import plan_cut
@@ -64,23 +62,16 @@ def pay(pipeline: Pipeline, *batches: Iterable[tuple[int, int]]) -> None:
             me.boundary()
 
 
-def run(frame: DataFrame, pipeline: Pipeline, query: str, output_mode: str = "update") -> None:
-    """Let a query work off what is there, and wait until it has left."""
-    trigger: Mapping[str, Any] = {"availableNow": True}
-    started = start_query(frame, pipeline, query, output_mode=output_mode, trigger=trigger)
-    started.awaitTermination()
-    while is_running(pipeline.path, query):
-        threading.Event().wait(0.01)
-
-
 def run_sums(spark: SparkSession, pipeline: Pipeline) -> None:
-    """Let the query sum up by account what was paid."""
+    """Let the query sum up by account what was paid so far."""
     transfers = read_channels(spark, pipeline, "sums", "transfers")
-    run(transfers.groupBy("account").agg(F.sum("amount").alias("amount")), pipeline, "sums")
+    sums = transfers.groupBy("account").agg(F.sum("amount").alias("amount"))
+    trigger: Mapping[str, Any] = {"availableNow": True}
+    start_query(sums, pipeline, "sums", output_mode="update", trigger=trigger).awaitTermination()
 
 
 def savepoint(pipeline: Pipeline, name: str) -> None:
-    """Take a savepoint of the pipeline at rest."""
+    """Take a savepoint of the pipeline; it waits for queries that are just ending."""
     assert not isinstance(pipeline.savepoint(name, "unaligned"), Abandoned)
 
 
