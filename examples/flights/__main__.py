@@ -1,0 +1,7 @@
+"""``python -m examples.flights``."""
+
+import sys
+
+from examples.flights.demo import main
+
+sys.exit(main())

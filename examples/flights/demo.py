@@ -1,0 +1,285 @@
+"""The demonstration: run, photograph, kill everything, restore, finish; then compare.
+
+Every claim that is printed at the end was checked here; the exit code is 0 only if all hold.
+"""
+
+import argparse
+import math
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from examples.flights.flows import Books, Replay, create
+from examples.flights.outputs import Outputs, outputs_at, records, service_state
+from examples.flights.processes import Processes
+from stillframe.errors import StillframeError
+from stillframe.model import Abandoned
+from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.resting import NotAtRest
+from stillframe.protocol.aligner import Mode
+from stillframe.spark import spark_session
+
+FLIGHT_COUNT = 336_776
+"""As many as there are."""
+
+FLIGHTS_PER_S = 12_000.0
+EVERY_S = 2.0
+KILL_AT = 0.4
+"""The part of the flights that must be replayed before everything is killed, at some moment."""
+
+MODES = (Mode.ALIGNED, Mode.UNALIGNED)
+
+
+@dataclass
+class Findings:
+    """What was measured of one run."""
+
+    snapshots: list[Manifest] = field(default_factory=list)
+    abandoned: list[Abandoned] = field(default_factory=list)
+    restore_s: float = 0.0
+
+
+class Run:
+    """One run of the pipeline in a directory of its own.
+
+    Args:
+        directory: where everything goes.
+        flight_count: how many flights there are.
+        flights_per_s: how fast they come.
+        console: for a person who watches.
+    """
+
+    def __init__(
+        self, directory: Path, flight_count: int, flights_per_s: float, console: Console
+    ) -> None:
+        self.pipeline = create(directory / "flights.pipeline")
+        self.findings = Findings()
+        self._flight_count = flight_count
+        self._flights_per_s = flights_per_s
+        self._console = console
+        self._processes = Processes(self.pipeline.path, directory / "logs")
+
+    def start(self) -> None:
+        """Start the driver and the services, each a process of its own."""
+        with self._console.status("starting Spark and the services (about 10 s)"):
+            self._processes.start(self._flight_count, self._flights_per_s)
+
+    def kill(self) -> int:
+        """Kill all of them with SIGKILL; return how many processes there were."""
+        return self._processes.kill()
+
+    def wait_for_feed(self) -> None:
+        """Wait until every flight was replayed."""
+        with self._console.status("running"):
+            self._processes.wait_for_feed()
+
+    def photograph(
+        self, until: Callable[[Manifest], bool], modes: Sequence[Mode] = MODES
+    ) -> Manifest:
+        """Take a snapshot every now and then, in each mode in turn, and return the last one.
+
+        Args:
+            until: whether a snapshot is the last one.
+            modes: those that take turns.
+        """
+        while True:
+            began = time.monotonic()
+            mode = modes[len(self.findings.snapshots) % len(modes)]
+            outcome = self.pipeline.snapshot(mode)
+            self._processes.check()
+            if isinstance(outcome, Abandoned):
+                self.findings.abandoned.append(outcome)
+                self._console.print(f"  {outcome}", highlight=False, soft_wrap=True)
+            else:
+                self.findings.snapshots.append(outcome)
+                self._console.print(f"  {line_of(outcome)}", highlight=False, soft_wrap=True)
+                if until(outcome):
+                    return outcome
+            time.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
+
+    def is_finished(self, manifest: Manifest) -> bool:
+        """Return whether nothing will happen any more: everything was replayed, and no channel
+        holds a record. Once true in one consistent snapshot, it is true for ever.
+
+        An aligned snapshot has no record on any channel in any case, and says nothing about that.
+        """
+        replayed = service_state(manifest, "feed", Replay).flight_count
+        is_quiet = manifest.mode is Mode.UNALIGNED and manifest.record_count == 0
+        return is_quiet and replayed == self._flight_count
+
+    def is_under_way(self, manifest: Manifest) -> bool:
+        """Return whether enough was replayed to kill everything, with records on channels."""
+        replayed = service_state(manifest, "feed", Replay).flight_count
+        if replayed == self._flight_count:
+            return True
+        return replayed >= KILL_AT * self._flight_count and manifest.record_count > 0
+
+
+def latency_s(manifest: Manifest) -> float:
+    """Return how long it took from the request until every participant had recorded."""
+    return manifest.completed_at - manifest.initiated_at
+
+
+def line_of(manifest: Manifest) -> str:
+    """Return a line about a snapshot, for people."""
+    replay = service_state(manifest, "feed", Replay)
+    books = service_state(manifest, "compensation", Books)
+    return (
+        f"{manifest.snapshot!s:<10} {manifest.mode!s:<9} {latency_s(manifest):5.2f} s   "
+        f"{replay.flight_count:>7,} flights   {manifest.record_count:>7,} records on channels   "
+        f"{books.total:>10,} EUR booked"
+    )
+
+
+def show_loss(console: Console, pipeline: Pipeline) -> None:
+    """Print what is on the disk after everything was killed, and what cannot be done with it."""
+    tables = {name: records(pipeline, name) for name in ("flights", "enriched", "late", "payments")}
+    counts = {name: f"{table.num_rows:,}" for name, table in tables.items()}
+    paid = sum(tables["payments"]["amount"].to_pylist())
+    console.print(
+        f"  left on the disk, each of another moment: {counts['flights']} flights replayed, "
+        f"{counts['enriched']} enriched, {counts['late']} very late, {counts['payments']} paid\n"
+        "  lost with the memory of the services: where the feed was, and the books\n"
+        f"  with empty books the passengers would be paid a second time: {paid:,} EUR",
+        highlight=False,
+    )
+    try:
+        with join("compensation", pipeline=pipeline.path, state=Books()):
+            raise AssertionError("a service that died joined without a restore")
+    except NotAtRest as error:
+        console.print(f"  so that is refused: {error}", highlight=False, soft_wrap=True)
+
+
+def run_unbroken(run: Run) -> Manifest:
+    """Let the pipeline do all its work, and return a snapshot of it when it has finished."""
+    run.start()
+    try:
+        run.wait_for_feed()
+        return run.photograph(run.is_finished, modes=(Mode.UNALIGNED,))
+    finally:
+        run.kill()
+
+
+def run_broken(run: Run, console: Console) -> Manifest:
+    """The same with an end in the middle: kill, restore, finish; return the last snapshot."""
+    run.start()
+    try:
+        run.photograph(run.is_under_way)
+        time.sleep(random.uniform(0, EVERY_S))
+        killed_count = run.kill()
+        console.print(f"\n[bold]kill -9[/bold] of everything: {killed_count} processes")
+        show_loss(console, run.pipeline)
+        began = time.monotonic()
+        restored = run.pipeline.restore()
+        run.findings.restore_s = time.monotonic() - began
+        console.print(
+            f"\n[bold]back to {restored.snapshot}[/bold] in {run.findings.restore_s:.2f} s: "
+            f"{restored.record_count:,} records on channels go on their way"
+        )
+        run.start()
+        return run.photograph(run.is_finished)
+    finally:
+        run.kill()
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="examples.flights", description=__doc__)
+    parser.add_argument("--flights", type=int, default=FLIGHT_COUNT, help="how many; %(default)s")
+    parser.add_argument("--per-second", type=float, default=FLIGHTS_PER_S, help="%(default)s")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the demonstration; return 0 if every claim holds."""
+    arguments = _parse()
+    console = Console()
+    directory = Path(tempfile.mkdtemp(prefix="stillframe-flights-"))
+    try:
+        return demonstrate(directory, arguments.flights, arguments.per_second, console)
+    except StillframeError as error:
+        console.print(f"[red]{error}[/red]")
+        return 2
+    except KeyboardInterrupt:
+        console.print(f"stopped; what was made so far is in {directory}")
+        return 130
+
+
+def demonstrate(directory: Path, flight_count: int, flights_per_s: float, console: Console) -> int:
+    """Run the pipeline twice below `directory`, and return 0 if both made the same."""
+    began = time.monotonic()
+    console.print(
+        f"[bold]Stillframe[/bold]: {flight_count:,} flights, 3 Spark queries and 2 Python services;"
+        " one snapshot of all\n"
+    )
+    unbroken = Run(directory / "unbroken", flight_count, math.inf, console)
+    broken = Run(directory / "broken", flight_count, flights_per_s, console)
+    console.print(
+        "[bold]Without interruption[/bold], as fast as it goes, no snapshot until the feed ends"
+    )
+    expected = run_unbroken(unbroken)
+    console.print(
+        f"\n[bold]With kill -9[/bold], {flights_per_s:,.0f} flights per second, and a snapshot every "
+        f"{EVERY_S:.0f} s"
+    )
+    found = run_broken(broken, console)
+    with console.status("comparing (Spark reads its own states)"):
+        spark = spark_session(app_name="flights", master="local[2]")
+        one = outputs_at(spark, unbroken.pipeline, expected)
+        other = outputs_at(spark, broken.pipeline, found)
+    claims = _claims(one, other, broken.findings)
+    console.print()
+    for claim, holds in claims.items():
+        console.print(f"{'[green]yes[/green]' if holds else '[red] no[/red]'}  {claim}")
+    _print_figures(console, broken, time.monotonic() - began)
+    return 0 if all(claims.values()) else 1
+
+
+def _claims(expected: Outputs, found: Outputs, findings: Findings) -> dict[str, bool]:
+    """Return what the demonstration claims, and whether it is so."""
+    counts = {name: f"{table.num_rows:,}" for name, table in found.channels.items()}
+    different = expected.differences(found)
+    contradicting = found.disagreements()
+    return {
+        f"killed and restored, it made what the unbroken run made: {counts['enriched']} flights "
+        f"with their weather, {counts['late']} of them very late, {counts['payments']} payments"
+        + (f"; different are {', '.join(different)}" if different else ""): not different,
+        f"the payments, the books, the totals and Spark's state all say {found.books.total:,} EUR"
+        + (f", but not {', '.join(contradicting)}" if contradicting else ""): not contradicting,
+        f"snapshots were taken in every mode, {len(findings.snapshots)} in all": (
+            {manifest.mode for manifest in findings.snapshots} == set(MODES)
+        ),
+    }
+
+
+def _print_figures(console: Console, run: Run, took_s: float) -> None:
+    console.print()
+    for mode in MODES:
+        taken = [manifest for manifest in run.findings.snapshots if manifest.mode is mode]
+        caught = [manifest.record_count for manifest in taken]
+        console.print(
+            f"  {mode!s:<9}  {len(taken)} snapshots in {_range([latency_s(m) for m in taken])} s, "
+            f"{min(caught):,} to {max(caught):,} records on channels",
+            highlight=False,
+        )
+    console.print(
+        f"  restore    {run.findings.restore_s:.2f} s\n"
+        f"  all of it  {took_s:.0f} s\n\nLook at it by hand: {run.pipeline.path}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _range(seconds: list[float]) -> str:
+    return f"{min(seconds):.2f} to {max(seconds):.2f} (median {statistics.median(seconds):.2f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
