@@ -1,6 +1,6 @@
 """The records of an item as Parquet files: spread over partitions, written, and read back."""
 
-import hashlib
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ from stillframe.errors import Damaged
 from stillframe.pipeline.dataflow import Log, schema_difference
 
 _COMPRESSION = "zstd"
+_encode = msgspec.json.Encoder().encode
 
 
 def write_records(path: Path, table: pa.Table) -> None:
@@ -72,8 +73,7 @@ def partition_of(key: tuple[object, ...], partition_count: int) -> int:
         partition_count: of the log.
     """
     # Not repr, which depends on the version of Python and on what else is installed.
-    digest = hashlib.blake2b(msgspec.json.encode(key), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % partition_count
+    return zlib.crc32(_encode(key)) % partition_count
 
 
 def _places(keys: pa.Table, count: int) -> pa.Array:
@@ -83,6 +83,10 @@ def _places(keys: pa.Table, count: int) -> pa.Array:
     for column in keys.columns:
         coded = _plain(column).dictionary_encode(null_encoding="encode")
         values = coded.dictionary.to_pylist()
+        if keys.num_columns == 1:
+            distinct = list(zip(values, strict=True))
+            codes = coded.indices
+            break
         both = pc.add(pc.multiply(codes, len(values)), coded.indices.cast(pa.int64()))
         again = both.dictionary_encode()
         distinct = [
