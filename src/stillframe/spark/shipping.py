@@ -1,6 +1,6 @@
 """Sends this package to the executors of a cluster, where nobody has installed it.
 
-Executors run ``source`` and ``records`` alone, which import Arrow and PySpark and nothing else.
+Executors run ``source``, ``cut`` and ``records``, which import Arrow and PySpark and nothing else.
 """
 
 import tempfile
