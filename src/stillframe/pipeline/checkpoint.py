@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import Damaged, StoreError
+from stillframe.errors import Damaged, NotConsistent, StoreError
 
 OFFSET_KEY = "stillframe"
 """Our sources' offsets are ``{"stillframe": {channel: position}}``."""
@@ -62,10 +62,17 @@ def committed(checkpoint: Path, batch: int) -> Committed:
 
     Raises:
         Damaged: its offsets cannot be read.
+        NotConsistent: two sources of the query read the same log, each to its own position.
     """
     positions: dict[str, int] = {}
     for line in _offset_lines(checkpoint / _OFFSETS / str(batch)):
-        positions.update(_positions_of(line))
+        for log, position in _positions_of(line).items():
+            if log in positions:
+                raise NotConsistent(
+                    f"the query with the checkpoint {checkpoint} reads channel {log} twice: read "
+                    "every channel once, and use that DataFrame twice"
+                )
+            positions[log] = position
     return Committed(batch, positions)
 
 

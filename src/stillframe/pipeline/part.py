@@ -92,8 +92,11 @@ def part_path(root: Path, snapshot: SnapshotId, participant: str) -> Path:
 
 
 def has_recorded(root: Path, snapshot: SnapshotId, participant: str) -> bool:
-    """Return whether a participant has handed in its part."""
-    return part_path(root, snapshot, participant).exists()
+    """Return whether a participant has handed in its part, or the snapshot is over."""
+    if part_path(root, snapshot, participant).exists():
+        return True
+    # Only if it is still under way now was the part really missing a moment ago.
+    return not (request_path(root, snapshot) / REQUEST).exists()
 
 
 def hand_in(root: Path, part: Part) -> None:

@@ -5,6 +5,7 @@ pinned files. Then ``pipeline.json`` is replaced, and that one rename is the res
 at its barrier, and what older epochs appended behind it is no part of it any more.
 """
 
+import contextlib
 import errno
 import os
 import shutil
@@ -152,16 +153,17 @@ def fork(
 def _stop_others(root: Path) -> list[Lock]:
     """Take the lock of every participant, so that none starts before the restore is done."""
     locks: list[Lock] = []
-    for name in read_head(root).dataflow.participants:
-        lock = participant_lock(root, name)
-        if not lock.try_take():
-            for taken in locks:
-                taken.release()
-            raise Unavailable(
-                f"{name} is running: a restore would take the ground from under it; stop every "
-                "query and service of the pipeline first"
-            )
-        locks.append(lock)
+    with contextlib.ExitStack() as taken:
+        for name in read_head(root).dataflow.participants:
+            lock = participant_lock(root, name)
+            taken.callback(lock.release)
+            if not lock.try_take():
+                raise Unavailable(
+                    f"{name} is running: a restore would take the ground from under it; stop every "
+                    "query and service of the pipeline first"
+                )
+            locks.append(lock)
+        taken.pop_all()
     return locks
 
 
