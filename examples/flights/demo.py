@@ -226,8 +226,8 @@ def demonstrate(directory: Path, flight_count: int, flights_per_s: float, consol
     )
     expected = run_unbroken(unbroken)
     console.print(
-        f"\n[bold]With kill -9[/bold], {flights_per_s:,.0f} flights per second, and a snapshot every "
-        f"{EVERY_S:.0f} s"
+        f"\n[bold]With kill -9[/bold], {flights_per_s:,.0f} flights per second, and a snapshot "
+        f"every {EVERY_S:.0f} s"
     )
     found = run_broken(broken, console)
     with console.status("comparing (Spark reads its own states)"):
@@ -265,9 +265,10 @@ def _print_figures(console: Console, run: Run, took_s: float) -> None:
         taken = [manifest for manifest in run.findings.snapshots if manifest.mode is mode]
         caught = [manifest.record_count for manifest in taken]
         console.print(
-            f"  {mode!s:<9}  {len(taken)} snapshots in {_range([latency_s(m) for m in taken])} s, "
+            f"  {mode!s:<9}  {len(taken)} snapshots in {_range([latency_s(m) for m in taken])}, "
             f"{min(caught):,} to {max(caught):,} records on channels",
             highlight=False,
+            soft_wrap=True,
         )
     console.print(
         f"  restore    {run.findings.restore_s:.2f} s\n"
@@ -278,7 +279,7 @@ def _print_figures(console: Console, run: Run, took_s: float) -> None:
 
 
 def _range(seconds: list[float]) -> str:
-    return f"{min(seconds):.2f} to {max(seconds):.2f} (median {statistics.median(seconds):.2f})"
+    return f"{min(seconds):.2f} to {max(seconds):.2f} s (median {statistics.median(seconds):.2f} s)"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ order of hours and a watermark stays behind the slower of the two.
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyspark.sql.functions as fn
@@ -26,6 +27,7 @@ FLIGHTS_AT_ONCE = 20_000
 SHUFFLE_PARTITION_COUNT = 2
 INITIALIZING = "Initializing sources"
 POLL_S = 0.05
+ATTEMPT_COUNT = 5
 
 
 def enriched(flights: DataFrame, weather: DataFrame) -> DataFrame:
@@ -68,21 +70,28 @@ def start(spark: SparkSession, pipeline: Pipeline) -> None:
     """Start the queries; each goes on where the pipeline stands."""
     flights = read_channels(spark, pipeline, "enrich", "flights", rows_max=FLIGHTS_AT_ONCE)
     weather = read_channels(spark, pipeline, "enrich", "weather")
-    _wait(start_query(enriched(flights, weather), pipeline, "enrich"))
+    _begin(lambda: start_query(enriched(flights, weather), pipeline, "enrich"))
     late = very_late(read_channels(spark, pipeline, "alerts", "enriched"))
-    _wait(start_query(late, pipeline, "alerts"))
+    _begin(lambda: start_query(late, pipeline, "alerts"))
     totals = per_carrier(
         read_channels(spark, pipeline, "carriers", "enriched"),
         read_channels(spark, pipeline, "carriers", "payments"),
     )
-    _wait(start_query(totals, pipeline, "carriers", output_mode="update"))
+    _begin(lambda: start_query(totals, pipeline, "carriers", output_mode="update"))
 
 
-def _wait(query: StreamingQuery) -> None:
-    """Wait until a query runs. Spark starts a Python process for each source and allows each ten
-    seconds: on a small machine one query after the other is safer."""
-    while query.isActive and query.status["message"] == INITIALIZING:
-        time.sleep(POLL_S)
+def _begin(start_one: Callable[[], StreamingQuery]) -> None:
+    """Start a query and wait until it runs.
+
+    Spark starts a Python process for each source and allows each ten seconds. On a small machine
+    one query after the other is safer, and one whose sources were too slow can be started again.
+    """
+    for _ in range(ATTEMPT_COUNT):
+        query = start_one()
+        while query.isActive and query.status["message"] == INITIALIZING:
+            time.sleep(POLL_S)
+        if query.isActive:
+            return
 
 
 def main() -> None:
