@@ -1,0 +1,104 @@
+"""A log: items without a gap, one writer that wins, barriers, and what an older epoch writes."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from stillframe.errors import Damaged, Unavailable, UsageError
+from stillframe.model import SnapshotId
+from stillframe.pipeline import Pipeline
+from stillframe.pipeline.head import read_head
+from stillframe.pipeline.log import LogReader, LogWriter, item_name
+from stillframe.protocol.aligner import Mode
+from tests.pipeline.money import amounts, leave_behind, line, records
+
+
+def writer_of(pipeline: Pipeline) -> LogWriter:
+    """Return a new writer of the line's channel."""
+    return LogWriter(pipeline.path, pipeline.dataflow.log("coins"), read_head(pipeline.path))
+
+
+def reader_of(pipeline: Pipeline) -> LogReader:
+    """Return a new reader of the line's channel."""
+    head = read_head(pipeline.path)
+    return LogReader(pipeline.path, head.dataflow.log("coins"), head.stretches["coins"])
+
+
+def test_items_are_numbered_without_a_gap(tmp_path: Path) -> None:
+    """Numbers, offsets and the tail agree, wherever a reader begins to look."""
+    pipeline = line(tmp_path / "run")
+    writer = writer_of(pipeline)
+    assert [writer.append(records(*range(size))) for size in range(1, 12)] == list(range(11))
+    for position in range(12):
+        reader = reader_of(pipeline)
+        assert reader.tail(position) == 11
+        assert reader.offsets_at(position) == (position * (position + 1) // 2,)
+    assert writer_of(pipeline).append(records(1)) == 11
+
+
+def test_two_writers_never_both_win(tmp_path: Path) -> None:
+    """Of two that write the same item, one is refused and has changed nothing."""
+    pipeline = line(tmp_path / "run")
+    first, second = writer_of(pipeline), writer_of(pipeline)
+    second.reader.tail = lambda position: 0  # type: ignore[method-assign] # it looked before
+    first.append(records(1))
+    with pytest.raises(Unavailable, match="item 0 was just written by another program"):
+        second.append(records(2))
+    reader = reader_of(pipeline)
+    assert amounts(reader, 0, reader.tail(0)) == [1]
+
+
+def test_other_columns_are_refused_by_name(tmp_path: Path) -> None:
+    """The error names channel and column, and nothing was appended."""
+    pipeline = line(tmp_path / "run")
+    writer = writer_of(pipeline)
+    with pytest.raises(UsageError, match=r"channel coins .*'amount' \(string\)"):
+        writer.append(pa.table({"amount": ["5"]}))
+    assert writer.tail() == 0
+
+
+def test_a_changed_or_missing_item_is_named(tmp_path: Path) -> None:
+    """An item with another byte, or none at all, is refused with its path."""
+    pipeline = line(tmp_path / "run")
+    writer = writer_of(pipeline)
+    writer.append(records(1))
+    path = writer.reader.item_path(0)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"number":0', b'"number":1'))
+    with pytest.raises(Damaged, match=item_name(0)):
+        reader_of(pipeline).item(0)
+    path.unlink()
+    with pytest.raises(Damaged, match=item_name(0)):
+        reader_of(pipeline).item(0)
+
+
+def test_a_barrier_is_put_once_and_found(tmp_path: Path) -> None:
+    """Put again before anything else it is the same; a reader finds it as the log grows."""
+    pipeline = line(tmp_path / "run")
+    writer, reader = writer_of(pipeline), reader_of(pipeline)
+    old, new = SnapshotId("run", 1), SnapshotId("run", 2)
+    assert writer.append_barrier(old, Mode.ALIGNED) == 0
+    assert writer.append_files([], batch=4) == 1
+    assert reader.find_barrier(new, 0, reader.tail(0)) is None
+    assert writer.append_barrier(new, Mode.ALIGNED, batch=4) == 2
+    assert writer.append_barrier(new, Mode.ALIGNED, batch=4) == 2
+    assert writer.last_batch() == 4
+    assert [reader.find_barrier(new, 0, end) for end in (2, 3)] == [None, 2]
+    assert reader.find_barrier(old, 0, 3) == 0
+    assert reader.find_barrier(old, 1, 3) is None
+
+
+def test_a_writer_of_an_older_epoch_changes_nothing_that_is_read(tmp_path: Path) -> None:
+    """It can append as much as it likes after a restore: nobody reads it."""
+    pipeline = line(tmp_path / "run")
+    leave_behind(pipeline, 5, 7)
+    pipeline.snapshot("unaligned")
+    stale = writer_of(pipeline)
+    pipeline.restore()
+    stale.append(records(1000))
+    reader = reader_of(pipeline)
+    assert amounts(reader, 0, reader.tail(0)) == [5, 7]
+    writer_of(pipeline).append(records(1))
+    reader = reader_of(pipeline)
+    assert amounts(reader, 0, reader.tail(0)) == [5, 7, 1]

@@ -1,0 +1,76 @@
+"""A file of a snapshot that was changed or lost is named, and a restore then does nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stillframe.errors import Damaged, StillframeError
+from stillframe.pipeline import Pipeline
+from stillframe.pipeline.published import Manifest
+from tests.pipeline.money import TOTAL, leave_behind, line, money_now
+
+KINDS = {
+    "manifest": "snapshots/run-1/manifest.json",
+    "item": "channels/coins/epoch-1/00000000000000000001.json",
+    "item before the first": "channels/coins/epoch-1/00000000000000000000.json",
+    "records": "channels/coins/epoch-1/data/*.parquet",
+    "head": "pipeline.json",
+}
+
+
+def shop(path: Path) -> Pipeline:
+    """Return a pipeline with a snapshot that has two records on its channel."""
+    pipeline = line(path, name="run")
+    leave_behind(pipeline, 5, 7, 11, received_count=1)
+    assert isinstance(pipeline.snapshot("unaligned"), Manifest)
+    return pipeline
+
+
+def changed(path: Path) -> None:
+    """Change a byte in the middle."""
+    content = path.read_bytes()
+    place = len(content) // 2
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+
+
+@pytest.mark.parametrize("damage", [changed, Path.unlink])
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_named_and_nothing_is_restored(
+    tmp_path: Path, kind: str, damage: Callable[[Path], None]
+) -> None:
+    """Whatever a restore rests on is looked at before anything is changed."""
+    pipeline = shop(tmp_path / "run")
+    paths = list(pipeline.path.glob(KINDS[kind]))
+    kept = {path: path.read_bytes() for path in paths}
+    for path in paths:
+        damage(path)
+    before = sorted(pipeline.path.rglob("*"))
+    with pytest.raises(StillframeError) as caught:
+        pipeline.restore("run-1")
+    assert any(str(path) in str(caught.value) for path in (*paths, pipeline.path))
+    assert sorted(pipeline.path.rglob("*")) == before
+    for path, content in kept.items():
+        path.write_bytes(content)
+    assert pipeline.epoch == 1
+    pipeline.restore("run-1")
+    assert money_now(pipeline) == TOTAL
+
+
+def test_a_damaged_snapshot_keeps_no_other_from_being_used(tmp_path: Path) -> None:
+    """One can be taken beside it, and restored by its id; only the damaged one is refused."""
+    pipeline = shop(tmp_path / "run")
+    changed(pipeline.path / KINDS["manifest"])
+    assert money_now(pipeline) == TOTAL
+    pipeline.restore("run-2")
+    with pytest.raises(Damaged, match="run-1"):
+        pipeline.restore("run-1")
+    assert pipeline.epoch == 2
+
+
+def test_a_stranger_among_the_snapshots_is_named(tmp_path: Path) -> None:
+    """A file that is no snapshot is refused with its path."""
+    pipeline = shop(tmp_path / "run")
+    (pipeline.path / "snapshots" / "notes.txt").touch()
+    with pytest.raises(Damaged, match=r"notes\.txt is no snapshot"):
+        pipeline.snapshots()
