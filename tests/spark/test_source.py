@@ -10,6 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import channel
 from stillframe.pipeline.head import read_head, write_head
+from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import LogWriter, epoch_directory, item_name
 from stillframe.pipeline.part import (
     REQUEST,
@@ -81,8 +82,11 @@ def test_a_source_knows_where_the_other_logs_of_its_query_end(tmp_path: Path) ->
     log is trimmed away and only barriers are left to read."""
     root = tmp_path / "p.pipeline"
     joined(root)
+    driver = participant_lock(root, "both")
+    assert driver.try_take()
     source = ChannelStreamReader({"pipeline": str(root), "query": "both", "channels": "lefts"})
     source.latestOffset({"stillframe": {"lefts": 3}}, ReadAllAvailable())
+    driver.release()
     part = read_part(root, NEW, "both")
     assert part is not None
     assert part.positions == {"lefts": 3, "rights": 3}
