@@ -9,6 +9,7 @@ import pytest
 from stillframe.errors import Unavailable, UsageError
 from stillframe.model import Abandoned, Reason
 from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.part import under_way
 from stillframe.pipeline.published import Manifest
@@ -147,6 +148,20 @@ def test_a_restore_over_a_running_service_is_refused(tmp_path: Path) -> None:
         assert pipeline.epoch == 1
     pipeline.restore(str(found.snapshot))
     assert pipeline.epoch == 2
+
+
+def test_a_restore_waits_for_who_is_just_leaving(tmp_path: Path) -> None:
+    """A query that was told to stop lets go of its place a moment later."""
+    pipeline = line(tmp_path / "run")
+    leave_behind(pipeline, 5)
+    found = taken(pipeline, "aligned")
+    lock = participant_lock(pipeline.path, "till")
+    assert lock.try_take()
+    leaving = threading.Timer(0.1, lock.release)
+    leaving.start()
+    pipeline.restore(str(found.snapshot))
+    assert pipeline.epoch == 2
+    leaving.join()
 
 
 def test_an_aligned_snapshot_of_a_cycle_is_refused(tmp_path: Path) -> None:

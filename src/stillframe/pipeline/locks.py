@@ -16,7 +16,8 @@ from stillframe.store.opening import explained
 PARTICIPANTS = "participants"
 COORDINATOR = "coordinator.lock"
 WAIT_S = 5.0
-"""A coordinator that records resting participants holds their locks for milliseconds."""
+"""A coordinator that records resting participants holds their locks for milliseconds, and a query
+that was told to stop lets go a moment after it has."""
 POLL_S = 0.01
 
 
@@ -48,7 +49,7 @@ class Lock:
         return True
 
     def take_soon(self) -> bool:
-        """Take the lock even if a coordinator has it at the moment; return whether that succeeded.
+        """Take the lock even if somebody is about to let go of it; return whether that succeeded.
 
         Raises:
             StoreError: its file cannot be written.

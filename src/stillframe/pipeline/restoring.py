@@ -157,7 +157,7 @@ def _stop_others(root: Path) -> list[Lock]:
         for name in read_head(root).dataflow.participants:
             lock = participant_lock(root, name)
             taken.callback(lock.release)
-            if not lock.try_take():
+            if not lock.take_soon():
                 raise Unavailable(
                     f"{name} is running: a restore would take the ground from under it; stop every "
                     "query and service of the pipeline first"
