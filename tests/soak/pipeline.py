@@ -37,6 +37,9 @@ MOMENTS = (
 )
 MODES = ("aligned", "unaligned")
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+TIMEOUT_S = 300.0
+"""For a snapshot; a micro-batch takes half a second, on a busy machine twenty."""
+
 REST_ACTION_COUNT = 40
 """How many actions the feed takes after the last kill."""
 
@@ -103,7 +106,7 @@ class Soak:
         """Take a snapshot with everybody running, and check what it recorded."""
         for program in self.running.values():
             program.check_alive()
-        outcome = self.pipeline.snapshot(self.random.choice(MODES))
+        outcome = self.pipeline.snapshot(self.random.choice(MODES), timeout_s=TIMEOUT_S)
         assert not isinstance(outcome, Abandoned), str(outcome)
         self.check(outcome)
         self.done["snapshots"] += 1

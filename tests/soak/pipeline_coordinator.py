@@ -10,6 +10,8 @@ from pathlib import Path
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline
 
+TIMEOUT_S = 300.0
+
 
 def main(what: str, root: Path, argument: str) -> None:
     """Take one snapshot in a mode, or restore one by its id."""
@@ -18,7 +20,7 @@ def main(what: str, root: Path, argument: str) -> None:
     if what == "restore":
         print(pipeline.restore(argument).snapshot, flush=True)
         return
-    outcome = pipeline.snapshot(argument)
+    outcome = pipeline.snapshot(argument, timeout_s=TIMEOUT_S)
     print(f"abandoned: {outcome}" if isinstance(outcome, Abandoned) else outcome.snapshot)
 
 

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 HERE = Path(__file__).parent.parent.parent
-LINE_TIMEOUT_S = 180.0
+LINE_TIMEOUT_S = 300.0
 """A Spark driver starts in ten seconds, on a busy machine in a minute."""
 
 _LAST_WORDS = 4000

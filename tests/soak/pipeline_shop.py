@@ -144,11 +144,16 @@ def start_queries(spark: SparkSession, pipeline: Pipeline) -> list[StreamingQuer
         .agg(F.sum("sum").alias("total"), F.count("*").alias("orders"))
     )
     settled = read("settled", "unique").join(read("settled", "payments"), ["account", "ticket"])
-    return [
-        start_query(unique, pipeline, "unique"),
-        start_query(totals, pipeline, "totals", output_mode="update"),
-        start_query(settled.select(SETTLED.names), pipeline, "settled"),
-    ]
+    started = []
+    for name, frame, mode in (
+        ("unique", unique, "append"),
+        ("totals", totals, "update"),
+        ("settled", settled.select(SETTLED.names), "append"),
+    ):
+        started.append(start_query(frame, pipeline, name, output_mode=mode))
+        # One after the other: Spark waits ten seconds for the Python of a source, and no longer.
+        started[-1].processAllAvailable()
+    return started
 
 
 def query_states(spark: SparkSession, checkpoints: dict[str, Path]) -> dict[str, list[Row]]:
