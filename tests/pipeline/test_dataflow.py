@@ -1,0 +1,68 @@
+"""What does not fit together is refused by name, and where snapshots begin reaches everybody."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stillframe.errors import UsageError
+from stillframe.pipeline.dataflow import Dataflow, channel, dataflow
+from tests.pipeline.money import SCHEMA, Account
+
+
+def flow(*edges: str) -> Dataflow:
+    """Return a dataflow of services from edges such as ``a>b``."""
+    logs = [channel(e.replace(">", "-"), SCHEMA, source=e[0], targets=[e[2]]) for e in edges]
+    names = {name for e in edges for name in (e[0], e[2])}
+    return dataflow(queries=[], services=dict.fromkeys(names, Account), logs=logs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": "x"}, "no query or service 'x'; there are: a, b"),
+        ({"targets": ["x"]}, "no query or service 'x'"),
+        ({"targets": ["b", "b"]}, "a target is named twice"),
+        ({"targets": ["a"]}, "a would read what it writes itself"),
+        ({"partition_count": 0}, "0 partitions"),
+        ({"partition_count": 1025}, "1025 partitions"),
+        ({"schema": pa.schema([])}, "its schema has no column"),
+        ({"key": ["x"]}, "the key 'x' is no column; there are amount"),
+    ],
+)
+def test_a_channel_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    """The error names the channel and what is wrong."""
+    described = {"name": "ab", "schema": SCHEMA, "source": "a", "targets": ["b"], **changes}
+    with pytest.raises(UsageError, match=message):
+        dataflow(queries=["a"], services={"b": Account}, logs=[channel(**described)])
+
+
+def test_names_are_given_once() -> None:
+    """Neither two participants nor two channels share a name; nothing at all is no pipeline."""
+    with pytest.raises(UsageError, match="two queries or services are called 'a'"):
+        dataflow(queries=["a"], services={"a": Account}, logs=[])
+    twice = [channel("ab", SCHEMA, source="a", targets=["b"])] * 2
+    with pytest.raises(UsageError, match="two channels are called 'ab'"):
+        dataflow(queries=["a", "b"], services={}, logs=twice)
+    with pytest.raises(UsageError, match="at least one query or service"):
+        dataflow(queries=[], services={}, logs=[])
+
+
+@pytest.mark.parametrize(
+    ("edges", "initiators", "cycle"),
+    [
+        (["a>b", "b>c"], ("a",), ()),
+        (["a>b", "a>c", "b>d", "c>d"], ("a",), ()),
+        (["a>b", "b>a"], ("a",), ("a", "b")),
+        (["a>b", "b>c", "c>b"], ("a",), ("b", "c")),
+        (["b>a", "c>b", "b>c"], ("b",), ("b", "c")),
+        (["a>b", "b>a", "c>d", "d>c"], ("a", "c"), ("a", "b")),
+    ],
+)
+def test_a_snapshot_begins_where_it_reaches_everybody(
+    edges: list[str], initiators: tuple[str, ...], cycle: tuple[str, ...]
+) -> None:
+    """At those that read nothing, and at one of each cycle that nobody else reaches."""
+    found = flow(*edges)
+    assert found.initiators() == initiators
+    assert found.cycle() == cycle
