@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import uuid
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ _NO_OFFSET = "-"
 _OFFSET_LINES_BEFORE_SOURCES = 2
 _VERSIONED = re.compile(r"\.?(\d+)(?:_[0-9A-Za-z_-]+)?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?")
 _BASE = re.compile(r"(\d+)\.(?:snapshot|zip)")
+_SST_FILES = "SSTs"
+_SST_NAME = re.compile(r'"dfsSstFileName":"([^"]+)"')
 _LINK_ATTEMPT_COUNT = 5
 
 
@@ -79,6 +82,36 @@ def committed(checkpoint: Path, batch: int) -> Committed:
 def planned_batch(checkpoint: Path) -> int | None:
     """Return the newest micro-batch that was planned, committed or not."""
     return max(_numbers(checkpoint / _OFFSETS), default=None)
+
+
+def contradiction(checkpoint: Path) -> str | None:
+    """Return what in a checkpoint cannot be if only Spark wrote it, or None.
+
+    Going back by hand shows: offsets or commits without each other, or state of a micro-batch that
+    was never planned, which Spark would take for the base of a later one.
+    """
+    planned = planned_batch(checkpoint)
+    done = max(_numbers(checkpoint / _COMMITS), default=None)
+    newest = max(_state_versions(checkpoint), default=0)
+    if planned is None:
+        if done is not None or newest > 0:
+            return "its plans of micro-batches are gone"
+        return None
+    if not (checkpoint / _METADATA).exists():
+        return "its metadata is gone"
+    if planned - (-1 if done is None else done) not in (0, 1):
+        return f"micro-batch {planned} is the last one planned, and {done} the last one committed"
+    if newest > planned + 1:
+        return f"it has state of micro-batch {newest - 1}, and plans only up to {planned}"
+    return None
+
+
+def _state_versions(checkpoint: Path) -> Iterator[int]:
+    """Yield the version of every file of state: N is the state after micro-batch N - 1."""
+    for _, _, names in os.walk(checkpoint / _STATE):
+        for name in names:
+            if match := _VERSIONED.fullmatch(name):
+                yield int(match[1])
 
 
 def agrees(checkpoint: Path, pinned: Path, batch: int) -> bool:
@@ -227,8 +260,12 @@ def _needed(checkpoint: Path, batch: int) -> Iterator[Path]:
     for part in (_STATE, _SOURCES):
         for folder, _, names in os.walk(checkpoint / part):
             relative = Path(folder).relative_to(checkpoint)
-            base = _base_version(names, batch + 1)
-            for name in names:
+            if relative.name == _SST_FILES:
+                found = _sst_files_of(checkpoint / relative.parent, batch + 1)
+            else:
+                found = names
+            base = _base_version(found, batch + 1)
+            for name in found:
                 if part == _SOURCES or _is_needed(name, base, batch + 1):
                     yield relative / name
 
@@ -237,6 +274,22 @@ def _base_version(names: list[str], version: int) -> int:
     """Return the version of the newest full file that is not newer than `version`, or 0."""
     versions = (int(match[1]) for name in names if (match := _BASE.fullmatch(name)))
     return max((found for found in versions if found <= version), default=0)
+
+
+def _sst_files_of(directory: Path, version: int) -> list[str]:
+    """Return the files that the needed full files of a RocksDB state store refer to.
+
+    Others belong to later versions; Spark may still be writing them.
+    """
+    names = [path.name for path in directory.iterdir()]
+    base = _base_version(names, version)
+    found: set[str] = set()
+    for name in names:
+        if name.endswith(".zip") and not name.startswith(".") and _is_needed(name, base, version):
+            with zipfile.ZipFile(directory / name) as archive:
+                content = archive.read(_METADATA).decode("utf-8")
+            found.update(_SST_NAME.findall(content))
+    return sorted(found)
 
 
 def _is_needed(name: str, base: int, version: int) -> bool:

@@ -159,6 +159,24 @@ class QueryMember:
             )
         return found.batch, found.positions
 
+    def check_stands_at(self, positions: dict[str, int]) -> None:
+        """Refuse to go on from where the pipeline's checkpoint of the query is not.
+
+        Args:
+            positions: where one of its sources is to go on, between two micro-batches.
+
+        Raises:
+            NotConsistent: they are those of another checkpoint, or its commits come later.
+        """
+        committed = self.positions()[1]
+        if any(committed[log] != position for log, position in positions.items()):
+            raise NotConsistent(
+                f"query {self.query} reads on from {positions}, and its checkpoint "
+                f"{self.checkpoint} ends at {committed}: start it with start_query, or with "
+                "checkpointLocation set to what checkpoint_location returns and without "
+                "asynchronous progress tracking"
+            )
+
     def ends(self, tails: dict[str, int]) -> dict[str, int]:
         """Record if it is time to, and return up to where the next micro-batch may read.
 

@@ -100,7 +100,9 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
     head = read_head(pipeline.path)
     log = head.dataflow.log(channel)
     head.dataflow.check_participant(log.source, "query")
-    _hold(pipeline, log.source)
+    key = (pipeline.path, log.source)
+    if key not in _lent:
+        _lent[key] = _hold(pipeline, log.source)
     return _appender(pipeline.path, head, log)
 
 
@@ -181,6 +183,8 @@ def start_query(
 
 _held: dict[tuple[Path, str], Lock] = {}
 """The locks of the queries that this driver runs."""
+_lent: dict[tuple[Path, str], Lock] = {}
+"""Those of them that ``to_channel`` took: a query may write several channels."""
 
 
 def _hold(pipeline: Pipeline, query: str) -> Lock:

@@ -65,12 +65,14 @@ def check_checkpoint(root: Path, head: Head, query: str) -> None:
         Damaged: it is behind what is known, or tells another story.
     """
     path = checkpoint_path(root, head.epoch, query)
-    found = checkpoint.last_committed(path)
-    planned = checkpoint.planned_batch(path)
     advice = (
         f"the checkpoint {path} was edited or deleted: state would be wrong without a word; "
         "restore the pipeline from a snapshot instead"
     )
+    if (wrong := checkpoint.contradiction(path)) is not None:
+        raise Damaged(f"{advice} ({wrong})")
+    found = checkpoint.last_committed(path)
+    planned = checkpoint.planned_batch(path)
     for manifest in manifests(root):
         if manifest.epoch != head.epoch and manifest.snapshot != head.restored_from:
             continue

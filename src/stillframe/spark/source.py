@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stillframe.pipeline.log import LogReader
 
 SOURCE = "stillframe"
+_BARRIER_COUNT_MAX = 100
 
 
 class Slice(InputPartition):
@@ -67,6 +68,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._logs = [log.name for log in channels_of(self._options)]
         self._member: Any = None
         self._targets: dict[str, int] | None = None
+        self._checked: dict[str, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
         """Return where a query begins that has no checkpoint yet."""
@@ -145,14 +147,23 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to executors without what only the driver needs."""
-        return {"_options": None, "_logs": self._logs, "_member": None, "_targets": None}
+        return {"_options": None, "_logs": self._logs, "_member": None}
 
     def _the_member(self) -> Any:
         if self._member is None:
             from pathlib import Path
 
+            from stillframe.errors import UsageError
+            from stillframe.pipeline.locks import is_running
             from stillframe.pipeline.member import QueryMember
 
+            query, root = self._options.query, Path(self._options.pipeline)
+            if not is_running(root, query):
+                raise UsageError(
+                    f"query {query} of {root} was not started with start_query, and its sink is "
+                    "none of to_channel: no snapshot could hold what it writes; use one of them, "
+                    "or read with spark.read"
+                )
             self._member = QueryMember(Path(self._options.pipeline), self._options.query)
         return self._member
 
@@ -163,6 +174,18 @@ def _without_trailing_barriers(reader: "LogReader", begin: int, end: int) -> int
     while end > begin and not reader.item(end - 1).files:
         end -= 1
     return end
+
+
+def _without_last_barriers(reader: "LogReader", begin: int, end: int) -> int:
+    """Return `end` before the barriers that stand there: no micro-batch is run just to step over.
+
+    Unless there are very many, which would have to be looked at each time.
+    """
+    first = max(begin, end - _BARRIER_COUNT_MAX)
+    position = end
+    while position > first and not reader.item(position - 1).files:
+        position -= 1
+    return end if position == first > begin else position
 
 
 def _limited(reader: "LogReader", begin: int, end: int, rest: int) -> tuple[int, int]:

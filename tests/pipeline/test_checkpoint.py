@@ -1,0 +1,81 @@
+"""What of a checkpoint is pinned, and what in one shows that somebody went back by hand."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from stillframe.pipeline import checkpoint
+
+
+def make_checkpoint(root: Path, *, planned: int, done: int) -> Path:
+    """Make what looks like the checkpoint of a query with state in RocksDB."""
+    store = root / "state" / "0" / "0"
+    for directory in (root / "offsets", root / "commits", store / "SSTs"):
+        directory.mkdir(parents=True)
+    (root / "metadata").write_text(json.dumps({"id": "one"}))
+    for batch in range(planned + 1):
+        (root / "offsets" / str(batch)).write_text('v1\n{}\n{"stillframe": {"in": 1}}')
+    for batch in range(done + 1):
+        (root / "commits" / str(batch)).write_text("v1\n{}")
+        (store / f"{batch + 1}.changelog").write_text("")
+    return root
+
+
+def add_full_file(store: Path, name: str, sst_file: str) -> None:
+    """Add a full file of a RocksDB state store, which refers to one other file."""
+    with zipfile.ZipFile(store / name, "w") as archive:
+        files = [{"localFileName": "9.sst", "dfsSstFileName": sst_file, "sizeBytes": 1}]
+        content = json.dumps({"sstFiles": files, "numKeys": 1}, separators=(",", ":"))
+        archive.writestr("metadata", f"v1\n{content}")
+    (store / "SSTs" / sst_file).write_text(sst_file)
+
+
+@pytest.mark.parametrize("names", [("3.zip", "5.zip", "9.zip"), ("3_a.zip", "5_b.zip", "9_c.zip")])
+def test_only_what_the_pinned_version_refers_to_is_linked(
+    tmp_path: Path, names: tuple[str, str, str]
+) -> None:
+    """A file of RocksDB that a later version will name may still be growing: it is left out."""
+    path = make_checkpoint(tmp_path / "checkpoint", planned=8, done=8)
+    store = path / "state" / "0" / "0"
+    for name in names:
+        add_full_file(store, name, f"of-{name}.sst")
+    (store / "SSTs" / "growing.sst").write_text("half of i")
+    checkpoint.pin(path, 6, tmp_path / "pinned")
+    pinned = tmp_path / "pinned" / "state" / "0" / "0"
+    found = {file.name for file in (pinned / "SSTs").iterdir()}
+    assert f"of-{names[1]}.sst" in found
+    assert not found & {"growing.sst", f"of-{names[2]}.sst"}
+    assert (pinned / "7.changelog").exists()
+    assert not (pinned / "8.changelog").exists()
+
+
+@pytest.mark.parametrize(("planned", "done"), [(0, -1), (0, 0), (4, 3), (4, 4)])
+def test_what_spark_leaves_is_taken(tmp_path: Path, planned: int, done: int) -> None:
+    """The last micro-batch may be planned and not committed."""
+    path = make_checkpoint(tmp_path / "checkpoint", planned=planned, done=done)
+    assert checkpoint.contradiction(path) is None
+
+
+def test_nothing_is_no_contradiction(tmp_path: Path) -> None:
+    """A query that never ran has no checkpoint."""
+    assert checkpoint.contradiction(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("gone", "what"),
+    [
+        (["offsets/4", "commits/4", "offsets/3", "commits/3"], "state of micro-batch 4"),
+        (["commits/4", "commits/3"], "micro-batch 4 is the last one planned, and 2 the last"),
+        (["offsets/4", "offsets/3"], "micro-batch 2 is the last one planned, and 4 the last"),
+        (["metadata"], "its metadata is gone"),
+        ([f"offsets/{batch}" for batch in range(5)], "its plans of micro-batches are gone"),
+    ],
+)
+def test_going_back_by_hand_shows(tmp_path: Path, gone: list[str], what: str) -> None:
+    """Whatever is deleted, something else tells of it."""
+    path = make_checkpoint(tmp_path / "checkpoint", planned=4, done=4)
+    for name in gone:
+        (path / name).unlink()
+    assert what in str(checkpoint.contradiction(path))
