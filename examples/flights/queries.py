@@ -25,7 +25,7 @@ CLEAR_VISIBILITY_MIN = 1.0
 WATERMARK_DELAY = "6 hours"
 FLIGHTS_AT_ONCE = 20_000
 SHUFFLE_PARTITION_COUNT = 2
-INITIALIZING = "Initializing sources"
+INITIALIZING = "Initializing"
 POLL_S = 0.05
 ATTEMPT_COUNT = 5
 
@@ -70,28 +70,30 @@ def start(spark: SparkSession, pipeline: Pipeline) -> None:
     """Start the queries; each goes on where the pipeline stands."""
     flights = read_channels(spark, pipeline, "enrich", "flights", rows_max=FLIGHTS_AT_ONCE)
     weather = read_channels(spark, pipeline, "enrich", "weather")
-    _begin(lambda: start_query(enriched(flights, weather), pipeline, "enrich"))
+    _begin(spark, lambda: start_query(enriched(flights, weather), pipeline, "enrich"))
     late = very_late(read_channels(spark, pipeline, "alerts", "enriched"))
-    _begin(lambda: start_query(late, pipeline, "alerts"))
+    _begin(spark, lambda: start_query(late, pipeline, "alerts"))
     totals = per_carrier(
         read_channels(spark, pipeline, "carriers", "enriched"),
         read_channels(spark, pipeline, "carriers", "payments"),
     )
-    _begin(lambda: start_query(totals, pipeline, "carriers", output_mode="update"))
+    _begin(spark, lambda: start_query(totals, pipeline, "carriers", output_mode="update"))
 
 
-def _begin(start_one: Callable[[], StreamingQuery]) -> None:
-    """Start a query and wait until it runs.
+def _begin(spark: SparkSession, start_one: Callable[[], StreamingQuery]) -> None:
+    """Start a query and wait until it runs, or raise what keeps it from that.
 
     Spark starts a Python process for each source and allows each ten seconds. On a small machine
     one query after the other is safer, and one whose sources were too slow can be started again.
     """
     for _ in range(ATTEMPT_COUNT):
         query = start_one()
-        while query.isActive and query.status["message"] == INITIALIZING:
+        while query.isActive and query.status["message"].startswith(INITIALIZING):
             time.sleep(POLL_S)
         if query.isActive:
             return
+        spark.streams.resetTerminated()  # or awaitAnyTermination would come back to it
+    query.awaitTermination()
 
 
 def main() -> None:
