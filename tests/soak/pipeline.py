@@ -27,11 +27,11 @@ from tests.soak.pipeline_shop import FRESH_COUNT, Books, Feed, create, expected,
 
 SERVICES = ("feed", "books")
 MOMENTS = (
-    "driver",
-    "service in a snapshot",
-    "restore",
     "driver in a snapshot",
+    "service in a snapshot",
     "coordinator",
+    "restore",
+    "driver",
     "service",
     "driver while it starts",
 )

@@ -11,6 +11,7 @@ does not depend on how the records were cut into batches, so it can be computed 
 """
 
 import dataclasses
+import select
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ REPEATED = (7, 31)
 """How far back the orders lie that it sends once more."""
 
 ACCOUNT_COUNT = 7
+POLL_S = 0.05
 PAYMENT = 500
 QUERIES = ("unique", "totals", "settled")
 
@@ -152,7 +154,8 @@ def start_queries(spark: SparkSession, pipeline: Pipeline) -> list[StreamingQuer
     ):
         started.append(start_query(frame, pipeline, name, output_mode=mode))
         # One after the other: Spark waits ten seconds for the Python of a source, and no longer.
-        started[-1].processAllAvailable()
+        while started[-1].isActive and started[-1].status["message"] == "Initializing sources":
+            select.select([], [], [], POLL_S)
     return started
 
 
