@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from stillframe.pipeline.log import LogReader
 
 SOURCE = "stillframe"
-_BARRIER_COUNT_MAX = 100
+BARRIER_COUNT_MAX = 100
+"""So many barriers may stand before a query that has nothing else to read; then an empty
+micro-batch steps over them. Whoever asks where the query stands looks at each."""
 
 
 class Slice(InputPartition):
@@ -170,22 +172,12 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _without_trailing_barriers(reader: "LogReader", begin: int, end: int) -> int:
     """Return `end`, or an earlier one with no records in between: to step over a barrier is no
-    reason for a micro-batch."""
+    reason for a micro-batch, only to step over very many is."""
+    if end - begin > BARRIER_COUNT_MAX:
+        return end
     while end > begin and not reader.item(end - 1).files:
         end -= 1
     return end
-
-
-def _without_last_barriers(reader: "LogReader", begin: int, end: int) -> int:
-    """Return `end` before the barriers that stand there: no micro-batch is run just to step over.
-
-    Unless there are very many, which would have to be looked at each time.
-    """
-    first = max(begin, end - _BARRIER_COUNT_MAX)
-    position = end
-    while position > first and not reader.item(position - 1).files:
-        position -= 1
-    return end if position == first > begin else position
 
 
 def _limited(reader: "LogReader", begin: int, end: int, rest: int) -> tuple[int, int]:
