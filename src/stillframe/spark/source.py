@@ -100,6 +100,10 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         positions = start[OFFSET_KEY]
         member = self._the_member()
         member.epoch.check()
+        if positions != self._checked:
+            # Once for each micro-batch: this is asked every few milliseconds.
+            member.check_stands_at(positions)
+            self._checked = positions
         stands = positions
         if positions.keys() != member.readers.keys():
             # Another source of this query reads the other logs; it stands where the last committed
