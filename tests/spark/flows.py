@@ -1,0 +1,303 @@
+"""A small pipeline with a query of every stateful kind, and what its states must be.
+
+    feed -> left, right    left, right -> counts (both channels in one source)
+                           left + right -> pairs (two sources) -> paired -> recent (a chain)
+                           left -> distinct      left -> windows       right -> totals
+
+The records of a turn of `feed` follow from its number alone, so a run that was taken back sends the
+same ones again. Every turn from the second on has a record that is an hour late: a watermark that
+was lost would let it in.
+"""
+
+import datetime
+import functools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from stillframe.pipeline import Pipeline, channel, checkpoint, join
+from stillframe.pipeline.head import checkpoint_path, read_head
+from stillframe.pipeline.locks import is_running
+from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.published import Manifest, pinned_path, snapshot_path
+from stillframe.spark.queries import read_channels, start_query
+
+NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+EVENT = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+COUNTED = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("s", pa.int64())])
+KEYS = pa.schema([("v", pa.int64())])
+PAIR = pa.schema([("k", pa.int64()), ("l", pa.int64()), ("r", pa.int64()), EVENT.field("at")])
+WINDOW = pa.schema([("start", pa.timestamp("us", "UTC")), ("n", pa.int64())])
+ROWS_PER_TURN = 4
+LAG_MAX = 8
+"""How many turns the feed may be ahead of the query `counts`."""
+
+STORES = {
+    "hdfs": ("HDFSBackedStateStoreProvider", False, 1),
+    "rocksdb": ("RocksDBStateStoreProvider", False, 1),
+    "rocksdb-changelog": ("RocksDBStateStoreProvider", True, 1),
+    "rocksdb-format-2": ("RocksDBStateStoreProvider", False, 2),
+    "rocksdb-changelog-format-2": ("RocksDBStateStoreProvider", True, 2),
+}
+"""name -> state store provider, changelog checkpointing, checkpoint format version."""
+
+
+@dataclass
+class Feed:
+    """The state of the service that writes: the turns that it has taken."""
+
+    turn: int = 0
+
+
+def events(side: str, turn: int) -> pa.Table:
+    """Return the records that a turn appends to `left` or `right`."""
+    first = turn * ROWS_PER_TURN
+    rows = [
+        {"k": (i if side == "left" else i * 3) % 40, "v": i // 2, "at": _at(turn)}
+        for i in range(first, first + ROWS_PER_TURN)
+    ]
+    if turn > 0:
+        rows.append({"k": 0, "v": -turn, "at": _at(turn) - datetime.timedelta(hours=1)})
+    return pa.Table.from_pylist(rows, schema=EVENT)
+
+
+def _at(turn: int) -> datetime.datetime:
+    return NOON + datetime.timedelta(hours=2, seconds=10 * turn)
+
+
+def totals_processor() -> StatefulProcessor:
+    """Return what counts and sums by key in a value state; its class travels by value."""
+
+    class Totals(StatefulProcessor):
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            self._total = handle.getValueState("total", "n long, s long")
+
+        def handleInputRows(  # noqa: N802 - Spark's
+            self,
+            key: Any,
+            rows: Iterator[pd.DataFrame],
+            timerValues: Any,  # noqa: N803 - Spark's
+        ) -> Iterator[pd.DataFrame]:
+            n, s = self._total.get() or (0, 0)
+            for frame in rows:
+                n, s = n + len(frame), s + int(frame["v"].sum())
+            self._total.update((n, s))
+            yield pd.DataFrame({"k": [key[0]], "n": [n], "s": [s]})
+
+        def close(self) -> None:
+            pass
+
+    return Totals()
+
+
+def make_pipeline(root: Path, *, left: int, right: int, has_totals: bool) -> Pipeline:
+    """Make the pipeline; `left` and `right` are the partition counts of those logs."""
+    totals = ["totals"] if has_totals else []
+    ends = [channel("totalled", COUNTED, source="totals")] if has_totals else []
+    return Pipeline.create(
+        root,
+        queries=["counts", "pairs", "recent", "distinct", "windows", *totals],
+        services={"feed": Feed},
+        channels=[
+            channel(
+                "left",
+                EVENT,
+                source="feed",
+                targets=["counts", "pairs", "distinct", "windows"],
+                partition_count=left,
+            ),
+            channel(
+                "right",
+                EVENT,
+                source="feed",
+                targets=["counts", "pairs", *totals],
+                partition_count=right,
+                key=["k"],
+            ),
+            channel("paired", PAIR, source="pairs", targets=["recent"], partition_count=right),
+            channel("counted", COUNTED, source="counts"),
+            channel("seen", KEYS, source="distinct"),
+            channel("seen-pairs", KEYS, source="recent"),
+            channel("windowed", WINDOW, source="windows", partition_count=left),
+            *ends,
+        ],
+    )
+
+
+def configure(spark: SparkSession, store: str) -> SparkSession:
+    """Return a session whose new queries keep their state in `store`."""
+    provider, has_changelog, version = STORES[store]
+    session = spark.newSession()
+    prefix = "spark.sql.streaming.stateStore"
+    settings = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        f"{prefix}.providerClass": f"org.apache.spark.sql.execution.streaming.state.{provider}",
+        f"{prefix}.rocksdb.changelogCheckpointing.enabled": str(has_changelog).lower(),
+        f"{prefix}.checkpointFormatVersion": str(version),
+        f"{prefix}.minDeltasForSnapshot": "5",
+    }
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    return session
+
+
+def start_queries(spark: SparkSession, pipeline: Pipeline) -> list[StreamingQuery]:
+    """Start every query of the pipeline."""
+
+    def read(query: str, *channels: str) -> DataFrame:
+        return read_channels(spark, pipeline, query, *channels)
+
+    def start(query: str, frame: DataFrame, mode: str) -> StreamingQuery:
+        return start_and_wait(pipeline, query, frame, mode)
+
+    count = functions.count("*").alias("n")
+    counts = read("counts", "left", "right").groupBy("k").agg(count, functions.sum("v").alias("s"))
+    left = read("pairs", "left").selectExpr("k", "v as l", "at")
+    right = read("pairs", "right").selectExpr("k", "v as r")
+    pairs = left.join(right, "k").select("k", "l", "r", "at")
+    recent = read("recent", "paired").withWatermark("at", "1 day")
+    recent = recent.selectExpr("l as v", "at").dropDuplicatesWithinWatermark(["v"]).select("v")
+    distinct = read("distinct", "left").select("v").dropDuplicates(["v"])
+    windows = read("windows", "left").withWatermark("at", "10 seconds")
+    windows = windows.groupBy(functions.window("at", "20 seconds").alias("w")).agg(count)
+    started = [
+        start("counts", counts, "update"),
+        start("pairs", pairs, "append"),
+        start("recent", recent, "append"),
+        start("distinct", distinct, "append"),
+        start("windows", windows.select("w.start", "n"), "append"),
+    ]
+    if "totals" in pipeline.dataflow.queries:
+        totals = read("totals", "right").groupBy("k")
+        frame = totals.transformWithStateInPandas(
+            totals_processor(), "k long, n long, s long", "Update", "None"
+        )
+        started.append(start("totals", frame, "update"))
+    return started
+
+
+def start_and_wait(
+    pipeline: Pipeline, query: str, frame: DataFrame, output_mode: str, **arguments: Any
+) -> StreamingQuery:
+    """Start a query, and wait until its sources are there.
+
+    Spark waits ten seconds for the program of a source, which a busy machine may exceed: then
+    nothing has begun, and another attempt is made.
+    """
+    while True:
+        started = start_query(frame, pipeline, query, output_mode=output_mode, **arguments)
+        wait_until(functools.partial(_has_sources, started))
+        error = started.exception()
+        if error is None:
+            return started
+        assert "failed to connect back" in str(error), error
+        wait_until(lambda: not is_running(pipeline.path, query))
+
+
+def _has_sources(query: StreamingQuery) -> bool:
+    return bool(query.status["message"] != "Initializing sources")
+
+
+def stop_queries(pipeline: Pipeline, queries: list[StreamingQuery]) -> None:
+    """Let every query finish what is there, stop it, and wait until its lock is free.
+
+    Twice, because the last ones read what the first ones write.
+    """
+    for query in (*queries, *queries):
+        query.processAllAvailable()
+    for query in queries:
+        query.stop()
+    wait_until(lambda: not any(is_running(pipeline.path, q) for q in pipeline.dataflow.queries))
+
+
+def wait_until(is_true: Callable[[], bool], timeout_s: float = 300.0) -> None:
+    """Wait for a condition that the file system shows."""
+    pause = threading.Event()
+    until = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < until, f"nothing came in {timeout_s} seconds"
+        pause.wait(0.02)
+
+
+def committed_turns(pipeline: Pipeline) -> int:
+    """Return how many items of `left` the query `counts` has accounted for."""
+    path = checkpoint_path(pipeline.path, pipeline.epoch, "counts")
+    found = checkpoint.last_committed(path)
+    return 0 if found is None else found.positions["left"]
+
+
+def feed(pipeline: Pipeline, *, until: int | None, ended: threading.Event) -> int:
+    """Append turns up to `until`, or, with None, keep a little ahead of the queries until `ended`.
+
+    Returns:
+        the number of turns taken since the pipeline was made.
+    """
+    state = Feed()
+    sent = 0
+    with join("feed", pipeline=pipeline.path, state=state) as me:
+        while state.turn < until if until is not None else not ended.is_set():
+            is_ahead = until is None and sent - committed_turns(pipeline) >= LAG_MAX
+            if is_ahead or (until is None and state.turn == 1 and committed_turns(pipeline) == 0):
+                # Only after the first micro-batch is there a watermark that can make records late.
+                ended.wait(0.01)
+            else:
+                me.append("left", events("left", state.turn))
+                me.append("right", events("right", state.turn))
+                state.turn += 1
+                sent += 1
+            me.boundary()
+    return state.turn
+
+
+def records(pipeline: Pipeline, log: str, manifest: Manifest | None, end: int) -> list[Any]:
+    """Return the records of a log before item `end`, on the course of `manifest` or the present."""
+    head = read_head(pipeline.path)
+    stretches = head.stretches if manifest is None else manifest.stretches
+    reader = LogReader(pipeline.path, pipeline.dataflow.log(log), stretches[log])
+    end = reader.tail(0) if end < 0 else end
+    return [row for item in reader.items(0, end) for row in reader.table(item).to_pylist()]
+
+
+def outputs(pipeline: Pipeline) -> dict[str, Counter[Any]]:
+    """Return what the ends of the pipeline hold: of running counts the last of each key."""
+    found: dict[str, Counter[Any]] = {}
+    for log in pipeline.dataflow.logs:
+        if log.name in ("left", "right"):
+            continue
+        rows = records(pipeline, log.name, None, -1)
+        if log.name in ("counted", "totalled"):
+            found[log.name] = Counter()
+            for row in rows:
+                found[log.name][row["k"]] = max(found[log.name][row["k"]], row["n"])
+        else:
+            found[log.name] = Counter(tuple(row.values()) for row in rows)
+    return found
+
+
+def state_of(
+    spark: SparkSession, pipeline: Pipeline, manifest: Manifest, query: str, **options: str
+) -> list[dict[str, Any]]:
+    """Return a query's state at a snapshot, read by Spark: a row's key and value columns in one."""
+    state = manifest.part(query).query
+    assert state is not None
+    if state.batch is None:
+        return []
+    path = pinned_path(snapshot_path(pipeline.path, manifest.snapshot), query)
+    reader = spark.read.format("statestore").option("batchId", state.batch).options(**options)
+    rows = reader.load(str(path)).select("key", "value").collect()
+    return [_columns(row["key"]) | _columns(row["value"]) for row in rows]
+
+
+def _columns(row: Any) -> dict[str, Any]:
+    return {} if row is None else dict(row.asDict(recursive=True))
