@@ -146,17 +146,29 @@ def start_queries(spark: SparkSession, pipeline: Pipeline) -> list[StreamingQuer
         .agg(F.sum("sum").alias("total"), F.count("*").alias("orders"))
     )
     settled = read("settled", "unique").join(read("settled", "payments"), ["account", "ticket"])
-    started = []
-    for name, frame, mode in (
-        ("unique", unique, "append"),
-        ("totals", totals, "update"),
-        ("settled", settled.select(SETTLED.names), "append"),
-    ):
-        started.append(start_query(frame, pipeline, name, output_mode=mode))
-        # One after the other: Spark waits ten seconds for the Python of a source, and no longer.
-        while started[-1].isActive and started[-1].status["message"] == "Initializing sources":
+    return [
+        start_and_wait(pipeline, "unique", unique, "append"),
+        start_and_wait(pipeline, "totals", totals, "update"),
+        start_and_wait(pipeline, "settled", settled.select(SETTLED.names), "append"),
+    ]
+
+
+def start_and_wait(
+    pipeline: Pipeline, query: str, frame: DataFrame, output_mode: str
+) -> StreamingQuery:
+    """Start a query and wait until its sources are there.
+
+    Spark waits ten seconds for the Python of a source, which a busy machine may exceed: then
+    nothing has begun, and another attempt is made.
+    """
+    while True:
+        started = start_query(frame, pipeline, query, output_mode=output_mode)
+        while started.isActive and started.status["message"] == "Initializing sources":
             select.select([], [], [], POLL_S)
-    return started
+        error = started.exception()
+        if error is None:
+            return started
+        assert "failed to connect back" in str(error), error
 
 
 def query_states(spark: SparkSession, checkpoints: dict[str, Path]) -> dict[str, list[Row]]:
