@@ -1,0 +1,209 @@
+"""Barriers and Spark's micro-batches: idle inputs, runs that end by themselves, foreign sources."""
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from stillframe.pipeline import Participant, Pipeline, channel, checkpoint, join
+from stillframe.pipeline.head import checkpoint_path
+from stillframe.pipeline.part import under_way
+from stillframe.pipeline.published import Manifest
+from stillframe.spark.queries import read_channels, with_barriers
+from tests.spark import flows
+
+VALUE = pa.schema([("v", pa.int64())])
+
+
+@dataclass
+class Source:
+    """A service that writes; it remembers nothing."""
+
+    sent: int = 0
+
+
+def append(me: Participant, log: str, *values: int) -> None:
+    """Append records."""
+    me.append(log, pa.table({"v": list(values)}, schema=VALUE))
+
+
+def last_batch(pipeline: Pipeline, query: str) -> int | None:
+    """Return the newest committed micro-batch."""
+    path = checkpoint_path(pipeline.path, pipeline.epoch, query)
+    found = checkpoint.last_committed(path)
+    return None if found is None else found.batch
+
+
+def values_of(pipeline: Pipeline, log: str) -> list[int]:
+    """Return what a log holds."""
+    return sorted(row["v"] for row in flows.records(pipeline, log, None, -1))
+
+
+def has_more(pipeline: Pipeline, count: int) -> bool:
+    """Return whether more than `count` records were put out."""
+    return len(values_of(pipeline, "end")) > count
+
+
+def snapshot(pipeline: Pipeline, mode: str = "aligned") -> Manifest:
+    """Take a snapshot that is not given up."""
+    outcome = pipeline.snapshot(mode, timeout_s=300)
+    assert isinstance(outcome, Manifest), outcome
+    return outcome
+
+
+@contextmanager
+def being_taken(pipeline: Pipeline) -> Iterator[list[Manifest]]:
+    """Let an aligned snapshot be under way in the body; it is published when the body has ended."""
+    taken: list[Manifest] = []
+    thread = threading.Thread(target=lambda: taken.append(snapshot(pipeline)), daemon=True)
+    thread.start()
+    flows.wait_until(lambda: under_way(pipeline.path) is not None)
+    yield taken
+    thread.join()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["aligned", "unaligned", "at-least-once"])
+def test_idle_queries_run_no_micro_batch_for_a_snapshot(
+    spark: SparkSession, tmp_path: Path, mode: str
+) -> None:
+    """Barriers travel a chain without data; what comes after them is in no snapshot."""
+    pipeline = Pipeline.create(
+        tmp_path / "idle.pipeline",
+        queries=["one", "two"],
+        services={"a": Source, "b": Source},
+        channels=[
+            channel("busy", VALUE, source="a", targets=["one"]),
+            channel("silent", VALUE, source="b", targets=["one"]),
+            channel("between", VALUE, source="one", targets=["two"]),
+            channel("end", VALUE, source="two"),
+        ],
+    )
+    one = read_channels(spark, pipeline, "one", "busy", "silent")
+    queries = [flows.start_and_wait(pipeline, "one", one, "append")]
+    two = read_channels(spark, pipeline, "two", "between")
+    queries.append(flows.start_and_wait(pipeline, "two", two, "append"))
+    with (
+        join("a", pipeline=pipeline.path, state=Source()) as a,
+        join("b", pipeline=pipeline.path, state=Source()),
+    ):
+        append(a, "busy", 1, 2)
+    for query in (*queries, *queries):
+        query.processAllAvailable()
+    before = [last_batch(pipeline, name) for name in ("one", "two")]
+    for _ in range(3):
+        taken = snapshot(pipeline, mode)
+        assert taken.record_count == taken.duplicate_count == 0
+    assert [last_batch(pipeline, name) for name in ("one", "two")] == before
+    with join("a", pipeline=pipeline.path, state=Source()) as a:
+        append(a, "busy", 3)
+    flows.stop_queries(pipeline, queries)
+    assert values_of(pipeline, "end") == [1, 2, 3]
+    pipeline.restore(str(taken.snapshot))
+    assert values_of(pipeline, "end") == [1, 2]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_barrier_does_not_end_a_run_with_available_now(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Such a run reads everything that is there, also behind a barrier, and records unaligned."""
+    pipeline = Pipeline.create(
+        tmp_path / "now.pipeline",
+        queries=["all"],
+        services={"a": Source, "b": Source},
+        channels=[
+            channel("left", VALUE, source="a", targets=["all"]),
+            channel("right", VALUE, source="b", targets=["all"]),
+            channel("end", VALUE, source="all"),
+        ],
+    )
+    with (
+        join("a", pipeline=pipeline.path, state=Source()) as a,
+        join("b", pipeline=pipeline.path, state=Source()) as b,
+    ):
+        append(a, "left", 1)
+        append(b, "right", 2)
+        with being_taken(pipeline) as taken:
+            a.boundary()  # the barrier is on `left` now, and not on `right`
+            append(a, "left", 3)
+            append(a, "left", 4)
+            frame = read_channels(spark, pipeline, "all", "left", "right", rows_max=1)
+            query = flows.start_and_wait(
+                pipeline, "all", frame, "append", trigger={"availableNow": True}
+            )
+            query.awaitTermination()
+            assert values_of(pipeline, "end") == [1, 2, 3, 4]
+            b.boundary()
+    (manifest,) = taken
+    assert manifest.record_count == 2
+    assert manifest.part("all").query is not None
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_query_that_reads_files_begins_snapshots(spark: SparkSession, tmp_path: Path) -> None:
+    """with_barriers: Spark's own file source goes back with the snapshot, offsets and all."""
+    files = tmp_path / "files"
+    files.mkdir()
+    pipeline = Pipeline.create(
+        tmp_path / "files.pipeline",
+        queries=["root"],
+        channels=[channel("end", VALUE, source="root")],
+    )
+    frame = spark.readStream.schema("v long").json(f"file://{files}")
+    frame = with_barriers(frame, pipeline, "root").dropDuplicates(["v"])
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    query = flows.start_and_wait(pipeline, "root", frame, "append")
+
+    def add(*values: int) -> None:
+        text = "".join(f'{{"v": {value}}}\n' for value in values)
+        partial = tmp_path / "partial"
+        partial.write_text(text)
+        partial.rename(files / f"{values[0]}.json")
+        query.processAllAvailable()
+
+    add(1, 2)
+    taken = snapshot(pipeline)
+    add(2, 3)
+    flows.stop_queries(pipeline, [query])
+    assert values_of(pipeline, "end") == [1, 2, 3]
+    pipeline.restore(str(taken.snapshot))
+    assert values_of(pipeline, "end") == [1, 2]
+    query = flows.start_and_wait(pipeline, "root", frame, "append")
+    add(3, 4)
+    flows.stop_queries(pipeline, [query])
+    assert values_of(pipeline, "end") == [1, 2, 3, 4]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_query_that_reads_the_clock_begins_snapshots(spark: SparkSession, tmp_path: Path) -> None:
+    """with_barriers: Spark's rate source goes on after a restore with the number that follows."""
+    pipeline = Pipeline.create(
+        tmp_path / "rate.pipeline",
+        queries=["root"],
+        channels=[channel("end", VALUE, source="root")],
+    )
+    rate = spark.readStream.format("rate").option("rowsPerSecond", 5).option("numPartitions", 1)
+    frame = rate.load().selectExpr("value as v")
+    frame = with_barriers(frame, pipeline, "root")
+    for _ in range(2):
+        query = flows.start_and_wait(pipeline, "root", frame, "append")
+        count = len(values_of(pipeline, "end"))
+        flows.wait_until(functools.partial(has_more, pipeline, count))
+        taken = snapshot(pipeline)
+        query.stop()
+        flows.stop_queries(pipeline, [])
+        pipeline.restore(str(taken.snapshot))
+        values = values_of(pipeline, "end")
+        assert values == list(range(len(values)))
+    assert len(values) > count
