@@ -140,7 +140,7 @@ class Soak:
         line = coordinator.line()
         assert line is not None, coordinator.last_words()
         if line.startswith("abandoned"):
-            assert str(Reason.PROCESS_DIED) in line, line
+            assert str(Reason.NOT_AT_REST) in line, line
             self.done["snapshots given up"] += 1
         else:
             self.check(self.pipeline.find(line))
