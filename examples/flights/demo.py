@@ -150,6 +150,7 @@ def show_loss(console: Console, pipeline: Pipeline) -> None:
         "  lost with the memory of the services: where the feed was, and the books\n"
         f"  with empty books the passengers would be paid a second time: {paid:,} EUR",
         highlight=False,
+        soft_wrap=True,
     )
     try:
         with join("compensation", pipeline=pipeline.path, state=Books()):
@@ -237,7 +238,9 @@ def demonstrate(directory: Path, flight_count: int, flights_per_s: float, consol
     claims = _claims(one, other, broken.findings)
     console.print()
     for claim, holds in claims.items():
-        console.print(f"{'[green]yes[/green]' if holds else '[red] no[/red]'}  {claim}")
+        console.print(
+            f"{'[green]yes[/green]' if holds else '[red] no[/red]'}  {claim}", soft_wrap=True
+        )
     _print_figures(console, broken, time.monotonic() - began)
     return 0 if all(claims.values()) else 1
 

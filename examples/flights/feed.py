@@ -10,7 +10,7 @@ from examples.flights.flows import READY, Replay
 from examples.flights.tables import read_flights, read_weather
 from stillframe.pipeline import join
 
-FLIGHTS_AT_ONCE = 1000
+FLIGHTS_AT_ONCE = 500
 
 
 def run(pipeline: Path, flight_count: int | None, flights_per_s: float) -> None:

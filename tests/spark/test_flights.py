@@ -19,7 +19,7 @@ from examples.flights.tables import read_flights, read_weather
 pytestmark = pytest.mark.spark
 
 FLIGHT_COUNT = 6_000
-FLIGHTS_PER_S = 2_000.0
+FLIGHTS_PER_S = 600.0
 
 
 @pytest.mark.slow
