@@ -1,7 +1,6 @@
 """The kill soak of a pipeline in its short form; ``python -m tests.soak.pipeline`` is the full one.
 
-Its seed was chosen so that it shows a driver, a service, a coordinator and a restore killed, and a
-driver that goes on without a restore.
+Four kills are one of each kind: the driver, a service, a coordinator and a restore.
 """
 
 from pathlib import Path
