@@ -25,10 +25,11 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from stillframe.pipeline import Pipeline, channel, checkpoint, join
+from stillframe.pipeline import Participant, Pipeline, channel, checkpoint, join
 from stillframe.pipeline.head import checkpoint_path, read_head
 from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.part import under_way
 from stillframe.pipeline.published import Manifest, pinned_path, snapshot_path
 from stillframe.spark.queries import read_channels, start_query
 
@@ -237,27 +238,45 @@ def committed_turns(pipeline: Pipeline) -> int:
     return 0 if found is None else found.positions["left"]
 
 
-def feed(pipeline: Pipeline, *, until: int | None, ended: threading.Event) -> int:
-    """Append turns up to `until`, or, with None, keep a little ahead of the queries until `ended`.
+def feed_along(pipeline: Pipeline, ended: threading.Event) -> int:
+    """Append turns, a little ahead of the queries and right behind each barrier, until `ended`.
 
     Returns:
         the number of turns taken since the pipeline was made.
     """
     state = Feed()
-    sent = 0
+    seen = None
     with join("feed", pipeline=pipeline.path, state=state) as me:
-        while state.turn < until if until is not None else not ended.is_set():
-            is_ahead = until is None and sent - committed_turns(pipeline) >= LAG_MAX
-            if is_ahead or (until is None and state.turn == 1 and committed_turns(pipeline) == 0):
-                # Only after the first micro-batch is there a watermark that can make records late.
+        while not ended.is_set():
+            request = under_way(pipeline.path)
+            me.boundary()
+            committed = committed_turns(pipeline)
+            # Only after the first micro-batch is there a watermark that can make records late.
+            is_waiting = state.turn - committed >= LAG_MAX or (state.turn > 0 and committed == 0)
+            if request is not None and request.snapshot != seen:
+                seen = request.snapshot
+                _take_turn(me, state)
+            elif is_waiting:
                 ended.wait(0.01)
             else:
-                me.append("left", events("left", state.turn))
-                me.append("right", events("right", state.turn))
-                state.turn += 1
-                sent += 1
-            me.boundary()
+                _take_turn(me, state)
     return state.turn
+
+
+def feed_up_to(pipeline: Pipeline, turn_count: int) -> None:
+    """Append the turns that are missing, from where the service stands."""
+    state = Feed()
+    with join("feed", pipeline=pipeline.path, state=state) as me:
+        assert state.turn < turn_count, "nothing is left to do after the restore"
+        while state.turn < turn_count:
+            _take_turn(me, state)
+            me.boundary()
+
+
+def _take_turn(me: Participant, state: Feed) -> None:
+    me.append("left", events("left", state.turn))
+    me.append("right", events("right", state.turn))
+    state.turn += 1
 
 
 def records(pipeline: Pipeline, log: str, manifest: Manifest | None, end: int) -> list[Any]:

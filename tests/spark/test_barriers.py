@@ -58,10 +58,10 @@ def snapshot(pipeline: Pipeline, mode: str = "aligned") -> Manifest:
 
 
 @contextmanager
-def being_taken(pipeline: Pipeline) -> Iterator[list[Manifest]]:
-    """Let an aligned snapshot be under way in the body; it is published when the body has ended."""
+def being_taken(pipeline: Pipeline, mode: str = "aligned") -> Iterator[list[Manifest]]:
+    """Let a snapshot be under way in the body; it is published when the body has ended."""
     taken: list[Manifest] = []
-    thread = threading.Thread(target=lambda: taken.append(snapshot(pipeline)), daemon=True)
+    thread = threading.Thread(target=lambda: taken.append(snapshot(pipeline, mode)), daemon=True)
     thread.start()
     flows.wait_until(lambda: under_way(pipeline.path) is not None)
     yield taken
@@ -146,6 +146,47 @@ def test_a_barrier_does_not_end_a_run_with_available_now(
     (manifest,) = taken
     assert manifest.record_count == 2
     assert manifest.part("all").query is not None
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_at_least_once_announces_what_is_received_twice(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Nothing is held; what was read behind a barrier comes again after a restore, and no more."""
+    pipeline = Pipeline.create(
+        tmp_path / "twice.pipeline",
+        queries=["all"],
+        services={"a": Source, "b": Source},
+        channels=[
+            channel("left", VALUE, source="a", targets=["all"]),
+            channel("right", VALUE, source="b", targets=["all"]),
+            channel("end", VALUE, source="all"),
+        ],
+    )
+    frame = read_channels(spark, pipeline, "all", "left", "right")
+    query = flows.start_and_wait(pipeline, "all", frame, "append")
+    with (
+        join("a", pipeline=pipeline.path, state=Source()) as a,
+        join("b", pipeline=pipeline.path, state=Source()) as b,
+    ):
+        append(a, "left", 1)
+        append(b, "right", 2)
+        with being_taken(pipeline, "at-least-once") as taken:
+            a.boundary()  # the barrier is on `left` now, and not on `right`
+            append(a, "left", 3, 4)
+            query.processAllAvailable()
+            assert values_of(pipeline, "end") == [1, 2, 3, 4]
+            b.boundary()
+        flows.stop_queries(pipeline, [query])
+    (manifest,) = taken
+    assert manifest.duplicate_count == 2
+    pipeline.restore()
+    query = flows.start_and_wait(pipeline, "all", frame, "append")
+    with join("a", pipeline=pipeline.path, state=Source()) as a:
+        append(a, "left", 3, 4)
+    flows.stop_queries(pipeline, [query])
+    assert values_of(pipeline, "end") == [1, 2, 3, 3, 4, 4]
 
 
 @pytest.mark.spark
