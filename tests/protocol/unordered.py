@@ -108,13 +108,14 @@ class Unordered:
     def happen(self, chance: Random) -> bool:
         """Let anything come that is on its way; return whether anything was."""
         full = [channel for channel, bag in self.bags.items() if bag]
+        is_any = bool(full or self.news)  # the last news may put markers on channels
         if self.news and (not full or chance.random() < 0.2):
             self.tell(chance.randrange(len(self.news)))
         elif full:
             channel = chance.choice(full)
             position = chance.randrange(len(self.bags[channel]))
             self.deliver(channel.source, channel.target, position, chance.randint(1, 3))
-        return bool(full or self.news)
+        return is_any
 
     def drain(self, chance: Random) -> None:
         """Let everything come that is on its way."""
