@@ -6,13 +6,10 @@ order of hours and a watermark stays behind the slower of the two.
 """
 
 import argparse
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pyspark.sql.functions as fn
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from examples.flights.flows import ENRICHED, LATE, READY
 from stillframe.pipeline import Pipeline
@@ -70,30 +67,14 @@ def start(spark: SparkSession, pipeline: Pipeline) -> None:
     """Start the queries; each goes on where the pipeline stands."""
     flights = read_channels(spark, pipeline, "enrich", "flights", rows_max=FLIGHTS_AT_ONCE)
     weather = read_channels(spark, pipeline, "enrich", "weather")
-    _begin(spark, lambda: start_query(enriched(flights, weather), pipeline, "enrich"))
+    start_query(enriched(flights, weather), pipeline, "enrich")
     late = very_late(read_channels(spark, pipeline, "alerts", "enriched"))
-    _begin(spark, lambda: start_query(late, pipeline, "alerts"))
+    start_query(late, pipeline, "alerts")
     totals = per_carrier(
         read_channels(spark, pipeline, "carriers", "enriched"),
         read_channels(spark, pipeline, "carriers", "payments"),
     )
-    _begin(spark, lambda: start_query(totals, pipeline, "carriers", output_mode="update"))
-
-
-def _begin(spark: SparkSession, start_one: Callable[[], StreamingQuery]) -> None:
-    """Start a query and wait until it runs, or raise what keeps it from that.
-
-    Spark starts a Python process for each source and allows each ten seconds. On a small machine
-    one query after the other is safer, and one whose sources were too slow can be started again.
-    """
-    for _ in range(ATTEMPT_COUNT):
-        query = start_one()
-        while query.isActive and query.status["message"].startswith(INITIALIZING):
-            time.sleep(POLL_S)
-        if query.isActive:
-            return
-        spark.streams.resetTerminated()  # or awaitAnyTermination would come back to it
-    query.awaitTermination()
+    start_query(totals, pipeline, "carriers", output_mode="update")
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ between micro-batches (``spark.source``), its sink appends each micro-batch once
 
 import contextlib
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -172,6 +173,7 @@ def start_query(
         if trigger:
             writer = writer.trigger(**trigger)
         started = writer.start()
+        _wait_for_sources(started)
     except BaseException:
         _release(pipeline, query)
         raise
@@ -181,6 +183,18 @@ def start_query(
     return started
 
 
+def _wait_for_sources(started: StreamingQuery) -> None:
+    """Return when a query's sources have started, or the query has ended.
+
+    Each starts a Python process, to which Spark gives ten seconds: queries that all began at once
+    would be in each other's way on a small machine.
+    """
+    while started.isActive and started.status["message"] == _STARTING:
+        time.sleep(_POLL_S)
+
+
+_STARTING = "Initializing sources"
+_POLL_S = 0.02
 _held: dict[tuple[Path, str], Lock] = {}
 """The locks of the queries that this driver runs."""
 _lent: dict[tuple[Path, str], Lock] = {}
@@ -217,7 +231,10 @@ def _appender(root: Path, head: Head, log: Log) -> EachBatch:
     def append(frame: DataFrame, batch: int) -> None:
         written = writer.last_batch()
         if written is not None and written >= batch:
-            return  # Spark runs a micro-batch again whose commit it did not see
+            # Spark runs a micro-batch again whose commit it did not see. Its records are here, but
+            # its state, and how far its watermark comes, are known only from running it.
+            frame.write.format("noop").mode("overwrite").save()
+            return
         files = _write(frame, log, writer.data_directory, f"batch-{batch}-{uuid.uuid4().hex}")
         if files:
             writer.append_files(files, batch=batch)
