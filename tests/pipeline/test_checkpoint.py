@@ -79,3 +79,24 @@ def test_going_back_by_hand_shows(tmp_path: Path, gone: list[str], what: str) ->
     for name in gone:
         (path / name).unlink()
     assert what in str(checkpoint.contradiction(path))
+
+
+def test_an_export_is_another_query_at_another_place(tmp_path: Path) -> None:
+    """A new id, so that no sink takes a replay for done; what was pinned stays as it was."""
+    path = make_checkpoint(tmp_path / "checkpoint", planned=4, done=4)
+    pinned, exported = tmp_path / "pinned", tmp_path / "exported"
+    checkpoint.pin(path, 3, pinned)
+    before = {file: file.read_bytes() for file in pinned.rglob("*") if file.is_file()}
+    checkpoint.export(pinned, exported, 3, {"in": 7})
+    assert (exported / "metadata").read_bytes() != (path / "metadata").read_bytes()
+    assert checkpoint.last_committed(exported) == checkpoint.Committed(3, {"in": 7})
+    assert checkpoint.last_committed(pinned) == checkpoint.Committed(3, {"in": 1})
+    assert checkpoint.contradiction(exported) is None
+    assert {file: file.read_bytes() for file in pinned.rglob("*") if file.is_file()} == before
+
+
+def test_offsets_have_one_text() -> None:
+    """Spark compares offsets as text: the order in which channels are named does not matter."""
+    one, other = {"a": 1, "b": 2}, {"b": 2, "a": 1}
+    assert checkpoint.encode_offset(one) == checkpoint.encode_offset(other)
+    assert json.loads(checkpoint.encode_offset(one)) == checkpoint.offset_of(other)

@@ -11,6 +11,7 @@ was lost would let it in.
 
 import datetime
 import functools
+import json
 import threading
 import time
 from collections import Counter
@@ -238,6 +239,19 @@ def committed_turns(pipeline: Pipeline) -> int:
     return 0 if found is None else found.positions["left"]
 
 
+def can_be_late(pipeline: Pipeline) -> bool:
+    """Return whether the query `windows` drops late records from its next micro-batch on.
+
+    Spark compares them with the watermark that the micro-batch before had.
+    """
+    path = checkpoint_path(pipeline.path, pipeline.epoch, "windows")
+    found = checkpoint.last_committed(path)
+    if found is None:
+        return False
+    plan = (path / "offsets" / str(found.batch)).read_text().split("\n")
+    return int(json.loads(plan[1])["batchWatermarkMs"]) > 0
+
+
 def feed_along(pipeline: Pipeline, ended: threading.Event) -> int:
     """Append turns, a little ahead of the queries and right behind each barrier, until `ended`.
 
@@ -250,9 +264,9 @@ def feed_along(pipeline: Pipeline, ended: threading.Event) -> int:
         while not ended.is_set():
             request = under_way(pipeline.path)
             me.boundary()
-            committed = committed_turns(pipeline)
-            # Only after the first micro-batch is there a watermark that can make records late.
-            is_waiting = state.turn - committed >= LAG_MAX or (state.turn > 0 and committed == 0)
+            is_waiting = state.turn > 0 and (
+                state.turn - committed_turns(pipeline) >= LAG_MAX or not can_be_late(pipeline)
+            )
             if request is not None and request.snapshot != seen:
                 seen = request.snapshot
                 _take_turn(me, state)

@@ -15,7 +15,7 @@ from stillframe.pipeline import Participant, Pipeline, channel, checkpoint, join
 from stillframe.pipeline.head import checkpoint_path
 from stillframe.pipeline.part import under_way
 from stillframe.pipeline.published import Manifest
-from stillframe.spark.queries import read_channels, with_barriers
+from stillframe.spark.queries import read_channels, to_channel, with_barriers
 from tests.spark import flows
 
 VALUE = pa.schema([("v", pa.int64())])
@@ -248,3 +248,20 @@ def test_a_query_that_reads_the_clock_begins_snapshots(spark: SparkSession, tmp_
         values = values_of(pipeline, "end")
         assert values == list(range(len(values)))
     assert len(values) > count
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_micro_batch_that_spark_runs_twice_is_appended_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark repeats a micro-batch whose commit it did not see; files of no item are no records."""
+    pipeline = Pipeline.create(
+        tmp_path / "again.pipeline",
+        queries=["all"],
+        channels=[channel("end", VALUE, source="all", partition_count=3, key=["v"])],
+    )
+    append_batch = to_channel(pipeline, "end")
+    for batch, first in ((0, 0), (0, 0), (1, 10), (1, 10), (0, 0)):
+        append_batch(spark.range(first, first + 10).toDF("v"), batch)
+    assert values_of(pipeline, "end") == list(range(20))

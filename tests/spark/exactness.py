@@ -1,0 +1,234 @@
+"""Judges one run of the pipeline of ``flows``: snapshots in every mode while it runs, one restore.
+
+``python -m tests.spark.exactness`` goes through every store, mode and arrangement of partitions;
+the tests take a selection in which each value meets each other.
+"""
+
+import datetime
+import itertools
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from stillframe.pipeline import Pipeline
+from stillframe.pipeline.published import Manifest
+from stillframe.protocol.aligner import Mode
+from stillframe.spark.session import spark_session
+from tests.spark import flows
+
+TIMEOUT_S = 300.0
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A state store, the partition counts of the logs `left` and `right`, and the mode of the
+    snapshot to go back to."""
+
+    store: str
+    left: int
+    right: int
+    restored: Mode
+
+    def __str__(self) -> str:
+        return f"{self.store}-{self.left}-{self.right}-{self.restored}"
+
+
+EVERY_CASE = [
+    Case(store, *partitions, mode)
+    for store, partitions, mode in itertools.product(flows.STORES, [(1, 3), (3, 1)], Mode)
+]
+
+SELECTED_CASES = [
+    Case("hdfs", 1, 3, Mode.UNALIGNED),
+    Case("rocksdb", 3, 1, Mode.AT_LEAST_ONCE),
+    Case("rocksdb-changelog", 1, 3, Mode.ALIGNED),
+    Case("rocksdb-format-2", 3, 1, Mode.UNALIGNED),
+    Case("rocksdb-changelog-format-2", 1, 3, Mode.AT_LEAST_ONCE),
+]
+"""Snapshots in every mode are taken and judged in each of them."""
+
+
+def judge(spark: SparkSession, root: Path, case: Case) -> None:
+    """Run, take snapshots, run to the end, go back to one, run to the end again; judge it all.
+
+    Raises:
+        AssertionError: a state or an output is not what it must be.
+    """
+    session = flows.configure(spark, case.store)
+    pipeline = flows.make_pipeline(
+        root, left=case.left, right=case.right, has_totals=case.store != "hdfs"
+    )
+    taken, turn_count = _run_with_snapshots(session, pipeline)
+    unbroken = flows.outputs(pipeline)
+    judge_end(pipeline, unbroken, {})
+    for manifest in taken.values():
+        judge_states(session, pipeline, manifest)
+    chosen = taken[case.restored]
+    pipeline.restore(str(chosen.snapshot))
+    queries = flows.start_queries(session, pipeline)
+    flows.feed_up_to(pipeline, turn_count)
+    flows.stop_queries(pipeline, queries)
+    found = flows.outputs(pipeline)
+    judge_end(pipeline, found, duplicate_counts(chosen))
+    if case.restored is not Mode.AT_LEAST_ONCE:
+        assert found == unbroken
+
+
+def _run_with_snapshots(
+    spark: SparkSession, pipeline: Pipeline
+) -> tuple[dict[Mode, Manifest], int]:
+    """Take a snapshot in each mode while records flow, then let everything end."""
+    queries = flows.start_queries(spark, pipeline)
+    ended = threading.Event()
+    turn_counts: list[int] = []
+
+    def go() -> None:
+        turn_counts.append(flows.feed_along(pipeline, ended))
+
+    writer = threading.Thread(target=go, daemon=True)
+    writer.start()
+    taken = {}
+    try:
+        flows.wait_until(lambda: flows.committed_turns(pipeline) > flows.LAG_MAX)
+        for mode in Mode:
+            outcome = pipeline.snapshot(mode, timeout_s=TIMEOUT_S)
+            assert isinstance(outcome, Manifest), outcome
+            taken[mode] = outcome
+    finally:
+        ended.set()
+        writer.join()
+        flows.stop_queries(pipeline, queries)
+    return taken, turn_counts[0]
+
+
+def judge_states(spark: SparkSession, pipeline: Pipeline, manifest: Manifest) -> None:
+    """Compare each query's state at a snapshot with a computation in batch from the logs."""
+    for cut in manifest.channels:
+        received, sent = sum(cut.received_counts), sum(cut.sent_counts)
+        assert received == sent - cut.record_count + cut.duplicate_count
+        if manifest.mode is Mode.ALIGNED:
+            assert received == sent, f"{cut.log} to {cut.target} should be empty"
+        if manifest.mode is not Mode.AT_LEAST_ONCE:
+            assert cut.duplicate_count == 0
+
+    def read(query: str, log: str) -> list[dict[str, Any]]:
+        end = manifest.part(query).positions[log]
+        rows = flows.records(pipeline, log, manifest, end)
+        (cut,) = (c for c in manifest.channels if (c.target, c.log) == (query, log))
+        assert len(rows) == sum(cut.received_counts)
+        return rows
+
+    def state(query: str, **options: str) -> list[dict[str, Any]]:
+        return flows.state_of(spark, pipeline, manifest, query, **options)
+
+    counted = {(row["k"], row["count"], row["sum"]) for row in state("counts")}
+    assert counted == _totals(read("counts", "left") + read("counts", "right"))
+    for log, column in (("left", "l"), ("right", "r")):
+        kept = Counter((row["k"], row[column]) for row in state("pairs", joinSide=log))
+        assert kept == Counter((row["k"], row["v"]) for row in read("pairs", log))
+    assert {row["v"] for row in state("distinct")} == {row["v"] for row in read("distinct", "left")}
+    paired = read("recent", "paired")
+    expected = {row["l"]: row["at"] + datetime.timedelta(days=1) for row in paired}
+    assert {row["v"] for row in state("recent")} == expected.keys()
+    _judge_windows(pipeline, manifest, state("windows"), read("windows", "left"))
+    if "totals" in pipeline.dataflow.queries:
+        totals = {(row["k"], row["n"], row["s"]) for row in state("totals", stateVarName="total")}
+        assert totals == _totals(read("totals", "right"))
+
+
+def _judge_windows(
+    pipeline: Pipeline,
+    manifest: Manifest,
+    kept: list[dict[str, Any]],
+    received: list[dict[str, Any]],
+) -> None:
+    """Windows are in the state until they are put out: never in both, never in neither."""
+    open_windows = {window["start"]: n for window, n in (row.values() for row in kept)}
+    end = manifest.part("windows").barriers["windowed"]
+    closed = {
+        row["start"].replace(tzinfo=None): row["n"]
+        for row in flows.records(pipeline, "windowed", manifest, end)
+    }
+    assert not open_windows.keys() & closed.keys()
+    assert open_windows | closed == _windows(received)
+
+
+def judge_end(
+    pipeline: Pipeline, found: Mapping[str, Counter[Any]], duplicates: Mapping[str, int]
+) -> None:
+    """Compare what a finished run has put out with a computation in batch from the logs.
+
+    Args:
+        pipeline: after the run.
+        found: what it has put out.
+        duplicates: how many records each query received twice.
+    """
+    left = flows.records(pipeline, "left", None, -1)
+    right = flows.records(pipeline, "right", None, -1)
+    assert found["counted"].total() == len(left) + len(right) + duplicates.get("counts", 0)
+    assert found["seen"] == Counter({(v,): 1 for v in {row["v"] for row in left}})
+    assert found["seen-pairs"].keys() == {(row[1],) for row in found["paired"]}
+    assert set(found["seen-pairs"].values()) == {1}
+    pairs = Counter(
+        (row["k"], row["v"], other["v"], row["at"])
+        for row in left
+        for other in right
+        if row["k"] == other["k"]
+    )
+    assert found["paired"].keys() == pairs.keys()
+    if not duplicates.get("pairs"):
+        assert found["paired"] == pairs
+    windows = dict(found["windowed"].keys())
+    truth = _windows(left)
+    for start, n in windows.items():
+        exact = truth[start.replace(tzinfo=None)]
+        assert exact <= n <= exact + duplicates.get("windows", 0)
+    if "totalled" in found:
+        assert found["totalled"].total() == len(right) + duplicates.get("totals", 0)
+
+
+def duplicate_counts(manifest: Manifest) -> dict[str, int]:
+    """Return how many records each query will receive twice after a restore to a snapshot."""
+    counts: Counter[str] = Counter()
+    for cut in manifest.channels:
+        counts[cut.target] += cut.duplicate_count
+    return counts
+
+
+def _totals(rows: list[dict[str, Any]]) -> set[tuple[int, int, int]]:
+    counts: Counter[int] = Counter()
+    sums: Counter[int] = Counter()
+    for row in rows:
+        counts[row["k"]] += 1
+        sums[row["k"]] += row["v"]
+    return {(k, n, sums[k]) for k, n in counts.items()}
+
+
+def _windows(rows: list[dict[str, Any]]) -> dict[datetime.datetime, int]:
+    """Return the windows of the records that are not late: how many are in each."""
+    counts: Counter[datetime.datetime] = Counter()
+    for row in rows:
+        if row["v"] >= 0:
+            at = row["at"].replace(tzinfo=None)
+            counts[at - datetime.timedelta(seconds=at.second % 20)] += 1
+    return dict(counts)
+
+
+def main() -> None:
+    """Judge every case, one after the other."""
+    spark = spark_session(app_name="exactness", master="local[2]")
+    for case in EVERY_CASE:
+        with tempfile.TemporaryDirectory() as directory:
+            judge(spark, Path(directory) / "flows.pipeline", case)
+        sys.stdout.write(f"{case}: exact\n")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
