@@ -5,9 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
 
 from stillframe.model import SnapshotId
+from stillframe.pipeline.checkpoint import offset_of
 from stillframe.pipeline.dataflow import channel
 from stillframe.pipeline.head import read_head, write_head
 from stillframe.pipeline.locks import participant_lock
@@ -23,7 +26,7 @@ from stillframe.pipeline.part import (
 )
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
-from stillframe.spark.source import ChannelStreamReader
+from stillframe.spark.source import ChannelSource, ChannelStreamReader
 from stillframe.store.disk import replace_durably
 from stillframe.store.seal import seal
 
@@ -90,3 +93,30 @@ def test_a_source_knows_where_the_other_logs_of_its_query_end(tmp_path: Path) ->
     part = read_part(root, NEW, "both")
     assert part is not None
     assert part.positions == {"lefts": 3, "rights": 3}
+
+
+def test_a_micro_batch_has_no_more_than_it_may(tmp_path: Path) -> None:
+    """``maxRowsPerTrigger`` reaches the reader, although Spark writes the names of options in small
+    letters; a micro-batch then has as few items as that takes, and at least one."""
+    Pipeline.create(
+        tmp_path,
+        name="p",
+        queries=["one"],
+        services={"feed": Feed},
+        channels=[channel("log", SCHEMA, source="feed", targets=["one"])],
+    )
+    head = read_head(tmp_path)
+    writer = LogWriter(tmp_path, head.dataflow.log("log"), head)
+    for _ in range(5):
+        writer.append(pa.table({"n": [1, 2]}, schema=SCHEMA))
+    options = CaseInsensitiveDict(
+        {"pipeline": str(tmp_path), "query": "one", "channels": "log", "maxRowsPerTrigger": "3"}
+    )
+    reader = ChannelSource(options).streamReader(StructType())
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(3)
+    lock = participant_lock(tmp_path, "one")
+    assert lock.try_take()
+    first = reader.latestOffset(reader.initialOffset(), limit)
+    assert first == offset_of({"log": 2})
+    lock.release()

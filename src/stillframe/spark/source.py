@@ -7,7 +7,7 @@ Spark asks ``latestOffset`` before it plans a micro-batch, when the one before i
 the moment between two atomic actions. What runs on executors (``read``) imports no more than Arrow.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -57,13 +57,13 @@ class ChannelSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return the reader of one query."""
-        return ChannelStreamReader(dict(self.options))
+        return ChannelStreamReader(self.options)
 
 
 class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads logs for one query, and asks the barrier rules before each micro-batch."""
 
-    def __init__(self, options: dict[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str]) -> None:
         from stillframe.spark.options import channels_of, read_options
 
         self._options = read_options(options)
