@@ -11,6 +11,7 @@ is known by partition and offset; an item says at which offset each partition st
 import bisect
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,11 +25,13 @@ from stillframe.pipeline.dataflow import Log, schema_difference
 from stillframe.pipeline.head import CHANNELS, Head, Stretch
 from stillframe.pipeline.tables import read_records, spread, write_records
 from stillframe.protocol.aligner import Mode
-from stillframe.store.disk import write_new
+from stillframe.store.disk import WHAT_TO_DO, write_new
 from stillframe.store.opening import explained
 from stillframe.store.seal import FORMAT, read_sealed, seal
 
 DATA = "data"
+_DATA_FILE = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/part-[\w.=-]+)?", re.ASCII)
+"""A file of a service, or one in the directory of a micro-batch. It leads nowhere else."""
 
 
 class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,8 +149,13 @@ class LogReader:
         if item is None:
             path = self._path(number)
             item = read_sealed(path, Item)
-            if item.number != number or len(item.offsets) != self.log.partition_count:
+            if item.number != number or item.epoch != self._epoch(number):
                 raise Damaged(f"{path} is not item {number} of channel {self.log.name}")
+            if not _may_be_of(item, self.log):
+                raise Damaged(
+                    f"{path} names files, partitions or counts that channel {self.log.name} cannot "
+                    f"have: {WHAT_TO_DO}"
+                )
             self.remember(item)
         return item
 
@@ -330,6 +338,20 @@ class LogWriter:
         self.reader.remember(item)  # the next one is asked for its offsets
         self._tail = number + 1
         return number
+
+
+def _may_be_of(item: Item, log: Log) -> bool:
+    """Return whether a writer of `log` may have written an item."""
+    return (
+        len(item.offsets) == log.partition_count
+        and min(item.offsets) >= 0
+        and all(
+            0 <= file.partition < log.partition_count
+            and file.record_count >= 0
+            and _DATA_FILE.fullmatch(file.name) is not None
+            for file in item.files
+        )
+    )
 
 
 def _last_number(directory: Path, default: int) -> int:
