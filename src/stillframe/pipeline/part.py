@@ -21,7 +21,7 @@ from stillframe.pipeline.log import LogReader, LogWriter
 from stillframe.protocol.aligner import Mode, Reading
 from stillframe.store.disk import sync, write_new
 from stillframe.store.opening import explained
-from stillframe.store.seal import FORMAT, read_sealed, seal
+from stillframe.store.seal import FORMAT, TooLarge, read_sealed, seal
 
 UNDER_WAY = "under-way"
 REQUEST = "request.json"
@@ -57,7 +57,7 @@ class QueryState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one participant recorded: its state, where it stood on each log that it reads, and where
     it put the barrier on each log that it writes. `system` names the system that it is a process
-    of (``systems``)."""
+    of (``systems``). `failure` says why its state could not be recorded; None if it was."""
 
     format: int = FORMAT
     snapshot: SnapshotId
@@ -68,6 +68,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     service: ServiceState | None = None
     query: QueryState | None = None
     system: str | None = None
+    failure: str | None = None
 
 
 def request_path(root: Path, snapshot: SnapshotId) -> Path:
@@ -102,12 +103,18 @@ def has_recorded(root: Path, snapshot: SnapshotId, participant: str) -> bool:
 def hand_in(root: Path, part: Part) -> None:
     """Write a participant's part, unless there is one; it is on the disk when this returns.
 
-    If the snapshot is over in the meantime, nothing is written: the part is not needed.
+    If the snapshot is over in the meantime, nothing is written: the part is not needed. If its
+    state is too large to be read back, the part says that instead: the snapshot is given up.
     """
     path = part_path(root, part.snapshot, part.participant)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with explained(path, "written"), contextlib.suppress(FileNotFoundError):
-        write_new(partial, seal(part))
+        try:
+            content = seal(part)
+        except TooLarge as error:
+            failure = f"the state of service {part.participant} is too large: {error}"
+            content = seal(msgspec.structs.replace(part, service=None, failure=failure))
+        write_new(partial, content)
         sync(partial)
         with contextlib.suppress(FileExistsError):
             os.link(partial, path)

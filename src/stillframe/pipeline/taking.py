@@ -45,7 +45,7 @@ from stillframe.pipeline.systems import Outcome, SystemCut, system_cut
 from stillframe.protocol.aligner import Mode
 from stillframe.store.disk import replace_durably, sync, write_new
 from stillframe.store.opening import explained
-from stillframe.store.seal import FORMAT, read_sealed, seal
+from stillframe.store.seal import FORMAT, TooLarge, read_sealed, seal
 
 TIMEOUT_S = 60.0
 POLL_S = 0.01
@@ -103,6 +103,15 @@ def take(
                 return _publish(root, head, request, outcome, completed_at=completed_at)
             except NotConsistent as error:
                 return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))
+            except TooLarge as error:
+                largest = max(outcome, key=lambda name: _state_bytes(outcome[name]))
+                return Abandoned(
+                    request.snapshot,
+                    Reason.NOT_RECORDED,
+                    (largest,),
+                    f"the states of all services together are too large: {error}; the largest is "
+                    f"that of {largest}, {_state_bytes(outcome[largest])} bytes",
+                )
         finally:
             clear_under_way(root)
 
@@ -163,6 +172,8 @@ def _collect(
                 )
             except NotAtRest as error:
                 return Abandoned(request.snapshot, Reason.NOT_AT_REST, (name,), str(error))
+            if part is not None and part.failure is not None:
+                return Abandoned(request.snapshot, Reason.NOT_RECORDED, (name,), part.failure)
             if part is not None:
                 parts[name] = part
         systems = _systems(root, request, parts)
@@ -180,6 +191,10 @@ def _collect(
             )
         progress(progress_of(root, head, request))
         time.sleep(POLL_S)
+
+
+def _state_bytes(part: Part) -> int:
+    return 0 if part.service is None else len(part.service.encoded)
 
 
 def _systems(root: Path, request: Request, parts: dict[str, Part]) -> list[SystemCut | None]:

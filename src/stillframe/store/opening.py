@@ -12,7 +12,7 @@ import msgspec
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.store.disk import partial_path, replace_durably, sync
 from stillframe.store.manifest import Head
-from stillframe.store.seal import read_sealed, seal
+from stillframe.store.seal import TooLarge, read_sealed, seal
 
 HEAD = "store.json"
 SNAPSHOTS = "snapshots"
@@ -30,9 +30,12 @@ def listed(names: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def explained(path: Path, action: str) -> Iterator[None]:
-    """Turn an OSError into a StoreError that says what could not be done to `path`."""
+    """Turn an OSError into a StoreError that says what could not be done to `path`; what is too
+    large to be sealed is said of `path` as well."""
     try:
         yield
+    except TooLarge as error:
+        raise TooLarge(f"{path} could not be {action}: {error}") from error
     except OSError as error:
         raise StoreError(
             f"{path} could not be {action}: {error.strerror or error}: see to the space, the "

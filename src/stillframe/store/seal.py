@@ -24,15 +24,29 @@ _SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTA
 _Content = TypeVar("_Content", bound=msgspec.Struct)
 
 
+class TooLarge(StoreError):
+    """What was to be sealed is longer than what is read back."""
+
+
 class _Format(msgspec.Struct):
     format: int
 
 
 def seal(content: msgspec.Struct) -> bytes:
-    """Return the bytes of the sealed file that holds `content`."""
+    """Return the bytes of the sealed file that holds `content`.
+
+    Raises:
+        TooLarge: it would be refused when it is read.
+    """
     encoded = msgspec.json.encode(content)
     digest = hashlib.sha256(encoded).hexdigest().encode()
-    return b'{"content":%b,"hash":"%b"}' % (encoded, digest)
+    sealed = b'{"content":%b,"hash":"%b"}' % (encoded, digest)
+    if len(sealed) > SEALED_BYTES_MAX:
+        raise TooLarge(
+            f"it would have {len(sealed)} bytes, more than the {SEALED_BYTES_MAX} that such a file "
+            "may have"
+        )
+    return sealed
 
 
 def read_sealed(path: Path, kind: type[_Content]) -> _Content:
