@@ -1,7 +1,11 @@
 """Files that somebody forged lead nowhere outside the pipeline, and are named."""
 
+import hashlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from stillframe.errors import Damaged
@@ -66,3 +70,87 @@ def test_an_item_that_no_writer_writes_is_damaged(
     path = forged(pipeline, **changes)  # type: ignore[arg-type]
     with pytest.raises(Damaged, match=path.name):
         leave_behind(pipeline, 2, received_count=1)
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Seal other content into a file."""
+    content = msgspec.json.decode(path.read_bytes())["content"]
+    change(content)
+    encoded = msgspec.json.encode(content)
+    digest = hashlib.sha256(encoded).hexdigest().encode()
+    path.write_bytes(b'{"content":%b,"hash":"%b"}' % (encoded, digest))
+
+
+def put(*keys: str | int, value: object) -> Callable[[dict[str, Any]], None]:
+    """Return a change that replaces what lies at the end of `keys`."""
+
+    def change(content: Any) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        assert content[keys[-1]] != value
+        content[keys[-1]] = value
+
+    return change
+
+
+COURSE = [
+    put("epoch", value=0),
+    put("stretches", "coins", value=[]),
+    put("stretches", "coins", value=[{"epoch": 0, "first": 0}]),
+    put("stretches", "coins", value=[{"epoch": 2, "first": 0}]),
+    put("stretches", "coins", value=[{"epoch": 1, "first": -1}]),
+    put("stretches", value={}),
+    put("dataflow", "logs", 0, "name", value="../../home"),
+    put("dataflow", "logs", 0, "source", value="x"),
+    put("dataflow", "logs", 0, "schema", value="?"),
+    put("dataflow", "queries", value=["../../home"]),
+    put("dataflow", "services", value={"../home": "Account", "till": "Account"}),
+]
+OF_HEAD = [
+    *COURSE,
+    put("name", value="../x"),
+    put("restored_from", value={"initiator": "../../x", "number": 1}),
+    put("restored_from", value={"initiator": "run", "number": -1}),
+    put("starts", value={}),
+    put("starts", "till", value={}),
+    put("starts", "till", value={"coins": -1}),
+]
+OF_MANIFEST = [
+    *COURSE,
+    put("name", value="../x"),
+    put("snapshot", value={"initiator": "../../x", "number": 1}),
+    put("parts", value=[]),
+    put("parts", 0, "participant", value="../x"),
+    put("parts", 0, "barriers", value={}),
+    put("parts", 0, "service", value=None),
+    put("parts", 0, "query", value={"batch": 1}),
+    put("parts", 1, "positions", value={"coins": -1}),
+    put("channels", value=[]),
+    put("channels", 0, "target", value="mint"),
+    put("channels", 0, "position", value=-1),
+    put("channels", 0, "sent_counts", value=[]),
+]
+
+
+@pytest.mark.parametrize("change", OF_HEAD)
+def test_a_description_that_no_pipeline_has_is_damaged(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """A name that leads elsewhere, an epoch or a position that cannot be: the file is named."""
+    pipeline = line(tmp_path / "run")
+    rewritten(pipeline.path / "pipeline.json", change)
+    with pytest.raises(Damaged, match=r"run/pipeline\.json describes what no pipeline has"):
+        Pipeline(pipeline.path)
+
+
+@pytest.mark.parametrize("change", OF_MANIFEST)
+def test_a_manifest_that_no_snapshot_has_is_damaged(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """As for the description of the pipeline."""
+    pipeline = line(tmp_path / "run")
+    leave_behind(pipeline, 1)
+    pipeline.snapshot("unaligned")
+    rewritten(pipeline.path / "snapshots/run-1/manifest.json", change)
+    with pytest.raises(Damaged, match=r"run-1/manifest\.json "):
+        pipeline.find("run-1")

@@ -1,7 +1,6 @@
 """Which queries, services and logs there are: the description that every participant agrees on."""
 
 import base64
-import binascii
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -165,24 +164,35 @@ def dataflow(
     Raises:
         UsageError: what does not fit together, by name.
     """
-    query_names = sorted(check_process_id(name) for name in queries)
-    states = {check_process_id(name): services[name].__name__ for name in sorted(services)}
-    every = sorted([*query_names, *states])
+    described = Dataflow(
+        queries=tuple(sorted(check_process_id(name) for name in queries)),
+        services={check_process_id(name): services[name].__name__ for name in sorted(services)},
+        logs=tuple(sorted(logs, key=lambda log: log.name)),
+    )
+    check_dataflow(described)
+    return described
+
+
+def check_dataflow(described: Dataflow) -> None:
+    """Check that the parts of a dataflow fit together, and that each name can be one.
+
+    Raises:
+        UsageError: what does not fit together, by name.
+    """
+    every = [check_process_id(name) for name in described.participants]
     if not every:
         raise UsageError("a pipeline needs at least one query or service")
     for name, following in itertools.pairwise(every):
         if name == following:
             raise UsageError(f"two queries or services are called {name!r}: rename one")
-    ordered = sorted(logs, key=lambda log: log.name)
-    for log, next_log in itertools.pairwise(ordered):
+    for log, next_log in itertools.pairwise(described.logs):
         if log.name == next_log.name:
             raise UsageError(
                 f"two channels are called {log.name!r}: a channel has one writer; give each of "
                 "several writers a channel of its own"
             )
-    for log in ordered:
+    for log in described.logs:
         _check_log(log, every)
-    return Dataflow(queries=tuple(query_names), services=states, logs=tuple(ordered))
 
 
 def channel(
@@ -228,7 +238,7 @@ def decode_schema(text: str) -> pa.Schema:
     """
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
-    except (binascii.Error, pa.ArrowInvalid, OSError) as error:
+    except (ValueError, pa.ArrowException, OSError) as error:
         raise UsageError(f"a channel's schema cannot be read: {error}") from error
 
 

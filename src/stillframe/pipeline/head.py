@@ -11,13 +11,16 @@ An epoch writes into directories of its own. So a program of an older epoch that
 append as much as it likes: nobody reads it.
 """
 
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import UsageError
-from stillframe.model import SnapshotId
-from stillframe.pipeline.dataflow import Dataflow
+from stillframe.errors import Damaged, UsageError
+from stillframe.model import SnapshotId, check_process_id
+from stillframe.pipeline.dataflow import Dataflow, Log, check_dataflow
 from stillframe.store.disk import replace_durably
 from stillframe.store.opening import HEAD as STORE_HEAD
 from stillframe.store.opening import explained
@@ -81,7 +84,76 @@ def read_head(root: Path) -> Head:
             )
         what = "is no pipeline" if root.exists() else "does not exist"
         raise UsageError(f"{root} {what}: give the directory that the program made its pipeline in")
-    return read_sealed(root / HEAD, Head)
+    path = root / HEAD
+    head = read_sealed(path, Head)
+    with described_in(path):
+        check_process_id(head.name)
+        check_course(head.dataflow, head.epoch, head.stretches)
+        if head.restored_from is not None:
+            check_snapshot_id(head.restored_from)
+        if head.starts.keys() != set(head.dataflow.participants):
+            raise UsageError("it says for other queries and services where they begin")
+        for name, positions in head.starts.items():
+            check_positions(positions, head.dataflow.incoming(name), name)
+    return head
+
+
+@contextlib.contextmanager
+def described_in(path: Path) -> Iterator[None]:
+    """Turn what is wrong with what a file describes into a Damaged that names the file.
+
+    Names in such a file become paths: one that cannot be a name leads somewhere else.
+    """
+    try:
+        yield
+    except UsageError as error:
+        raise Damaged(
+            f"{path} describes what no pipeline has: {error}: put the file back from a copy"
+        ) from error
+
+
+def check_course(
+    dataflow: Dataflow, epoch: int, stretches: Mapping[str, Sequence[Stretch]]
+) -> None:
+    """Check a dataflow, and that each of its logs consists of stretches up to an epoch.
+
+    Raises:
+        UsageError: what cannot be.
+    """
+    check_dataflow(dataflow)
+    if epoch < 1:
+        raise UsageError(f"there is no epoch {epoch}: they begin with 1")
+    if stretches.keys() != {log.name for log in dataflow.logs}:
+        raise UsageError("it says of other channels than there are what they consist of")
+    for name, course in stretches.items():
+        epochs = [0, *(stretch.epoch for stretch in course), epoch + 1]
+        firsts = [-1, *(stretch.first for stretch in course)]
+        if not course or not (_is_rising(epochs) and _is_rising(firsts)):
+            raise UsageError(f"channel {name} cannot consist of {list(course)}")
+
+
+def check_positions(positions: Mapping[str, int], logs: Iterable[Log], participant: str) -> None:
+    """Check that there is a position on each of some logs of a participant, and on no other.
+
+    Raises:
+        UsageError: what cannot be.
+    """
+    if positions.keys() != {log.name for log in logs} or min(positions.values(), default=0) < 0:
+        raise UsageError(f"{participant} cannot stand at {dict(positions)}")
+
+
+def check_snapshot_id(snapshot: SnapshotId) -> None:
+    """Check that an id is one.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if SnapshotId.parse(str(snapshot)) != snapshot:
+        raise UsageError(f"{snapshot} is no snapshot id")
+
+
+def _is_rising(numbers: list[int]) -> bool:
+    return all(first < second for first, second in itertools.pairwise(numbers))
 
 
 def write_head(root: Path, head: Head) -> None:

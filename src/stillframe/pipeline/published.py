@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from stillframe.errors import Damaged, NotConsistent, UsageError
-from stillframe.model import SnapshotId
+from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow
-from stillframe.pipeline.head import Head, Stretch
+from stillframe.pipeline.head import Head, Stretch, check_course, check_positions, described_in
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.part import PINNED, Part
 from stillframe.pipeline.systems import SystemCut
@@ -165,10 +165,43 @@ def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
     if not directory.exists():
         names = ", ".join(str(one) for one in published_ids(root))
         raise UsageError(f"there is no snapshot {snapshot} in {root}; there are: {names or 'none'}")
-    manifest = read_sealed(directory / MANIFEST, Manifest)
+    path = directory / MANIFEST
+    manifest = read_sealed(path, Manifest)
     if manifest.snapshot != snapshot:
-        raise Damaged(f"{directory / MANIFEST} is of snapshot {manifest.snapshot}")
+        raise Damaged(f"{path} is of snapshot {manifest.snapshot}")
+    with described_in(path):
+        _check_names(manifest)
     return manifest
+
+
+def _check_names(manifest: Manifest) -> None:
+    """Check every name and number of a manifest that leads to a file.
+
+    Raises:
+        UsageError: what cannot be.
+    """
+    flow = manifest.dataflow
+    check_course(flow, manifest.epoch, manifest.stretches)
+    if manifest.name is not None:
+        check_process_id(manifest.name)
+    if [part.participant for part in manifest.parts] != list(flow.participants):
+        raise UsageError(f"it has not one part of each of {', '.join(flow.participants)}")
+    for part in manifest.parts:
+        name = part.participant
+        check_positions(part.positions, flow.incoming(name), name)
+        check_positions(part.barriers, flow.outgoing(name), name)
+        if (part.query is None) == (name in flow.queries) or (part.service is None) == (
+            name in flow.services
+        ):
+            raise UsageError(f"{name} recorded no state of its kind")
+    ends = [(log.name, target) for log in flow.logs for target in log.targets]
+    if [(cut.log, cut.target) for cut in manifest.channels] != ends:
+        raise UsageError("it has not one cut of each channel")
+    for cut in manifest.channels:
+        count = flow.log(cut.log).partition_count
+        numbers = (cut.position, cut.barrier, *cut.received_counts, *cut.sent_counts)
+        if not len(cut.received_counts) == len(cut.sent_counts) == count or min(numbers) < 0:
+            raise UsageError(f"channel {cut.log} to {cut.target} cannot be cut at {numbers}")
 
 
 def find(root: Path, text: str) -> Manifest:
