@@ -9,10 +9,13 @@ import msgspec
 import pytest
 
 from stillframe.errors import Damaged
-from stillframe.pipeline import Pipeline
+from stillframe.model import SnapshotId
+from stillframe.pipeline import Pipeline, join
 from stillframe.pipeline.log import DataFile, Item, Rows, item_name
+from stillframe.pipeline.part import Request
+from stillframe.protocol.aligner import Mode
 from stillframe.store.seal import seal
-from tests.pipeline.money import leave_behind, line
+from tests.pipeline.money import Account, leave_behind, line
 
 
 def forged(pipeline: Pipeline, *, name: str = "x.parquet", **changes: object) -> Path:
@@ -130,6 +133,27 @@ OF_MANIFEST = [
     put("channels", 0, "position", value=-1),
     put("channels", 0, "sent_counts", value=[]),
 ]
+
+
+def test_a_request_of_another_snapshot_is_none(tmp_path: Path) -> None:
+    """Its id becomes a path: whoever hands in a part would write it somewhere else."""
+    pipeline = line(tmp_path / "run")
+    elsewhere = tmp_path / "home-1/parts"
+    elsewhere.mkdir(parents=True)
+    (elsewhere.parent / "request.json").touch()
+    request = Request(
+        snapshot=SnapshotId("../../home", 1),
+        epoch=1,
+        mode=Mode.ALIGNED,
+        name=None,
+        initiated_at=0,
+        deadline_at=2**40,
+    )
+    with join("mint", pipeline=pipeline.path, state=Account()) as mint:
+        (pipeline.path / "under-way/run-1").mkdir(parents=True)
+        (pipeline.path / "under-way/run-1/request.json").write_bytes(seal(request))
+        mint.boundary()
+    assert list(elsewhere.iterdir()) == []
 
 
 @pytest.mark.parametrize("change", OF_HEAD)

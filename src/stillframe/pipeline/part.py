@@ -83,7 +83,10 @@ def under_way(root: Path) -> Request | None:
             # It may be over, and its directory gone, at any moment.
             if not directory.name.startswith("."):
                 with contextlib.suppress(Damaged):
-                    return read_sealed(directory / REQUEST, Request)
+                    request = read_sealed(directory / REQUEST, Request)
+                    # Its id becomes a path.
+                    if str(request.snapshot) == directory.name:
+                        return request
     return None
 
 
