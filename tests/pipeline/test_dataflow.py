@@ -9,6 +9,8 @@ from stillframe.errors import UsageError
 from stillframe.pipeline.dataflow import Dataflow, channel, dataflow
 from tests.pipeline.money import SCHEMA, Account
 
+INT = pa.int64()
+
 
 def flow(*edges: str) -> Dataflow:
     """Return a dataflow of services from edges such as ``a>b``."""
@@ -27,6 +29,23 @@ def flow(*edges: str) -> Dataflow:
         ({"partition_count": 0}, "0 partitions"),
         ({"partition_count": 1025}, "1025 partitions"),
         ({"schema": pa.schema([])}, "its schema has no column"),
+        (
+            {"schema": pa.schema([("at", pa.timestamp("s"))])},
+            r"ab: column 'at' is of type timestamp\[s\], .* timestamp\[ms\]: declare it so",
+        ),
+        ({"schema": pa.schema([("day", pa.date64())])}, r"'day' .* as date32\[day\]: declare it"),
+        ({"schema": pa.schema([("at", pa.time32("s"))])}, r"'at' .* as time32\[ms\]: declare it"),
+        (
+            {"schema": pa.schema([("x", pa.struct([("at", pa.timestamp("s"))]))])},
+            r"'x' .* as struct<at: timestamp\[ms\]>",
+        ),
+        ({"schema": pa.schema([("x", pa.struct([]))])}, "'x' .* cannot be kept: Cannot write"),
+        ({"schema": pa.schema([("a", pa.int64()), ("a", pa.int64())])}, "'a' and 'a'"),
+        ({"schema": pa.schema([("a", pa.int64()), ("A", pa.int64())])}, "'a' and 'A'"),
+        (
+            {"schema": pa.schema([("l", pa.list_(pa.struct([("b", INT), ("B", INT)])))])},
+            "'b' and 'B'",
+        ),
         ({"key": ["x"]}, "the key 'x' is no column; there are amount"),
     ],
 )

@@ -1,12 +1,14 @@
 """Which queries, services and logs there are: the description that every participant agrees on."""
 
 import base64
+import functools
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from stillframe.errors import UsageError
 from stillframe.model import check_process_id
@@ -278,6 +280,44 @@ def _is_same(first: pa.DataType, second: pa.DataType) -> bool:
     return bool(first == second)
 
 
+@functools.lru_cache(maxsize=256)
+def _what_is_not_kept(encoded_schema: str) -> str | None:
+    """Return which column of a schema Parquet, or Spark, would not give back as it was."""
+    schema = decode_schema(encoded_schema)
+    if (pair := _alike(schema)) is not None:
+        return (
+            f"columns {pair[0]!r} and {pair[1]!r} are one to Spark, which takes capital and small "
+            "letters for the same: rename one"
+        )
+    for field in schema:
+        declared = pa.schema([field])
+        file = pa.BufferOutputStream()
+        try:
+            pq.write_table(declared.empty_table(), file)
+            found = pq.read_table(file.getvalue()).schema
+        except pa.ArrowException as error:
+            return f"column {field.name!r} is of type {field.type}, which cannot be kept: {error}"
+        if schema_difference(declared, found) is not None:
+            return (
+                f"column {field.name!r} is of type {field.type}, which Parquet gives back as "
+                f"{found.field(0).type}: declare it so"
+            )
+    return None
+
+
+def _alike(fields: Iterable[Any]) -> tuple[str, str] | None:
+    """Return two columns, or two fields of a nested one, whose names differ in case at most."""
+    names: dict[str, str] = {}
+    for field in fields:
+        if field.name.lower() in names:
+            return names[field.name.lower()], field.name
+        names[field.name.lower()] = field.name
+        inner = [field.type.field(index) for index in range(field.type.num_fields)]
+        if (pair := _alike(inner)) is not None:
+            return pair
+    return None
+
+
 def _check_log(log: Log, participants: list[str]) -> None:
     check_process_id(log.name)
     for name in (log.source, *log.targets):
@@ -301,6 +341,8 @@ def _check_log(log: Log, participants: list[str]) -> None:
     columns = log.arrow_schema.names
     if not columns:
         raise UsageError(f"channel {log.name}: its schema has no column")
+    if (wrong := _what_is_not_kept(log.schema)) is not None:
+        raise UsageError(f"channel {log.name}: {wrong}")
     for name in columns:
         if name.lower() in (PARTITION_COLUMN, OFFSET_COLUMN):
             raise UsageError(
