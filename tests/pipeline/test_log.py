@@ -7,11 +7,11 @@ import pytest
 
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
-from stillframe.pipeline import Pipeline
+from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.head import read_head
 from stillframe.pipeline.log import LogReader, LogWriter, item_name
 from stillframe.protocol.aligner import Mode
-from tests.pipeline.money import amounts, leave_behind, line, records
+from tests.pipeline.money import SCHEMA, Account, amounts, leave_behind, line, records
 
 
 def writer_of(pipeline: Pipeline) -> LogWriter:
@@ -35,6 +35,20 @@ def test_items_are_numbered_without_a_gap(tmp_path: Path) -> None:
         assert reader.tail(position) == 11
         assert reader.offsets_at(position) == (position * (position + 1) // 2,)
     assert writer_of(pipeline).append(records(1)) == 11
+
+
+def test_small_appends_are_spread_over_the_partitions(tmp_path: Path) -> None:
+    """Without a key, partitions take turns from one append to the next, also by another writer."""
+    pipeline = Pipeline.create(
+        tmp_path / "run",
+        services={"mint": Account},
+        channels=[channel("coins", SCHEMA, source="mint", partition_count=3)],
+    )
+    for sizes in ((1, 1), (2, 1, 3, 1)):
+        writer = writer_of(pipeline)
+        for size in sizes:
+            writer.append(records(*range(size)))
+    assert reader_of(pipeline).offsets_at(6) == (3, 3, 3)
 
 
 def test_two_writers_never_both_win(tmp_path: Path) -> None:

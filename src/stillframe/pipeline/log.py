@@ -266,7 +266,8 @@ class LogWriter:
     def append(self, table: pa.Table) -> int:
         """Append the records of a table, and return the number of the item.
 
-        With several partitions, ``key`` decides where a record goes, or its place in the table.
+        With several partitions, ``key`` decides where a record goes; without one, each takes its
+        turn, also from one call to the next.
 
         Raises:
             UsageError: its columns are not the declared ones.
@@ -276,9 +277,10 @@ class LogWriter:
         difference = schema_difference(self.log.arrow_schema, table.schema)
         if difference is not None:
             raise UsageError(f"channel {self.log.name} does not take these records: {difference}")
+        before_count = sum(self.reader.offsets_at(self.tail()))
         files = []
         with explained(self.data_directory, "written"):
-            for partition, part in spread(table, self.log):
+            for partition, part in spread(table, self.log, before_count % self.log.partition_count):
                 name = f"{uuid.uuid4().hex}-{partition}.parquet"
                 write_records(self.data_directory / name, part)
                 files.append(DataFile(name, partition, part.num_rows))

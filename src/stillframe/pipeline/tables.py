@@ -41,8 +41,13 @@ def read_records(path: Path, schema: pa.Schema) -> pa.Table:
         raise Damaged(f"{path} cannot be read as records of its channel: {error}") from error
 
 
-def spread(table: pa.Table, log: Log) -> list[tuple[int, pa.Table]]:
+def spread(table: pa.Table, log: Log, first: int = 0) -> list[tuple[int, pa.Table]]:
     """Return the partitions that get records of a table, each with its records in their order.
+
+    Args:
+        table: the records.
+        log: to which they go.
+        first: which partition gets the first record, if there is no key.
 
     Raises:
         UsageError: a key is of a kind by which records cannot be told apart.
@@ -52,16 +57,19 @@ def spread(table: pa.Table, log: Log) -> list[tuple[int, pa.Table]]:
         return [(0, table)] if table.num_rows else []
     if not log.key:
         turns = range(min(count, table.num_rows))
-        return [(first, table.take(list(range(first, table.num_rows, count)))) for first in turns]
+        return [
+            ((first + turn) % count, table.take(list(range(turn, table.num_rows, count))))
+            for turn in turns
+        ]
     places = _places(table.select(log.key), count)
     order = pc.sort_indices(places)  # a stable sort: records keep their order
     ordered = table.take(order)
     parts = []
-    first = 0
+    done_count = 0
     sizes = {int(one["values"]): int(one["counts"]) for one in pc.value_counts(places).to_pylist()}
     for place in sorted(sizes):
-        parts.append((place, ordered.slice(first, sizes[place])))
-        first += sizes[place]
+        parts.append((place, ordered.slice(done_count, sizes[place])))
+        done_count += sizes[place]
     return parts
 
 
