@@ -100,3 +100,12 @@ def test_offsets_have_one_text() -> None:
     one, other = {"a": 1, "b": 2}, {"b": 2, "a": 1}
     assert checkpoint.encode_offset(one) == checkpoint.encode_offset(other)
     assert json.loads(checkpoint.encode_offset(one)) == checkpoint.offset_of(other)
+
+
+def test_what_is_no_number_of_a_micro_batch_is_passed_over(tmp_path: Path) -> None:
+    """A superscript two is a digit to Python, and no number."""
+    path = make_checkpoint(tmp_path / "checkpoint", planned=3, done=2)
+    (path / "commits" / "\N{SUPERSCRIPT TWO}").touch()
+    (path / "offsets" / "\N{SUPERSCRIPT TWO}").touch()
+    assert checkpoint.last_committed(path) == checkpoint.Committed(2, {"in": 1})
+    assert checkpoint.planned_batch(path) == 3

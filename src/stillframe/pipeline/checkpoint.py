@@ -244,7 +244,8 @@ def _offset_lines(path: Path) -> list[str]:
 
 def _numbers(directory: Path) -> list[int]:
     try:
-        return [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
+        names = [path.name for path in directory.iterdir()]
+        return [int(name) for name in names if name.isascii() and name.isdigit()]
     except FileNotFoundError:
         return []
 

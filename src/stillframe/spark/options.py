@@ -32,7 +32,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
                 "directory), query (who reads) and channels (names, with commas)"
             )
     rows = options.get("maxRowsPerTrigger")
-    if rows is not None and (not rows.isdigit() or int(rows) == 0):
+    if rows is not None and (not rows.isascii() or not rows.isdigit() or int(rows) == 0):
         raise UsageError(f"maxRowsPerTrigger is {rows!r}: give a number of records above 0")
     return ReadOptions(
         pipeline=options["pipeline"],

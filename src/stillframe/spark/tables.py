@@ -231,7 +231,8 @@ def _first_kept(root: Path, log: str, stretches: tuple[Stretch, ...]) -> int:
     for stretch, end in zip(stretches, ends, strict=True):
         with contextlib.suppress(FileNotFoundError):
             paths = epoch_directory(root, log, stretch.epoch).iterdir()
-            numbers = [int(path.stem) for path in paths if path.stem.isdigit()]
+            stems = [path.stem for path in paths]
+            numbers = [int(stem) for stem in stems if stem.isascii() and stem.isdigit()]
             kept = [n for n in numbers if n >= stretch.first and (end is None or n < end)]
             if kept:
                 return min(kept)
