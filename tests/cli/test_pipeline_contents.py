@@ -94,11 +94,12 @@ def test_an_unknown_snapshot_is_named(call: Call, shop: Pipeline) -> None:
     assert "there are: gold" in " ".join(result.stderr.split())
 
 
-def test_an_id_goes_before_a_name(call: Call, shop: Pipeline) -> None:
-    """A savepoint that is called as another snapshot does not hide it."""
-    shop.snapshot()
-    shop.savepoint("shop-1")
-    assert json.loads(call("spark", "show", shop.path, "shop-1", "--json").stdout)["name"] is None
+def test_a_name_like_an_id_is_refused(call: Call, shop: Pipeline) -> None:
+    """Whoever asks for a snapshot by its id must not get a savepoint, or the other way round."""
+    result = call("spark", "savepoint", shop.path, "shop-1")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "a savepoint cannot be called 'shop-1'" in " ".join(result.stderr.split())
+    assert shop.snapshots() == []
 
 
 def test_duplicates_are_announced(call: Call, tmp_path: Path) -> None:

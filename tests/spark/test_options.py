@@ -10,5 +10,5 @@ from stillframe.spark.options import read_options
 def test_a_number_of_records_is_above_zero(rows: str) -> None:
     """Anything else is refused with what was given, also what Python alone takes for a digit."""
     options = {"pipeline": "p", "query": "q", "channels": "c", "maxRowsPerTrigger": rows}
-    with pytest.raises(UsageError, match="maxRowsPerTrigger is .*: give a number of records"):
+    with pytest.raises(UsageError, match=r"maxRowsPerTrigger is .*: give a number of records"):
         read_options(options)

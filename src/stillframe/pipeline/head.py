@@ -152,6 +152,23 @@ def check_snapshot_id(snapshot: SnapshotId) -> None:
         raise UsageError(f"{snapshot} is no snapshot id")
 
 
+def check_savepoint_name(name: str) -> str:
+    """Return `name` if a savepoint can be called so.
+
+    Raises:
+        UsageError: it cannot be a name, or looks like the id of a snapshot.
+    """
+    check_process_id(name)
+    try:
+        SnapshotId.parse(name)
+    except UsageError:
+        return name
+    raise UsageError(
+        f"a savepoint cannot be called {name!r}: snapshots have ids like that; give a name that "
+        "does not end in '-' and a number"
+    )
+
+
 def _is_rising(numbers: list[int]) -> bool:
     return all(first < second for first, second in itertools.pairwise(numbers))
 

@@ -11,12 +11,15 @@ published or given up, and its barriers mean nothing any more.
 import contextlib
 import os
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import Damaged
+from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
+from stillframe.pipeline.dataflow import Dataflow
+from stillframe.pipeline.head import check_positions
 from stillframe.pipeline.log import LogReader, LogWriter
 from stillframe.protocol.aligner import Mode, Reading
 from stillframe.store.disk import sync, write_new
@@ -142,6 +145,24 @@ def read_part(root: Path, snapshot: SnapshotId, participant: str) -> Part | None
         if path.exists():
             raise
         return None
+
+
+def check_parts(dataflow: Dataflow, parts: Sequence[Part]) -> None:
+    """Check that each participant of a dataflow recorded its own kind of state, and stands on the
+    logs that are its own.
+
+    Raises:
+        UsageError: what cannot be.
+    """
+    if [part.participant for part in parts] != list(dataflow.participants):
+        raise UsageError(f"it has not one part of each of {', '.join(dataflow.participants)}")
+    for part in parts:
+        name = part.participant
+        check_positions(part.positions, dataflow.incoming(name), name)
+        check_positions(part.barriers, dataflow.outgoing(name), name)
+        kind = (part.query is not None, part.service is not None)
+        if kind != (name in dataflow.queries, name in dataflow.services):
+            raise UsageError(f"{name} recorded no state of its kind")
 
 
 def readings(

@@ -9,7 +9,7 @@ from stillframe.errors import Damaged, StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, check_process_id
 from stillframe.pipeline import dropping, published, restoring, taking
 from stillframe.pipeline.dataflow import Dataflow, Log, dataflow
-from stillframe.pipeline.head import HEAD, first_head, read_head, write_head
+from stillframe.pipeline.head import HEAD, check_savepoint_name, first_head, read_head, write_head
 from stillframe.pipeline.locks import COORDINATOR, coordinating
 from stillframe.pipeline.part import under_way
 from stillframe.pipeline.progress import Progress, progress_of
@@ -126,12 +126,13 @@ class Pipeline:
         """Take a snapshot that is kept under a name until it is dropped; as ``snapshot``.
 
         Raises:
-            UsageError: the name cannot be one, or there is a savepoint of that name.
+            UsageError: the name cannot be one, or looks like the id of a snapshot, or there is a
+                savepoint of that name.
         """
         return taking.take(
             self.path,
             mode=parse_mode(mode),
-            name=check_process_id(name),
+            name=check_savepoint_name(name),
             timeout_s=timeout_s,
             progress=progress,
         )

@@ -7,6 +7,7 @@ What is on a channel at the cut is not copied: the manifest says between which p
 it lies, and the log keeps those items as long as the snapshot lives.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,9 @@ import msgspec
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow
-from stillframe.pipeline.head import Head, Stretch, check_course, check_positions, described_in
+from stillframe.pipeline.head import Head, Stretch, check_course, described_in
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.part import PINNED, Part
+from stillframe.pipeline.part import PINNED, Part, check_parts
 from stillframe.pipeline.systems import SystemCut
 from stillframe.protocol.aligner import Mode
 from stillframe.store.opening import explained
@@ -26,7 +27,6 @@ from stillframe.store.seal import FORMAT, read_sealed
 
 SNAPSHOTS = "snapshots"
 MANIFEST = "manifest.json"
-_CHUNK_BYTES = 1 << 20
 
 
 class ChannelCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,6 +137,15 @@ def manifests(root: Path) -> list[Manifest]:
     return [read_manifest(root, snapshot) for snapshot in published_ids(root)]
 
 
+def undamaged(root: Path) -> list[Manifest]:
+    """Return the published snapshots whose manifests are whole, in the order of ``manifests``."""
+    found = []
+    for snapshot in published_ids(root):
+        with contextlib.suppress(Damaged):
+            found.append(read_manifest(root, snapshot))
+    return found
+
+
 def published_ids(root: Path) -> list[SnapshotId]:
     """Return the ids of all published snapshots in the order in which they were published.
 
@@ -184,16 +193,7 @@ def _check_names(manifest: Manifest) -> None:
     check_course(flow, manifest.epoch, manifest.stretches)
     if manifest.name is not None:
         check_process_id(manifest.name)
-    if [part.participant for part in manifest.parts] != list(flow.participants):
-        raise UsageError(f"it has not one part of each of {', '.join(flow.participants)}")
-    for part in manifest.parts:
-        name = part.participant
-        check_positions(part.positions, flow.incoming(name), name)
-        check_positions(part.barriers, flow.outgoing(name), name)
-        if (part.query is None) == (name in flow.queries) or (part.service is None) == (
-            name in flow.services
-        ):
-            raise UsageError(f"{name} recorded no state of its kind")
+    check_parts(flow, manifest.parts)
     ends = [(log.name, target) for log in flow.logs for target in log.targets]
     if [(cut.log, cut.target) for cut in manifest.channels] != ends:
         raise UsageError("it has not one cut of each channel")
@@ -209,19 +209,29 @@ def find(root: Path, text: str) -> Manifest:
 
     Raises:
         UsageError: there is neither.
-        Damaged, StoreError: a manifest was changed or cannot be read.
+        Damaged, StoreError: its manifest was changed, or one cannot be read.
     """
-    for snapshot in published_ids(root):
-        if text == str(snapshot):
-            return read_manifest(root, snapshot)
-    every = manifests(root)
-    for manifest in reversed(every):
-        if text == manifest.name:
-            return manifest
-    known = [m.name or str(m.snapshot) for m in every]
+    return read_manifest(root, find_id(root, text))
+
+
+def find_id(root: Path, text: str) -> SnapshotId:
+    """Return the id that `text` is, or else that of the newest savepoint of that name.
+
+    Damage to other manifests does not matter, nor, if `text` is an id, to that of the snapshot.
+
+    Raises:
+        UsageError: there is neither.
+    """
+    by_id = {str(snapshot): snapshot for snapshot in published_ids(root)}
+    if text in by_id:
+        return by_id[text]
+    names = {manifest.snapshot: manifest.name for manifest in undamaged(root)}
+    for snapshot, name in reversed(names.items()):
+        if name == text:
+            return snapshot
+    known = ", ".join(names.get(snapshot) or id_ for id_, snapshot in by_id.items()) or "none"
     raise UsageError(
-        f"there is no snapshot and no savepoint {text!r} in {root}; there are: "
-        f"{', '.join(known) or 'none'}"
+        f"there is no snapshot and no savepoint {text!r} in {root}; there are: {known}"
     )
 
 
@@ -379,11 +389,8 @@ def verify_files(root: Path, manifest: Manifest, progress: Callable[[int], None]
 
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _pinned_files(directory: Path, queries: list[str]) -> Iterator[tuple[str, Path]]:
