@@ -195,6 +195,13 @@ def running(pipeline: Pipeline) -> Iterator[None]:
     assert not any(is_running(pipeline.path, name) for name in names)
 
 
+def changed(path: Path) -> None:
+    """Change a byte in the middle."""
+    content = path.read_bytes()
+    place = len(content) // 2
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+
+
 def leave_behind(pipeline: Pipeline, *sent: int, received_count: int = 0) -> None:
     """Let the services of a ``line`` take part one after the other, and leave: items with `sent`,
     the first `received_count` of which are received."""

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.errors import Damaged, StillframeError
+from stillframe.errors import Damaged, StillframeError, UsageError
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.published import Manifest
-from tests.pipeline.money import TOTAL, leave_behind, line, money_now
+from tests.pipeline.money import TOTAL, changed, leave_behind, line, money_now
 
 KINDS = {
     "manifest": "snapshots/run-1/manifest.json",
@@ -25,13 +25,6 @@ def shop(path: Path) -> Pipeline:
     leave_behind(pipeline, 5, 7, 11, received_count=1)
     assert isinstance(pipeline.snapshot("unaligned"), Manifest)
     return pipeline
-
-
-def changed(path: Path) -> None:
-    """Change a byte in the middle."""
-    content = path.read_bytes()
-    place = len(content) // 2
-    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
 
 
 @pytest.mark.parametrize("damage", [changed, Path.unlink])
@@ -62,6 +55,10 @@ def test_a_damaged_snapshot_keeps_no_other_from_being_used(tmp_path: Path) -> No
     pipeline = shop(tmp_path / "run")
     changed(pipeline.path / KINDS["manifest"])
     assert money_now(pipeline) == TOTAL
+    savepoint = pipeline.savepoint("gold", "unaligned")
+    assert savepoint == pipeline.find("gold")
+    with pytest.raises(UsageError, match=r"'silver'.* there are: run-1, run-2, gold"):
+        pipeline.find("silver")
     pipeline.restore("run-2")
     with pytest.raises(Damaged, match="run-1"):
         pipeline.restore("run-1")

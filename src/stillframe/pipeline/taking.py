@@ -35,10 +35,10 @@ from stillframe.pipeline.published import (
     PinnedFile,
     channel_cuts,
     hashed_files,
-    manifests,
     published_ids,
     read_manifest,
     snapshot_path,
+    undamaged,
 )
 from stillframe.pipeline.resting import NotAtRest, record_at_rest
 from stillframe.pipeline.systems import Outcome, SystemCut, system_cut
@@ -90,7 +90,7 @@ def take(
     with coordinating(root, "a snapshot"):
         head = read_head(root)
         head.dataflow.check_mode(mode)
-        if name is not None and name in (manifest.name for manifest in manifests(root)):
+        if name is not None and name in (manifest.name for manifest in undamaged(root)):
             raise UsageError(f"there is a savepoint {name!r} already: give another name")
         clear_under_way(root)
         try:

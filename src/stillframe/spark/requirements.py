@@ -1,7 +1,8 @@
 """What is refused before a query starts, because snapshots of it would lie."""
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.head import Head, checkpoint_path
 from stillframe.pipeline.log import LogWriter
-from stillframe.pipeline.published import manifests, pinned_path, snapshot_path
+from stillframe.pipeline.published import (
+    Manifest,
+    pinned_path,
+    published_ids,
+    read_manifest,
+    snapshot_path,
+)
 
 SPARK_VERSION_MIN = (4, 2)
 _ASYNC = "asyncprogresstracking"
@@ -61,6 +68,8 @@ def check_checkpoint(root: Path, head: Head, query: str) -> None:
     What the pipeline knows by itself is compared with it: the snapshots of this epoch, the
     snapshot from which it began, and the micro-batches whose records are in the query's logs.
 
+    A manifest that is damaged itself is passed over: that matters to whoever restores it.
+
     Raises:
         Damaged: it is behind what is known, or tells another story.
     """
@@ -73,9 +82,7 @@ def check_checkpoint(root: Path, head: Head, query: str) -> None:
         raise Damaged(f"{advice} ({wrong})")
     found = checkpoint.last_committed(path)
     planned = checkpoint.planned_batch(path)
-    for manifest in manifests(root):
-        if manifest.epoch != head.epoch and manifest.snapshot != head.restored_from:
-            continue
+    for manifest in _of_epoch(root, head):
         state = manifest.part(query).query
         if state is None or state.batch is None:
             continue
@@ -91,3 +98,16 @@ def check_checkpoint(root: Path, head: Head, query: str) -> None:
         written = LogWriter(root, log, head).last_batch()
         if written is not None and (planned is None or written > planned):
             raise Damaged(f"channel {log.name} has records of micro-batch {written}; {advice}")
+
+
+def _of_epoch(root: Path, head: Head) -> Iterator[Manifest]:
+    """Yield the snapshots of the present epoch, the newest first, then the one it began from."""
+    for snapshot in reversed(published_ids(root)):
+        with contextlib.suppress(Damaged):
+            manifest = read_manifest(root, snapshot)
+            if manifest.epoch != head.epoch:
+                break  # numbers only rise, and epochs with them
+            yield manifest
+    if head.restored_from is not None:
+        with contextlib.suppress(Damaged):
+            yield read_manifest(root, head.restored_from)
