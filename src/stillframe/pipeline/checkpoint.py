@@ -125,6 +125,21 @@ def agrees(checkpoint: Path, pinned: Path, batch: int) -> bool:
     return (checkpoint / path).read_bytes() == (pinned / path).read_bytes()
 
 
+def check_pinned(pinned: Path, expected: Committed) -> None:
+    """Check that a pinned checkpoint ends with the micro-batch that its query says it recorded.
+
+    Raises:
+        NotConsistent: it does not: two programs recorded for one query, one of them left over.
+        Damaged: its offsets cannot be read.
+    """
+    found = last_committed(pinned)
+    if found != expected:
+        raise NotConsistent(
+            f"{pinned} ends with {found}, and the query recorded {expected}: a program of a query "
+            "that was killed was still recording; take another snapshot"
+        )
+
+
 def pin(checkpoint: Path, batch: int, target: Path) -> None:
     """Link into `target` everything that it takes to go on after a committed micro-batch.
 

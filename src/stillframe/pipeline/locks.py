@@ -46,6 +46,7 @@ class Lock:
                 os.close(descriptor)
                 raise
         self._descriptor = descriptor
+        _held.add(self)
         return True
 
     def take_soon(self) -> bool:
@@ -66,6 +67,19 @@ class Lock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+            _held.discard(self)
+
+
+_held: set[Lock] = set()
+
+
+def _let_go_in_child() -> None:
+    """A process that is forked off (``multiprocessing``) must not keep a lock when we are gone."""
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def participant_lock(root: Path, name: str) -> Lock:
@@ -84,7 +98,7 @@ def is_running(root: Path, name: str) -> bool:
 
 @contextlib.contextmanager
 def coordinating(root: Path, doing: str) -> Iterator[None]:
-    """Be the only one who takes a snapshot of, restores or trims the pipeline at `root`.
+    """Be the only one who makes, photographs, restores or trims the pipeline at `root`.
 
     Raises:
         Unavailable: somebody else is at it; `doing` says what cannot be done now.

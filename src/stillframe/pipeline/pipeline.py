@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from stillframe.model import Abandoned, check_process_id
 from stillframe.pipeline import dropping, published, restoring, taking
 from stillframe.pipeline.dataflow import Dataflow, Log, dataflow
 from stillframe.pipeline.head import HEAD, check_savepoint_name, first_head, read_head, write_head
-from stillframe.pipeline.locks import COORDINATOR, coordinating
+from stillframe.pipeline.locks import COORDINATOR, Lock, coordinating
 from stillframe.pipeline.part import under_way
 from stillframe.pipeline.progress import Progress, progress_of
 from stillframe.pipeline.published import Manifest
@@ -70,12 +71,16 @@ class Pipeline:
         chosen = check_process_id(root.stem if name is None else name)
         with explained(root, "made into a pipeline"):
             root.mkdir(parents=True, exist_ok=True)
-            with coordinating(root, "making a pipeline"):
-                if (root / HEAD).exists():
-                    _check_alike(root, read_head(root).dataflow, described)
-                else:
-                    _check_free(root)
-                    write_head(root, first_head(chosen, described))
+            lock = Lock(root / COORDINATOR)
+            # One that is there is not touched: programs start also while a snapshot is under way.
+            if not (root / HEAD).exists() and lock.take_soon():
+                try:
+                    if not (root / HEAD).exists():
+                        _check_free(root)
+                        write_head(root, first_head(chosen, described))
+                finally:
+                    lock.release()
+        _check_alike(root, read_head(root).dataflow, described)
         return cls(root)
 
     @property
@@ -157,13 +162,24 @@ class Pipeline:
             timeout_s: as for ``snapshot``.
             keep: how many snapshots stay, beside the savepoints; older ones are dropped and the
                 logs are trimmed behind them. None keeps all.
-            happened: called in a thread of its own with each outcome, or with the error.
+            happened: called in a thread of its own with each outcome, or with the error. If it
+                raises, no more snapshots are taken, and the error is raised at the end of the body.
         """
         chosen = parse_mode(mode)
         ended = threading.Event()
+        failure: list[Exception] = []
 
         def go() -> None:
-            while not ended.wait(interval_s):
+            try:
+                take_in_time()
+            except Exception as error:  # noqa: BLE001 - raised again where somebody sees it
+                failure.append(error)
+
+        def take_in_time() -> None:
+            due = time.monotonic() + interval_s
+            while not ended.wait(max(0.0, due - time.monotonic())):
+                # What was missed meanwhile is not made up for.
+                due = max(due + interval_s, time.monotonic())
                 try:
                     happened(taking.take(self.path, mode=chosen, timeout_s=timeout_s))
                     if keep is not None:
@@ -180,6 +196,8 @@ class Pipeline:
         finally:
             ended.set()
             thread.join()
+        if failure:
+            raise failure[0]
 
     def snapshots(self) -> list[Manifest]:
         """Return all published snapshots, the oldest first.
@@ -266,21 +284,23 @@ class Pipeline:
             snapshots: ids, or names of savepoints.
 
         Raises:
-            UsageError: there is no such snapshot, or the present epoch began from it.
+            UsageError: there is no such snapshot, or the present epoch began from it and has no
+                other one that stays, or a system of processes, which begins there.
             Unavailable: a snapshot or restore is under way.
         """
         with coordinating(self.path, "dropping snapshots"):
-            found = {manifest.snapshot: manifest for manifest in map(self.find, snapshots)}
-            dropping.drop(self.path, found.values())
+            found = dict.fromkeys(published.find_id(self.path, one) for one in snapshots)
+            dropping.drop(self.path, found)
 
     def keep(self, count: int) -> None:
-        """Delete all but the newest `count` snapshots; savepoints stay.
+        """Delete all but the newest `count` snapshots; savepoints stay, and so do snapshots whose
+        manifest is damaged. Until those are dropped by their ids, the logs are not trimmed.
 
         Raises:
             Unavailable: a snapshot or restore is under way.
         """
         with coordinating(self.path, "dropping snapshots"):
-            dropping.drop(self.path, dropping.beyond(self.path, count))
+            dropping.keep(self.path, count)
 
     def progress(self) -> Progress | None:
         """Return how far the snapshot under way is; None if there is none."""

@@ -54,7 +54,7 @@ class Logs:
         self._head: Head = read_head(root)
         self._head.dataflow.check_participant(process, "service")
         self._lock = participant_lock(root, process)
-        if not self._lock.try_take():
+        if not self._lock.take_soon():
             raise Unavailable(f"service {process} is run by another program: end that one first")
         self._epoch = Epoch(root, self._head, f"service {process}")
         self._positions = dict(self._head.starts[process])

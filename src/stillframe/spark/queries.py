@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -219,10 +220,12 @@ def _release(pipeline: Pipeline, query: str) -> None:
 
 
 def _release_at_end(started: StreamingQuery, pipeline: Pipeline, query: str, lock: Lock) -> None:
-    with contextlib.suppress(PySparkException):
-        started.awaitTermination()
-    if _held.get((pipeline.path, query)) is lock:
-        _release(pipeline, query)
+    try:
+        with contextlib.suppress(PySparkException, Py4JError):
+            started.awaitTermination()
+    finally:
+        if _held.get((pipeline.path, query)) is lock:
+            _release(pipeline, query)
 
 
 def _appender(root: Path, head: Head, log: Log) -> EachBatch:
@@ -245,7 +248,11 @@ def _appender(root: Path, head: Head, log: Log) -> EachBatch:
 def _write(frame: DataFrame, log: Log, directory: Path, name: str) -> list[DataFile]:
     """Let the executors write a micro-batch; return the files with records, by partition."""
     count = log.partition_count
-    spread = frame.repartition(count, *log.key) if log.key else frame.coalesce(count)
+    spread = (
+        frame.repartition(count, *(f"`{name}`" for name in log.key))
+        if log.key
+        else frame.coalesce(count)
+    )
     spread.write.option("compression", "zstd").parquet(f"file://{directory / name}")
     files = []
     for path in sorted((directory / name).glob("part-*.parquet")):

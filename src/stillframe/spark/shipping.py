@@ -3,6 +3,7 @@
 Executors run ``source``, ``cut`` and ``records``, which import Arrow and PySpark and nothing else.
 """
 
+import re
 import tempfile
 import weakref
 import zipfile
@@ -17,8 +18,7 @@ def ship(spark: SparkSession) -> None:
     """Send the package to the executors of a session, once."""
     if spark in _shipped:
         return
-    _shipped.add(spark)
-    if str(spark.sparkContext.master).startswith("local"):
+    if re.match(r"local($|\[)", str(spark.sparkContext.master)):
         return
     package = Path(__file__).parent.parent
     directory = Path(tempfile.mkdtemp(prefix="stillframe-"))
@@ -27,3 +27,4 @@ def ship(spark: SparkSession) -> None:
         for path in sorted(package.rglob("*.py")):
             file.write(path, Path("stillframe") / path.relative_to(package))
     spark.sparkContext.addPyFile(str(archive))
+    _shipped.add(spark)

@@ -1,0 +1,121 @@
+"""A pipeline as its users hold it: made by whoever comes first, photographed now and then."""
+
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from stillframe.model import Abandoned
+from stillframe.pipeline import Pipeline, channel
+from stillframe.pipeline.locks import coordinating
+from stillframe.pipeline.pipeline import Outcome
+
+NUMBERS = pa.schema([("number", pa.int64())])
+
+
+@dataclass
+class Nothing:
+    """The state of a service that never joins."""
+
+    count: int = 0
+
+
+def make(root: Path) -> Pipeline:
+    """Make a pipeline, or open it: what every program of it does at its start."""
+    return Pipeline.create(
+        root,
+        services={"one": Nothing, "two": Nothing},
+        channels=[channel("numbers", NUMBERS, source="one", targets=["two"])],
+    )
+
+
+def test_programs_start_also_while_a_snapshot_is_under_way(tmp_path: Path) -> None:
+    """A pipeline that is there is opened, whoever coordinates at that moment."""
+    make(tmp_path / "p")
+    with coordinating(tmp_path / "p", "a snapshot"):
+        assert make(tmp_path / "p").epoch == 1
+
+
+def test_programs_that_start_at_once_make_one_pipeline(tmp_path: Path) -> None:
+    """Whoever comes first makes it, and all the others open it."""
+    begin = threading.Barrier(8)
+    made: list[int] = []
+
+    def go() -> None:
+        begin.wait()
+        made.append(make(tmp_path / "p").epoch)
+
+    threads = [threading.Thread(target=go) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [1] * 8
+
+
+FORKING = """
+import os, sys
+from pathlib import Path
+from stillframe.pipeline.locks import is_running, participant_lock
+
+lock = participant_lock(Path(sys.argv[1]), "one")
+assert lock.try_take()
+here, there = os.pipe()
+if os.fork() == 0:
+    os.close(there)
+    os.read(here, 1)  # until the parent is gone
+    os._exit(0)
+lock.release()
+print(is_running(Path(sys.argv[1]), "one"))
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_process_keeps_no_lock(tmp_path: Path) -> None:
+    """What a program forks off does not count as the program: when that lets go, it is gone."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == "False\n"
+
+
+def test_periodic_snapshots_keep_their_time(tmp_path: Path) -> None:
+    """From the beginning of one to the beginning of the next, whatever it takes to tell."""
+    begun: list[float] = []
+    enough = threading.Event()
+
+    def told(outcome: Outcome | Exception) -> None:
+        assert isinstance(outcome, Abandoned)
+        begun.append(time.monotonic())
+        if len(begun) == 4:
+            enough.set()
+        enough.wait(0.06)  # what a program does with an outcome takes time, too
+
+    with make(tmp_path / "p").snapshot_every(0.1, timeout_s=0.0, happened=told):
+        assert enough.wait(10)
+    assert (begun[3] - begun[0]) / 3 < 0.155
+
+
+def test_an_error_where_snapshots_are_told_is_not_lost(tmp_path: Path) -> None:
+    """It is raised at the end of the body: nobody should think that there were snapshots."""
+    told = threading.Event()
+
+    def tell(outcome: Outcome | Exception) -> None:
+        told.set()
+        raise OSError("no space to note it")
+
+    pipeline = make(tmp_path / "p")
+    with (
+        pytest.raises(OSError, match="no space to note it"),
+        pipeline.snapshot_every(0.01, timeout_s=0.0, happened=tell),
+    ):
+        assert told.wait(10)
