@@ -66,10 +66,13 @@ from stillframe.pipeline.locks import is_running, participant_lock
 lock = participant_lock(Path(sys.argv[1]), "one")
 assert lock.try_take()
 here, there = os.pipe()
+begun, begin = os.pipe()
 if os.fork() == 0:
     os.close(there)
+    os.write(begin, b"!")
     os.read(here, 1)  # until the parent is gone
     os._exit(0)
+os.read(begun, 1)
 lock.release()
 print(is_running(Path(sys.argv[1]), "one"))
 """
