@@ -8,6 +8,7 @@ import pytest
 from stillframe.pipeline import Pipeline
 from tests.cli.conftest import Call
 from tests.cli.pipelines import commit
+from tests.pipeline.money import changed
 
 
 def rows_of(stdout: str) -> list[list[str]]:
@@ -84,6 +85,16 @@ def test_named_snapshots_are_dropped(call: Call, shop: Pipeline) -> None:
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {"dropped": ["shop-1", "shop-2"], "left": ["shop-3"]}
     assert result.stderr == "dropped 2 snapshots (shop-1, shop-2); 1 snapshot left\n"
+
+
+def test_a_damaged_snapshot_is_dropped_by_its_id(call: Call, shop: Pipeline) -> None:
+    """Nothing of it need be read for that."""
+    shop.snapshot()
+    shop.snapshot()
+    changed(shop.path / "snapshots/shop-1/manifest.json")
+    result = call("spark", "drop", shop.path, "shop-1")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "dropped 1 snapshot (shop-1); 1 snapshot left\n"
 
 
 def test_the_newest_are_kept(call: Call, shop: Pipeline) -> None:

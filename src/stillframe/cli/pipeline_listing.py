@@ -7,7 +7,7 @@ from stillframe.cli import output, quantities
 from stillframe.errors import UsageError
 from stillframe.pipeline.head import Head, read_head
 from stillframe.pipeline.pipeline import Pipeline
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.published import Manifest, published_ids
 
 COLUMNS = (
     "snapshot",
@@ -67,13 +67,13 @@ def drop(path: Path, names: tuple[str, ...], *, keep: int | None, is_json: bool)
     if bool(names) == (keep is not None):
         raise UsageError("say which snapshots to drop, or with --keep how many stay: one of both")
     pipeline = Pipeline(path)
-    before = pipeline.snapshots()
+    before = published_ids(pipeline.path)
     if keep is None:
         pipeline.drop(*names)
     else:
         pipeline.keep(keep)
-    left = [manifest.snapshot for manifest in pipeline.snapshots()]
-    dropped = [manifest.snapshot for manifest in before if manifest.snapshot not in left]
+    left = published_ids(pipeline.path)
+    dropped = [snapshot for snapshot in before if snapshot not in left]
     if is_json:
         output.put_json({"dropped": dropped, "left": left})
     words = f" ({', '.join(map(str, dropped))})" if dropped else ""
