@@ -71,3 +71,25 @@ def test_a_stranger_among_the_snapshots_is_named(tmp_path: Path) -> None:
     (pipeline.path / "snapshots" / "notes.txt").touch()
     with pytest.raises(Damaged, match=r"notes\.txt is no snapshot"):
         pipeline.snapshots()
+
+
+def test_a_damaged_snapshot_can_be_dropped_and_stays_until_then(tmp_path: Path) -> None:
+    """It may be a savepoint, and nobody knows what of the logs it needs: they are not trimmed."""
+    pipeline = shop(tmp_path / "run")
+    for _ in range(2):
+        leave_behind(pipeline, 1, received_count=1)
+        assert money_now(pipeline) == TOTAL
+    changed(pipeline.path / "snapshots/run-1/manifest.json")
+    logs = pipeline.path / "channels"
+    before = sorted(logs.rglob("*"))
+    pipeline.keep(1)
+    assert sorted(path.name for path in (pipeline.path / "snapshots").iterdir()) == [
+        "run-1",
+        "run-3",
+    ]
+    assert sorted(logs.rglob("*")) == before
+    pipeline.drop("run-1")
+    assert [str(manifest.snapshot) for manifest in pipeline.snapshots()] == ["run-3"]
+    assert set(logs.rglob("*")) < set(before)
+    pipeline.restore()
+    assert money_now(pipeline) == TOTAL

@@ -1,6 +1,8 @@
 """Deletes snapshots, and from the logs what no live snapshot and no participant needs any more.
 
-A log is trimmed only behind the oldest live snapshot: while there is none, nothing is deleted.
+A log is trimmed only behind the oldest live snapshot: while there is none, nothing is deleted. A
+log without targets is what the pipeline makes for its users: it is never trimmed. While a snapshot
+stays whose manifest is damaged, no log is trimmed: nobody knows what that one needs.
 """
 
 import shutil
@@ -8,51 +10,80 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stillframe.errors import UsageError
+from stillframe.model import SnapshotId
 from stillframe.pipeline.head import CHANNELS, Head, Stretch, read_head
 from stillframe.pipeline.log import DATA, LogReader, item_name
-from stillframe.pipeline.published import SNAPSHOTS, Manifest, manifests, snapshot_path
+from stillframe.pipeline.published import (
+    SNAPSHOTS,
+    Manifest,
+    published_ids,
+    snapshot_path,
+    undamaged,
+)
 from stillframe.store.disk import sync
 from stillframe.store.opening import explained
 
 
-def beyond(root: Path, count: int) -> list[Manifest]:
-    """Return the snapshots that are not among the newest `count`, no savepoints, and not the one
-    from which the present epoch began."""
-    head = read_head(root)
-    unnamed = [
-        manifest
-        for manifest in manifests(root)
-        if manifest.name is None and manifest.snapshot != head.restored_from
-    ]
-    return unnamed[: max(0, len(unnamed) - count)]
-
-
-def drop(root: Path, unwanted: Iterable[Manifest]) -> None:
-    """Delete snapshots and trim the logs. The caller coordinates (``locks.coordinating``).
+def keep(root: Path, count: int) -> None:
+    """Delete all but the newest `count` snapshots, and trim the logs. Savepoints stay, and the one
+    from which the present epoch began as long as it is needed, and any whose manifest is damaged:
+    it may be a savepoint, and nothing is trimmed before it is dropped. The caller coordinates.
 
     Raises:
-        UsageError: the present epoch began from one of them: services read their state there.
-        StoreError: the disk failed.
+        StoreError: a manifest cannot be read, or the disk failed.
     """
-    head = read_head(root)
-    chosen = list(unwanted)
-    for manifest in chosen:
-        if manifest.snapshot == head.restored_from:
-            raise UsageError(
-                f"the present epoch began from snapshot {manifest.snapshot}: take a new one and "
-                "restore from that before this one can go"
-            )
+    if len(published_ids(root)) <= count:
+        return
+    head, every = read_head(root), undamaged(root)
+    unnamed = [manifest.snapshot for manifest in every if manifest.name is None]
+    unwanted = unnamed[: max(0, len(unnamed) - count)]
+    if _why_it_began_here(head, every, unwanted) is not None:
+        unwanted = [snapshot for snapshot in unwanted if snapshot != head.restored_from]
+    _delete(root, head, every, unwanted)
+
+
+def drop(root: Path, unwanted: Iterable[SnapshotId]) -> None:
+    """Delete snapshots, damaged ones as well, and trim the logs. The caller coordinates
+    (``locks.coordinating``).
+
+    Raises:
+        UsageError: the present epoch began from one of them, and it is still needed.
+        StoreError: a manifest cannot be read, or the disk failed.
+    """
+    head, every, chosen = read_head(root), undamaged(root), list(unwanted)
+    if (why := _why_it_began_here(head, every, chosen)) is not None:
+        raise UsageError(why)
+    _delete(root, head, every, chosen)
+
+
+def _why_it_began_here(head: Head, every: list[Manifest], unwanted: list[SnapshotId]) -> str | None:
+    """Return why the snapshot from which the epoch began cannot go with the others that are
+    unwanted; None if it can, or if it is not among them."""
+    if head.restored_from not in unwanted:
+        return None
+    why = f"the present epoch began from snapshot {head.restored_from}"
+    began = next((one for one in every if one.snapshot == head.restored_from), None)
+    if began is not None and began.systems:
+        return (
+            f"{why}, and so will the system of processes {began.systems[0].name} when it is "
+            "started: restore the pipeline from another snapshot before this one can go"
+        )
+    if any(one.epoch == head.epoch and one.snapshot not in unwanted for one in every):
+        return None
+    return f"{why}: take a new one, which stays, before this one can go"
+
+
+def _delete(root: Path, head: Head, every: list[Manifest], chosen: list[SnapshotId]) -> None:
     with explained(root / SNAPSHOTS, "changed"):
-        for manifest in chosen:
-            path = snapshot_path(root, manifest.snapshot)
-            gone = path.with_name(f".{path.name}.dropped")
-            path.rename(gone)
+        for snapshot in chosen:
+            path = snapshot_path(root, snapshot)
+            path.rename(path.with_name(f".{path.name}.dropped"))
         if chosen:
             sync(root / SNAPSHOTS)
         for left in (root / SNAPSHOTS).glob(".*.dropped"):
             shutil.rmtree(left)
-    live = manifests(root)
-    if chosen and live:
+    live = [manifest for manifest in every if manifest.snapshot not in chosen]
+    if chosen and live and len(live) == len(published_ids(root)):
         trim(root, head, live)
 
 
@@ -64,7 +95,7 @@ def trim(root: Path, head: Head, live: list[Manifest]) -> None:
         head: as it is now.
         live: the snapshots that stay; at least one.
     """
-    for log in head.dataflow.logs:
+    for log in (log for log in head.dataflow.logs if log.targets):
         # epoch -> the first number that somebody may still ask for
         needed: dict[int, int] = {}
         for manifest in live:

@@ -5,12 +5,13 @@ one that has not joined since a restore stands where the restore put it. A servi
 taken its state with it: then there is no snapshot before it is restored.
 """
 
+import shutil
 import time
 from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import NotConsistent, StillframeError
+from stillframe.errors import Damaged, NotConsistent, StillframeError
 from stillframe.pipeline.head import Head
 from stillframe.pipeline.locks import PARTICIPANTS, participant_lock
 from stillframe.pipeline.log import LogReader
@@ -24,8 +25,8 @@ from stillframe.pipeline.part import (
     has_recorded,
     read_part,
 )
-from stillframe.pipeline.published import read_manifest
-from stillframe.store.disk import replace_durably
+from stillframe.pipeline.published import Manifest
+from stillframe.store.disk import replace_durably, sync
 from stillframe.store.opening import explained
 from stillframe.store.seal import FORMAT, read_sealed, seal
 
@@ -35,8 +36,8 @@ class NotAtRest(StillframeError):
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of ``participants/NAME.json``: that a service joined in `epoch`, and, once it has
-    left, how it stood then."""
+    """The content of ``participants/epoch-2/NAME.json``: that a service joined in `epoch`; how it
+    stood when it left, once it has; or how a restore put it, until it joins."""
 
     format: int = FORMAT
     epoch: int
@@ -45,10 +46,32 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def write_service_record(root: Path, name: str, record: ServiceRecord) -> None:
-    """Note that a service joined, or how it left."""
-    path = _record_path(root, name)
+    """Note that a service joined, or how it left, in the epoch that the record says."""
+    path = _record_path(root, record.epoch, name)
     with explained(path, "written"):
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            sync(path.parent.parent)
         replace_durably(path, seal(record))
+
+
+def put_services(root: Path, head: Head, manifest: Manifest) -> None:
+    """Note how a restore puts every service: as it was in the snapshot.
+
+    The epoch of `head` has not begun, so nobody reads these records yet, and those of the epoch
+    that it follows stay. Older ones, and what an attempt left that did not come to its end, go.
+    """
+    with explained(root / PARTICIPANTS, "cleared"):
+        for records in (root / PARTICIPANTS).glob("epoch-*/"):
+            if records.name != f"epoch-{head.epoch - 1}":
+                shutil.rmtree(records)
+    for part in manifest.parts:
+        if part.service is not None:
+            name = part.participant
+            record = ServiceRecord(
+                epoch=head.epoch, positions=dict(head.starts[name]), state=part.service
+            )
+            write_service_record(root, name, record)
 
 
 def resting_service(
@@ -60,20 +83,21 @@ def resting_service(
         NotAtRest: it was running and died.
         Damaged, StoreError: the disk.
     """
-    path = _record_path(root, name)
-    record = read_sealed(path, ServiceRecord) if path.exists() else None
-    if record is not None and record.epoch == head.epoch:
-        if record.positions is None or record.state is None:
-            raise NotAtRest(
-                f"service {name} died, and its state with it: restore the pipeline from its last "
-                "snapshot and start the service again"
-            )
-        return record.positions, record.state
-    if head.restored_from is None:
-        return None
-    recorded = read_manifest(root, head.restored_from).part(name)
-    assert recorded.service is not None
-    return dict(head.starts[name]), recorded.service
+    path = _record_path(root, head.epoch, name)
+    if not path.exists():
+        if head.restored_from is None:
+            return None
+        raise Damaged(
+            f"{path} is missing, which says how service {name} stood when this epoch began: "
+            "restore the pipeline from a snapshot"
+        )
+    record = read_sealed(path, ServiceRecord)
+    if record.positions is None or record.state is None:
+        raise NotAtRest(
+            f"service {name} died, and its state with it: restore the pipeline from its last "
+            "snapshot and start the service again"
+        )
+    return record.positions, record.state
 
 
 def record_at_rest(root: Path, head: Head, request: Request, name: str) -> Part | None:
@@ -150,5 +174,5 @@ def _service_at_rest(root: Path, head: Head, request: Request, name: str) -> Non
     )
 
 
-def _record_path(root: Path, name: str) -> Path:
-    return root / PARTICIPANTS / f"{name}.json"
+def _record_path(root: Path, epoch: int, name: str) -> Path:
+    return root / PARTICIPANTS / f"epoch-{epoch}" / f"{name}.json"

@@ -1,8 +1,9 @@
 """Takes a stopped pipeline back to a snapshot, or makes a second one from it.
 
 Everything new is made beside what is there: checkpoint directories of the next epoch, from the
-pinned files. Then ``pipeline.json`` is replaced, and that one rename is the restore: every log ends
-at its barrier, and what older epochs appended behind it is no part of it any more.
+pinned files, and notes of how its services stand. Then ``pipeline.json`` is replaced, and that one
+rename is the restore: every log ends at its barrier, and what older epochs appended behind it is no
+part of it any more.
 """
 
 import contextlib
@@ -35,6 +36,7 @@ from stillframe.pipeline.published import (
     snapshot_path,
     verify_files,
 )
+from stillframe.pipeline.resting import put_services
 from stillframe.pipeline.systems import verify_system
 from stillframe.pipeline.taking import COUNTER, clear_under_way
 from stillframe.store.disk import partial_path, sync
@@ -75,6 +77,7 @@ def restore(
                 verify_system(cut)
             clear_under_way(root)
             new = _head_after(head, manifest)
+            put_services(root, new, manifest)
             _export(root, manifest, root, new)
             write_head(root, new)
             return new
@@ -139,6 +142,7 @@ def fork(
                 shutil.copyfile(root / COUNTER, partial / COUNTER)
                 _copy_logs(root, manifest, partial)
                 _copy_snapshot(root, manifest, partial)
+            put_services(partial, new, manifest)
             _export(root, manifest, partial, new)
             write_head(partial, new)
             with explained(target, "written"):
@@ -234,7 +238,7 @@ def _copy_logs(root: Path, manifest: Manifest, target: Path) -> None:
 
 
 def _copy_snapshot(root: Path, manifest: Manifest, target: Path) -> None:
-    """Give the second pipeline the snapshot that it begins with: services find their state."""
+    """Give the second pipeline the snapshot that it begins with: it can go back there."""
     source = snapshot_path(root, manifest.snapshot)
     for path in sorted(source.rglob("*")):
         if path.is_file():
