@@ -16,6 +16,7 @@ import msgspec
 
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import Abandoned, Reason, SnapshotId
+from stillframe.pipeline import checkpoint
 from stillframe.pipeline.head import Head, read_head
 from stillframe.pipeline.locks import coordinating
 from stillframe.pipeline.part import (
@@ -35,6 +36,7 @@ from stillframe.pipeline.published import (
     PinnedFile,
     channel_cuts,
     hashed_files,
+    pinned_path,
     published_ids,
     read_manifest,
     snapshot_path,
@@ -213,6 +215,10 @@ def _publish(
 ) -> Manifest:
     """Check what was recorded, write the manifest, and give the directory its final place."""
     directory = request_path(root, request.snapshot)
+    for name, part in parts.items():
+        if part.query is not None and part.query.batch is not None:
+            expected = checkpoint.Committed(part.query.batch, part.positions)
+            checkpoint.check_pinned(pinned_path(directory, name), expected)
     channels = channel_cuts(root, head, parts, request.mode)
     queries = [name for name, part in parts.items() if part.query is not None]
     files = hashed_files(directory, queries, _files_before(root))
