@@ -221,12 +221,11 @@ def _copy_logs(root: Path, manifest: Manifest, target: Path) -> None:
     barriers = {name: at for part in manifest.parts for name, at in part.barriers.items()}
     for log in manifest.dataflow.logs:
         reader = LogReader(root, log, manifest.stretches[log.name])
-        first = min(
-            [cut.position for cut in manifest.channels if cut.log == log.name],
-            default=barriers[log.name],
-        )
+        ends = [cut.position for cut in manifest.channels if cut.log == log.name]
+        ends.append(barriers[log.name])
         # One item before the first that is read says at which offsets that one begins.
-        for number in range(max(0, min(first, barriers[log.name]) - 1), barriers[log.name]):
+        # What was read past the barrier (at-least-once) is in the books of the snapshot.
+        for number in range(max(0, min(ends) - 1), max(ends)):
             item = reader.item(number)
             directory = epoch_directory(target, log.name, item.epoch)
             (directory / DATA).mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,63 @@
+"""A fork has all that its snapshot rests on: it can go back there, and be forked itself."""
+
+import threading
+from pathlib import Path
+
+from stillframe.model import Abandoned
+from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline.part import under_way
+from stillframe.pipeline.published import Manifest
+from tests.pipeline.money import SCHEMA, Account, records
+
+
+def doubling(path: Path) -> Pipeline:
+    """Make a pipeline whose only snapshot, at-least-once, doubles two items."""
+    pipeline = Pipeline.create(
+        path,
+        services=dict.fromkeys(("left", "right", "till"), Account),
+        channels=[
+            channel("from-left", SCHEMA, source="left", targets=["till"]),
+            channel("from-right", SCHEMA, source="right", targets=["till"]),
+        ],
+        name="run",
+    )
+    outcomes: list[Manifest | Abandoned] = []
+    thread = threading.Thread(
+        target=lambda: outcomes.append(pipeline.snapshot("at-least-once", timeout_s=30))
+    )
+    with (
+        join("left", pipeline=path, state=Account()) as left,
+        join("right", pipeline=path, state=Account()) as right,
+        join("till", pipeline=path, state=Account()) as till,
+    ):
+        thread.start()
+        while under_way(path) is None:
+            pass
+        left.boundary()
+        for amount in (5, 7):
+            left.append("from-left", records(amount))
+            assert till.receive(timeout_s=10) is not None
+        right.boundary()
+        till.boundary()
+        thread.join()
+    assert isinstance(outcomes[0], Manifest)
+    assert outcomes[0].duplicate_count == 2
+    return pipeline
+
+
+def test_a_fork_of_a_snapshot_with_duplicates_can_be_restored_and_forked(tmp_path: Path) -> None:
+    """Its books speak of items behind the barrier: those are there as well."""
+    first = doubling(tmp_path / "first")
+    second = first.fork("run-1", tmp_path / "second")
+    second.restore()
+    third = second.fork("run-1", tmp_path / "third")
+    third.restore("run-1")
+    assert third.epoch == 5
+    with (
+        join("left", pipeline=third.path, state=Account()) as left,
+        join("till", pipeline=third.path, state=Account()) as till,
+    ):
+        left.append("from-left", records(9))
+        received = till.receive(timeout_s=10)
+    assert received is not None
+    assert received[1]["amount"].to_pylist() == [9]
