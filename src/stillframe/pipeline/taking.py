@@ -21,6 +21,7 @@ from stillframe.pipeline.head import Head, read_head
 from stillframe.pipeline.locks import coordinating
 from stillframe.pipeline.part import (
     PARTS,
+    PINNED,
     REQUEST,
     UNDER_WAY,
     Part,
@@ -244,9 +245,23 @@ def _publish(
         # Neither Spark nor the logs force each file to the disk. Before the snapshot has its name,
         # everything that it rests on must be there.
         os.sync()
-        directory.rename(target)
+        # First out of sight: whoever finds the request and not its own part would record again.
+        whole = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}.whole")
+        directory.rename(whole)
+        _clear_all_but_the_cut(whole)
+        whole.rename(target)
         sync(root / SNAPSHOTS)
     return manifest
+
+
+def _clear_all_but_the_cut(directory: Path) -> None:
+    """Remove what the manifest holds, and checkpoints that were pinned and not needed."""
+    for path in (*directory.iterdir(), *directory.glob(f"{PINNED}/.*")):
+        if path.parent != directory or path.name not in (MANIFEST, PINNED):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _files_before(root: Path) -> list[PinnedFile]:
