@@ -302,8 +302,8 @@ def main() -> None:
     if wrong:
         print(f"\nwrong, and left in {directory}:", *wrong, sep="\n")
         sys.exit(1)
-    shutil.rmtree(directory)
     print("every channel and every state is as computed, and as in the unbroken run")
+    shutil.rmtree(directory)
 
 
 if __name__ == "__main__":
