@@ -3,6 +3,7 @@
 Everything is read from the disk, so anybody may ask, also while the coordinator waits.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.head import Head, checkpoint_path
-from stillframe.pipeline.part import Request, read_part
+from stillframe.pipeline.part import Part, Request, read_part
 from stillframe.protocol.aligner import Mode
 
 
@@ -77,16 +78,26 @@ class Progress(msgspec.Struct, frozen=True):
         return "; ".join(awaited.sentence() for awaited in self.culprits or self.awaiting)
 
 
-def progress_of(root: Path, head: Head, request: Request) -> Progress:
-    """Return how far the snapshot of `request` is."""
+def progress_of(
+    root: Path, head: Head, request: Request, parts: Mapping[str, Part] | None = None
+) -> Progress:
+    """Return how far the snapshot of `request` is.
+
+    Args:
+        root: the pipeline.
+        head: as it is now.
+        request: of the snapshot.
+        parts: those that have been handed in, by participant; None to look for them on the disk.
+    """
+    if parts is None:
+        parts = _parts(root, head, request)
     recorded: dict[str, float] = {}
     barriers: dict[str, tuple[int, float]] = {}
     for name in head.dataflow.participants:
-        part = read_part(root, request.snapshot, name)
-        if part is not None:
-            recorded[name] = part.recorded_at
-            for log, position in part.barriers.items():
-                barriers[log] = (position, part.recorded_at)
+        if name in parts:
+            recorded[name] = parts[name].recorded_at
+            for log, position in parts[name].barriers.items():
+                barriers[log] = (position, recorded[name])
     return Progress(
         snapshot=request.snapshot,
         mode=request.mode,
@@ -99,6 +110,11 @@ def progress_of(root: Path, head: Head, request: Request) -> Progress:
             if name not in recorded
         ),
     )
+
+
+def _parts(root: Path, head: Head, request: Request) -> dict[str, Part]:
+    found = {name: read_part(root, request.snapshot, name) for name in head.dataflow.participants}
+    return {name: part for name, part in found.items() if part is not None}
 
 
 def _awaited(

@@ -5,6 +5,7 @@ anywhere else that sees the pipeline's directory: all it says and hears is in fi
 Participants that no program runs now are recorded as they lie on the disk.
 """
 
+import math
 import os
 import shutil
 import time
@@ -54,6 +55,9 @@ TIMEOUT_S = 60.0
 POLL_S = 0.01
 """Participants look at the disk about as often: Spark asks its sources every 10 ms."""
 
+PROGRESS_S = 0.2
+"""So often at most is told how far a snapshot is: to find it out means to look at everybody."""
+
 COUNTER = "last-snapshot.json"
 
 
@@ -80,7 +84,7 @@ def take(
         name: makes it a savepoint, which is kept until it is dropped by name.
         timeout_s: after so many seconds it is given up. Its barriers stay in the logs and are
             stepped over.
-        progress: called again and again while it is under way.
+        progress: called again and again while it is under way, at most 5 times a second.
 
     Returns:
         the published snapshot, or why it was given up and who was missing.
@@ -165,6 +169,7 @@ def _collect(
 ) -> dict[str, Part] | Abandoned:
     """Wait for every part."""
     parts: dict[str, Part] = {}
+    told_at = -math.inf
     while True:
         for name in head.dataflow.participants:
             if name in parts:
@@ -188,11 +193,13 @@ def _collect(
         ):
             return parts
         if time.time() > request.deadline_at:
-            late = progress_of(root, head, request)
+            late = progress_of(root, head, request, parts)
             return Abandoned(
                 request.snapshot, Reason.DEADLINE, late.awaited, late.culprit_sentence()
             )
-        progress(progress_of(root, head, request))
+        if time.monotonic() - told_at >= PROGRESS_S:
+            progress(progress_of(root, head, request, parts))
+            told_at = time.monotonic()
         time.sleep(POLL_S)
 
 
