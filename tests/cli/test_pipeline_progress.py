@@ -100,7 +100,7 @@ def test_watching_ends_when_it_is_published(call: Call, shop: Pipeline) -> None:
 
 def test_watching_says_that_it_was_given_up(call: Call, shop: Pipeline) -> None:
     """That is a no: exit 1."""
-    with waiting(shop, timeout_s=0.1):
+    with waiting(shop, timeout_s=1):
         result = call("spark", "progress", shop.path, "--watch")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "no: snapshot shop-1 was given up\n"

@@ -65,9 +65,9 @@ def test_a_snapshot_that_is_given_up_names_the_culprit(call: Call, shop: Pipelin
 def test_a_service_that_never_ran_is_named(call: Call, tmp_path: Path) -> None:
     """Without its state there is no snapshot; the words say what to start."""
     fresh = make_shop(tmp_path / "fresh.pipeline")
-    result = call("spark", "snapshot", fresh.path)
+    result = call("spark", "snapshot", fresh.path, "--timeout", "50ms")
     assert result.exit_code == 1
-    assert "has not joined yet: start it" in result.stderr
+    assert "service till has not joined: start it" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(

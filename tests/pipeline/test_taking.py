@@ -1,15 +1,18 @@
 """What a coordinator leaves, how often it looks, and for whom it waits."""
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stillframe.pipeline import join
+from stillframe.model import Abandoned, Reason
+from stillframe.pipeline import join, progress, resting
 from stillframe.pipeline.part import PINNED, Request, request_path, under_way
 from stillframe.pipeline.progress import Progress
 from stillframe.pipeline.published import MANIFEST, Manifest, snapshot_path
+from stillframe.store.seal import read_sealed
 from tests.pipeline.money import Account, leave_behind, line
 
 
@@ -29,8 +32,8 @@ def test_a_published_snapshot_holds_just_the_manifest_and_the_checkpoints(
 
     with join("mint", pipeline=pipeline.path, state=Account()) as mint:
 
-        def leave_a_pin(progress: Progress) -> None:
-            directory = request_path(pipeline.path, progress.snapshot)
+        def leave_a_pin(now: Progress) -> None:
+            directory = request_path(pipeline.path, now.snapshot)
             (directory / PINNED / ".sums.0123").mkdir(parents=True)
             (directory / "systems").mkdir()
             monkeypatch.setattr(shutil, "rmtree", watched)
@@ -43,3 +46,77 @@ def test_a_published_snapshot_holds_just_the_manifest_and_the_checkpoints(
     assert list((directory / PINNED).iterdir()) == []
     assert seen
     assert set(seen) == {None}
+
+
+def test_a_coordinator_that_waits_does_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells how far it is a few times a second, and reads no part again for it."""
+
+    def read(*arguments: object) -> None:
+        raise AssertionError("the coordinator has the parts already")
+
+    monkeypatch.setattr(progress, "read_part", read)
+    pipeline = line(tmp_path / "run")
+    leave_behind(pipeline, 5)
+    told: list[Progress] = []
+    with join("till", pipeline=pipeline.path, state=Account()):
+        outcome = pipeline.snapshot(timeout_s=0.3, progress=told.append)
+    assert isinstance(outcome, Abandoned)
+    assert outcome.missing == ("till",)
+    assert 1 <= len(told) <= 3
+    assert told[0].recorded.keys() == {"mint"}
+
+
+def test_the_state_of_who_waits_at_rest_is_not_read_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be long, and others slow: whether it died is known from its first reading."""
+    pipeline = line(tmp_path / "run")
+    leave_behind(pipeline, 5)
+    read: list[Path] = []
+
+    def counted(path: Path, kind: type[Any]) -> Any:
+        read.append(path)
+        return read_sealed(path, kind)
+
+    monkeypatch.setattr(resting, "read_sealed", counted)
+    with join("mint", pipeline=pipeline.path, state=Account()):
+        read.clear()
+        assert isinstance(pipeline.snapshot(timeout_s=0.2), Abandoned)
+    assert [path.stem for path in read] == ["till"]
+
+
+def test_a_service_that_is_just_being_started_is_waited_for(tmp_path: Path) -> None:
+    """Whoever starts everything at once gets the first snapshot as well."""
+    pipeline = line(tmp_path / "run")
+    outcomes: list[Manifest | Abandoned] = []
+    thread = threading.Thread(target=lambda: outcomes.append(pipeline.snapshot(timeout_s=30)))
+    thread.start()
+    while under_way(pipeline.path) is None and thread.is_alive():
+        pass
+    leave_behind(pipeline, 5)
+    thread.join()
+    assert isinstance(outcomes[0], Manifest), outcomes
+
+
+def test_the_deadline_names_who_has_not_joined(tmp_path: Path) -> None:
+    """Also if it is not the one whom the others wait for."""
+    pipeline = line(tmp_path / "run")
+    with join("mint", pipeline=pipeline.path, state=Account()):
+        outcome = pipeline.snapshot(timeout_s=0.1)
+    assert isinstance(outcome, Abandoned)
+    assert (outcome.reason, outcome.missing) == (Reason.DEADLINE, ("mint", "till"))
+    assert "service till has not joined: start it" in outcome.detail
+
+
+def test_a_service_that_died_ends_a_snapshot_at_once(tmp_path: Path) -> None:
+    """Its state is gone; waiting for its barrier, or until the deadline, would bring nothing."""
+    pipeline = line(tmp_path / "run")
+    leave_behind(pipeline, 5)
+    with pytest.raises(ZeroDivisionError), join("till", pipeline=pipeline.path, state=Account()):
+        raise ZeroDivisionError
+    with join("mint", pipeline=pipeline.path, state=Account()):
+        outcome = pipeline.snapshot(timeout_s=60)
+    assert isinstance(outcome, Abandoned)
+    assert (outcome.reason, outcome.missing) == (Reason.NOT_AT_REST, ("till",))

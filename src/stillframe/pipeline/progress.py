@@ -12,6 +12,7 @@ from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.head import Head, checkpoint_path
 from stillframe.pipeline.part import Part, Request, read_part
+from stillframe.pipeline.resting import has_joined
 from stillframe.protocol.aligner import Mode
 
 
@@ -32,15 +33,19 @@ class Awaited(msgspec.Struct, frozen=True):
     """A participant that has not recorded, and where it stands on the logs that it reads.
 
     `since` is when it could have begun to act: when the last of its barriers was put on its logs,
-    or when the snapshot began; None as long as it waits for the barriers of others.
+    or when the snapshot began; None as long as it waits for the barriers of others. A service that
+    has not joined has no state that could be recorded: it must be started.
     """
 
     participant: str
     since: float | None
     channels: tuple[AwaitedChannel, ...]
+    has_joined: bool = True
 
     def sentence(self) -> str:
         """Return what it does at the moment, for people."""
+        if not self.has_joined:
+            return f"service {self.participant} has not joined: start it"
         missing = [f"{c.log} (from {c.source})" for c in self.channels if c.barrier is None]
         if missing:
             return f"{self.participant} waits for the barrier on {', '.join(missing)}"
@@ -70,8 +75,13 @@ class Progress(msgspec.Struct, frozen=True):
 
     @property
     def culprits(self) -> tuple[Awaited, ...]:
-        """Those for whom all the others wait: they have what they need and have not recorded."""
-        return tuple(awaited for awaited in self.awaiting if awaited.since is not None)
+        """Those for whom all the others wait: they have what they need and have not recorded, or
+        have not joined."""
+        return tuple(
+            awaited
+            for awaited in self.awaiting
+            if awaited.since is not None or not awaited.has_joined
+        )
 
     def culprit_sentence(self) -> str:
         """Return who holds the snapshot up, for people."""
@@ -135,4 +145,10 @@ def _awaited(
     is_enabled = len(arrived) == len(channels) or (
         request.mode is Mode.UNALIGNED and (arrived or name in head.dataflow.initiators())
     )
-    return Awaited(name, max(times) if is_enabled else None, tuple(channels))
+    since = max(times) if is_enabled else None
+    return Awaited(
+        name,
+        since,
+        tuple(channels),
+        has_joined=name in head.dataflow.queries or has_joined(root, head, name),
+    )

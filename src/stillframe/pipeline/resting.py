@@ -5,6 +5,7 @@ one that has not joined since a restore stands where the restore put it. A servi
 taken its state with it: then there is no snapshot before it is restored.
 """
 
+import functools
 import shutil
 import time
 from pathlib import Path
@@ -74,6 +75,11 @@ def put_services(root: Path, head: Head, manifest: Manifest) -> None:
             write_service_record(root, name, record)
 
 
+def has_joined(root: Path, head: Head, name: str) -> bool:
+    """Return whether there is a state of a service: it joined at some time, or was restored."""
+    return _record_path(root, head.epoch, name).exists()
+
+
 def resting_service(
     root: Path, head: Head, name: str
 ) -> tuple[dict[str, int], ServiceState] | None:
@@ -93,11 +99,15 @@ def resting_service(
         )
     record = read_sealed(path, ServiceRecord)
     if record.positions is None or record.state is None:
-        raise NotAtRest(
-            f"service {name} died, and its state with it: restore the pipeline from its last "
-            "snapshot and start the service again"
-        )
+        raise _died(name)
     return record.positions, record.state
+
+
+def _died(name: str) -> NotAtRest:
+    return NotAtRest(
+        f"service {name} died, and its state with it: restore the pipeline from its last "
+        "snapshot and start the service again"
+    )
 
 
 def record_at_rest(root: Path, head: Head, request: Request, name: str) -> Part | None:
@@ -138,11 +148,13 @@ def _query_at_rest(root: Path, name: str) -> None:
 
 
 def _service_at_rest(root: Path, head: Head, request: Request, name: str) -> None:
+    if not _has_its_turn(root, head, request, name):
+        if has_joined(root, head, name):
+            _check_alive(root, head, name)
+        return
     resting = resting_service(root, head, name)
     if resting is None:
-        raise NotAtRest(f"service {name} has not joined yet: start it")
-    if not _has_its_turn(root, head, request, name):
-        return
+        return  # somebody may be starting it right now
     positions, state = resting
     readers = {
         log.name: LogReader(root, log, head.stretches[log.name])
@@ -172,6 +184,28 @@ def _service_at_rest(root: Path, head: Head, request: Request, name: str) -> Non
         positions=lambda: positions,
         record=record,
     )
+
+
+def _check_alive(root: Path, head: Head, name: str) -> None:
+    """Refuse a service that died. Asked every few milliseconds until it is its turn, so that its
+    state, which may be long, is read once.
+
+    Raises:
+        NotAtRest: it was running and died.
+        Damaged, StoreError: the disk.
+    """
+    path = _record_path(root, head.epoch, name)
+    with explained(path, "read"):
+        status = path.stat()
+    if not _holds_state(path, status.st_ino, status.st_mtime_ns):
+        raise _died(name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _holds_state(path: Path, inode: int, changed_at_ns: int) -> bool:  # noqa: ARG001 - to know it
+    """Return whether a record says how a service stood. Each record is a file of its own, known
+    again by its `inode` and its time."""
+    return read_sealed(path, ServiceRecord).state is not None
 
 
 def _record_path(root: Path, epoch: int, name: str) -> Path:
