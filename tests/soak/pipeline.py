@@ -97,8 +97,7 @@ class Soak:
     def close(self) -> None:
         """Kill all that is left."""
         for program in self.ever:
-            program.clear_away()
-            program.process.wait()
+            program.close()
 
     # Snapshots and restores.
 

@@ -39,7 +39,8 @@ class Program:
                 start_new_session=True,
             )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def line(self) -> str | None:
         """Return the next line that it says; None when it has ended."""
@@ -83,6 +84,15 @@ class Program:
         """Kill whatever of it may be left."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill whatever of it may be left, and let go of its pipes."""
+        self.clear_away()
+        self.process.wait()
+        self._listener.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
 
     def last_words(self) -> str:
         """Return the end of its log, for an error."""
