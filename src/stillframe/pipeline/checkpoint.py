@@ -11,7 +11,6 @@ abandoned course that become the base of a later load, and the state is wrong wi
 restore makes a new directory (``export``) from what was linked at the time (``pin``).
 """
 
-import errno
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from typing import Any
 import msgspec
 
 from stillframe.errors import Damaged, NotConsistent, StoreError
+from stillframe.store.disk import link_or_copy
 
 OFFSET_KEY = "stillframe"
 """Our sources' offsets are ``{"stillframe": {channel: position}}``."""
@@ -171,7 +171,7 @@ def _link_needed(checkpoint: Path, batch: int, target: Path) -> None:
             for relative in _needed(checkpoint, batch):
                 place = target / relative
                 place.parent.mkdir(parents=True, exist_ok=True)
-                _link(checkpoint / relative, place)
+                link_or_copy(checkpoint / relative, place)
         except FileNotFoundError:
             # Spark's maintenance deletes what is older than the newest full file: look again.
             shutil.rmtree(target, ignore_errors=True)
@@ -201,7 +201,7 @@ def export(pinned: Path, target: Path, batch: int, positions: Mapping[str, int])
         if path.is_file() and relative.parts[0] in {_OFFSETS, _COMMITS, _STATE, _SOURCES}:
             place = target / relative
             place.parent.mkdir(parents=True, exist_ok=True)
-            _link(path, place)
+            link_or_copy(path, place)
     # A new id, so that sinks which remember (query, batch) do not take the next batches for done.
     (target / _METADATA).write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
     _move(target / _OFFSETS / str(batch), positions)
@@ -314,12 +314,3 @@ def _is_needed(name: str, base: int, version: int) -> bool:
         # Schemas, metadata, RocksDB's own files: named once, never changed. Not what is being made.
         return not name.endswith(".tmp")
     return base <= int(match[1]) <= version
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        shutil.copyfile(source, target)

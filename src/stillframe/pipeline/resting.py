@@ -7,22 +7,19 @@ taken its state with it: then there is no snapshot before it is restored.
 
 import functools
 import shutil
-import time
 from pathlib import Path
 
 import msgspec
 
 from stillframe.errors import Damaged, NotConsistent, StillframeError
+from stillframe.pipeline.ends import Ends
 from stillframe.pipeline.head import Head
 from stillframe.pipeline.locks import PARTICIPANTS, participant_lock
-from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.member import QueryMember, consider, writers_of
+from stillframe.pipeline.member import QueryMember
 from stillframe.pipeline.part import (
     Part,
     Request,
     ServiceState,
-    forward,
-    hand_in,
     has_recorded,
     read_part,
 )
@@ -156,34 +153,8 @@ def _service_at_rest(root: Path, head: Head, request: Request, name: str) -> Non
     if resting is None:
         return  # somebody may be starting it right now
     positions, state = resting
-    readers = {
-        log.name: LogReader(root, log, head.stretches[log.name])
-        for log in head.dataflow.incoming(name)
-    }
-
-    def record(request: Request) -> None:
-        hand_in(
-            root,
-            Part(
-                snapshot=request.snapshot,
-                participant=name,
-                recorded_at=time.time(),
-                positions=positions,
-                barriers=forward(writers_of(root, head, name), request),
-                service=state,
-            ),
-        )
-
-    consider(
-        root,
-        head,
-        name,
-        readers,
-        {log: reader.tail(positions[log]) for log, reader in readers.items()},
-        is_patient=False,
-        positions=lambda: positions,
-        record=record,
-    )
+    ends = Ends(root, name, head, positions)
+    ends.consider(is_patient=False, record=lambda request: ends.hand_in(request, state))
 
 
 def _check_alive(root: Path, head: Head, name: str) -> None:

@@ -7,7 +7,6 @@ part of it any more.
 """
 
 import contextlib
-import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -39,7 +38,7 @@ from stillframe.pipeline.published import (
 from stillframe.pipeline.resting import put_services
 from stillframe.pipeline.systems import verify_system
 from stillframe.pipeline.taking import COUNTER, clear_under_way
-from stillframe.store.disk import partial_path, sync
+from stillframe.store.disk import link_or_copy, partial_path, sync
 from stillframe.store.opening import explained
 
 
@@ -232,8 +231,8 @@ def _copy_logs(root: Path, manifest: Manifest, target: Path) -> None:
             for file in item.files:
                 place = directory / DATA / file.name
                 place.parent.mkdir(exist_ok=True)
-                _link_or_copy(reader.data_path(item, file), place)
-            _link_or_copy(reader.item_path(number), directory / item_name(number))
+                link_or_copy(reader.data_path(item, file), place)
+            link_or_copy(reader.item_path(number), directory / item_name(number))
 
 
 def _copy_snapshot(root: Path, manifest: Manifest, target: Path) -> None:
@@ -243,13 +242,4 @@ def _copy_snapshot(root: Path, manifest: Manifest, target: Path) -> None:
         if path.is_file():
             place = snapshot_path(target, manifest.snapshot) / path.relative_to(source)
             place.parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(path, place)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        shutil.copyfile(source, target)
+            link_or_copy(path, place)

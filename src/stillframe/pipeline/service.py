@@ -12,11 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from stillframe.errors import Unavailable, UsageError
-from stillframe.pipeline.head import Head, read_head
+from stillframe.pipeline.ends import Ends
+from stillframe.pipeline.head import read_head
 from stillframe.pipeline.locks import participant_lock
-from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.member import Epoch, consider, writers_of
-from stillframe.pipeline.part import Part, Request, ServiceState, forward, hand_in
+from stillframe.pipeline.part import ServiceState
 from stillframe.pipeline.resting import ServiceRecord, resting_service, write_service_record
 from stillframe.process import StateCodec
 
@@ -26,29 +25,11 @@ POLL_S = 0.01
 class Participant:
     """A service's view of its pipeline: ``for`` to receive, ``append`` to send."""
 
-    def __init__(
-        self,
-        root: Path,
-        name: str,
-        *,
-        head: Head,
-        codec: StateCodec,
-        state: object,
-        positions: dict[str, int],
-    ) -> None:
+    def __init__(self, name: str, ends: Ends, codec: StateCodec, state: object) -> None:
         self.id = name
-        self._root = root
-        self._head = head
+        self._ends = ends
         self._codec = codec
         self._state = state
-        self._positions = dict(positions)
-        self._last = ""
-        self._readers = {
-            log.name: LogReader(root, log, head.stretches[log.name])
-            for log in head.dataflow.incoming(name)
-        }
-        self._writers = writers_of(root, head, name)
-        self._epoch = Epoch(root, head, f"service {name}")
 
     def append(self, channel: str, table: pa.Table) -> None:
         """Append the records of `table` to a channel. It is part of the current action.
@@ -57,14 +38,7 @@ class Participant:
             UsageError: this service writes no such channel, or the columns are not the declared.
             StoreError: the disk is full or failed; nothing was appended.
         """
-        writer = self._writers.get(channel)
-        if writer is None:
-            raise UsageError(
-                f"service {self.id} writes no channel {channel!r}; it writes "
-                f"{', '.join(self._writers) or 'none'}"
-            )
-        if table.num_rows:
-            writer.append(table)
+        self._ends.append(channel, table)
 
     def boundary(self) -> None:
         """End the current action and begin another: here the state may be recorded.
@@ -74,7 +48,7 @@ class Participant:
         Raises:
             Refused: the pipeline was restored: join again.
         """
-        self._ends()
+        self._consider()
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
         """Yield channel and records as they were appended, one atomic action a turn, for ever."""
@@ -99,24 +73,12 @@ class Participant:
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            received = self._next(self._ends())
+            received = self._ends.take(self._consider())
             if received is not None:
                 return received
             if until is not None and time.monotonic() >= until:
                 return None
             time.sleep(POLL_S)
-
-    def _next(self, ends: dict[str, int]) -> tuple[str, pa.Table] | None:
-        """Take the next item, from every channel in its turn."""
-        while ready := sorted(log for log, end in ends.items() if self._positions[log] < end):
-            self._last = next((log for log in ready if log > self._last), ready[0])
-            reader = self._readers[self._last]
-            item = reader.item(self._positions[self._last])
-            self._positions[self._last] += 1
-            reader.forget(self._positions[self._last])
-            if item.files:
-                return self._last, reader.table(item)
-        return None
 
     def state(self) -> ServiceState:
         """Return the state as it is now, encoded."""
@@ -125,34 +87,11 @@ class Participant:
     @property
     def positions(self) -> dict[str, int]:
         """Where this service stands on each log that it reads."""
-        return dict(self._positions)
+        return self._ends.positions
 
-    def _ends(self) -> dict[str, int]:
-        self._epoch.check()
-        tails = {log: reader.tail(self._positions[log]) for log, reader in self._readers.items()}
-        return consider(
-            self._root,
-            self._head,
-            self.id,
-            self._readers,
-            tails,
-            is_patient=True,
-            positions=lambda: self._positions,
-            record=self._record,
-        )
-
-    def _record(self, request: Request) -> None:
-        state = self.state()
-        hand_in(
-            self._root,
-            Part(
-                snapshot=request.snapshot,
-                participant=self.id,
-                recorded_at=time.time(),
-                positions=self.positions,
-                barriers=forward(self._writers, request),
-                service=state,
-            ),
+    def _consider(self) -> dict[str, int]:
+        return self._ends.consider(
+            is_patient=True, record=lambda request: self._ends.hand_in(request, self.state())
         )
 
 
@@ -188,7 +127,7 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[Particip
         head = read_head(root)
         resting = resting_service(root, head, name)
         positions = head.starts[name] if resting is None else resting[0]
-        me = Participant(root, name, head=head, codec=codec, state=state, positions=positions)
+        me = Participant(name, Ends(root, name, head, positions), codec, state)
         if resting is not None:
             codec.restore(state, resting[1].encoded)
         write_service_record(root, name, ServiceRecord(epoch=head.epoch))

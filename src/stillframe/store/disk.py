@@ -4,7 +4,9 @@ Everything is written under a name that begins with a dot (Spark and DuckDB pass
 to the disk, and then renamed; the directory that holds the new name is forced to the disk as well.
 """
 
+import errno
 import os
+import shutil
 from pathlib import Path
 
 from stillframe.errors import Damaged, StoreError
@@ -56,6 +58,20 @@ def replace_durably(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or, on another file system, a copy.
+
+    Raises:
+        OSError: the disk is full or failed, or `target` is there already.
+    """
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copyfile(source, target)
 
 
 def read_file(path: Path, *, bytes_max: int) -> bytes:

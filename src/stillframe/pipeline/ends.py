@@ -1,0 +1,116 @@
+"""The logs that one service reads and writes, and where it stands on them."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from stillframe.errors import UsageError
+from stillframe.pipeline.head import Head
+from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.member import Epoch, consider, writers_of
+from stillframe.pipeline.part import Part, Request, ServiceState, forward, hand_in
+
+
+class Ends:
+    """A service's ends of its channels.
+
+    Args:
+        root: the pipeline.
+        service: who reads and writes.
+        head: of the epoch that it is in.
+        positions: where it stands on each log that it reads.
+    """
+
+    def __init__(self, root: Path, service: str, head: Head, positions: dict[str, int]) -> None:
+        self._root = root
+        self._service = service
+        self._head = head
+        self._positions = dict(positions)
+        self._readers = {
+            log.name: LogReader(root, log, head.stretches[log.name])
+            for log in head.dataflow.incoming(service)
+        }
+        self._writers = writers_of(root, head, service)
+        self._epoch = Epoch(root, head, f"service {service}")
+        self._last = ""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the service is in."""
+        return self._head.epoch
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """Where the service stands on each log that it reads."""
+        return dict(self._positions)
+
+    def append(self, log: str, records: pa.Table) -> None:
+        """Append records to a log.
+
+        Raises:
+            UsageError: the service writes no such log, or the columns are not the declared ones.
+            StoreError: the disk is full or failed; nothing was appended.
+        """
+        writer = self._writers.get(log)
+        if writer is None:
+            raise UsageError(
+                f"service {self._service} writes no channel {log!r}; it writes "
+                f"{', '.join(self._writers) or 'none'}"
+            )
+        if records.num_rows:
+            writer.append(records)
+
+    def consider(self, *, is_patient: bool, record: Callable[[Request], None]) -> dict[str, int]:
+        """Record if it is time to, and return up to where the next action may read
+        (``member.consider``).
+
+        Raises:
+            Refused: the pipeline was restored: this epoch is over.
+        """
+        self._epoch.check()
+        tails = {log: reader.tail(self._positions[log]) for log, reader in self._readers.items()}
+        return consider(
+            self._root,
+            self._head,
+            self._service,
+            self._readers,
+            tails,
+            is_patient=is_patient,
+            positions=lambda: self._positions,
+            record=record,
+        )
+
+    def take(self, ends: dict[str, int]) -> tuple[str, pa.Table] | None:
+        """Return the next records before `ends`, and from which log; from every one in its turn."""
+        while ready := sorted(log for log, end in ends.items() if self._positions[log] < end):
+            self._last = next((log for log in ready if log > self._last), ready[0])
+            reader = self._readers[self._last]
+            item = reader.item(self._positions[self._last])
+            self._positions[self._last] += 1
+            reader.forget(self._positions[self._last])
+            if item.files:
+                return self._last, reader.table(item)
+        return None
+
+    def hand_in(self, request: Request, state: ServiceState, *, system: str | None = None) -> None:
+        """Put the barrier on every log that is written, and hand in the part.
+
+        Args:
+            request: the snapshot.
+            state: as the service recorded it, in the same atomic step.
+            system: the name of the system that the service is a process of (``systems``).
+        """
+        hand_in(
+            self._root,
+            Part(
+                snapshot=request.snapshot,
+                participant=self._service,
+                recorded_at=time.time(),
+                positions=self.positions,
+                barriers=forward(self._writers, request),
+                service=state,
+                system=system,
+            ),
+        )
