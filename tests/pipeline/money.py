@@ -117,13 +117,13 @@ def run_service(root: Path, name: str, is_over: Callable[[], bool]) -> None:
     state = Account(balance=TOTAL if name in ("a", "mint") else 0)
     with join(name, pipeline=root, state=state) as me:
         if name == "mint":
-            _mint(me, state, is_over)
+            _mint(me, Pipeline(root), state, is_over)
         else:
-            _pass_on(me, state, is_over)
+            _pass_on(me, Pipeline(root), state, is_over)
 
 
-def _mint(me: Participant, state: Account, is_over: Callable[[], bool]) -> None:
-    outgoing = Pipeline(me._root).dataflow.outgoing("mint")
+def _mint(me: Participant, pipeline: Pipeline, state: Account, is_over: Callable[[], bool]) -> None:
+    outgoing = pipeline.dataflow.outgoing("mint")
     turn = threading.Event()
     while state.balance and not is_over():
         for log in outgoing:
@@ -135,8 +135,10 @@ def _mint(me: Participant, state: Account, is_over: Callable[[], bool]) -> None:
         me.append(log.name, records(END))
 
 
-def _pass_on(me: Participant, state: Account, is_over: Callable[[], bool]) -> None:
-    flow = Pipeline(me._root).dataflow
+def _pass_on(
+    me: Participant, pipeline: Pipeline, state: Account, is_over: Callable[[], bool]
+) -> None:
+    flow = pipeline.dataflow
     outgoing = [log.name for log in flow.outgoing(me.id)]
     awaited = len(flow.incoming(me.id))
     if me.id == "a" and state.balance == TOTAL:
