@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+_directories: list[tempfile.TemporaryDirectory[str]] = []
 _shipped: "weakref.WeakSet[SparkSession]" = weakref.WeakSet()
 
 
@@ -21,8 +22,10 @@ def ship(spark: SparkSession) -> None:
     if re.match(r"local($|\[)", str(spark.sparkContext.master)):
         return
     package = Path(__file__).parent.parent
-    directory = Path(tempfile.mkdtemp(prefix="stillframe-"))
-    archive = directory / "stillframe.zip"
+    # Executors that come later fetch it too: it stays until this program ends.
+    directory = tempfile.TemporaryDirectory(prefix="stillframe-")
+    _directories.append(directory)
+    archive = Path(directory.name) / "stillframe.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for path in sorted(package.rglob("*.py")):
             file.write(path, Path("stillframe") / path.relative_to(package))
