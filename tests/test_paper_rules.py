@@ -2,6 +2,7 @@
 
 *C&L* is Chandy & Lamport 1985, *EWD 864a* Dijkstra 1983: their tests quote or retell a sentence.
 *L&Y* is Lai & Yang 1987 and *Mattern* is Mattern 1993: their tests state the rule in our own words.
+*Carbone* is Carbone et al. 2015: its tests begin with the section whose rule they retell.
 What we add to the papers (giving up, deadlines, batches, counts in markers) is no rule of theirs
 and has its tests beside the other tests of its module.
 """
@@ -14,10 +15,11 @@ import pytest
 
 TESTS = Path(__file__).parent
 PROTOCOL = TESTS.parent / "src" / "stillframe" / "protocol"
-CITATION = re.compile(r"(C&L|EWD 864a|L&Y|Mattern)[ ,:]")
+CITATION = re.compile(r"(C&L|EWD 864a|L&Y|Mattern)[ ,:]|4\.[23][ ,:]")
 
 Rules = dict[str, tuple[str, ...]]
 CL, EWD, COLOUR = "test_paper", "test_paper_ewd864a", "protocol/test_colour"
+CARBONE = "test_paper_carbone2015"
 
 RULES: dict[str, Rules] = {
     "protocol/recorder.py": {
@@ -55,6 +57,23 @@ RULES: dict[str, Rules] = {
         "a system may begin in the recorded state": (
             f"{CL}::test_a_system_that_begins_in_the_recorded_state_can_reach_the_same_end",
         ),
+    },
+    "protocol/aligner.py": {
+        "aligned": (
+            f"{CARBONE}::test_sources_begin",
+            f"{CARBONE}::test_a_barrier_blocks_its_input_until_all_have_come",
+            f"{CARBONE}::test_all_barriers_make_the_snapshot",
+            f"{CARBONE}::test_the_barrier_goes_out_before_the_inputs_are_released",
+            f"{CARBONE}::test_only_states_are_in_the_snapshot",
+            f"{CARBONE}::test_termination",
+            f"{CARBONE}::test_feasibility",
+            f"{CARBONE}::test_a_cycle_would_wait_for_ever",
+        ),
+        "unaligned": (
+            f"{CARBONE}::test_what_is_on_a_cycle_belongs_to_the_snapshot",
+            f"{CARBONE}::test_recovery_replays_what_was_logged",
+        ),
+        "at-least-once": (f"{CARBONE}::test_feasibility_is_lost_without_blocking",),
     },
     "protocol/equivalent.py": {
         "atomic actions accept and send on several channels": (
@@ -116,7 +135,7 @@ def test_every_rule_has_a_test_that_cites_its_source(test: str) -> None:
     assert CITATION.match(docstrings[name])
 
 
-@pytest.mark.parametrize("file", [CL, EWD])
+@pytest.mark.parametrize("file", [CL, EWD, CARBONE])
 def test_every_paper_test_is_of_a_rule(file: str) -> None:
     """The table leaves no paper test out."""
     of_rules = {test for rules in RULES.values() for tests in rules.values() for test in tests}

@@ -60,18 +60,22 @@ def judge(spark: SparkSession, root: Path, case: Case) -> None:
     Raises:
         AssertionError: a state or an output is not what it must be.
     """
-    session = flows.configure(spark, case.store)
+    with flows.configured(spark, case.store):
+        _judge(spark, root, case)
+
+
+def _judge(spark: SparkSession, root: Path, case: Case) -> None:
     pipeline = flows.make_pipeline(
         root, left=case.left, right=case.right, has_totals=case.store != "hdfs"
     )
-    taken, turn_count = _run_with_snapshots(session, pipeline)
+    taken, turn_count = _run_with_snapshots(spark, pipeline)
     unbroken = flows.outputs(pipeline)
     judge_end(pipeline, unbroken, {})
     for manifest in taken.values():
-        judge_states(session, pipeline, manifest)
+        judge_states(spark, pipeline, manifest)
     chosen = taken[case.restored]
     pipeline.restore(str(chosen.snapshot))
-    queries = flows.start_queries(session, pipeline)
+    queries = flows.start_queries(spark, pipeline)
     flows.feed_up_to(pipeline, turn_count)
     flows.stop_queries(pipeline, queries)
     found = flows.outputs(pipeline)

@@ -9,6 +9,7 @@ same ones again. Every turn from the second on has a record that is an hour late
 was lost would let it in.
 """
 
+import contextlib
 import datetime
 import functools
 import json
@@ -136,12 +137,11 @@ def make_pipeline(root: Path, *, left: int, right: int, has_totals: bool) -> Pip
     )
 
 
-def configure(spark: SparkSession, store: str) -> SparkSession:
-    """Return a session whose new queries keep their state in `store`."""
+def settings_of(store: str) -> dict[str, str]:
+    """Return the settings of a session whose new queries keep their state in `store`."""
     provider, has_changelog, version = STORES[store]
-    session = spark.newSession()
     prefix = "spark.sql.streaming.stateStore"
-    settings = {
+    return {
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         f"{prefix}.providerClass": f"org.apache.spark.sql.execution.streaming.state.{provider}",
@@ -149,9 +149,32 @@ def configure(spark: SparkSession, store: str) -> SparkSession:
         f"{prefix}.checkpointFormatVersion": str(version),
         f"{prefix}.minDeltasForSnapshot": "5",
     }
-    for name, value in settings.items():
+
+
+def configure(spark: SparkSession, store: str) -> SparkSession:
+    """Return a session of its own whose new queries keep their state in `store`. Spark lets it know
+    our sources only if `spark` itself has not been told of them."""
+    session = spark.newSession()
+    for name, value in settings_of(store).items():
         session.conf.set(name, value)
     return session
+
+
+@contextlib.contextmanager
+def configured(spark: SparkSession, store: str) -> Iterator[None]:
+    """Let new queries of a session keep their state in `store` while the body runs."""
+    settings = settings_of(store)
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
 
 
 def start_queries(spark: SparkSession, pipeline: Pipeline) -> list[StreamingQuery]:

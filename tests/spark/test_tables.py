@@ -27,13 +27,16 @@ class Counting:
 
 
 def count_on(pipeline: Pipeline) -> None:
-    """Append two items of two numbers each and take a snapshot."""
+    """Append two items of two numbers each, let them be read, and take a snapshot."""
     state = Counting()
     with join("counting", pipeline=pipeline.path, state=state) as me:
         for _ in range(2):
             me.append("numbers", pa.table([[state.count, state.count + 1]], schema=NUMBERS))
             state.count += 2
             me.boundary()
+    with join("reading", pipeline=pipeline.path, state=Counting()) as me:
+        while me.receive(timeout_s=0) is not None:
+            pass
     assert not isinstance(pipeline.snapshot(), Abandoned)
 
 
@@ -53,8 +56,8 @@ def test_a_trimmed_log_is_read_from_where_it_begins(tmp_path: Path) -> None:
     """Offsets say what is missing; before a snapshot's barrier, and on courses after a restore."""
     pipeline = Pipeline.create(
         tmp_path / "counts",
-        services={"counting": Counting},
-        channels=[channel("numbers", NUMBERS, source="counting")],
+        services={"counting": Counting, "reading": Counting},
+        channels=[channel("numbers", NUMBERS, source="counting", targets=["reading"])],
     )
     assert planned(pipeline) == []
     count_on(pipeline)

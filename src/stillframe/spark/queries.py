@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
@@ -37,12 +37,20 @@ def register(spark: SparkSession) -> None:
     """Let a session know ``stillframe``, ``stillframe.snapshot`` and ``stillframe.log`` as formats.
 
     Raises:
-        Unavailable: Spark is older than 4.2.
+        Unavailable: Spark is older than 4.2, or keeps our sources from this session.
     """
     check_spark(spark.version)
     ship(spark)
     for source in (ChannelSource, CutSource, RecordsSource):
-        spark.dataSource.register(source)
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
+            raise Unavailable(
+                "this session was made (newSession) from one that already knows Stillframe's "
+                "sources, and Spark then keeps them from this one: use that session"
+            ) from error
 
 
 def read_channels(
