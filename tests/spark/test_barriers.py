@@ -110,14 +110,10 @@ def test_idle_queries_run_no_micro_batch_for_a_snapshot(
     assert values_of(pipeline, "end") == [1, 2]
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_barrier_does_not_end_a_run_with_available_now(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """Such a run reads everything that is there, also behind a barrier, and records unaligned."""
-    pipeline = Pipeline.create(
-        tmp_path / "now.pipeline",
+def two_sources(root: Path) -> Pipeline:
+    """Make a pipeline whose one query reads what two services write."""
+    return Pipeline.create(
+        root,
         queries=["all"],
         services={"a": Source, "b": Source},
         channels=[
@@ -126,6 +122,15 @@ def test_a_barrier_does_not_end_a_run_with_available_now(
             channel("end", VALUE, source="all"),
         ],
     )
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_barrier_does_not_end_a_run_with_available_now(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Such a run reads everything that is there, also behind a barrier, and records unaligned."""
+    pipeline = two_sources(tmp_path / "now.pipeline")
     with (
         join("a", pipeline=pipeline.path, state=Source()) as a,
         join("b", pipeline=pipeline.path, state=Source()) as b,
@@ -154,16 +159,7 @@ def test_at_least_once_announces_what_is_received_twice(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Nothing is held; what was read behind a barrier comes again after a restore, and no more."""
-    pipeline = Pipeline.create(
-        tmp_path / "twice.pipeline",
-        queries=["all"],
-        services={"a": Source, "b": Source},
-        channels=[
-            channel("left", VALUE, source="a", targets=["all"]),
-            channel("right", VALUE, source="b", targets=["all"]),
-            channel("end", VALUE, source="all"),
-        ],
-    )
+    pipeline = two_sources(tmp_path / "twice.pipeline")
     frame = read_channels(spark, pipeline, "all", "left", "right")
     query = flows.start_and_wait(pipeline, "all", frame, "append")
     with (

@@ -37,11 +37,6 @@ class Ends:
         self._last = ""
 
     @property
-    def epoch(self) -> int:
-        """The epoch that the service is in."""
-        return self._head.epoch
-
-    @property
     def positions(self) -> dict[str, int]:
         """Where the service stands on each log that it reads."""
         return dict(self._positions)

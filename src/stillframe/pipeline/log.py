@@ -125,12 +125,12 @@ class LogReader:
         """Return the number that the next item appended will have; at least `position`."""
         first = max(self._tail, position)
         step = 1
-        while self._path(first + step - 1).exists():
+        while self.item_path(first + step - 1).exists():
             step *= 2
         # Items are without a gap: the tail is in the half of the last step that was too far.
         numbers = range(first + step // 2, first + step - 1)
         self._tail = numbers.start + bisect.bisect_left(
-            numbers, 1, key=lambda number: 0 if self._path(number).exists() else 1
+            numbers, 1, key=lambda number: 0 if self.item_path(number).exists() else 1
         )
         return self._tail
 
@@ -147,7 +147,7 @@ class LogReader:
         """
         item = self._items.get(number)
         if item is None:
-            path = self._path(number)
+            path = self.item_path(number)
             item = read_sealed(path, Item)
             if item.number != number or item.epoch != self._epoch(number):
                 raise Damaged(f"{path} is not item {number} of channel {self.log.name}")
@@ -193,7 +193,7 @@ class LogReader:
 
     def item_path(self, number: int) -> Path:
         """Return where the file of an item lies."""
-        return self._path(number)
+        return self._directories[self._epoch(number)] / item_name(number)
 
     def table(self, item: Item) -> pa.Table:
         """Return the records of one item, partition by partition.
@@ -224,9 +224,6 @@ class LogReader:
         raise StoreError(
             f"channel {self.log.name} has no item {number}: its first stretch is later"
         )
-
-    def _path(self, number: int) -> Path:
-        return self._directories[self._epoch(number)] / item_name(number)
 
 
 class LogWriter:
