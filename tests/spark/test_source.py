@@ -10,7 +10,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from stillframe.model import SnapshotId
-from stillframe.pipeline.checkpoint import offset_of
 from stillframe.pipeline.dataflow import channel
 from stillframe.pipeline.head import read_head, write_head
 from stillframe.pipeline.locks import participant_lock
@@ -95,28 +94,59 @@ def test_a_source_knows_where_the_other_logs_of_its_query_end(tmp_path: Path) ->
     assert part.positions == {"lefts": 3, "rights": 3}
 
 
-def test_a_micro_batch_has_no_more_than_it_may(tmp_path: Path) -> None:
-    """``maxRowsPerTrigger`` reaches the reader, although Spark writes the names of options in small
-    letters; a micro-batch then has as few items as that takes, and at least one."""
+def first_micro_batch(root: Path, item_counts: dict[str, int], rows_max: int) -> dict[str, int]:
+    """Return where the first micro-batch ends of a query whose logs have so many items of two
+    records each."""
     Pipeline.create(
-        tmp_path,
+        root,
         name="p",
         queries=["one"],
         services={"feed": Feed},
-        channels=[channel("log", SCHEMA, source="feed", targets=["one"])],
+        channels=[channel(log, SCHEMA, source="feed", targets=["one"]) for log in item_counts],
     )
-    head = read_head(tmp_path)
-    writer = LogWriter(tmp_path, head.dataflow.log("log"), head)
-    for _ in range(5):
-        writer.append(pa.table({"n": [1, 2]}, schema=SCHEMA))
-    options = CaseInsensitiveDict(
-        {"pipeline": str(tmp_path), "query": "one", "channels": "log", "maxRowsPerTrigger": "3"}
-    )
-    reader = ChannelSource(options).streamReader(StructType())
+    head = read_head(root)
+    for log, count in item_counts.items():
+        writer = LogWriter(root, head.dataflow.log(log), head)
+        for _ in range(count):
+            writer.append(pa.table({"n": [1, 2]}, schema=SCHEMA))
+    options = {
+        "pipeline": str(root),
+        "query": "one",
+        "channels": ",".join(item_counts),
+        "maxRowsPerTrigger": str(rows_max),
+    }
+    reader = ChannelSource(CaseInsensitiveDict(options)).streamReader(StructType())
     limit = reader.getDefaultReadLimit()
-    assert limit == ReadMaxRows(3)
-    lock = participant_lock(tmp_path, "one")
+    assert limit == ReadMaxRows(rows_max)
+    lock = participant_lock(root, "one")
     assert lock.try_take()
-    first = reader.latestOffset(reader.initialOffset(), limit)
-    assert first == offset_of({"log": 2})
+    offset = reader.latestOffset(reader.initialOffset(), limit)
     lock.release()
+    positions: dict[str, int] = offset["stillframe"]
+    return positions
+
+
+def test_a_micro_batch_has_about_as_many_records_as_it_may(tmp_path: Path) -> None:
+    """``maxRowsPerTrigger`` reaches the reader, although Spark writes the names of options in small
+    letters; a micro-batch then has as few items as that takes, and at least one."""
+    assert first_micro_batch(tmp_path / "a", {"log": 5}, 3) == {"log": 2}
+    assert first_micro_batch(tmp_path / "b", {"log": 5}, 1) == {"log": 1}
+
+
+def test_less_than_half_a_micro_batch_is_not_left_over(tmp_path: Path) -> None:
+    """What is left of at most half a micro-batch is taken along, and no more than that."""
+    assert first_micro_batch(tmp_path / "a", {"log": 3}, 4) == {"log": 3}
+    assert first_micro_batch(tmp_path / "b", {"log": 4}, 4) == {"log": 2}
+    assert first_micro_batch(tmp_path / "c", {"log": 2}, 1) == {"log": 1}
+
+
+def test_logs_share_a_micro_batch(tmp_path: Path) -> None:
+    """A full log does not keep another from being read, and gets what a shorter one leaves."""
+    assert first_micro_batch(tmp_path / "a", {"x": 9, "y": 9}, 4) == {"x": 1, "y": 1}
+    assert first_micro_batch(tmp_path / "b", {"x": 9, "y": 1}, 8) == {"x": 3, "y": 1}
+    assert first_micro_batch(tmp_path / "c", {"x": 9, "y": 0, "z": 9}, 8) == {
+        "x": 2,
+        "y": 0,
+        "z": 2,
+    }
+    assert first_micro_batch(tmp_path / "d", {"x": 9, "y": 9}, 1) == {"x": 1, "y": 1}

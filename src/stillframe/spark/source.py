@@ -1,7 +1,8 @@
 """The streaming source of Spark whose micro-batches end at barriers: ``format("stillframe")``.
 
 Options: `pipeline`, the directory; `query`, who reads; `channels`, one or several logs of the same
-schema, with commas; `maxRowsPerTrigger`, about how many records a micro-batch may have.
+schema, with commas; `maxRowsPerTrigger`, about how many records a micro-batch may have (at least
+one item of each log, and up to half as many more rather than leave a short one).
 
 Spark asks ``latestOffset`` before it plans a micro-batch, when the one before is committed: that is
 the moment between two atomic actions. What runs on executors (``read``) imports no more than Arrow.
@@ -113,14 +114,13 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = member.ends(tails)
         if self._targets is not None:
             ends = {log: min(ends[log], self._targets[log]) for log in self._logs}
-        row_limit = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        rest = row_limit
-        new = {}
-        for log in self._logs:
-            begin, end = positions[log], max(ends[log], positions[log])
-            if rest is not None:
-                end, rest = _limited(member.readers[log], begin, end, rest)
-            new[log] = _without_trailing_barriers(member.readers[log], begin, end)
+        ends = {log: max(ends[log], positions[log]) for log in self._logs}
+        if isinstance(limit, ReadMaxRows):
+            ends = _limited(member.readers, positions, ends, limit.max_rows)
+        new = {
+            log: _without_trailing_barriers(member.readers[log], positions[log], ends[log])
+            for log in self._logs
+        }
         for log, reader in member.readers.items():
             reader.forget(stands[log])
         return offset_of(new)
@@ -184,10 +184,43 @@ def _without_trailing_barriers(reader: "LogReader", begin: int, end: int) -> int
     return end
 
 
-def _limited(reader: "LogReader", begin: int, end: int, rest: int) -> tuple[int, int]:
-    """Return how far to read for about `rest` records, at least one item, and what is left."""
-    position = begin
-    while position < end and rest > 0:
-        rest -= reader.item(position).record_count
+def _limited(
+    readers: "Mapping[str, LogReader]",
+    begins: Mapping[str, int],
+    ends: Mapping[str, int],
+    row_limit: int,
+) -> dict[str, int]:
+    """Return up to where to read each log for about `row_limit` records.
+
+    Each log gets an equal share, at least one item of it, and what a shorter one leaves over: one
+    that is always full would else keep the others from being read.
+    """
+    limited = {}
+    rest_count = row_limit
+    for done_count, log in enumerate(sorted(ends, key=lambda log: ends[log] - begins[log])):
+        share = max(1, rest_count // (len(ends) - done_count))
+        limited[log], count = _share(readers[log], begins[log], ends[log], share)
+        rest_count -= count
+    return limited
+
+
+def _share(reader: "LogReader", begin: int, end: int, row_limit: int) -> tuple[int, int]:
+    """Return up to where to read one log for about `row_limit` records, and how many those are.
+
+    They may be up to half as many more, if that reaches `end`: to cut off less than half a
+    micro-batch before each barrier would cost as much as one that is full.
+    """
+    position, count = _reach(reader, begin, end, row_limit)
+    last, more_count = _reach(reader, position, end, row_limit // 2 + 1)
+    if last == end and 2 * more_count <= row_limit:
+        return end, count + more_count
+    return position, count
+
+
+def _reach(reader: "LogReader", begin: int, end: int, row_limit: int) -> tuple[int, int]:
+    """Return the position with at least `row_limit` records before it, and how many they are."""
+    position, count = begin, 0
+    while position < end and count < row_limit:
+        count += reader.item(position).record_count
         position += 1
-    return position, rest
+    return position, count
