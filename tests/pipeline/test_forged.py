@@ -103,6 +103,7 @@ COURSE = [
     put("stretches", "coins", value=[{"epoch": 2, "first": 0}]),
     put("stretches", "coins", value=[{"epoch": 1, "first": -1}]),
     put("stretches", value={}),
+    put("batches", value={"x": [{"epoch": 1, "first": 0}]}),
     put("dataflow", "logs", 0, "name", value="../../home"),
     put("dataflow", "logs", 0, "source", value="x"),
     put("dataflow", "logs", 0, "schema", value="?"),

@@ -32,7 +32,8 @@ CHECKPOINTS = "checkpoints"
 
 
 class Stretch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From item `first` on, and until the next stretch begins, a log was written in `epoch`."""
+    """From item `first` on, and until the next stretch begins, a log was written in `epoch`; or
+    from micro-batch `first` on a query ran in `epoch`."""
 
     epoch: int
     first: int
@@ -41,9 +42,10 @@ class Stretch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of ``pipeline.json``.
 
-    `stretches` says for each log which epochs' files it consists of, `starts` for each participant
-    the position on each incoming log from which it begins in this epoch. `restored_from` is the
-    snapshot from which the epoch began, None for a fresh start.
+    `stretches` says for each log which epochs' files it consists of, `batches` for each query in
+    which epochs its micro-batches ran, `starts` for each participant the position on each incoming
+    log from which it begins in this epoch. `restored_from` is the snapshot from which the epoch
+    began, None for a fresh start.
     """
 
     format: int = FORMAT
@@ -52,6 +54,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     epoch: int
     restored_from: SnapshotId | None
     stretches: dict[str, tuple[Stretch, ...]]
+    batches: dict[str, tuple[Stretch, ...]]
     starts: dict[str, dict[str, int]]
 
 
@@ -63,6 +66,7 @@ def first_head(name: str, dataflow: Dataflow) -> Head:
         epoch=1,
         restored_from=None,
         stretches={log.name: (Stretch(1, 0),) for log in dataflow.logs},
+        batches={query: (Stretch(1, 0),) for query in dataflow.queries},
         starts={
             name: {log.name: 0 for log in dataflow.incoming(name)} for name in dataflow.participants
         },
@@ -88,7 +92,7 @@ def read_head(root: Path) -> Head:
     head = read_sealed(path, Head)
     with described_in(path):
         check_process_id(head.name)
-        check_course(head.dataflow, head.epoch, head.stretches)
+        check_course(head.dataflow, head.epoch, head.stretches, head.batches)
         if head.restored_from is not None:
             check_snapshot_id(head.restored_from)
         if head.starts.keys() != set(head.dataflow.participants):
@@ -113,9 +117,13 @@ def described_in(path: Path) -> Iterator[None]:
 
 
 def check_course(
-    dataflow: Dataflow, epoch: int, stretches: Mapping[str, Sequence[Stretch]]
+    dataflow: Dataflow,
+    epoch: int,
+    stretches: Mapping[str, Sequence[Stretch]],
+    batches: Mapping[str, Sequence[Stretch]],
 ) -> None:
-    """Check a dataflow, and that each of its logs consists of stretches up to an epoch.
+    """Check a dataflow, and that each of its logs and the micro-batches of each of its queries
+    consist of stretches up to an epoch.
 
     Raises:
         UsageError: what cannot be.
@@ -125,11 +133,13 @@ def check_course(
         raise UsageError(f"there is no epoch {epoch}: they begin with 1")
     if stretches.keys() != {log.name for log in dataflow.logs}:
         raise UsageError("it says of other channels than there are what they consist of")
-    for name, course in stretches.items():
+    if batches.keys() != set(dataflow.queries):
+        raise UsageError("it says of other queries than there are in which epochs they ran")
+    for name, course in (*stretches.items(), *batches.items()):
         epochs = [0, *(stretch.epoch for stretch in course), epoch + 1]
         firsts = [-1, *(stretch.first for stretch in course)]
         if not course or not (_is_rising(epochs) and _is_rising(firsts)):
-            raise UsageError(f"channel {name} cannot consist of {list(course)}")
+            raise UsageError(f"{name} cannot consist of {list(course)}")
 
 
 def check_positions(positions: Mapping[str, int], logs: Iterable[Log], participant: str) -> None:

@@ -21,6 +21,7 @@ from stillframe.store.disk import partial_path
 from stillframe.store.opening import explained, listed
 
 Outcome = Manifest | Abandoned
+_BATCH_MAX = 2**63 - 1
 
 
 def _ignore(progress: Progress) -> None:
@@ -92,6 +93,22 @@ class Pipeline:
     def epoch(self) -> int:
         """1, and one more for each restore."""
         return read_head(self.path).epoch
+
+    def course(self, query: str) -> dict[int, range]:
+        """Return which micro-batches of a query count: epoch -> their numbers.
+
+        All others belong to courses that a restore left. What a sink of your own was given is told
+        apart by it, if it keeps epoch and number with each record. That of the present epoch is
+        open: it goes on to the largest number that a column of 64 bits holds.
+
+        Raises:
+            UsageError: there is no such query.
+        """
+        head = read_head(self.path)
+        head.dataflow.check_participant(query, "query")
+        course = head.batches[query]
+        ends = (*(stretch.first for stretch in course[1:]), _BATCH_MAX)
+        return {s.epoch: range(s.first, end) for s, end in zip(course, ends, strict=True)}
 
     def snapshot(
         self,

@@ -83,6 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     published_at: float
     dataflow: Dataflow
     stretches: dict[str, tuple[Stretch, ...]]
+    batches: dict[str, tuple[Stretch, ...]]
     parts: tuple[Part, ...]
     systems: tuple[SystemCut, ...]
     channels: tuple[ChannelCut, ...]
@@ -170,11 +171,10 @@ def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
         UsageError: there is no such snapshot; the error says which there are.
         Damaged, StoreError: its manifest was changed or cannot be read.
     """
-    directory = snapshot_path(root, snapshot)
-    if not directory.exists():
+    path = snapshot_path(root, snapshot) / MANIFEST
+    if not path.parent.exists():
         names = ", ".join(str(one) for one in published_ids(root))
         raise UsageError(f"there is no snapshot {snapshot} in {root}; there are: {names or 'none'}")
-    path = directory / MANIFEST
     manifest = read_sealed(path, Manifest)
     if manifest.snapshot != snapshot:
         raise Damaged(f"{path} is of snapshot {manifest.snapshot}")
@@ -190,7 +190,7 @@ def _check_names(manifest: Manifest) -> None:
         UsageError: what cannot be.
     """
     flow = manifest.dataflow
-    check_course(flow, manifest.epoch, manifest.stretches)
+    check_course(flow, manifest.epoch, manifest.stretches, manifest.batches)
     if manifest.name is not None:
         check_process_id(manifest.name)
     check_parts(flow, manifest.parts)

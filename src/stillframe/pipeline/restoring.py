@@ -183,8 +183,16 @@ def _head_after(head: Head, manifest: Manifest) -> Head:
     epoch = head.epoch + 1
     barriers = {name: at for part in manifest.parts for name, at in part.barriers.items()}
     stretches = {
-        log: (*(s for s in old if s.first < barriers[log]), Stretch(epoch, barriers[log]))
-        for log, old in manifest.stretches.items()
+        log: _continued(old, epoch, barriers[log]) for log, old in manifest.stretches.items()
+    }
+    batches = {
+        part.participant: _continued(
+            manifest.batches[part.participant],
+            epoch,
+            0 if part.query.batch is None else part.query.batch + 1,
+        )
+        for part in manifest.parts
+        if part.query is not None
     }
     # Who had read past a barrier, in mode at-least-once, reads on from it: that is what it doubles.
     starts = {
@@ -192,8 +200,18 @@ def _head_after(head: Head, manifest: Manifest) -> Head:
         for part in manifest.parts
     }
     return msgspec.structs.replace(
-        head, epoch=epoch, restored_from=manifest.snapshot, stretches=stretches, starts=starts
+        head,
+        epoch=epoch,
+        restored_from=manifest.snapshot,
+        stretches=stretches,
+        batches=batches,
+        starts=starts,
     )
+
+
+def _continued(old: tuple[Stretch, ...], epoch: int, first: int) -> tuple[Stretch, ...]:
+    """Return what a log, or the micro-batches of a query, consist of if `epoch` begins there."""
+    return (*(stretch for stretch in old if stretch.first < first), Stretch(epoch, first))
 
 
 def _export(root: Path, manifest: Manifest, target: Path, head: Head) -> None:

@@ -240,6 +240,7 @@ def _publish(
         published_at=time.time(),
         dataflow=head.dataflow,
         stretches=head.stretches,
+        batches=head.batches,
         parts=tuple(parts[name] for name in sorted(parts)),
         systems=tuple(cut for cut in _systems(root, request, parts) if cut is not None),
         channels=tuple(channels),
