@@ -30,6 +30,7 @@ class Participant:
         self._ends = ends
         self._codec = codec
         self._state = state
+        self._is_leaving = False
 
     def append(self, channel: str, table: pa.Table) -> None:
         """Append the records of `table` to a channel. It is part of the current action.
@@ -51,11 +52,18 @@ class Participant:
         self._consider()
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield channel and records as they were appended, one atomic action a turn, for ever."""
-        while True:
-            received = self.receive()
-            assert received is not None
+        """Yield channel and records as they were appended, one atomic action a turn, until
+        ``leave``."""
+        while (received := self.receive()) is not None:
             yield received
+
+    def leave(self) -> None:
+        """Let the current action be the last: ``for`` ends, and ``receive`` returns None.
+
+        It may be called from a signal's handler or another thread, so that a service that is told
+        to stop leaves, and its state is kept, instead of dying.
+        """
+        self._is_leaving = True
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, pa.Table] | None:
         """End the current action, and begin another with the next records and their channel.
@@ -66,19 +74,20 @@ class Participant:
             timeout_s: how long to wait for records; None for as long as it takes.
 
         Returns:
-            channel and records; None if none came in time.
+            channel and records; None if none came in time, or the service is to ``leave``.
 
         Raises:
             Refused: the pipeline was restored: join again.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
+        while not self._is_leaving:
             received = self._ends.take(self._consider())
             if received is not None:
                 return received
             if until is not None and time.monotonic() >= until:
-                return None
+                break
             time.sleep(POLL_S)
+        return None
 
     def state(self) -> ServiceState:
         """Return the state as it is now, encoded."""
@@ -101,6 +110,7 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[Particip
 
     ``with join("books", pipeline="shop.pipeline", state=books) as me`` gives a `Participant`. When
     the body ends without an error the service has left, and how it stood counts in later snapshots.
+    A signal that ends the program in between is a death, so let its handler call ``leave``.
 
     Args:
         name: of the service, as the pipeline declares it.
