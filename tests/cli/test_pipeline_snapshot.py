@@ -184,3 +184,54 @@ def test_an_end_just_after_publishing_is_a_yes(
     monkeypatch.setattr(taking, "_publish", interrupted)
     result = call("spark", "snapshot", shop.path)
     assert (result.exit_code, result.stdout) == (0, "shop-1\n")
+
+
+def test_of_snapshots_so_many_are_kept(call: Call, shop: Pipeline) -> None:
+    """``--keep`` deletes older ones after the new one is there, and no savepoint."""
+    call("spark", "savepoint", shop.path, "gold")
+    for _ in range(3):
+        assert call("spark", "snapshot", shop.path, "--keep", "2").exit_code == 0
+    assert [str(manifest.snapshot) for manifest in shop.snapshots()] == [
+        "shop-1",
+        "shop-3",
+        "shop-4",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_snapshots_are_taken_until_the_command_is_ended(
+    shop: Pipeline, tmp_path: Path, number: signal.Signals
+) -> None:
+    """With ``--every`` each is told on a line of its own; one that is given up does not end it, and
+    the end is no failure."""
+    words = tmp_path / "words.txt"
+    with (
+        words.open("w", encoding="utf-8") as stderr,
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "stillframe.cli.app", "spark", "snapshot", shop.path),
+                *("--every", "20ms", "--timeout", "60ms", "--keep", "2", "--json"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        ) as command,
+    ):
+        lines = command.stdout
+        assert lines is not None
+        assert json.loads(next(lines))["published"]["id"] == "shop-1"
+        with join("till", pipeline=shop.path, state=Till()):
+            while json.loads(next(lines))["abandoned"] is None:
+                pass
+        for _ in range(4):
+            while json.loads(next(lines))["published"] is None:
+                pass
+        command.send_signal(number)
+        lines.read()
+    assert command.returncode == 0
+    assert "no: snapshot shop-" in words.read_text(encoding="utf-8")
+    # The end may have come between a snapshot and what is dropped after it.
+    assert len(shop.snapshots()) in (2, 3)
+    assert shop.progress() is None

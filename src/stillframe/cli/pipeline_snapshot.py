@@ -1,4 +1,5 @@
-"""``stillframe spark snapshot`` and ``savepoint``: take one now, and say who holds it up."""
+"""``stillframe spark snapshot`` and ``savepoint``: take one now, or again and again, and say who
+holds it up."""
 
 import contextlib
 import signal
@@ -13,20 +14,60 @@ from stillframe.cli import output, quantities
 from stillframe.cli.pipeline_listing import document_of
 from stillframe.cli.pipeline_progress import moving
 from stillframe.cli.verdict import EXIT_NO
+from stillframe.errors import StoreError, Unavailable
 from stillframe.model import Abandoned, SnapshotId
-from stillframe.pipeline.pipeline import Pipeline
+from stillframe.pipeline.pipeline import Pipeline, moments
 from stillframe.pipeline.progress import Progress
 from stillframe.pipeline.published import Manifest
 from stillframe.protocol.aligner import Mode
 
 
-def take(path: Path, mode: Mode, *, name: str | None, timeout_s: float, is_json: bool) -> None:
-    """Take a snapshot of the pipeline at `path`, a savepoint if it has a name.
+def take(
+    path: Path,
+    mode: Mode,
+    *,
+    name: str | None,
+    timeout_s: float,
+    keep: int | None,
+    is_json: bool,
+) -> None:
+    """Take a snapshot of the pipeline at `path`, a savepoint if it has a name; then keep so many.
 
     Raises:
         typer.Exit: with 1; it was given up.
     """
-    outcome = _take(Pipeline(path), mode, name, timeout_s)
+    pipeline = Pipeline(path)
+    outcome, _ = _take(pipeline, mode, name, timeout_s)
+    _tell(outcome, is_json=is_json)
+    if not isinstance(outcome, Manifest):
+        raise typer.Exit(EXIT_NO)
+    if keep is not None:
+        pipeline.keep(keep)
+
+
+def take_every(
+    path: Path, mode: Mode, every_s: float, *, timeout_s: float, keep: int | None, is_json: bool
+) -> None:
+    """Take snapshots of the pipeline at `path` until somebody ends the command.
+
+    One that is given up, or cannot be taken just now, is said and does not end it.
+    """
+    pipeline = Pipeline(path)
+    pipeline.dataflow.check_mode(mode)
+    with _ended_like_ctrl_c(), contextlib.suppress(KeyboardInterrupt):
+        for _ in moments(every_s, time.sleep):
+            try:
+                outcome, is_ended = _take(pipeline, mode, None, timeout_s)
+                _tell(outcome, is_json=is_json)
+                if is_ended:
+                    return
+                if keep is not None:
+                    pipeline.keep(keep)
+            except (Unavailable, StoreError) as error:
+                output.say(f"no: {error}")
+
+
+def _tell(outcome: "Manifest | Abandoned | Interrupted", *, is_json: bool) -> None:
     if is_json:
         output.put_json(
             {"published": document_of(outcome), "abandoned": None}
@@ -35,9 +76,9 @@ def take(path: Path, mode: Mode, *, name: str | None, timeout_s: float, is_json:
         )
     if not isinstance(outcome, Manifest):
         output.say(f"no: {outcome}")
-        raise typer.Exit(EXIT_NO)
+        return
     if not is_json:
-        typer.echo(outcome.snapshot)
+        output.put_lines([str(outcome.snapshot)])
     output.say(published(outcome))
 
 
@@ -56,7 +97,8 @@ class Interrupted(msgspec.Struct, frozen=True):
 
 def _take(
     pipeline: Pipeline, mode: Mode, name: str | None, timeout_s: float
-) -> Manifest | Abandoned | Interrupted:
+) -> tuple[Manifest | Abandoned | Interrupted, bool]:
+    """Take one, and return how it went and whether somebody ended the command meanwhile."""
     last: Progress | None = None
     began_at = time.time()
     try:
@@ -68,13 +110,14 @@ def _take(
                 draw(now)
 
             if name is None:
-                return pipeline.snapshot(mode, timeout_s=timeout_s, progress=progress)
-            return pipeline.savepoint(name, mode, timeout_s=timeout_s, progress=progress)
+                return pipeline.snapshot(mode, timeout_s=timeout_s, progress=progress), False
+            return pipeline.savepoint(name, mode, timeout_s=timeout_s, progress=progress), False
     except KeyboardInterrupt:
         newest = pipeline.snapshots()[-1:]
         if newest and newest[0].initiated_at >= began_at:
-            return newest[0]  # too late: it was published a moment before
-        return Interrupted(last.snapshot, last.awaited) if last else Interrupted(None, ())
+            return newest[0], True  # too late: it was published a moment before
+        missing = Interrupted(last.snapshot, last.awaited) if last else Interrupted(None, ())
+        return missing, True
 
 
 @contextlib.contextmanager

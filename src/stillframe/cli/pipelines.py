@@ -50,21 +50,47 @@ OptionalSnapshot = Annotated[
 @app.command(
     cls=Command,
     short_help="Take a snapshot of a pipeline now.",
-    epilog="Example: stillframe spark snapshot shop.pipeline --mode unaligned",
+    epilog="Examples: stillframe spark snapshot shop.pipeline --mode unaligned; "
+    "stillframe spark snapshot shop.pipeline --every 1m --keep 10",
 )
 def snapshot(
     pipeline: PipelinePath,
     *,
     mode: ModeName = Mode.ALIGNED,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Take one this often, until Ctrl-C: 10s, 5m.",
+            show_default=False,
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Afterwards delete all but the newest N; savepoints stay.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
     timeout: Timeout = "1m",
     as_json: AsJson = False,
 ) -> None:
-    """Take one snapshot of all queries, services and channels while they run, and print its id;
+    """Take a snapshot of all queries, services and channels while they run, and print its id;
     exit 1 says who was missing. Ctrl-C gives it up, and nothing stays held."""
     timeout_s = quantities.parse_duration("--timeout", timeout)
+    every_s = None if every is None else quantities.parse_duration("--every", every)
     from stillframe.cli import pipeline_snapshot
 
-    pipeline_snapshot.take(pipeline, mode, name=None, timeout_s=timeout_s, is_json=as_json)
+    if every_s is None:
+        pipeline_snapshot.take(
+            pipeline, mode, name=None, timeout_s=timeout_s, keep=keep, is_json=as_json
+        )
+    else:
+        pipeline_snapshot.take_every(
+            pipeline, mode, every_s, timeout_s=timeout_s, keep=keep, is_json=as_json
+        )
 
 
 @app.command(
@@ -86,7 +112,9 @@ def savepoint(
     timeout_s = quantities.parse_duration("--timeout", timeout)
     from stillframe.cli import pipeline_snapshot
 
-    pipeline_snapshot.take(pipeline, mode, name=name, timeout_s=timeout_s, is_json=as_json)
+    pipeline_snapshot.take(
+        pipeline, mode, name=name, timeout_s=timeout_s, keep=None, is_json=as_json
+    )
 
 
 @app.command(

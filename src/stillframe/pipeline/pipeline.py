@@ -193,10 +193,7 @@ class Pipeline:
                 failure.append(error)
 
         def take_in_time() -> None:
-            due = time.monotonic() + interval_s
-            while not ended.wait(max(0.0, due - time.monotonic())):
-                # What was missed meanwhile is not made up for.
-                due = max(due + interval_s, time.monotonic())
+            for _ in moments(interval_s, ended.wait):
                 try:
                     happened(taking.take(self.path, mode=chosen, timeout_s=timeout_s))
                     if keep is not None:
@@ -332,6 +329,19 @@ class Pipeline:
             if under_way(self.path) == request:
                 return found
         return None
+
+
+def moments(interval_s: float, wait: Callable[[float], object]) -> Iterator[None]:
+    """Yield every `interval_s` seconds; what was missed meanwhile is not made up for.
+
+    Args:
+        interval_s: from one moment to the next.
+        wait: waits so many seconds; if it returns something true, that is the end.
+    """
+    due = time.monotonic() + interval_s
+    while not wait(max(0.0, due - time.monotonic())):
+        due = max(due + interval_s, time.monotonic())
+        yield
 
 
 def parse_mode(mode: str | Mode) -> Mode:
