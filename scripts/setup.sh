@@ -96,8 +96,9 @@ get_jars() {
     # Without a network Ivy may wait for minutes, for each file.
     timeout 1200 "$JAVA_HOME/bin/java" -jar "$ivy" -warn -ivy "$ROOT/scripts/jars.xml" \
         -confs kafka spark "postgres-$(uname -m)" -types jar bundle \
-        -cache "$new/cache" -retrieve "$new/[conf]/[artifact]-[revision].[ext]" &&
-        rm -rf "$new/cache" && mv "$new/postgres-$(uname -m)" "$new/postgres" &&
+        -cache "$new/cache" -retrieve "$new/[conf]/[artifact]-[revision].[ext]" ||
+        { echo "Maven Central cannot be reached, or lacks what is named above" && return 1; }
+    rm -rf "$new/cache" && mv "$new/postgres-$(uname -m)" "$new/postgres" &&
         (cd "$new" && sha256sum --check --quiet --ignore-missing "$ROOT/scripts/jars.sha256") &&
         cp "$ROOT/scripts/jars.xml" "$new/installed" && mv "$new" "$JARS"
 }

