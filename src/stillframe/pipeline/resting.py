@@ -48,7 +48,7 @@ def write_service_record(root: Path, name: str, record: ServiceRecord) -> None:
     path = _record_path(root, record.epoch, name)
     with explained(path, "written"):
         if not path.parent.exists():
-            path.parent.mkdir(parents=True)
+            path.parent.mkdir(parents=True, exist_ok=True)  # another may join at the same time
             sync(path.parent.parent)
         replace_durably(path, seal(record))
 
