@@ -15,6 +15,7 @@ from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, join
 from stillframe.spark.cut import RecordsSlice
 from stillframe.spark.tables import plan_log
+from stillframe.store.checksum import checksum_of
 
 NUMBERS = pa.schema([("n", pa.int64())])
 
@@ -78,13 +79,14 @@ def test_a_trimmed_log_is_read_from_where_it_begins(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_task_needs_arrow_and_pyspark_alone(tmp_path: Path) -> None:
     """An executor without this package's other requirements reads records and their places."""
-    pq.write_table(pa.table([[7, 8]], schema=NUMBERS), tmp_path / "a.parquet")
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table([[7, 8]], schema=NUMBERS), path)
     place = [("_partition", pa.int32()), ("_offset", pa.int64())]
     schema = pa.schema([*NUMBERS, *place]).serialize().to_pybytes()
     program = (
         "import sys; sys.modules['msgspec'] = None\n"
         "from stillframe.spark.cut import RecordsSlice, SlicesReader\n"
-        f"part = RecordsSlice(1, [({str(tmp_path / 'a.parquet')!r}, 5)], {schema!r})\n"
+        f"part = RecordsSlice(1, [({str(path)!r}, {checksum_of(path)}, 5)], {schema!r})\n"
         "print([row for batch in SlicesReader([]).read(part) for row in batch.to_pylist()])"
     )
     done = subprocess.run(

@@ -25,6 +25,7 @@ from stillframe.pipeline.dataflow import Log, schema_difference
 from stillframe.pipeline.head import CHANNELS, Head, Stretch
 from stillframe.pipeline.tables import read_records, spread, write_records
 from stillframe.protocol.aligner import Mode
+from stillframe.store.checksum import checksum_of
 from stillframe.store.disk import WHAT_TO_DO, write_new
 from stillframe.store.opening import explained
 from stillframe.store.seal import FORMAT, read_sealed, seal
@@ -35,11 +36,13 @@ _DATA_FILE = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/part-[\w.=-]+)?", re.ASCII)
 
 
 class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A Parquet file of one item; `name` is its path below the epoch's data directory."""
+    """A Parquet file of one item; `name` is its path below the epoch's data directory, `checksum`
+    what ``store.checksum`` says of it."""
 
     name: str
     partition: int
     record_count: int
+    checksum: int
 
 
 class Rows(msgspec.Struct, frozen=True, tag="rows", forbid_unknown_fields=True):
@@ -202,7 +205,9 @@ class LogReader:
             Damaged: a data file is missing, or not what was written.
         """
         schema = self.log.arrow_schema
-        parts = [read_records(self.data_path(item, file), schema) for file in item.files]
+        parts = [
+            read_records(self.data_path(item, file), schema, file.checksum) for file in item.files
+        ]
         for part, file in zip(parts, item.files, strict=True):
             if part.num_rows != file.record_count:
                 raise Damaged(
@@ -279,8 +284,8 @@ class LogWriter:
         with explained(self.data_directory, "written"):
             for partition, part in spread(table, self.log, before_count % self.log.partition_count):
                 name = f"{uuid.uuid4().hex}-{partition}.parquet"
-                write_records(self.data_directory / name, part)
-                files.append(DataFile(name, partition, part.num_rows))
+                write_records(path := self.data_directory / name, part)
+                files.append(DataFile(name, partition, part.num_rows, checksum_of(path)))
         return self.append_files(files, batch=None)
 
     def append_files(self, files: Sequence[DataFile], *, batch: int | None) -> int:

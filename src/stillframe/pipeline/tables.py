@@ -10,29 +10,32 @@ import pyarrow.parquet as pq
 
 from stillframe.errors import Damaged
 from stillframe.pipeline.dataflow import Log, schema_difference
+from stillframe.store.checksum import check_file
 
 _COMPRESSION = "zstd"
 _encode = msgspec.json.Encoder().encode
 
 
 def write_records(path: Path, table: pa.Table) -> None:
-    """Write records as a Parquet file with a checksum on every page."""
-    pq.write_table(table, path, compression=_COMPRESSION, write_page_checksum=True)
+    """Write records as a Parquet file."""
+    pq.write_table(table, path, compression=_COMPRESSION)
 
 
-def read_records(path: Path, schema: pa.Schema) -> pa.Table:
-    """Read a Parquet file of a log; a byte that was changed is found.
+def read_records(path: Path, schema: pa.Schema, checksum: int) -> pa.Table:
+    """Read a Parquet file of a log, if it is what was written.
+
+    Args:
+        path: the file.
+        schema: of the records.
+        checksum: of the file, as it was written (``store.checksum``).
 
     Raises:
         Damaged: it is missing, changed, or of other columns.
     """
+    check_file(path, checksum)
     try:
-        with pq.ParquetFile(
-            path, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
-        ) as file:
+        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
             table = file.read().select(schema.names)
-            # Pages have checksums, what says how to understand them has none: a changed scale or
-            # unit would give other values, and be the only thing that gives it away.
             difference = schema_difference(_unzoned(schema), _unzoned(table.schema))
             if difference is not None:
                 raise Damaged(f"{path} is not of the columns of its channel: {difference}")

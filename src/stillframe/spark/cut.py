@@ -44,12 +44,13 @@ class TableSlice(InputPartition):
 
 
 class RecordsSlice(InputPartition):
-    """Data files of one partition of a log, each with the offset of its first record.
+    """Data files of one partition of a log, each with its checksum and the offset of its first
+    record.
 
     `schema` is an Arrow message: the columns of the records, then partition and offset.
     """
 
-    def __init__(self, partition: int, files: list[tuple[str, int]], schema: bytes) -> None:
+    def __init__(self, partition: int, files: list[tuple[str, int, int]], schema: bytes) -> None:
         self.partition = partition
         self.files = files
         self.schema = schema
@@ -63,9 +64,9 @@ class RecordsSlice(InputPartition):
         schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
         *own, partition_field, offset_field = schema
         message = pa.schema(own).serialize().to_pybytes()
-        for path, first in self.files:
+        for path, checksum, first in self.files:
             offset = first
-            for batch in record_batches([path], message):
+            for batch in record_batches([(path, checksum)], message):
                 count = batch.num_rows
                 where = (
                     pa.repeat(pa.scalar(self.partition, partition_field.type), count),

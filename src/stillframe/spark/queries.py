@@ -29,6 +29,7 @@ from stillframe.spark.cut import CutSource, RecordsSource
 from stillframe.spark.requirements import check_checkpoint, check_options, check_spark
 from stillframe.spark.shipping import ship
 from stillframe.spark.source import SOURCE, ChannelSource
+from stillframe.store.checksum import checksum_of
 
 EachBatch = Callable[[DataFrame, int], None]
 
@@ -269,7 +270,8 @@ def _write(frame: DataFrame, log: Log, directory: Path, name: str) -> list[DataF
         record_count = pq.read_metadata(path).num_rows
         if record_count:
             partition = int(path.name.split("-")[1])
-            files.append(DataFile(f"{name}/{path.name}", partition, record_count))
+            file = f"{name}/{path.name}"
+            files.append(DataFile(file, partition, record_count, checksum_of(path)))
     return files
 
 

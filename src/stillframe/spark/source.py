@@ -32,9 +32,10 @@ micro-batch steps over them. Whoever asks where the query stands looks at each."
 
 
 class Slice(InputPartition):
-    """What one task reads: data files in order, with the schema that their records have."""
+    """What one task reads: data files in order, each with its checksum, and the schema that their
+    records have."""
 
-    def __init__(self, files: list[str], schema: bytes) -> None:
+    def __init__(self, files: list[tuple[str, int]], schema: bytes) -> None:
         self.files = files
         self.schema = schema
 
@@ -134,10 +135,11 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         slices: list[InputPartition] = []
         for log in self._logs:
             reader = self._the_member().readers[log]
-            files: dict[int, list[str]] = {}
+            files: dict[int, list[tuple[str, int]]] = {}
             for item in reader.items(start[OFFSET_KEY][log], end[OFFSET_KEY][log]):
                 for file in item.files:
-                    files.setdefault(file.partition, []).append(str(reader.data_path(item, file)))
+                    path = str(reader.data_path(item, file))
+                    files.setdefault(file.partition, []).append((path, file.checksum))
             # Spark takes each of its types as one Arrow type alone, times in microseconds say.
             taken = to_arrow_schema(from_arrow_schema(reader.log.arrow_schema), timezone="UTC")
             schema = taken.serialize().to_pybytes()

@@ -214,12 +214,14 @@ def _plan_records(reader: LogReader, first: int, end: int) -> Plan:
     """Return a task for each partition that has records among the items ``first .. end - 1``."""
     schema = from_arrow_schema(reader.log.arrow_schema)
     schema = schema.add(PARTITION_COLUMN, IntegerType()).add(OFFSET_COLUMN, LongType())
-    files: dict[int, list[tuple[str, int]]] = {}
+    files: dict[int, list[tuple[str, int, int]]] = {}
     for item in reader.items(first, end):
         offsets = list(item.offsets)
         for file in item.files:
-            place = (str(reader.data_path(item, file)), offsets[file.partition])
-            files.setdefault(file.partition, []).append(place)
+            path = str(reader.data_path(item, file))
+            files.setdefault(file.partition, []).append(
+                (path, file.checksum, offsets[file.partition])
+            )
             offsets[file.partition] += file.record_count
     message = _arrow_schema_of(schema).serialize().to_pybytes()
     return Plan(schema, [RecordsSlice(number, files[number], message) for number in sorted(files)])
