@@ -94,9 +94,11 @@ def test_a_source_knows_where_the_other_logs_of_its_query_end(tmp_path: Path) ->
     assert part.positions == {"lefts": 3, "rights": 3}
 
 
-def first_micro_batch(root: Path, item_counts: dict[str, int], rows_max: int) -> dict[str, int]:
-    """Return where the first micro-batch ends of a query whose logs have so many items of two
-    records each."""
+def first_micro_batch(
+    root: Path, item_counts: dict[str, int], rows_max: int, row_counts: dict[str, int] | None = None
+) -> dict[str, int]:
+    """Return where the first micro-batch ends of a query whose logs have so many items, of two
+    records each if nothing else is said."""
     Pipeline.create(
         root,
         name="p",
@@ -108,7 +110,8 @@ def first_micro_batch(root: Path, item_counts: dict[str, int], rows_max: int) ->
     for log, count in item_counts.items():
         writer = LogWriter(root, head.dataflow.log(log), head)
         for _ in range(count):
-            writer.append(pa.table({"n": [1, 2]}, schema=SCHEMA))
+            rows = range((row_counts or {}).get(log, 2))
+            writer.append(pa.table({"n": list(rows)}, schema=SCHEMA))
     options = {
         "pipeline": str(root),
         "query": "one",
@@ -150,3 +153,7 @@ def test_logs_share_a_micro_batch(tmp_path: Path) -> None:
         "z": 2,
     }
     assert first_micro_batch(tmp_path / "d", {"x": 9, "y": 9}, 1) == {"x": 1, "y": 1}
+    # A few large items do not make many small ones wait.
+    counts = {"large": 2, "small": 40}
+    found = first_micro_batch(tmp_path / "e", counts, 20, {"large": 20, "small": 1})
+    assert found == {"large": 1, "small": 10}

@@ -68,9 +68,9 @@ def read_channels(
         pipeline: the pipeline.
         query: who reads; every channel that it is declared to read must be read exactly once.
         channels: names of channels with the same columns.
-        rows_max: about how many records a micro-batch may have, shared by the channels; it may have
-            up to half as many more, rather than leave a short one before a barrier or at the end.
-            None for all there are.
+        rows_max: about how many records a micro-batch may have, shared by the channels; None for
+            all there are. What was appended at once is not divided, each channel gives that much at
+            least, and half as many more are taken rather than leave a rest before a barrier.
 
     Raises:
         UsageError: there is no such query or channel, or the query is no target of it.

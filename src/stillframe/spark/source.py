@@ -1,8 +1,8 @@
 """The streaming source of Spark whose micro-batches end at barriers: ``format("stillframe")``.
 
 Options: `pipeline`, the directory; `query`, who reads; `channels`, one or several logs of the same
-schema, with commas; `maxRowsPerTrigger`, about how many records a micro-batch may have (at least
-one item of each log, and up to half as many more rather than leave a short one).
+schema, with commas; `maxRowsPerTrigger`, about how many records a micro-batch may have: items are
+not divided, each log gives one at least, and half as many more are taken rather than leave a rest.
 
 Spark asks ``latestOffset`` before it plans a micro-batch, when the one before is committed: that is
 the moment between two atomic actions. What runs on executors (``read``) imports no more than Arrow.
@@ -194,29 +194,26 @@ def _limited(
 ) -> dict[str, int]:
     """Return up to where to read each log for about `row_limit` records.
 
-    Each log gets an equal share, at least one item of it, and what a shorter one leaves over: one
-    that is always full would else keep the others from being read.
+    Each log gets an equal share, at least one item of it, however many the others have; then what
+    some leave over goes to those that have more. What is left of at most half a micro-batch is
+    taken along: to cut it off before each barrier would cost as much as one that is full.
     """
-    limited = {}
-    rest_count = row_limit
-    for done_count, log in enumerate(sorted(ends, key=lambda log: ends[log] - begins[log])):
-        share = max(1, rest_count // (len(ends) - done_count))
-        limited[log], count = _share(readers[log], begins[log], ends[log], share)
+    waiting_count = sum(begins[log] < end for log, end in ends.items())
+    share = max(1, row_limit // max(1, waiting_count))
+    reached, rest_count = {}, row_limit
+    for log, end in ends.items():
+        reached[log], count = _reach(readers[log], begins[log], end, share)
         rest_count -= count
-    return limited
-
-
-def _share(reader: "LogReader", begin: int, end: int, row_limit: int) -> tuple[int, int]:
-    """Return up to where to read one log for about `row_limit` records, and how many those are.
-
-    They may be up to half as many more, if that reaches `end`: to cut off less than half a
-    micro-batch before each barrier would cost as much as one that is full.
-    """
-    position, count = _reach(reader, begin, end, row_limit)
-    last, more_count = _reach(reader, position, end, row_limit // 2 + 1)
-    if last == end and 2 * more_count <= row_limit:
-        return end, count + more_count
-    return position, count
+    for log, end in ends.items():
+        reached[log], count = _reach(readers[log], reached[log], end, rest_count)
+        rest_count -= count
+    further, more_count = {}, 0
+    for log, end in ends.items():
+        wanted = row_limit // 2 - more_count + 1
+        further[log], count = _reach(readers[log], reached[log], end, wanted)
+        more_count += count
+    is_short = further == dict(ends) and 2 * more_count <= row_limit
+    return further if is_short else reached
 
 
 def _reach(reader: "LogReader", begin: int, end: int, row_limit: int) -> tuple[int, int]:
