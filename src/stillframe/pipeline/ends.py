@@ -89,13 +89,21 @@ class Ends:
                 return self._last, reader.table(item)
         return None
 
-    def hand_in(self, request: Request, state: ServiceState, *, system: str | None = None) -> None:
+    def hand_in(
+        self,
+        request: Request,
+        state: ServiceState | None,
+        *,
+        system: str | None = None,
+        failure: str | None = None,
+    ) -> None:
         """Put the barrier on every log that is written, and hand in the part.
 
         Args:
             request: the snapshot.
-            state: as the service recorded it, in the same atomic step.
+            state: as the service recorded it, in the same atomic step; None if that failed.
             system: the name of the system that the service is a process of (``systems``).
+            failure: why it could not be recorded.
         """
         hand_in(
             self._root,
@@ -107,5 +115,6 @@ class Ends:
                 barriers=forward(self._writers, request),
                 service=state,
                 system=system,
+                failure=failure,
             ),
         )

@@ -15,11 +15,16 @@ from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline.ends import Ends
 from stillframe.pipeline.head import read_head
 from stillframe.pipeline.locks import participant_lock
-from stillframe.pipeline.part import ServiceState
+from stillframe.pipeline.part import Request, ServiceState
 from stillframe.pipeline.resting import ServiceRecord, resting_service, write_service_record
 from stillframe.process import StateCodec
 
 POLL_S = 0.01
+
+
+class _Left(BaseException):
+    """The action after which a service was to leave is over. It ends the body of ``join``, and no
+    handler of errors in it is meant to see it."""
 
 
 class Participant:
@@ -52,13 +57,15 @@ class Participant:
         self._consider()
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield channel and records as they were appended, one atomic action a turn, until
-        ``leave``."""
-        while (received := self.receive()) is not None:
+        """Yield channel and records as they were appended, one atomic action a turn, for ever."""
+        while True:
+            received = self.receive()
+            assert received is not None
             yield received
 
     def leave(self) -> None:
-        """Let the current action be the last: ``for`` ends, and ``receive`` returns None.
+        """Let the current action be the last: where the next would begin, at ``boundary`` or
+        ``receive`` or a turn of ``for``, the body of ``join`` ends, as if there were no more of it.
 
         It may be called from a signal's handler or another thread, so that a service that is told
         to stop leaves, and its state is kept, instead of dying.
@@ -74,24 +81,29 @@ class Participant:
             timeout_s: how long to wait for records; None for as long as it takes.
 
         Returns:
-            channel and records; None if none came in time, or the service is to ``leave``.
+            channel and records; None if none came in time.
 
         Raises:
             Refused: the pipeline was restored: join again.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._is_leaving:
+        while True:
             received = self._ends.take(self._consider())
             if received is not None:
                 return received
             if until is not None and time.monotonic() >= until:
-                break
+                return None
             time.sleep(POLL_S)
-        return None
 
     def state(self) -> ServiceState:
-        """Return the state as it is now, encoded."""
-        return ServiceState(self._codec.kind.__name__, self._codec.capture(self._state))
+        """Return the state as it is now, encoded.
+
+        Raises:
+            UsageError: a field holds what cannot be encoded, or could not be read back.
+        """
+        encoded = self._codec.capture(self._state)
+        self._codec.check(encoded)
+        return ServiceState(self._codec.kind.__name__, encoded)
 
     @property
     def positions(self) -> dict[str, int]:
@@ -99,9 +111,15 @@ class Participant:
         return self._ends.positions
 
     def _consider(self) -> dict[str, int]:
-        return self._ends.consider(
-            is_patient=True, record=lambda request: self._ends.hand_in(request, self.state())
-        )
+        if self._is_leaving:
+            raise _Left
+        return self._ends.consider(is_patient=True, record=self._record)
+
+    def _record(self, request: Request) -> None:
+        try:
+            self._ends.hand_in(request, self.state())
+        except UsageError as error:
+            self._ends.hand_in(request, None, failure=f"service {self.id}: {error}")
 
 
 @contextlib.contextmanager
@@ -119,7 +137,8 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[Particip
             its fields are set to what they were before the body begins.
 
     Raises:
-        UsageError: there is no such pipeline or service, or the state is of another class.
+        UsageError: there is no such pipeline or service, or the state is of another class; or at
+            the end, a field holds what could not be read back.
         Unavailable: another program runs this service.
         NotAtRest: it died in this epoch, and its state with it: restore first.
     """
@@ -141,7 +160,8 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[Particip
         if resting is not None:
             codec.restore(state, resting[1].encoded)
         write_service_record(root, name, ServiceRecord(epoch=head.epoch))
-        yield me
+        with contextlib.suppress(_Left):
+            yield me
         write_service_record(
             root,
             name,
