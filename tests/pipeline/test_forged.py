@@ -11,7 +11,8 @@ import pytest
 from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, join
-from stillframe.pipeline.log import DataFile, Item, Rows, item_name
+from stillframe.pipeline.items import DataFile, Item, Rows
+from stillframe.pipeline.log import item_name
 from stillframe.pipeline.part import Request
 from stillframe.protocol.aligner import Mode
 from stillframe.store.seal import seal

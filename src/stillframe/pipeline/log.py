@@ -11,87 +11,25 @@ is known by partition and offset; an item says at which offset each partition st
 import bisect
 import contextlib
 import os
-import re
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Log, schema_difference
 from stillframe.pipeline.head import CHANNELS, Head, Stretch
+from stillframe.pipeline.items import Barrier, DataFile, Item, Rows, may_be_of
 from stillframe.pipeline.tables import read_records, spread, write_records
 from stillframe.protocol.aligner import Mode
 from stillframe.store.checksum import checksum_of
 from stillframe.store.disk import WHAT_TO_DO, write_new
 from stillframe.store.opening import explained
-from stillframe.store.seal import FORMAT, read_sealed, seal
+from stillframe.store.seal import read_sealed, seal
 
 DATA = "data"
-_DATA_FILE = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/part-[\w.=-]+)?", re.ASCII)
-"""A file of a service, or one in the directory of a micro-batch. It leads nowhere else."""
-
-
-class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A Parquet file of one item; `name` is its path below the epoch's data directory, `checksum`
-    what ``store.checksum`` says of it."""
-
-    name: str
-    partition: int
-    record_count: int
-    checksum: int
-
-
-class Rows(msgspec.Struct, frozen=True, tag="rows", forbid_unknown_fields=True):
-    """Records. `batch` is the micro-batch of the query that wrote them, None from a service."""
-
-    files: tuple[DataFile, ...]
-    batch: int | None = None
-
-
-class Barrier(msgspec.Struct, frozen=True, tag="barrier", forbid_unknown_fields=True):
-    """Everything before it belongs before the cut of `snapshot`, everything after it behind.
-
-    `batch` is the newest micro-batch whose records come before it in the same epoch.
-    """
-
-    snapshot: SnapshotId
-    mode: Mode
-    batch: int | None = None
-
-
-class Item(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One item of a log.
-
-    `offsets` says for each partition how many records of it come before this item.
-    """
-
-    format: int = FORMAT
-    number: int
-    epoch: int
-    offsets: tuple[int, ...]
-    content: Rows | Barrier
-
-    @property
-    def record_count(self) -> int:
-        """How many records it holds."""
-        return sum(file.record_count for file in self.files)
-
-    @property
-    def files(self) -> tuple[DataFile, ...]:
-        """Its data files; a barrier has none."""
-        return self.content.files if isinstance(self.content, Rows) else ()
-
-    @property
-    def next_offsets(self) -> tuple[int, ...]:
-        """How many records of each partition come before the next item."""
-        counts = list(self.offsets)
-        for file in self.files:
-            counts[file.partition] += file.record_count
-        return tuple(counts)
 
 
 def epoch_directory(root: Path, log: str, epoch: int) -> Path:
@@ -154,7 +92,7 @@ class LogReader:
             item = read_sealed(path, Item)
             if item.number != number or item.epoch != self._epoch(number):
                 raise Damaged(f"{path} is not item {number} of channel {self.log.name}")
-            if not _may_be_of(item, self.log):
+            if not may_be_of(item, self.log):
                 raise Damaged(
                     f"{path} names files, partitions or counts that channel {self.log.name} cannot "
                     f"have: {WHAT_TO_DO}"
@@ -289,8 +227,17 @@ class LogWriter:
         return self.append_files(files, batch=None)
 
     def append_files(self, files: Sequence[DataFile], *, batch: int | None) -> int:
-        """Make files that are in the data directory part of the log; return the item's number."""
-        return self._commit(Rows(tuple(files), batch), self.tail())
+        """Make files that are in the data directory part of the log; return the item's number.
+
+        They come right after what this writer has seen of the log when it was last asked
+        (``last_batch``, ``tail``): two that both miss a micro-batch never both append it. No
+        barrier is in the way, for one is only ever appended between two micro-batches.
+
+        Raises:
+            Unavailable: somebody else has appended since.
+            StoreError: the disk is full or failed; nothing was appended.
+        """
+        return self._commit(Rows(tuple(files), batch), self._tail)
 
     def append_barrier(self, snapshot: SnapshotId, mode: Mode, *, batch: int | None = None) -> int:
         """Append a barrier, unless the last item is that one; return its position.
@@ -342,20 +289,6 @@ class LogWriter:
         self.reader.remember(item)  # the next one is asked for its offsets
         self._tail = number + 1
         return number
-
-
-def _may_be_of(item: Item, log: Log) -> bool:
-    """Return whether a writer of `log` may have written an item."""
-    return (
-        len(item.offsets) == log.partition_count
-        and min(item.offsets) >= 0
-        and all(
-            0 <= file.partition < log.partition_count
-            and file.record_count >= 0
-            and _DATA_FILE.fullmatch(file.name) is not None
-            for file in item.files
-        )
-    )
 
 
 def _last_number(directory: Path, default: int) -> int:

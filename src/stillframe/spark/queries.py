@@ -22,8 +22,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline.dataflow import Log, schema_difference
 from stillframe.pipeline.head import Head, checkpoint_path, read_head
+from stillframe.pipeline.items import DataFile
 from stillframe.pipeline.locks import Lock, participant_lock
-from stillframe.pipeline.log import DataFile, LogWriter
+from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.spark.cut import CutSource, RecordsSource
 from stillframe.spark.requirements import check_checkpoint, check_options, check_spark
