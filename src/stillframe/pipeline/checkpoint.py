@@ -117,12 +117,14 @@ def _state_versions(checkpoint: Path) -> Iterator[int]:
 def agrees(checkpoint: Path, pinned: Path, batch: int) -> bool:
     """Return whether a checkpoint has the same plan of a micro-batch as a pinned one.
 
-    True as well if Spark has deleted the plan meanwhile because it is old.
+    True as well if one is not there any more: Spark has deleted the plan because it is old, or
+    somebody has dropped the snapshot.
     """
     path = Path(_OFFSETS) / str(batch)
-    if not (checkpoint / path).exists():
+    try:
+        return (checkpoint / path).read_bytes() == (pinned / path).read_bytes()
+    except FileNotFoundError:
         return True
-    return (checkpoint / path).read_bytes() == (pinned / path).read_bytes()
 
 
 def check_pinned(pinned: Path, expected: Committed) -> None:

@@ -1,12 +1,12 @@
 """What is refused before a query starts, because snapshots of it would lie."""
 
-import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from stillframe.errors import Damaged, Unavailable, UsageError
+from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.head import Head, checkpoint_path
 from stillframe.pipeline.log import LogWriter
@@ -68,7 +68,8 @@ def check_checkpoint(root: Path, head: Head, query: str) -> None:
     What the pipeline knows by itself is compared with it: the snapshots of this epoch, the
     snapshot from which it began, and the micro-batches whose records are in the query's logs.
 
-    A manifest that is damaged itself is passed over: that matters to whoever restores it.
+    A manifest that is damaged itself is passed over: that matters to whoever restores it. So is a
+    snapshot that is dropped meanwhile.
 
     Raises:
         Damaged: it is behind what is known, or tells another story.
@@ -103,11 +104,20 @@ def check_checkpoint(root: Path, head: Head, query: str) -> None:
 def _of_epoch(root: Path, head: Head) -> Iterator[Manifest]:
     """Yield the snapshots of the present epoch, the newest first, then the one it began from."""
     for snapshot in reversed(published_ids(root)):
-        with contextlib.suppress(Damaged):
-            manifest = read_manifest(root, snapshot)
-            if manifest.epoch != head.epoch:
-                break  # numbers only rise, and epochs with them
+        manifest = _if_whole(root, snapshot)
+        if manifest is not None and manifest.epoch != head.epoch:
+            break  # numbers only rise, and epochs with them
+        if manifest is not None:
             yield manifest
     if head.restored_from is not None:
-        with contextlib.suppress(Damaged):
-            yield read_manifest(root, head.restored_from)
+        began = _if_whole(root, head.restored_from)
+        if began is not None:
+            yield began
+
+
+def _if_whole(root: Path, snapshot: SnapshotId) -> Manifest | None:
+    """Return a manifest, or None if it is damaged or its snapshot was dropped."""
+    try:
+        return read_manifest(root, snapshot)
+    except (Damaged, UsageError):
+        return None
