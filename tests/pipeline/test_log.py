@@ -63,6 +63,19 @@ def test_two_writers_never_both_win(tmp_path: Path) -> None:
     assert amounts(reader, 0, reader.tail(0)) == [1]
 
 
+def test_a_micro_batch_is_in_the_log_once(tmp_path: Path) -> None:
+    """Two writers ask for the last one and find none; who appends second is refused."""
+    pipeline = line(tmp_path / "run")
+    first, second = writer_of(pipeline), writer_of(pipeline)
+    assert first.last_batch() is second.last_batch() is None
+    first.append_files([], batch=0)
+    with pytest.raises(Unavailable, match="item 0 was just written by another program"):
+        second.append_files([], batch=0)
+    assert second.last_batch() == 0
+    assert second.append_files([], batch=1) == 1
+    assert reader_of(pipeline).tail(0) == 2
+
+
 def test_other_columns_are_refused_by_name(tmp_path: Path) -> None:
     """The error names channel and column, and nothing was appended."""
     pipeline = line(tmp_path / "run")
