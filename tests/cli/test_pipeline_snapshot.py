@@ -198,6 +198,44 @@ def test_of_snapshots_so_many_are_kept(call: Call, shop: Pipeline) -> None:
     ]
 
 
+def test_a_damaged_snapshot_that_keeps_logs_is_told(call: Call, shop: Pipeline) -> None:
+    """It stays, and whoever drops others hears that the logs stay with it."""
+    for _ in range(2):
+        call("spark", "snapshot", shop.path)
+    (shop.path / "snapshots" / "shop-1" / "manifest.json").write_bytes(b"{}")
+    result = call("spark", "snapshot", shop.path, "--keep", "1")
+    assert (result.exit_code, result.stdout) == (0, "shop-3\n")
+    assert "shop-1: the manifest is damaged" in result.stderr
+    dropped = call("spark", "drop", shop.path, "--keep", "0")
+    assert "shop-1: the manifest is damaged" in dropped.stderr
+
+
+def test_periodic_snapshots_go_on_after_an_error(
+    call: Call, shop: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is, it is said; the next one may be a good one."""
+    waits: list[int] = []
+    way = shop.path / "under-way"
+
+    def wait(seconds: float) -> None:
+        if seconds < 1:
+            return  # for a participant
+        waits.append(len(shop.snapshots()))
+        if len(waits) == 2:
+            way.rmdir()
+            way.write_text("in the way")
+        if len(waits) == 3:
+            way.unlink()
+        if len(waits) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", wait)
+    result = call("spark", "snapshot", shop.path, "--every", "1m")
+    assert (result.exit_code, result.stdout) == (0, "shop-1\nshop-2\n")
+    assert "under-way" in result.stderr
+    assert waits == [0, 1, 1, 2]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_snapshots_are_taken_until_the_command_is_ended(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from stillframe.errors import Unavailable
 from stillframe.pipeline import locks
 from stillframe.pipeline.locks import participant_lock
 
@@ -27,3 +28,19 @@ def test_a_participant_does_not_start_twice(
     assert running.try_take()
     monkeypatch.setattr(locks, "WAIT_S", 0.0)
     assert not second.take_soon()
+
+
+def test_who_restores_waits_a_moment_for_a_snapshot_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else periodic snapshots would keep a restore out; who takes a snapshot does not wait."""
+    busy = locks.Lock(tmp_path / locks.COORDINATOR)
+    assert busy.try_take()
+    with (
+        pytest.raises(Unavailable, match="a snapshot is not possible now"),
+        locks.coordinating(tmp_path, "a snapshot", is_patient=False),
+    ):
+        pass
+    monkeypatch.setattr("time.sleep", lambda _: busy.release())
+    with locks.coordinating(tmp_path, "a restore"):
+        assert not busy.try_take()

@@ -3,17 +3,19 @@
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from stillframe.model import Abandoned
+from stillframe.errors import Damaged, UsageError
+from stillframe.model import Abandoned, SnapshotId
 from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.locks import coordinating
 from stillframe.pipeline.pipeline import Outcome
+from stillframe.pipeline.published import MANIFEST, snapshot_path
+from tests.pipeline.money import changed, leave_behind, line
 
 NUMBERS = pa.schema([("number", pa.int64())])
 
@@ -91,21 +93,45 @@ def test_a_forked_process_keeps_no_lock(tmp_path: Path) -> None:
     assert done.stdout == "False\n"
 
 
-def test_periodic_snapshots_keep_their_time(tmp_path: Path) -> None:
-    """From the beginning of one to the beginning of the next, whatever it takes to tell."""
-    begun: list[float] = []
+def test_periodic_snapshots_are_told_until_the_body_ends(tmp_path: Path) -> None:
+    """One after the other, whatever came of each."""
+    told: list[Outcome | Exception] = []
     enough = threading.Event()
 
-    def told(outcome: Outcome | Exception) -> None:
-        assert isinstance(outcome, Abandoned)
-        begun.append(time.monotonic())
-        if len(begun) == 4:
+    def tell(outcome: Outcome | Exception) -> None:
+        told.append(outcome)
+        if len(told) == 3:
             enough.set()
-        enough.wait(0.06)  # what a program does with an outcome takes time, too
 
-    with make(tmp_path / "p").snapshot_every(0.1, timeout_s=0.0, happened=told):
-        assert enough.wait(10)
-    assert (begun[3] - begun[0]) / 3 < 0.155
+    with make(tmp_path / "p").snapshot_every(0.01, timeout_s=0.0, happened=tell):
+        assert enough.wait(30)
+    assert all(isinstance(outcome, Abandoned) for outcome in told)
+    assert [outcome.snapshot.number for outcome in told if isinstance(outcome, Abandoned)] == list(
+        range(1, len(told) + 1)
+    )
+
+
+def test_a_damaged_snapshot_that_keeps_logs_from_being_trimmed_is_told(tmp_path: Path) -> None:
+    """Each time, by its id: else the disk would fill up and nobody know why."""
+    pipeline = line(tmp_path / "run")
+    for _ in range(2):
+        leave_behind(pipeline, 1)
+        pipeline.snapshot("unaligned")
+    changed(snapshot_path(pipeline.path, SnapshotId("run", 1)) / MANIFEST)
+    told: list[Outcome | Exception] = []
+    enough = threading.Event()
+
+    def tell(outcome: Outcome | Exception) -> None:
+        told.append(outcome)
+        if isinstance(outcome, Damaged):
+            enough.set()
+
+    with pipeline.snapshot_every(0.01, mode="unaligned", keep=1, happened=tell):
+        assert enough.wait(30)
+    assert "run-1: the manifest is damaged" in str(told[1])
+    assert pipeline.keep(1) == [SnapshotId("run", 1)]
+    with pytest.raises(UsageError, match="-1 snapshots cannot be kept"):
+        pipeline.keep(-1)
 
 
 def test_an_error_where_snapshots_are_told_is_not_lost(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stillframe.model import Abandoned, Reason
-from stillframe.pipeline import join, progress, resting
+from stillframe.pipeline import join, progress, resting, taking
 from stillframe.pipeline.part import PINNED, Request, request_path, under_way
 from stillframe.pipeline.progress import Progress
 from stillframe.pipeline.published import MANIFEST, Manifest, snapshot_path
@@ -120,3 +121,26 @@ def test_a_service_that_died_ends_a_snapshot_at_once(tmp_path: Path) -> None:
         outcome = pipeline.snapshot(timeout_s=60)
     assert isinstance(outcome, Abandoned)
     assert (outcome.reason, outcome.missing) == (Reason.NOT_AT_REST, ("till",))
+
+
+def test_moments_come_at_intervals_and_leave_room_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one to the next, whatever was done meanwhile; what was missed is not made up for, and
+    others get a little time also if each takes longer than the interval."""
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def wait(seconds: float) -> bool:
+        clock[0] += seconds
+        return clock[0] > 130
+
+    begun = []
+    for _ in taking.moments(2.0, wait):
+        begun.append(round(clock[0] - 100, 3))
+        clock[0] += 7.0 if len(begun) == 3 else 0.5
+    assert begun[:5] == [2.0, 4.0, 6.0, 13.05, 15.05]
+    clock[0] = 100.0
+    begun.clear()
+    for _ in taking.moments(0.01, wait):
+        begun.append(round(clock[0] - 100, 3))
+        clock[0] += 10.0
+    assert begun == [0.05, 10.1, 20.15]

@@ -6,7 +6,7 @@ from typing import Any
 from stillframe.cli import output, quantities
 from stillframe.errors import UsageError
 from stillframe.pipeline.head import Head, read_head
-from stillframe.pipeline.pipeline import Pipeline
+from stillframe.pipeline.pipeline import Pipeline, sentence_on_damaged
 from stillframe.pipeline.published import Manifest, published_ids
 
 COLUMNS = (
@@ -68,10 +68,7 @@ def drop(path: Path, names: tuple[str, ...], *, keep: int | None, is_json: bool)
         raise UsageError("say which snapshots to drop, or with --keep how many stay: one of both")
     pipeline = Pipeline(path)
     before = published_ids(pipeline.path)
-    if keep is None:
-        pipeline.drop(*names)
-    else:
-        pipeline.keep(keep)
+    damaged = pipeline.drop(*names) if keep is None else pipeline.keep(keep)
     left = published_ids(pipeline.path)
     dropped = [snapshot for snapshot in before if snapshot not in left]
     if is_json:
@@ -79,7 +76,8 @@ def drop(path: Path, names: tuple[str, ...], *, keep: int | None, is_json: bool)
     words = f" ({', '.join(map(str, dropped))})" if dropped else ""
     output.say(
         f"dropped {quantities.count(len(dropped), 'snapshot')}{words}; "
-        f"{quantities.count(len(left), 'snapshot')} left"
+        f"{quantities.count(len(left), 'snapshot')} left",
+        *([sentence_on_damaged(damaged)] if damaged else []),
     )
 
 

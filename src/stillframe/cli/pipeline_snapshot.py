@@ -14,11 +14,12 @@ from stillframe.cli import output, quantities
 from stillframe.cli.pipeline_listing import document_of
 from stillframe.cli.pipeline_progress import moving
 from stillframe.cli.verdict import EXIT_NO
-from stillframe.errors import StoreError, Unavailable
+from stillframe.errors import StillframeError
 from stillframe.model import Abandoned, SnapshotId
-from stillframe.pipeline.pipeline import Pipeline, moments
+from stillframe.pipeline.pipeline import Pipeline, sentence_on_damaged
 from stillframe.pipeline.progress import Progress
 from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.taking import moments
 from stillframe.protocol.aligner import Mode
 
 
@@ -41,8 +42,7 @@ def take(
     _tell(outcome, is_json=is_json)
     if not isinstance(outcome, Manifest):
         raise typer.Exit(EXIT_NO)
-    if keep is not None:
-        pipeline.keep(keep)
+    _keep(pipeline, keep)
 
 
 def take_every(
@@ -61,10 +61,14 @@ def take_every(
                 _tell(outcome, is_json=is_json)
                 if is_ended:
                     return
-                if keep is not None:
-                    pipeline.keep(keep)
-            except (Unavailable, StoreError) as error:
+                _keep(pipeline, keep)
+            except StillframeError as error:
                 output.say(f"no: {error}")
+
+
+def _keep(pipeline: Pipeline, count: int | None) -> None:
+    if count is not None and (damaged := pipeline.keep(count)):
+        output.say(sentence_on_damaged(damaged))
 
 
 def _tell(outcome: "Manifest | Abandoned | Interrupted", *, is_json: bool) -> None:

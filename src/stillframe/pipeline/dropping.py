@@ -24,27 +24,33 @@ from stillframe.store.disk import sync
 from stillframe.store.opening import explained
 
 
-def keep(root: Path, count: int) -> None:
+def keep(root: Path, count: int) -> list[SnapshotId]:
     """Delete all but the newest `count` snapshots, and trim the logs. Savepoints stay, and the one
     from which the present epoch began as long as it is needed, and any whose manifest is damaged:
     it may be a savepoint, and nothing is trimmed before it is dropped. The caller coordinates.
+
+    Returns:
+        those whose manifest is damaged.
 
     Raises:
         StoreError: a manifest cannot be read, or the disk failed.
     """
     if len(published_ids(root)) <= count:
-        return
+        return []
     head, every = read_head(root), undamaged(root)
     unnamed = [manifest.snapshot for manifest in every if manifest.name is None]
     unwanted = unnamed[: max(0, len(unnamed) - count)]
     if _why_it_began_here(head, every, unwanted) is not None:
         unwanted = [snapshot for snapshot in unwanted if snapshot != head.restored_from]
-    _delete(root, head, every, unwanted)
+    return _delete(root, head, every, unwanted)
 
 
-def drop(root: Path, unwanted: Iterable[SnapshotId]) -> None:
+def drop(root: Path, unwanted: Iterable[SnapshotId]) -> list[SnapshotId]:
     """Delete snapshots, damaged ones as well, and trim the logs. The caller coordinates
     (``locks.coordinating``).
+
+    Returns:
+        those that stay and whose manifest is damaged.
 
     Raises:
         UsageError: the present epoch began from one of them, and it is still needed.
@@ -53,7 +59,7 @@ def drop(root: Path, unwanted: Iterable[SnapshotId]) -> None:
     head, every, chosen = read_head(root), undamaged(root), list(unwanted)
     if (why := _why_it_began_here(head, every, chosen)) is not None:
         raise UsageError(why)
-    _delete(root, head, every, chosen)
+    return _delete(root, head, every, chosen)
 
 
 def _why_it_began_here(head: Head, every: list[Manifest], unwanted: list[SnapshotId]) -> str | None:
@@ -73,7 +79,9 @@ def _why_it_began_here(head: Head, every: list[Manifest], unwanted: list[Snapsho
     return f"{why}: take a new one, which stays, before this one can go"
 
 
-def _delete(root: Path, head: Head, every: list[Manifest], chosen: list[SnapshotId]) -> None:
+def _delete(
+    root: Path, head: Head, every: list[Manifest], chosen: list[SnapshotId]
+) -> list[SnapshotId]:
     with explained(root / SNAPSHOTS, "changed"):
         for snapshot in chosen:
             path = snapshot_path(root, snapshot)
@@ -83,8 +91,11 @@ def _delete(root: Path, head: Head, every: list[Manifest], chosen: list[Snapshot
         for left in (root / SNAPSHOTS).glob(".*.dropped"):
             shutil.rmtree(left)
     live = [manifest for manifest in every if manifest.snapshot not in chosen]
-    if chosen and live and len(live) == len(published_ids(root)):
+    whole = {manifest.snapshot for manifest in live}
+    damaged = [snapshot for snapshot in published_ids(root) if snapshot not in whole]
+    if chosen and live and not damaged:
         trim(root, head, live)
+    return damaged
 
 
 def trim(root: Path, head: Head, live: list[Manifest]) -> None:

@@ -97,17 +97,23 @@ def is_running(root: Path, name: str) -> bool:
 
 
 @contextlib.contextmanager
-def coordinating(root: Path, doing: str) -> Iterator[None]:
+def coordinating(root: Path, doing: str, *, is_patient: bool = True) -> Iterator[None]:
     """Be the only one who makes, photographs, restores or trims the pipeline at `root`.
 
+    Args:
+        root: the pipeline.
+        doing: what is to be done, for the error.
+        is_patient: whether to wait for somebody who will soon be done.
+
     Raises:
-        Unavailable: somebody else is at it; `doing` says what cannot be done now.
+        Unavailable: somebody else is at it.
     """
     lock = Lock(root / COORDINATOR)
-    if not lock.try_take():
+    if not (lock.take_soon() if is_patient else lock.try_take()):
         raise Unavailable(
             f"{doing} is not possible now: a snapshot of {root} is being taken or restored by "
-            "another program; try again when it has ended"
+            "another program; try again when it has ended, and end a 'spark snapshot --every' "
+            "that may be taking one after the other"
         )
     try:
         yield

@@ -2,12 +2,11 @@
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from stillframe.errors import Damaged, StillframeError, Unavailable, UsageError
-from stillframe.model import Abandoned, check_process_id
+from stillframe.model import Abandoned, SnapshotId, check_process_id
 from stillframe.pipeline import dropping, published, restoring, taking
 from stillframe.pipeline.dataflow import Dataflow, Log, dataflow
 from stillframe.pipeline.head import HEAD, check_savepoint_name, first_head, read_head, write_head
@@ -15,7 +14,7 @@ from stillframe.pipeline.locks import COORDINATOR, Lock, coordinating
 from stillframe.pipeline.part import under_way
 from stillframe.pipeline.progress import Progress, progress_of
 from stillframe.pipeline.published import Manifest
-from stillframe.pipeline.taking import TIMEOUT_S
+from stillframe.pipeline.taking import TIMEOUT_S, moments
 from stillframe.protocol.aligner import Mode
 from stillframe.store.disk import partial_path
 from stillframe.store.opening import explained, listed
@@ -196,8 +195,8 @@ class Pipeline:
             for _ in moments(interval_s, ended.wait):
                 try:
                     happened(taking.take(self.path, mode=chosen, timeout_s=timeout_s))
-                    if keep is not None:
-                        self.keep(keep)
+                    if keep is not None and (damaged := self.keep(keep)):
+                        happened(Damaged(sentence_on_damaged(damaged)))
                 except Unavailable:
                     continue  # somebody else takes one now: that will do
                 except StillframeError as error:
@@ -291,11 +290,14 @@ class Pipeline:
         restoring.fork(self.path, self.find(snapshot), root, name=name, progress=progress)
         return Pipeline(root)
 
-    def drop(self, *snapshots: str) -> None:
+    def drop(self, *snapshots: str) -> list[SnapshotId]:
         """Delete snapshots, and what the logs kept for them alone: all of these, or none.
 
         Args:
             snapshots: ids, or names of savepoints.
+
+        Returns:
+            as ``keep``.
 
         Raises:
             UsageError: there is no such snapshot, or the present epoch began from it and has no
@@ -304,17 +306,24 @@ class Pipeline:
         """
         with coordinating(self.path, "dropping snapshots"):
             found = dict.fromkeys(published.find_id(self.path, one) for one in snapshots)
-            dropping.drop(self.path, found)
+            return dropping.drop(self.path, found)
 
-    def keep(self, count: int) -> None:
+    def keep(self, count: int) -> list[SnapshotId]:
         """Delete all but the newest `count` snapshots; savepoints stay, and so do snapshots whose
-        manifest is damaged. Until those are dropped by their ids, the logs are not trimmed.
+        manifest is damaged.
+
+        Returns:
+            those whose manifest is damaged: until they are dropped by their ids, the logs are not
+            trimmed.
 
         Raises:
+            UsageError: `count` is below 0.
             Unavailable: a snapshot or restore is under way.
         """
+        if count < 0:
+            raise UsageError(f"{count} snapshots cannot be kept: give a number from 0 on")
         with coordinating(self.path, "dropping snapshots"):
-            dropping.keep(self.path, count)
+            return dropping.keep(self.path, count)
 
     def progress(self) -> Progress | None:
         """Return how far the snapshot under way is; None if there is none."""
@@ -331,17 +340,12 @@ class Pipeline:
         return None
 
 
-def moments(interval_s: float, wait: Callable[[float], object]) -> Iterator[None]:
-    """Yield every `interval_s` seconds; what was missed meanwhile is not made up for.
-
-    Args:
-        interval_s: from one moment to the next.
-        wait: waits so many seconds; if it returns something true, that is the end.
-    """
-    due = time.monotonic() + interval_s
-    while not wait(max(0.0, due - time.monotonic())):
-        due = max(due + interval_s, time.monotonic())
-        yield
+def sentence_on_damaged(damaged: list[SnapshotId]) -> str:
+    """Return what damaged snapshots that stay mean for the logs, for people."""
+    return (
+        f"{', '.join(map(str, damaged))}: the manifest is damaged, so nobody knows what it needs, "
+        "and the logs are not trimmed: drop it by its id"
+    )
 
 
 def parse_mode(mode: str | Mode) -> Mode:

@@ -136,9 +136,9 @@ def _has_its_turn(root: Path, head: Head, request: Request, name: str) -> bool:
 
 
 def _query_at_rest(root: Path, name: str) -> None:
-    member = QueryMember(root, name, is_patient=False)
-    positions = member.positions()[1]
     try:
+        member = QueryMember(root, name, is_patient=False)
+        positions = member.positions()[1]
         member.ends({log: reader.tail(positions[log]) for log, reader in member.readers.items()})
     except NotConsistent as error:
         raise NotAtRest(f"query {name} does not run: {error}; start it again") from error

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -58,6 +58,9 @@ POLL_S = 0.01
 PROGRESS_S = 0.2
 """So often at most is told how far a snapshot is: to find it out means to look at everybody."""
 
+REST_S = 0.05
+"""So long at least no periodic snapshot is taken: a restore, or whoever else waits, comes in."""
+
 COUNTER = "last-snapshot.json"
 
 
@@ -94,7 +97,7 @@ def take(
         Unavailable: another snapshot is being taken, or the pipeline is being restored.
         StoreError: the disk is full or failed.
     """
-    with coordinating(root, "a snapshot"):
+    with coordinating(root, "a snapshot", is_patient=False):
         head = read_head(root)
         head.dataflow.check_mode(mode)
         if name is not None and name in (manifest.name for manifest in undamaged(root)):
@@ -121,6 +124,22 @@ def take(
                 )
         finally:
             clear_under_way(root)
+
+
+def moments(interval_s: float, wait: Callable[[float], object]) -> Iterator[None]:
+    """Yield every `interval_s` seconds, or a little later; what was missed meanwhile is not made up
+    for.
+
+    Args:
+        interval_s: from one moment to the next.
+        wait: waits so many seconds; if it returns something true, that is the end.
+    """
+    due = time.monotonic() + interval_s
+    while not wait(max(REST_S, due - time.monotonic())):
+        due += interval_s
+        if due < (now := time.monotonic()):
+            due = now + interval_s
+        yield
 
 
 def clear_under_way(root: Path) -> None:
