@@ -5,9 +5,11 @@ from pathlib import Path
 
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline.head import read_head
+from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.part import under_way
 from stillframe.pipeline.published import Manifest
-from tests.pipeline.money import SCHEMA, Account, records
+from tests.pipeline.money import SCHEMA, Account, amounts, records
 
 
 def doubling(path: Path) -> Pipeline:
@@ -43,6 +45,28 @@ def doubling(path: Path) -> Pipeline:
     assert isinstance(outcomes[0], Manifest)
     assert outcomes[0].duplicate_count == 2
     return pipeline
+
+
+def test_a_fork_has_all_that_the_pipeline_made(tmp_path: Path) -> None:
+    """A log without targets is kept whole, also in a fork, up to the barrier of its snapshot."""
+    first = Pipeline.create(
+        tmp_path / "first",
+        services={"till": Account},
+        channels=[channel("out", SCHEMA, source="till")],
+    )
+    with join("till", pipeline=first.path, state=Account()) as till:
+        for amount in (5, 7, 11):
+            till.append("out", records(amount))
+    first.snapshot("unaligned")
+    with join("till", pipeline=first.path, state=Account()) as till:
+        till.append("out", records(13))
+    second = first.fork("first-1", tmp_path / "second")
+    third = second.fork("first-1", tmp_path / "third")
+    for fork in (second, third):
+        head = read_head(fork.path)
+        reader = LogReader(fork.path, head.dataflow.log("out"), head.stretches["out"])
+        reader.check_whole(0)
+        assert amounts(reader, 0, reader.tail(0)) == [5, 7, 11]
 
 
 def test_a_fork_of_a_snapshot_with_duplicates_can_be_restored_and_forked(tmp_path: Path) -> None:

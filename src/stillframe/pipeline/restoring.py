@@ -234,7 +234,8 @@ def _export(root: Path, manifest: Manifest, target: Path, head: Head) -> None:
 
 
 def _copy_logs(root: Path, manifest: Manifest, target: Path) -> None:
-    """Give the second pipeline every item of every log that it can still be asked for."""
+    """Give the second pipeline every item of every log that it can still be asked for, and all of
+    those that no target reads: they are what the pipeline makes."""
     barriers = {name: at for part in manifest.parts for name, at in part.barriers.items()}
     for log in manifest.dataflow.logs:
         reader = LogReader(root, log, manifest.stretches[log.name])
@@ -242,7 +243,8 @@ def _copy_logs(root: Path, manifest: Manifest, target: Path) -> None:
         ends.append(barriers[log.name])
         # One item before the first that is read says at which offsets that one begins.
         # What was read past the barrier (at-least-once) is in the books of the snapshot.
-        for number in range(max(0, min(ends) - 1), max(ends)):
+        first = max(0, min(ends) - 1) if log.targets else reader.first_kept()
+        for number in range(first, max(ends)):
             item = reader.item(number)
             directory = epoch_directory(target, log.name, item.epoch)
             (directory / DATA).mkdir(parents=True, exist_ok=True)
