@@ -5,10 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import channel
 from stillframe.pipeline.head import read_head, write_head
@@ -157,3 +159,19 @@ def test_logs_share_a_micro_batch(tmp_path: Path) -> None:
     counts = {"large": 2, "small": 40}
     found = first_micro_batch(tmp_path / "e", counts, 20, {"large": 20, "small": 1})
     assert found == {"large": 1, "small": 10}
+
+
+def test_a_run_with_available_now_does_not_end_at_a_gap(tmp_path: Path) -> None:
+    """It would end well, as if it had read everything: the missing item is named, also if it went
+    missing after the source had begun."""
+    root = tmp_path / "p.pipeline"
+    joined(root)
+    driver = participant_lock(root, "both")
+    assert driver.try_take()
+    source = ChannelStreamReader({"pipeline": str(root), "query": "both", "channels": "lefts"})
+    source.prepareForTriggerAvailableNow()
+    path = epoch_directory(root, "lefts", 1) / item_name(3)
+    path.unlink()
+    with pytest.raises(Damaged, match=f"{path} is missing"):
+        source.prepareForTriggerAvailableNow()
+    driver.release()

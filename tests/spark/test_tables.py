@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stillframe.errors import UsageError
+from stillframe.errors import Damaged, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline.log import epoch_directory, item_name
 from stillframe.spark.cut import RecordsSlice
 from stillframe.spark.tables import plan_log
 from stillframe.store.checksum import checksum_of
@@ -74,6 +75,27 @@ def test_a_trimmed_log_is_read_from_where_it_begins(tmp_path: Path) -> None:
     count_on(pipeline)
     assert planned(pipeline) == [*kept, *((n, n) for n in range(8, 12))]
     assert planned(pipeline, snapshot="counts-2") == kept
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_log_with_a_missing_item_is_not_read_in_part(tmp_path: Path, missing: int) -> None:
+    """The item is named, as it is now and up to the barrier of a snapshot; a log without targets
+    is never trimmed, so there the first item is missed as well."""
+    pipeline = Pipeline.create(
+        tmp_path / "counts",
+        services={"counting": Counting},
+        channels=[channel("numbers", NUMBERS, source="counting")],
+    )
+    with join("counting", pipeline=pipeline.path, state=Counting()) as me:
+        for n in range(3):
+            me.append("numbers", pa.table([[n]], schema=NUMBERS))
+    pipeline.snapshot()
+    assert planned(pipeline) == [(n, n) for n in range(3)]
+    path = epoch_directory(pipeline.path, "numbers", 1) / item_name(missing)
+    path.unlink()
+    for options in ({}, {"snapshot": "counts-1"}):
+        with pytest.raises(Damaged, match=f"{path} is missing"):
+            planned(pipeline, **options)
 
 
 @pytest.mark.slow

@@ -21,6 +21,9 @@ class Ends:
         service: who reads and writes.
         head: of the epoch that it is in.
         positions: where it stands on each log that it reads.
+
+    Raises:
+        Damaged: an item that it has still to read is missing.
     """
 
     def __init__(self, root: Path, service: str, head: Head, positions: dict[str, int]) -> None:
@@ -32,6 +35,8 @@ class Ends:
             log.name: LogReader(root, log, head.stretches[log.name])
             for log in head.dataflow.incoming(service)
         }
+        for name, reader in self._readers.items():
+            reader.check_whole(self._positions[name])
         self._writers = writers_of(root, head, service)
         self._epoch = Epoch(root, head, f"service {service}")
         self._last = ""

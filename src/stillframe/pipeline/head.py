@@ -21,7 +21,7 @@ import msgspec
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow, Log, check_dataflow
-from stillframe.store.disk import replace_durably
+from stillframe.store.disk import PUT_BACK, replace_durably
 from stillframe.store.opening import HEAD as STORE_HEAD
 from stillframe.store.opening import explained
 from stillframe.store.seal import FORMAT, read_sealed, seal
@@ -29,6 +29,10 @@ from stillframe.store.seal import FORMAT, read_sealed, seal
 HEAD = "pipeline.json"
 CHANNELS = "channels"
 CHECKPOINTS = "checkpoints"
+_ADVICE = (
+    f"{PUT_BACK} that was made since the last restore, which replaces this file alone: without it "
+    "nothing of the pipeline can be used, not even its snapshots"
+)
 
 
 class Stretch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,7 +93,7 @@ def read_head(root: Path) -> Head:
         what = "is no pipeline" if root.exists() else "does not exist"
         raise UsageError(f"{root} {what}: give the directory that the program made its pipeline in")
     path = root / HEAD
-    head = read_sealed(path, Head)
+    head = read_sealed(path, Head, advice=_ADVICE)
     with described_in(path):
         check_process_id(head.name)
         check_course(head.dataflow, head.epoch, head.stretches, head.batches)
@@ -111,9 +115,7 @@ def described_in(path: Path) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise Damaged(
-            f"{path} describes what no pipeline has: {error}: put the file back from a copy"
-        ) from error
+        raise Damaged(f"{path} describes what no pipeline has: {error}: {PUT_BACK}") from error
 
 
 def check_course(

@@ -25,11 +25,16 @@ from stillframe.pipeline.items import Barrier, DataFile, Item, Rows, may_be_of
 from stillframe.pipeline.tables import read_records, spread, write_records
 from stillframe.protocol.aligner import Mode
 from stillframe.store.checksum import checksum_of
-from stillframe.store.disk import WHAT_TO_DO, write_new
+from stillframe.store.disk import write_new
 from stillframe.store.opening import explained
 from stillframe.store.seal import read_sealed, seal
 
 DATA = "data"
+TO_MEND = (
+    "put the file back from a copy of the pipeline, or restore the pipeline from a snapshot that "
+    "does not need it; a restore looks before it changes anything"
+)
+"""The end of every error about an item that is not what was written."""
 
 
 def epoch_directory(root: Path, log: str, epoch: int) -> Path:
@@ -63,7 +68,10 @@ class LogReader:
         self._barrier: int | None = None
 
     def tail(self, position: int) -> int:
-        """Return the number that the next item appended will have; at least `position`."""
+        """Return the number that the next item appended will have; at least `position`.
+
+        A log that was damaged may seem to end where an item is missing (``check_whole``).
+        """
         first = max(self._tail, position)
         step = 1
         while self.item_path(first + step - 1).exists():
@@ -74,6 +82,40 @@ class LogReader:
             numbers, 1, key=lambda number: 0 if self.item_path(number).exists() else 1
         )
         return self._tail
+
+    def first_kept(self) -> int:
+        """Return the number of the first item that was not trimmed; 0 if the log has no target: it
+        is what the pipeline makes, and is never trimmed."""
+        if not self.log.targets:
+            return 0
+        ends = [*(stretch.first for stretch in self._stretches[1:]), None]
+        for stretch, end in zip(self._stretches, ends, strict=True):
+            numbers = _numbers(self._directories[stretch.epoch])
+            kept = [n for n in numbers if n >= stretch.first and (end is None or n < end)]
+            if kept:
+                return min(kept)
+        return self._stretches[-1].first
+
+    def check_whole(self, position: int) -> None:
+        """Refuse a log with a gap at `position` or later: ``tail`` may take it for the end.
+
+        Items are appended one after the other, so all before one that is there must be there.
+
+        Raises:
+            Damaged: an item is missing.
+        """
+        last = self._stretches[-1]
+        newest = max(_numbers(self._directories[last.epoch]), default=last.first - 1)
+        missing = self.first_missing(position, newest + 1)
+        if missing is not None:
+            raise Damaged(
+                f"{self.item_path(missing)} is missing, and item {newest} of channel "
+                f"{self.log.name} is there: {TO_MEND}"
+            )
+
+    def first_missing(self, start: int, end: int) -> int | None:
+        """Return the first of the items ``start .. end - 1`` that is not there; it opens none."""
+        return next((n for n in range(start, end) if not self.item_path(n).exists()), None)
 
     def items(self, start: int, end: int) -> Iterator[Item]:
         """Yield the items ``start .. end - 1``, which must be there."""
@@ -89,13 +131,13 @@ class LogReader:
         item = self._items.get(number)
         if item is None:
             path = self.item_path(number)
-            item = read_sealed(path, Item)
+            item = read_sealed(path, Item, advice=TO_MEND)
             if item.number != number or item.epoch != self._epoch(number):
                 raise Damaged(f"{path} is not item {number} of channel {self.log.name}")
             if not may_be_of(item, self.log):
                 raise Damaged(
                     f"{path} names files, partitions or counts that channel {self.log.name} cannot "
-                    f"have: {WHAT_TO_DO}"
+                    f"have: {TO_MEND}"
                 )
             self.remember(item)
         return item
@@ -186,7 +228,7 @@ class LogWriter:
         self._first = head.stretches[log.name][-1].first
         with explained(self._directory, "made"):
             (self._directory / DATA).mkdir(parents=True, exist_ok=True)
-            self._tail = _last_number(self._directory, default=self._first - 1) + 1
+            self._tail = max(_numbers(self._directory), default=self._first - 1) + 1
 
     @property
     def data_directory(self) -> Path:
@@ -291,10 +333,9 @@ class LogWriter:
         return number
 
 
-def _last_number(directory: Path, default: int) -> int:
-    """Return the highest number of an item in a directory."""
+def _numbers(directory: Path) -> list[int]:
+    """Return the numbers of the items in a directory, which need not be there, in any order."""
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-        names = (entry.name for entry in entries)
-        numbers = (int(name[:-5]) for name in names if name.endswith(".json") and name[0] != ".")
-        return max(numbers, default=default)
-    return default
+        stems = [entry.name.removesuffix(".json") for entry in entries]
+        return [int(stem) for stem in stems if stem.isascii() and stem.isdigit()]
+    return []

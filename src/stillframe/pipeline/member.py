@@ -126,6 +126,10 @@ class QueryMember:
         query: its name.
         is_patient: whether it may be held at a barrier: not if it runs with AvailableNow, which
             takes being held for the end, nor if it does not run at all.
+
+    Raises:
+        NotConsistent: the checkpoint is of a query that reads other logs.
+        Damaged: an item that it has still to read is missing.
     """
 
     def __init__(self, root: Path, query: str, *, is_patient: bool = True) -> None:
@@ -141,6 +145,8 @@ class QueryMember:
         }
         self.checkpoint = checkpoint_path(root, self.head.epoch, query)
         self._writers: dict[str, LogWriter] | None = None
+        for name, position in self.positions()[1].items():
+            self.readers[name].check_whole(position)
 
     def positions(self) -> tuple[int | None, dict[str, int]]:
         """Return the last committed micro-batch, and where the query stands on its logs.

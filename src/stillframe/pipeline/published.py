@@ -18,10 +18,11 @@ from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.head import Head, Stretch, check_course, described_in
-from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.log import TO_MEND, LogReader
 from stillframe.pipeline.part import PINNED, Part, check_parts
 from stillframe.pipeline.systems import SystemCut
 from stillframe.protocol.aligner import Mode
+from stillframe.store.disk import WHAT_TO_DO
 from stillframe.store.opening import explained
 from stillframe.store.seal import FORMAT, read_sealed
 
@@ -175,7 +176,7 @@ def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
     if not path.parent.exists():
         names = ", ".join(str(one) for one in published_ids(root))
         raise UsageError(f"there is no snapshot {snapshot} in {root}; there are: {names or 'none'}")
-    manifest = read_sealed(path, Manifest)
+    manifest = read_sealed(path, Manifest, advice=WHAT_TO_DO)
     if manifest.snapshot != snapshot:
         raise Damaged(f"{path} is of snapshot {manifest.snapshot}")
     with described_in(path):
@@ -238,8 +239,13 @@ def find_id(root: Path, text: str) -> SnapshotId:
 def channel_cuts(root: Path, head: Head, parts: dict[str, Part], mode: Mode) -> list[ChannelCut]:
     """Return what was on every channel at the cut, with its books checked.
 
+    Whether the items in between hold just those records is looked at when a snapshot is restored:
+    a snapshot of a long backlog must not take longer for it. That they are there is looked at now.
+
     Raises:
-        NotConsistent: a target had read what its source had not sent at the cut.
+        NotConsistent: a target had read what its source had not sent at the cut, or an item between
+            them is missing.
+        Damaged: an item beside the cut is not what was written.
     """
     cuts = []
     for log in head.dataflow.logs:
@@ -247,6 +253,7 @@ def channel_cuts(root: Path, head: Head, parts: dict[str, Part], mode: Mode) -> 
         barrier = parts[log.source].barriers[log.name]
         for target in log.targets:
             position = parts[target].positions[log.name]
+            _check_there(reader, target, position, barrier)
             cut = ChannelCut(
                 log=log.name,
                 target=target,
@@ -265,12 +272,20 @@ def channel_cuts(root: Path, head: Head, parts: dict[str, Part], mode: Mode) -> 
     return cuts
 
 
-def _check_counts(cut: ChannelCut) -> None:
-    """Check that no partition was received further than it was sent, or all were (at-least-once).
+def _check_there(reader: LogReader, target: str, position: int, barrier: int) -> None:
+    """Check that all items between a target and the barrier are there, and the one before, which
+    says at which offsets they begin."""
+    first, last = sorted((position, barrier))
+    missing = reader.first_missing(max(0, first - 1), last)
+    if missing is not None:
+        raise NotConsistent(
+            f"channel {reader.log.name} to {target}: {reader.item_path(missing)} is missing, and "
+            f"the target had read up to item {position}, the barrier is item {barrier}: {TO_MEND}"
+        )
 
-    Every item in between is looked at when a snapshot is restored or verified: a snapshot of a
-    long backlog must not take longer for it.
-    """
+
+def _check_counts(cut: ChannelCut) -> None:
+    """Check that no partition was received further than it was sent, or all were (at-least-once)"""
     pairs = list(zip(cut.received_counts, cut.sent_counts, strict=True))
     is_ahead = cut.position > cut.barrier
     if any((sent > received) if is_ahead else (received > sent) for received, sent in pairs):

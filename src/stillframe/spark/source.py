@@ -91,6 +91,8 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         member = self._the_member()
         member.is_patient = False
         starts = member.positions()[1]
+        for log in self._logs:
+            member.readers[log].check_whole(starts[log])
         self._targets = {log: member.readers[log].tail(starts[log]) for log in self._logs}
 
     def latestOffset(  # noqa: N802 - Spark's

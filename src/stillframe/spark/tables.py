@@ -1,6 +1,5 @@
 """Plans what ``spark.cut`` reads: finds snapshots, channels and records, on the driver alone."""
 
-import contextlib
 import datetime
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +13,8 @@ from pyspark.sql.types import IntegerType, LongType, StructType
 
 from stillframe.errors import UsageError
 from stillframe.pipeline.dataflow import OFFSET_COLUMN, PARTITION_COLUMN
-from stillframe.pipeline.head import Stretch, read_head
-from stillframe.pipeline.log import LogReader, epoch_directory
+from stillframe.pipeline.head import read_head
+from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.part import ServiceState
 from stillframe.pipeline.published import ChannelCut, Manifest, find
 from stillframe.spark.cut import CUT, RECORDS, RecordsSlice, TableSlice
@@ -82,22 +81,24 @@ def plan_cut(options: Mapping[str, str]) -> Plan:
 
 
 def plan_log(options: Mapping[str, str]) -> Plan:
-    """Return the plan for all records of a log, up to the barrier of a snapshot or as it is now.
+    """Return the plan for all records of a log that were not trimmed, up to the barrier of a
+    snapshot or as it is now.
 
     Raises:
         UsageError: an option is missing, or there is no such pipeline, snapshot or channel.
-        Damaged, StoreError: the manifest or a log was changed or cannot be read.
+        Damaged, StoreError: the manifest or the log was changed or cannot be read, or an item of
+            it is missing.
     """
     root = _root(options, RECORDS)
     snapshot, channel = options.get("snapshot"), _needed(options, "channel", RECORDS)
     described = read_head(root) if snapshot is None else find(root, snapshot)
     log = described.dataflow.log(channel)
-    stretches = described.stretches[channel]
-    reader = LogReader(root, log, stretches)
-    first = _first_kept(root, channel, stretches)
+    reader = LogReader(root, log, described.stretches[channel])
+    first = reader.first_kept()
     if isinstance(described, Manifest):
         end = described.part(log.source).barriers[channel]
     else:
+        reader.check_whole(first)
         end = reader.tail(first)
     return _plan_records(reader, min(first, end), end)
 
@@ -225,20 +226,6 @@ def _plan_records(reader: LogReader, first: int, end: int) -> Plan:
             offsets[file.partition] += file.record_count
     message = _arrow_schema_of(schema).serialize().to_pybytes()
     return Plan(schema, [RecordsSlice(number, files[number], message) for number in sorted(files)])
-
-
-def _first_kept(root: Path, log: str, stretches: tuple[Stretch, ...]) -> int:
-    """Return the number of the first item that was not trimmed."""
-    ends = [*(stretch.first for stretch in stretches[1:]), None]
-    for stretch, end in zip(stretches, ends, strict=True):
-        with contextlib.suppress(FileNotFoundError):
-            paths = epoch_directory(root, log, stretch.epoch).iterdir()
-            stems = [path.stem for path in paths]
-            numbers = [int(stem) for stem in stems if stem.isascii() and stem.isdigit()]
-            kept = [n for n in numbers if n >= stretch.first and (end is None or n < end)]
-            if kept:
-                return min(kept)
-    return stretches[-1].first
 
 
 def _arrow_schema_of(schema: StructType) -> pa.Schema:

@@ -178,7 +178,7 @@ def verify_snapshot(directory: Path, manifest: Manifest, tables: Tables) -> Snap
 def _read_verified(directory: Path, manifest: Manifest, name: str) -> bytes:
     path = directory / name
     record = next(record for record in manifest.files if record.name == name)
-    content = read_file(path, bytes_max=record.bytes)
+    content = read_file(path, bytes_max=record.bytes, advice=WHAT_TO_DO)
     if len(content) != record.bytes:
         raise Damaged(
             f"{path} is cut short: {len(content)} of {record.bytes} bytes are there: {WHAT_TO_DO}"

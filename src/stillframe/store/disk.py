@@ -11,6 +11,12 @@ from pathlib import Path
 
 from stillframe.errors import Damaged, StoreError
 
+PUT_BACK = "put the file back from a copy"
+"""What can be done about a file that is not what was written; its other readers know more."""
+
+WHAT_TO_DO = f"{PUT_BACK}, or delete the directory of that snapshot and use another one"
+"""The same, about a file of a snapshot."""
+
 
 def partial_path(path: Path) -> Path:
     """Return where `path` is built before it gets its name."""
@@ -74,7 +80,7 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def read_file(path: Path, *, bytes_max: int) -> bytes:
+def read_file(path: Path, *, bytes_max: int, advice: str = PUT_BACK) -> bytes:
     """Read a whole file of at most `bytes_max` bytes.
 
     Raises:
@@ -86,16 +92,9 @@ def read_file(path: Path, *, bytes_max: int) -> bytes:
             # One byte more than there should be tells whether there is more.
             content = file.read(min(bytes_max, os.fstat(file.fileno()).st_size) + 1)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise Damaged(f"{path} is missing: {WHAT_TO_DO}") from None
+        raise Damaged(f"{path} is missing: {advice}") from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     if len(content) > bytes_max:
-        raise Damaged(f"{path} has more than the {bytes_max} bytes that it may have: {WHAT_TO_DO}")
+        raise Damaged(f"{path} has more than the {bytes_max} bytes that it may have: {advice}")
     return content
-
-
-WHAT_TO_DO = (
-    "put the file back from a copy of the store, or delete the directory of that snapshot "
-    "and use another one"
-)
-"""The end of every error about a file that is not what was written."""

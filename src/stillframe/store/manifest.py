@@ -116,7 +116,7 @@ def read_manifest(directory: Path, topology: str) -> Manifest:
         StoreError: it cannot be read, or a newer version of Stillframe wrote it.
     """
     path = directory / MANIFEST
-    manifest = read_sealed(path, Manifest)
+    manifest = read_sealed(path, Manifest, advice=WHAT_TO_DO)
     if str(manifest.snapshot) != directory.name:
         raise Damaged(f"{path} is of snapshot {manifest.snapshot}: {WHAT_TO_DO}")
     if manifest.topology != topology:

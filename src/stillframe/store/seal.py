@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from stillframe.errors import Damaged, StoreError
-from stillframe.store.disk import WHAT_TO_DO, read_file
+from stillframe.store.disk import PUT_BACK, read_file
 
 FORMAT = 1
 """The number of the format that this version reads and writes; it is in every sealed file."""
@@ -49,16 +49,21 @@ def seal(content: msgspec.Struct) -> bytes:
     return sealed
 
 
-def read_sealed(path: Path, kind: type[_Content]) -> _Content:
+def read_sealed(path: Path, kind: type[_Content], *, advice: str = PUT_BACK) -> _Content:
     """Read a sealed file whose content is of `kind`.
+
+    Args:
+        path: of the file.
+        kind: of the content.
+        advice: what can be done if the file is not what was written.
 
     Raises:
         Damaged: a byte was changed, the file is cut short, too long or missing.
         StoreError: it cannot be read, or a newer version of Stillframe wrote it.
     """
-    sealed = _SEALED.fullmatch(read_file(path, bytes_max=SEALED_BYTES_MAX))
+    sealed = _SEALED.fullmatch(read_file(path, bytes_max=SEALED_BYTES_MAX, advice=advice))
     if sealed is None or hashlib.sha256(sealed[1]).hexdigest().encode() != sealed[2]:
-        raise Damaged(f"{path} was changed since it was written: {WHAT_TO_DO}")
+        raise Damaged(f"{path} was changed since it was written: {advice}")
     try:
         number = msgspec.json.decode(sealed[1], type=_Format).format
         if number > FORMAT:
@@ -68,4 +73,4 @@ def read_sealed(path: Path, kind: type[_Content]) -> _Content:
             )
         return msgspec.json.decode(sealed[1], type=kind)
     except msgspec.MsgspecError as error:
-        raise Damaged(f"{path} does not hold what it should: {error}: {WHAT_TO_DO}") from error
+        raise Damaged(f"{path} does not hold what it should: {error}: {advice}") from error
