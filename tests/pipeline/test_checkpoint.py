@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stillframe.errors import Damaged
 from stillframe.pipeline import checkpoint
 
 
@@ -25,11 +26,27 @@ def make_checkpoint(root: Path, *, planned: int, done: int) -> Path:
 
 def add_full_file(store: Path, name: str, sst_file: str) -> None:
     """Add a full file of a RocksDB state store, which refers to one other file."""
-    with zipfile.ZipFile(store / name, "w") as archive:
-        files = [{"localFileName": "9.sst", "dfsSstFileName": sst_file, "sizeBytes": 1}]
-        content = json.dumps({"sstFiles": files, "numKeys": 1}, separators=(",", ":"))
-        archive.writestr("metadata", f"v1\n{content}")
+    write_full_file(store / name, metadata_naming(sst_file))
     (store / "SSTs" / sst_file).write_text(sst_file)
+
+
+def metadata_naming(sst_file: str) -> str:
+    """Return the metadata of a full file that refers to one other file."""
+    files = [{"localFileName": "9.sst", "dfsSstFileName": sst_file, "sizeBytes": 1}]
+    return "v1\n" + json.dumps({"sstFiles": files, "numKeys": 1}, separators=(",", ":"))
+
+
+def write_full_file(
+    path: Path, content: str, *, name: str = "metadata", method: int = zipfile.ZIP_DEFLATED
+) -> None:
+    """Write an archive with one file in it."""
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr(name, content)
+
+
+def sst_named_after(name: str) -> str:
+    """Return a name as Spark makes them, which tells of the full file that refers to it."""
+    return f"000008-{name.replace('.', '-')}.sst"
 
 
 @pytest.mark.parametrize("names", [("3.zip", "5.zip", "9.zip"), ("3_a.zip", "5_b.zip", "9_c.zip")])
@@ -40,15 +57,75 @@ def test_only_what_the_pinned_version_refers_to_is_linked(
     path = make_checkpoint(tmp_path / "checkpoint", planned=8, done=8)
     store = path / "state" / "0" / "0"
     for name in names:
-        add_full_file(store, name, f"of-{name}.sst")
+        add_full_file(store, name, sst_named_after(name))
     (store / "SSTs" / "growing.sst").write_text("half of i")
     checkpoint.pin(path, 6, tmp_path / "pinned")
     pinned = tmp_path / "pinned" / "state" / "0" / "0"
     found = {file.name for file in (pinned / "SSTs").iterdir()}
-    assert f"of-{names[1]}.sst" in found
-    assert not found & {"growing.sst", f"of-{names[2]}.sst"}
+    assert sst_named_after(names[1]) in found
+    assert not found & {"growing.sst", sst_named_after(names[2])}
     assert (pinned / "7.changelog").exists()
     assert not (pinned / "8.changelog").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../../../secret.key", "../../../../secret.sst", "/etc/passwd", "", ".sst", "x/y.sst"],
+)
+def test_a_full_file_leads_nowhere_else(tmp_path: Path, name: str) -> None:
+    """What it refers to is linked from beside it, or not at all: the file is named."""
+    for secret in ("secret.key", "secret.sst"):
+        (tmp_path / secret).write_text("precious")
+    path = make_checkpoint(tmp_path / "checkpoint", planned=4, done=4)
+    store = path / "state" / "0" / "0"
+    write_full_file(store / "3.zip", metadata_naming(name))
+    with pytest.raises(Damaged, match=r"3\.zip is not what Spark writes: it refers to"):
+        checkpoint.pin(path, 3, tmp_path / "under-way" / "pinned")
+    linked = [file.name for file in (tmp_path / "under-way").rglob("*")]
+    assert not {"secret.key", "secret.sst", "passwd"} & set(linked)
+
+
+def test_a_full_file_that_unpacks_to_very_much_is_damaged(tmp_path: Path) -> None:
+    """No more than its metadata may have is ever unpacked."""
+    path = make_checkpoint(tmp_path / "checkpoint", planned=4, done=4)
+    file = path / "state" / "0" / "0" / "3.zip"
+    write_full_file(file, " " * (16 * 2**20 + 1))
+    with pytest.raises(Damaged, match=r"3\.zip .* its metadata has more than 16777216 bytes"):
+        checkpoint.pin(path, 3, tmp_path / "pinned")
+
+
+def damage(checkpoint_path: Path, target: Path) -> str:
+    """Pin the first micro-batch, and return what was damaged; nothing if nothing was."""
+    try:
+        checkpoint.pin(checkpoint_path, 0, target)
+    except Damaged as error:
+        return str(error)
+    return ""
+
+
+def test_a_full_file_that_cannot_be_unpacked_is_damaged(tmp_path: Path) -> None:
+    """Cut short anywhere, with a changed byte that matters, without metadata, or strangely packed:
+    the file is named, whatever is wrong with it."""
+    path = make_checkpoint(tmp_path / "checkpoint", planned=0, done=0)
+    file = path / "state" / "0" / "0" / "1.zip"
+    write_full_file(file, metadata_naming("000008-a.sst"))
+    (file.parent / "SSTs" / "000008-a.sst").touch()
+    whole = file.read_bytes()
+    assert damage(path, tmp_path / "whole") == ""
+    found = []
+    for length in range(0, len(whole), 29):
+        file.write_bytes(whole[:length])
+        found.append(damage(path, tmp_path / f"cut-{length}"))
+    for name, method in (("other", zipfile.ZIP_DEFLATED), ("metadata", zipfile.ZIP_BZIP2)):
+        write_full_file(file, metadata_naming("000008-a.sst"), name=name, method=method)
+        found.append(damage(path, tmp_path / f"strange-{name}"))
+    assert all("1.zip is not what Spark writes" in one for one in found)
+    for place in range(0, len(whole), 5):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        found.append(damage(path, tmp_path / f"changed-{place}"))
+    assert all("1.zip is not what Spark writes" in one for one in found if one)
+    # Dates, and what else says nothing of the content, do not matter.
+    assert found.count("") < len(found) // 3
 
 
 @pytest.mark.parametrize(("planned", "done"), [(0, -1), (0, 0), (4, 3), (4, 4)])

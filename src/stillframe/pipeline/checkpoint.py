@@ -17,9 +17,10 @@ import re
 import shutil
 import uuid
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -39,7 +40,14 @@ _OFFSET_LINES_BEFORE_SOURCES = 2
 _VERSIONED = re.compile(r"\.?(\d+)(?:_[0-9A-Za-z_-]+)?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?")
 _BASE = re.compile(r"(\d+)\.(?:snapshot|zip)")
 _SST_FILES = "SSTs"
-_SST_NAME = re.compile(r'"dfsSstFileName":"([^"]+)"')
+_SST_REFERENCE = re.compile(r'"dfsSstFileName":"([^"]*)"')
+_SST_NAME = re.compile(r"\w[\w-]*\.sst", re.ASCII)
+"""As Spark calls them, ``000008-213f2ef3-fa93-46db-961e-d302abca6136.sst``: it leads nowhere else.
+"""
+_ARCHIVED_BYTES_MAX = 16 * 2**20
+"""A full file's metadata has some 100 bytes for each file that it names."""
+_SHOWN_LENGTH_MAX = 100
+_NOT_SPARKS = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError)
 _LINK_ATTEMPT_COUNT = 5
 
 
@@ -304,10 +312,43 @@ def _sst_files_of(directory: Path, version: int) -> list[str]:
     found: set[str] = set()
     for name in names:
         if name.endswith(".zip") and not name.startswith(".") and _is_needed(name, base, version):
-            with zipfile.ZipFile(directory / name) as archive:
-                content = archive.read(_METADATA).decode("utf-8")
-            found.update(_SST_NAME.findall(content))
+            found.update(_sst_names(directory / name))
     return sorted(found)
+
+
+def _sst_names(path: Path) -> list[str]:
+    """Return the names of the files that a full file of a RocksDB state store refers to.
+
+    Raises:
+        Damaged: it is not what Spark writes, or names what cannot be such a file.
+    """
+    with path.open("rb") as opened:
+        try:
+            content = _archived(opened)
+            names = _SST_REFERENCE.findall(content.decode("utf-8"))
+            strange = [name for name in names if _SST_NAME.fullmatch(name) is None]
+            if strange:
+                raise ValueError(f"it refers to the file {strange[0][:_SHOWN_LENGTH_MAX]!r}")
+        except (*_NOT_SPARKS, OSError) as error:
+            raise Damaged(
+                f"{path} is not what Spark writes: {error}: put the file back from a copy of the "
+                "pipeline, or restore the pipeline from a snapshot"
+            ) from error
+    return names
+
+
+def _archived(file: BinaryIO) -> bytes:
+    """Return the metadata in a full file of a RocksDB state store."""
+    with zipfile.ZipFile(file) as archive:
+        entry = archive.getinfo(_METADATA)
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"its {_METADATA} is compressed in another way")
+        # The length that an archive states may be wrong: no more than it may have is unpacked.
+        with archive.open(entry) as unpacked:
+            content = unpacked.read(_ARCHIVED_BYTES_MAX + 1)
+    if max(entry.file_size, len(content)) > _ARCHIVED_BYTES_MAX:
+        raise ValueError(f"its {_METADATA} has more than {_ARCHIVED_BYTES_MAX} bytes")
+    return content
 
 
 def _is_needed(name: str, base: int, version: int) -> bool:
