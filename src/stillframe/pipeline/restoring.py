@@ -17,6 +17,7 @@ import msgspec
 from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.model import check_process_id
 from stillframe.pipeline import checkpoint
+from stillframe.pipeline.books import check_channels
 from stillframe.pipeline.head import (
     CHECKPOINTS,
     Head,
@@ -29,7 +30,6 @@ from stillframe.pipeline.locks import Lock, coordinating, participant_lock
 from stillframe.pipeline.log import DATA, LogReader, epoch_directory, item_name
 from stillframe.pipeline.published import (
     Manifest,
-    check_channels,
     pinned_path,
     read_manifest,
     snapshot_path,

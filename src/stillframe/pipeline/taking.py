@@ -18,6 +18,7 @@ import msgspec
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pipeline import checkpoint
+from stillframe.pipeline.books import channel_cuts
 from stillframe.pipeline.head import Head, read_head
 from stillframe.pipeline.locks import coordinating
 from stillframe.pipeline.part import (
@@ -36,7 +37,6 @@ from stillframe.pipeline.published import (
     SNAPSHOTS,
     Manifest,
     PinnedFile,
-    channel_cuts,
     hashed_files,
     pinned_path,
     published_ids,
