@@ -16,12 +16,11 @@ from stillframe.model import Abandoned, SnapshotId
 from stillframe.pipeline.head import read_head
 from stillframe.pipeline.part import Request, under_way
 from stillframe.pipeline.published import read_manifest
-from stillframe.pipeline.resting import resting_service
 from stillframe.pipeline.systems import Outcome, SystemCut, announce_cut, services_among
 from stillframe.runtime import events
 from stillframe.runtime.coordinator import Coordinator
 from stillframe.runtime.host import describe
-from stillframe.runtime.logs import POLL_S
+from stillframe.runtime.logs import POLL_S, check_has_not_run
 from stillframe.store.store import Store
 
 
@@ -47,11 +46,12 @@ class Attachment:
         """Return the snapshot in the system's store with which it begins; None for afresh.
 
         Raises:
-            UsageError: the pipeline was restored from a snapshot without this system.
+            UsageError: the pipeline was restored from a snapshot without this system, or a process
+                ran by itself in this epoch of the pipeline, and left.
             NotAtRest: a process died in this epoch of the pipeline: restore it first.
         """
         for service in self.services:
-            resting_service(self.root, self._head, service)
+            check_has_not_run(self.root, self._head, service)
         if self._head.restored_from is None:
             return None
         manifest = read_manifest(self.root, self._head.restored_from)

@@ -11,17 +11,41 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stillframe.errors import Unavailable
+from stillframe.errors import Unavailable, UsageError
 from stillframe.model import ProcessState, SnapshotId
 from stillframe.pipeline.ends import Ends
 from stillframe.pipeline.head import Head, read_head
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.part import Request, ServiceState, has_recorded, under_way
-from stillframe.pipeline.resting import ServiceRecord, write_service_record
+from stillframe.pipeline.published import read_manifest
+from stillframe.pipeline.resting import ServiceRecord, resting_service, write_service_record
 from stillframe.pipeline.systems import system_cut
 
 POLL_S = 0.01
 """How often a process looks for new records, and for the beginning of a snapshot."""
+
+
+def check_has_not_run(root: Path, head: Head, service: str) -> None:
+    """Refuse to run a service as a process of a system if it ran by itself in the present epoch: a
+    system begins where the epoch began, and would do everything a second time.
+
+    Raises:
+        UsageError: it did, and left.
+        NotAtRest: it did, or was the process of a system, and died.
+    """
+    resting = resting_service(root, head, service)
+    if resting is None:
+        return
+    if head.restored_from is not None:
+        part = read_manifest(root, head.restored_from).part(service)
+        if resting == (head.starts[service], part.service):
+            return
+    raise UsageError(
+        f"service {service} ran by itself in the present epoch of the pipeline {root}, and left: "
+        "as a process of a system it would begin again where the epoch began; run it by itself "
+        "again, or restore the pipeline from a snapshot of the system with 'stillframe spark "
+        f"restore {root}'"
+    )
 
 
 class Logs:
@@ -33,8 +57,10 @@ class Logs:
         system: the name of the system (``pipeline.systems``).
 
     Raises:
-        UsageError: the pipeline has no such service.
+        UsageError: the pipeline has no such service, or it ran by itself in this epoch, and left.
+        NotAtRest: it died in this epoch, and its state with it.
         Unavailable: another program runs it.
+        Damaged: an item that it has still to read is missing.
     """
 
     def __init__(self, root: Path, process: str, *, system: str) -> None:
@@ -46,8 +72,13 @@ class Logs:
         self._lock = participant_lock(root, process)
         if not self._lock.take_soon():
             raise Unavailable(f"service {process} is run by another program: end that one first")
-        self._ends = Ends(root, process, self._head, self._head.starts[process])
-        write_service_record(root, process, ServiceRecord(epoch=self._head.epoch))
+        try:
+            check_has_not_run(root, self._head, process)
+            self._ends = Ends(root, process, self._head, self._head.starts[process])
+            write_service_record(root, process, ServiceRecord(epoch=self._head.epoch))
+        except BaseException:
+            self._lock.release()
+            raise
 
     def append(self, log: str, records: pa.Table) -> None:
         """Append records to a log. It is part of the current action.
