@@ -27,6 +27,11 @@ def shop(path: Path) -> Pipeline:
     return pipeline
 
 
+def truncated(path: Path) -> None:
+    """Leave nothing of a file but its name."""
+    path.write_bytes(b"")
+
+
 @pytest.mark.parametrize("damage", [changed, Path.unlink])
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_is_named_and_nothing_is_restored(
@@ -48,6 +53,27 @@ def test_damage_is_named_and_nothing_is_restored(
     assert pipeline.epoch == 1
     pipeline.restore("run-1")
     assert money_now(pipeline) == TOTAL
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        ("manifest", "or delete the directory of that snapshot and use another one"),
+        ("item", "or restore the pipeline from a snapshot that does not need it"),
+        ("head", "copy that was made since the last restore"),
+    ],
+)
+@pytest.mark.parametrize("damage", [changed, truncated])
+def test_what_can_be_done_about_a_damaged_file_is_said(
+    tmp_path: Path, kind: str, advice: str, damage: Callable[[Path], None]
+) -> None:
+    """Only the manifest is a file of a snapshot alone, which can be deleted with it."""
+    pipeline = shop(tmp_path / "run")
+    path = pipeline.path / KINDS[kind]
+    damage(path)
+    with pytest.raises(Damaged, match=f"{path}.*put the file back from a.*{advice}") as caught:
+        pipeline.restore("run-1")
+    assert ("delete" in str(caught.value)) == (kind == "manifest")
 
 
 def test_a_damaged_snapshot_keeps_no_other_from_being_used(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ class LogReader:
             path = self.item_path(number)
             item = read_sealed(path, Item, advice=TO_MEND)
             if item.number != number or item.epoch != self._epoch(number):
-                raise Damaged(f"{path} is not item {number} of channel {self.log.name}")
+                raise Damaged(f"{path} is not item {number} of channel {self.log.name}: {TO_MEND}")
             if not may_be_of(item, self.log):
                 raise Damaged(
                     f"{path} names files, partitions or counts that channel {self.log.name} cannot "
@@ -192,7 +192,7 @@ class LogReader:
             if part.num_rows != file.record_count:
                 raise Damaged(
                     f"{self.data_path(item, file)} holds {part.num_rows} records, and item "
-                    f"{item.number} of channel {self.log.name} says {file.record_count}"
+                    f"{item.number} of channel {self.log.name} says {file.record_count}: {TO_MEND}"
                 )
         return pa.concat_tables(parts) if parts else schema.empty_table()
 
