@@ -8,7 +8,7 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,17 +111,21 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
         UsageError: there is no such channel.
         Unavailable: another program runs the query that writes it.
     """
-    head = read_head(pipeline.path)
-    log = head.dataflow.log(channel)
-    head.dataflow.check_participant(log.source, "query")
-    key = (pipeline.path, log.source)
+    flow = pipeline.dataflow
+    source = flow.log(channel).source
+    flow.check_participant(source, "query")
+    key = (pipeline.path, source)
     if key not in _lent:
-        _lent[key] = _hold(pipeline, log.source)
-    return _appender(pipeline.path, head, log)
+        _lent[key] = _hold(pipeline, source)
+    head = read_head(pipeline.path)  # now that nobody can restore the pipeline any more
+    return _appender(pipeline.path, head, head.dataflow.log(channel))
 
 
 def checkpoint_location(pipeline: Pipeline, query: str) -> str:
-    """Return where the checkpoint of a query must lie in the present epoch."""
+    """Return where the checkpoint of a query must lie in the present epoch.
+
+    Ask after ``to_channel``: from then on the epoch stays what it is.
+    """
     head = read_head(pipeline.path)
     head.dataflow.check_participant(query, "query")
     return str(checkpoint_path(pipeline.path, head.epoch, query))
@@ -148,7 +152,9 @@ def start_query(
         options: further options for Spark's ``writeStream``.
         each_batch: called with each micro-batch and its number after the channels have it, for
             sinks of your own. After a crash it is called again for the same number; after a restore
-            the numbers of the abandoned course come again with other records.
+            the numbers of the abandoned course come again with other records. Nobody can restore
+            the pipeline before a call has returned: ``pipeline.epoch`` stays the same in it, and
+            what it writes is of that epoch.
 
     Raises:
         UsageError: there is no such query; its columns are not those of a channel that it writes;
@@ -156,24 +162,24 @@ def start_query(
             edited.
         Unavailable: another program runs this query.
     """
-    head = read_head(pipeline.path)
-    head.dataflow.check_participant(query, "query")
+    pipeline.dataflow.check_participant(query, "query")
     check_options(trigger or {}, options or {})
-    outgoing = head.dataflow.outgoing(query)
-    if not outgoing and each_batch is None:
-        raise UsageError(
-            f"query {query} writes no channel and has no each_batch: Spark would not run it; give "
-            "it a channel without targets, or a sink"
-        )
-    for log in outgoing:
-        _check_columns(frame, query, log)
-    lock = _hold(pipeline, query)
+    run = _Run(_hold(pipeline, query), query)
     try:
+        head = read_head(pipeline.path)  # now that nobody can restore the pipeline any more
+        outgoing = head.dataflow.outgoing(query)
+        if not outgoing and each_batch is None:
+            raise UsageError(
+                f"query {query} writes no channel and has no each_batch: Spark would not run it; "
+                "give it a channel without targets, or a sink"
+            )
+        for log in outgoing:
+            _check_columns(frame, query, log)
         check_checkpoint(pipeline.path, head, query)
         appenders = [_appender(pipeline.path, head, log) for log in outgoing]
 
         def go(batch: DataFrame, number: int) -> None:
-            with _kept(batch, len(appenders) + (each_batch is not None)):
+            with run.micro_batch(number), _kept(batch, len(appenders) + (each_batch is not None)):
                 for append in appenders:
                     append(batch, number)
                 if each_batch is not None:
@@ -181,19 +187,56 @@ def start_query(
 
         writer = frame.writeStream.queryName(query).outputMode(output_mode).foreachBatch(go)
         writer = writer.options(**(options or {})).option(
-            "checkpointLocation", checkpoint_location(pipeline, query)
+            "checkpointLocation", str(checkpoint_path(pipeline.path, head.epoch, query))
         )
         if trigger:
             writer = writer.trigger(**trigger)
         started = writer.start()
         _wait_for_sources(started)
     except BaseException:
-        _release(pipeline, query)
+        run.end()
         raise
-    threading.Thread(
-        target=_release_at_end, args=(started, pipeline, query, lock), daemon=True
-    ).start()
+    threading.Thread(target=run.end_with, args=(started,), daemon=True).start()
     return started
+
+
+class _Run:
+    """A query that this driver runs, from taking its lock to letting go of it.
+
+    Spark's Java process may be gone, for want of memory say, while a sink in Python is still at
+    work: the lock is held until that has returned, and no other micro-batch begins.
+    """
+
+    def __init__(self, lock: Lock, query: str) -> None:
+        self._lock = lock
+        self._query = query
+        self._busy = threading.Lock()
+        self._is_over = False
+
+    @contextlib.contextmanager
+    def micro_batch(self, number: int) -> Iterator[None]:
+        """Do a micro-batch in the body, if the run is not over."""
+        with self._busy:
+            if self._is_over:
+                raise Unavailable(
+                    f"micro-batch {number} of query {self._query} comes after the end of its run, "
+                    "and nothing of it was written: start the query again"
+                )
+            yield
+
+    def end(self) -> None:
+        """Let somebody else run the query, when a micro-batch that is being done is done."""
+        with self._busy:
+            self._is_over = True
+            self._lock.release()
+
+    def end_with(self, started: StreamingQuery) -> None:
+        """Wait until Spark has ended the query, or has ended itself, and end the run."""
+        try:
+            with contextlib.suppress(PySparkException, Py4JError, OSError):
+                started.awaitTermination()
+        finally:
+            self.end()
 
 
 def _wait_for_sources(started: StreamingQuery) -> None:
@@ -208,10 +251,8 @@ def _wait_for_sources(started: StreamingQuery) -> None:
 
 _STARTING = "Initializing sources"
 _POLL_S = 0.02
-_held: dict[tuple[Path, str], Lock] = {}
-"""The locks of the queries that this driver runs."""
 _lent: dict[tuple[Path, str], Lock] = {}
-"""Those of them that ``to_channel`` took: a query may write several channels."""
+"""The locks that ``to_channel`` took: a query may write several channels."""
 
 
 def _hold(pipeline: Pipeline, query: str) -> Lock:
@@ -221,23 +262,7 @@ def _hold(pipeline: Pipeline, query: str) -> Lock:
             f"query {query} of {pipeline.path} is running already: two writers on a channel cannot "
             "be; stop the other one first"
         )
-    _held[pipeline.path, query] = lock
     return lock
-
-
-def _release(pipeline: Pipeline, query: str) -> None:
-    lock = _held.pop((pipeline.path, query), None)
-    if lock is not None:
-        lock.release()
-
-
-def _release_at_end(started: StreamingQuery, pipeline: Pipeline, query: str, lock: Lock) -> None:
-    try:
-        with contextlib.suppress(PySparkException, Py4JError):
-            started.awaitTermination()
-    finally:
-        if _held.get((pipeline.path, query)) is lock:
-            _release(pipeline, query)
 
 
 def _appender(root: Path, head: Head, log: Log) -> EachBatch:
