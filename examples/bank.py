@@ -7,6 +7,7 @@ balance, one after the other, and adds up the answers, while the money moves on.
 from dataclasses import field
 
 from stillframe import Channel, Message, Process, Topology, every
+from stillframe.process import Quantities
 
 START_BALANCE = 1_000_000
 ACCOUNT_COUNT = 5
@@ -18,6 +19,10 @@ class Transfer(Message):
     """So much money, on its way."""
 
     amount: int
+
+    def conserved(self) -> Quantities:
+        """It is neither made nor lost on the way."""
+        return {"money": self.amount}
 
 
 class Ask(Message):
@@ -35,6 +40,10 @@ class Account(Process):
 
     balance: int = START_BALANCE
     paid_count: int = 0
+
+    def conserved(self) -> Quantities:
+        """What the account has is neither made nor lost."""
+        return {"money": self.balance}
 
     def receive(self, channel: Channel, message: Transfer | Ask) -> None:
         """Take the money, or say how much there is."""

@@ -11,13 +11,17 @@ import enum
 import inspect
 import types
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.model import Channel, ProcessId, SnapshotId
+from stillframe.waiting import Waiting
+
+Quantities = Mapping[str, int | float]
+"""The names of conserved quantities, and how much there is of each."""
 
 _PERIOD_ATTRIBUTE = "_stillframe_period_ms"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -36,6 +40,10 @@ class Message(
     A message is frozen and is encoded when it is sent, so nothing that happens to your objects
     later can change it. Its class name travels with it: two messages of one system cannot share it.
     """
+
+    def conserved(self) -> Quantities:
+        """Return what this message carries of conserved quantities (``Process.conserved``)."""
+        return {}
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -123,6 +131,26 @@ class Process:
         snapshot published just before a death it is not called at all: make what you do here safe
         to skip or to repeat.
         """
+
+    def is_passive(self) -> bool:
+        """Return whether this process will do nothing more unless a message comes.
+
+        It is asked of recorded states, to detect termination. A process without actions
+        (``every``) is passive; one with actions says here when they are of no effect any more.
+        """
+        return not self.actions
+
+    def waits_for(self) -> Waiting | None:
+        """Return for whom this process is blocked (``waiting.for_all``, ``for_any``), or None."""
+        return None
+
+    def conserved(self) -> Quantities:
+        """Return what this process has of quantities that are never made and never lost, by name.
+
+        It is asked of recorded states, and of messages on channels (``Message.conserved``), to
+        detect loss: ``{"EUR": self.balance}``, or ``{"token 7": 1}`` for a thing that is one.
+        """
+        return {}
 
     def send(self, target: ProcessId, message: Message) -> None:
         """Send `message` on the channel to `target`. It is encoded at once and leaves this turn.
@@ -336,14 +364,22 @@ class StateCodec:
         Raises:
             UsageError: the recorded fields do not fit the declared ones; which is named.
         """
+        for name, value in self.decode(encoded).items():
+            setattr(process, name, value)
+
+    def decode(self, encoded: bytes) -> dict[str, Any]:
+        """Return the fields that ``capture`` recorded, by name.
+
+        Raises:
+            UsageError: the recorded fields do not fit the declared ones; which is named.
+        """
         try:
             state = self._decoder.decode(encoded)
         except msgspec.MsgspecError as error:
             raise UsageError(
                 f"class {self.kind.__name__} does not fit the recorded state: {error}"
             ) from error
-        for name in self._names:
-            setattr(process, name, getattr(state, name))
+        return {name: getattr(state, name) for name in self._names}
 
     def _check_declared(self, process: object) -> None:
         known = self.types.keys() | _ATTACHED

@@ -12,7 +12,7 @@ from stillframe import Channel, Message, Process, SnapshotId, Topology
 from stillframe.cli.app import app
 from stillframe.model import Batch, ChannelState, GlobalState, ProcessState, Snapshot
 from stillframe.pipeline import Pipeline
-from stillframe.process import StateCodec
+from stillframe.process import Quantities, StateCodec
 from stillframe.store.store import Store
 from tests.cli.pipelines import resting_shop
 
@@ -24,12 +24,20 @@ class Coin(Message):
 
     amount: int
 
+    def conserved(self) -> Quantities:
+        """It is not lost on the way."""
+        return {"coins": self.amount}
+
 
 class Purse(Process):
     """Holds money."""
 
     balance: int = 100
     note: str = ""
+
+    def conserved(self) -> Quantities:
+        """Nor here."""
+        return {"coins": self.balance}
 
     def receive(self, channel: Channel, message: Coin) -> None:
         """Take the money."""

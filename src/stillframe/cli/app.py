@@ -172,6 +172,40 @@ def verify(
 
 @app.command(
     cls=Command,
+    short_help="Say whether a stable predicate holds.",
+    epilog="Examples: stillframe detect dinner deadlock; stillframe detect money loss; "
+    "stillframe detect money predicates:nobody_is_rich",
+)
+def detect(
+    store: StorePath,
+    predicate: Annotated[
+        str,
+        typer.Argument(
+            metavar="PREDICATE",
+            help="termination, deadlock, loss (against the oldest snapshot), or MODULE:FUNCTION, a "
+            "function of yours that takes a view of a snapshot and returns True or False.",
+            show_default=False,
+        ),
+    ],
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:TOPOLOGY",
+            help="Where the classes are.  [default: where the store says]",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a stable predicate holds in the newest snapshot of a store, since which, and what
+    was found; exit 1 if it does not, or is not stable."""
+    from stillframe.cli import detection
+
+    detection.detect(store, predicate, topology, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
     short_help="Show in what two snapshots differ.",
     epilog="Example: stillframe diff money P1-16 P1-17",
 )

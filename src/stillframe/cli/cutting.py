@@ -1,6 +1,5 @@
 """``stillframe cuts``: questions about the consistent cuts of a trace."""
 
-import importlib
 import inspect
 import re
 import reprlib
@@ -16,7 +15,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 from stillframe import tracefile
 from stillframe.cli import output, quantities
 from stillframe.cli.cut_option import parse_cut
-from stillframe.cli.here import look_here
+from stillframe.cli.here import load_function
 from stillframe.cli.proof import put_order
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.cuts import (
@@ -64,7 +63,7 @@ def answer(path: Path, question: Question, *, is_json: bool) -> None:
     if sum(value is not None for value in msgspec.structs.asdict(question).values()) > 1:
         options = ", ".join(f"--{name}" for name in Question.__struct_fields__)
         raise UsageError(f"ask one question at a time: {options}")
-    predicate = None if question.where is None else _load_predicate(question.where)
+    predicate = None if question.where is None else load_function(question.where)
     trace = tracefile.read(path)
     if question.cut is not None:
         _check(trace, parse_cut(question.cut, trace), is_json=is_json)
@@ -186,29 +185,6 @@ def _asking(predicate: Predicate, what: str, total: int) -> Iterator[Predicate]:
 def _asked_at(view: CutView) -> str:
     counts = dict(zip(view.trace.processes, view.cut, strict=True))
     return f"asked at the cut {reprlib.repr(counts)}"
-
-
-def _load_predicate(reference: str) -> Predicate:
-    module_name, colon, name = reference.partition(":")
-    if not colon or not module_name or not name or "/" in reference:
-        raise UsageError(
-            f"{reference!r} does not name a predicate: write MODULE:FUNCTION, for example "
-            "'predicates:terminated' for the function terminated in predicates.py"
-        )
-    look_here()
-    try:
-        with redirect_stdout(sys.stderr):
-            module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}; it is "
-            "looked for in this directory"
-        ) from error
-    predicate = getattr(module, name, None)
-    if not callable(predicate):
-        raise UsageError(f"{module_name} has no function {name!r}")
-    function: Predicate = predicate
-    return function
 
 
 def _put_past(trace: Trace, position: Position, *, is_json: bool) -> None:

@@ -48,7 +48,7 @@ class Performer:
         self._codec = topology.codecs[process_id]
         self._encode = msgspec.msgpack.Encoder().encode
         accepts = topology.accepts[process_id]
-        self._decoder = msgspec.msgpack.Decoder(_union(accepts)) if accepts else None
+        self._decoder = msgspec.msgpack.Decoder(union_of(accepts)) if accepts else None
         description = topology.description
         self._accepted_by = {t: topology.accepts[t] for t in description.outgoing(process_id)}
         self._outbox: list[Sent] = []
@@ -180,7 +180,8 @@ class Performer:
         self.wants_snapshot = True
 
 
-def _union(kinds: tuple[type[Message], ...]) -> Any:
+def union_of(kinds: tuple[type[Message], ...]) -> Any:
+    """Return the type of a message that is of one of these classes, for a decoder."""
     union: Any = kinds[0]
     for kind in kinds[1:]:
         union |= kind

@@ -1,0 +1,103 @@
+"""Philosophers who dine: each needs the two forks beside it, and takes the left one first.
+
+Sooner or later each holds its left fork and waits for the right one, for ever:
+
+    stillframe run examples.philosophers:table --store dinner --for 10s
+    stillframe detect dinner deadlock
+
+At `polite_table` one of them takes the right fork first, and nobody ever starves.
+"""
+
+from dataclasses import field
+
+from stillframe import Channel, Message, Process, Topology, every
+from stillframe.waiting import Waiting, for_all
+
+SEAT_COUNT = 5
+
+
+class Ask(Message):
+    """May I have the fork?"""
+
+
+class Granted(Message):
+    """Here it is."""
+
+
+class Return(Message):
+    """Here it is back."""
+
+
+class Fork(Process):
+    """Lies on the table, or is held by a philosopher while others wait for it."""
+
+    holder: str = ""
+    asking: list[str] = field(default_factory=list)
+
+    def receive(self, channel: Channel, message: Ask | Return) -> None:
+        """Give the fork to whoever asked first."""
+        if isinstance(message, Ask):
+            self.asking.append(channel.source)
+        else:
+            self.holder = ""
+        if not self.holder and self.asking:
+            self.holder = self.asking.pop(0)
+            self.send(self.holder, Granted())
+
+    def waits_for(self) -> Waiting | None:
+        """While it is held, others have to wait until it is back."""
+        return for_all(self.holder, ended_by=Return) if self.holder else None
+
+
+class Philosopher(Process):
+    """Thinks, asks for one fork after the other, eats, returns both."""
+
+    first: str
+    second: str
+    asked: str = ""
+    held: list[str] = field(default_factory=list)
+    meal_count: int = 0
+
+    @every(ms=1)
+    def think(self) -> None:
+        """Become hungry."""
+        if not self.asked and not self.held:
+            self._ask(self.first)
+
+    def receive(self, channel: Channel, message: Granted) -> None:
+        """Ask for the other fork, or eat."""
+        self.held.append(channel.source)
+        self.asked = ""
+        if channel.source == self.first:
+            self._ask(self.second)
+            return
+        self.meal_count += 1
+        for fork in self.held:
+            self.send(fork, Return())
+        self.held.clear()
+
+    def waits_for(self) -> Waiting | None:
+        """A hungry philosopher does nothing but wait for the fork that it has asked for."""
+        return for_all(self.asked, ended_by=Granted) if self.asked else None
+
+    def _ask(self, fork: str) -> None:
+        self.asked = fork
+        self.send(fork, Ask())
+
+
+def _table(*, is_polite: bool) -> Topology:
+    """Return a round table; at a polite one the last philosopher takes the right fork first."""
+    processes: dict[str, Process] = {}
+    channels = []
+    for seat in range(1, SEAT_COUNT + 1):
+        left, right = f"F{seat}", f"F{seat % SEAT_COUNT + 1}"
+        first, second = (right, left) if is_polite and seat == SEAT_COUNT else (left, right)
+        name = f"P{seat}"
+        processes[left] = Fork()
+        processes[name] = Philosopher(first=first, second=second)
+        channels += [(name, left), (left, name), (name, right), (right, name)]
+    return Topology(processes, channels)
+
+
+table = _table(is_polite=False)
+polite_table = _table(is_polite=True)

@@ -1,0 +1,52 @@
+"""For whom a process waits: what ``Process.waits_for`` returns, and deadlock detection reads."""
+
+import msgspec
+
+from stillframe.errors import UsageError
+from stillframe.model import ProcessId
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """A process is blocked: it sends nothing to anybody before a message ends that.
+
+    Such a message comes from one of `processes`. If `needs_all`, the process is blocked until one
+    has come from each of them (the AND model), else until one has come from any (the OR model;
+    Knapp, *Deadlock Detection in Distributed Databases*, ACM Computing Surveys 1987, section 2).
+    `ended_by` are the classes of such messages; none of them: any message.
+    """
+
+    processes: frozenset[ProcessId]
+    needs_all: bool
+    ended_by: tuple[type, ...] = ()
+
+    def __str__(self) -> str:
+        return (" and " if self.needs_all else " or ").join(sorted(self.processes))
+
+
+def for_all(*processes: ProcessId, ended_by: type | tuple[type, ...] = ()) -> Waiting:
+    """Return that a process is blocked until a message has come from each of `processes`.
+
+    Name those alone from which none has come yet.
+
+    Raises:
+        UsageError: there is nobody to wait for.
+    """
+    return _waiting(processes, ended_by, needs_all=True)
+
+
+def for_any(*processes: ProcessId, ended_by: type | tuple[type, ...] = ()) -> Waiting:
+    """Return that a process is blocked until a message has come from any of `processes`.
+
+    Raises:
+        UsageError: there is nobody to wait for.
+    """
+    return _waiting(processes, ended_by, needs_all=False)
+
+
+def _waiting(
+    processes: tuple[ProcessId, ...], ended_by: type | tuple[type, ...], *, needs_all: bool
+) -> Waiting:
+    if not processes:
+        raise UsageError("a process waits for somebody: name at least one, or return None")
+    kinds = ended_by if isinstance(ended_by, tuple) else (ended_by,)
+    return Waiting(frozenset(processes), needs_all, kinds)

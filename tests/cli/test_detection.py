@@ -1,0 +1,102 @@
+"""``detect``: stable predicates on the snapshots of a store."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stillframe.detect.view import View
+from stillframe.store.store import Store
+from tests.cli.conftest import Call, Coin, Purse, publish, purses, state_of
+
+PURSES = ("--topology", "tests.cli.conftest:purses")
+
+
+def is_rich(view: View) -> bool:
+    """Whether A has more than anybody needs: it may spend it again, so this is not stable."""
+    balance: int = view.processes["A"].balance
+    return balance > 90
+
+
+def names(view: View) -> str:
+    """Not a predicate."""
+    return str(view.snapshot)
+
+
+def test_it_says_since_when_and_what(call: Call, money: Path) -> None:
+    """A yes names the snapshot in which it held first, and what is found in the newest."""
+    result = call("detect", money, "loss", *PURSES)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == (
+        "yes: loss holds in A-3, and has since A-3, of 3 snapshots: "
+        "1 coins too much: A 95, B 100, A->B 6\n"
+    )
+
+
+def test_a_no_says_what_it_sees(call: Call, money: Path) -> None:
+    """It exits with 1."""
+    result = call("detect", money, "termination", *PURSES)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "no: termination does not hold in A-3: messages on their way: A->B 5\n"
+    )
+
+
+def test_the_answer_can_be_json(call: Call, money: Path) -> None:
+    """One document, for a yes and for a no."""
+    found = json.loads(call("detect", money, "loss", *PURSES, "--json").stdout)
+    assert (found["holds"], found["snapshot"], found["first"]) == (True, "A-3", "A-3")
+    found = json.loads(call("detect", money, "deadlock", *PURSES, "--json").stdout)
+    assert (found["holds"], found["first"], found["snapshot_count"]) == (False, None, 3)
+    assert (found["found"], found["not_stable"]) == ("nobody is blocked for ever", None)
+
+
+def test_a_predicate_of_ones_own_that_is_not_stable_is_told(call: Call, tmp_path: Path) -> None:
+    """It held once and does not any more: then it can say nothing of now."""
+    path = tmp_path / "spent"
+    store = Store.create(path, description=purses.description)
+    store.raise_epoch(None)
+    publish(store, 1, state_of(95, "", []))
+    publish(store, 2, state_of(5, "", []))
+    store.close()
+    result = call("detect", path, f"{__name__}:is_rich", *PURSES)
+    assert result.exit_code == 1
+    assert "is_rich is not stable: it held in snapshot A-1 and not in A-2" in result.stderr
+    found = json.loads(call("detect", path, f"{__name__}:is_rich", *PURSES, "--json").stdout)
+    assert found["not_stable"] == ["A-1", "A-2"]
+
+
+@pytest.mark.parametrize(
+    ("predicate", "words"),
+    [
+        ("love", "there is no predicate 'love': give one of termination, deadlock, loss, or"),
+        (f"{__name__}:names", "names returned 'A-1' on snapshot A-1: return True or False"),
+        (f"{__name__}:none", f"{__name__} has no function 'none'"),
+    ],
+)
+def test_what_is_no_predicate_is_refused(
+    call: Call, money: Path, predicate: str, words: str
+) -> None:
+    """The error says what to give."""
+    result = call("detect", money, predicate, *PURSES)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_the_topology_must_be_that_of_the_store(call: Call, money: Path, empty: Path) -> None:
+    """One that does not say of which it is needs the option; another one is refused."""
+    assert "give --topology MODULE:TOPOLOGY" in call("detect", money, "loss").stderr
+    other = call("detect", money, "loss", "--topology", "examples.bank:bank")
+    assert "of another topology than examples.bank:bank is now" in other.stderr
+    nothing = call("detect", empty, "loss", *PURSES)
+    assert (nothing.exit_code, "holds no snapshot yet" in nothing.stderr) == (2, True)
+
+
+def test_where_nothing_is_conserved_nothing_can_be_lost(
+    call: Call, money: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Better a question back than a no that means nothing."""
+    for kind in (Coin, Purse):
+        monkeypatch.delattr(kind, "conserved")
+    words = call("detect", money, "loss", *PURSES).stderr
+    assert "in snapshot A-1 nobody has anything that is conserved" in words
