@@ -85,13 +85,13 @@ class Philosopher(Process):
         self.send(fork, Ask())
 
 
-def _table(*, is_polite: bool) -> Topology:
+def dinner(*, seat_count: int = SEAT_COUNT, is_polite: bool) -> Topology:
     """Return a round table; at a polite one the last philosopher takes the right fork first."""
     processes: dict[str, Process] = {}
     channels = []
-    for seat in range(1, SEAT_COUNT + 1):
-        left, right = f"F{seat}", f"F{seat % SEAT_COUNT + 1}"
-        first, second = (right, left) if is_polite and seat == SEAT_COUNT else (left, right)
+    for seat in range(1, seat_count + 1):
+        left, right = f"F{seat}", f"F{seat % seat_count + 1}"
+        first, second = (right, left) if is_polite and seat == seat_count else (left, right)
         name = f"P{seat}"
         processes[left] = Fork()
         processes[name] = Philosopher(first=first, second=second)
@@ -99,5 +99,5 @@ def _table(*, is_polite: bool) -> Topology:
     return Topology(processes, channels)
 
 
-table = _table(is_polite=False)
-polite_table = _table(is_polite=True)
+table = dinner(is_polite=False)
+polite_table = dinner(is_polite=True)
