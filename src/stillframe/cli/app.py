@@ -20,6 +20,7 @@ from stillframe.cli.options import (
     SnapshotName,
     StorePath,
     Timeout,
+    Until,
 )
 from stillframe.cli.verdict import Command
 
@@ -68,11 +69,12 @@ def run(
     initiator: Initiators = None,
     timeout: Timeout = "10s",
     for_: For = None,
+    until: Until = None,
     pipeline: InPipeline = None,
     as_json: AsJson = False,
 ) -> None:
     """Start a system afresh and keep it running, with snapshots, until Ctrl-C or SIGTERM."""
-    plan = _plan(every, initiator, timeout, for_, as_json, pipeline)
+    plan = _plan(every, initiator, timeout, for_, as_json, pipeline, until)
     from stillframe.cli import runs
 
     runs.run(topology, store, plan)
@@ -253,13 +255,14 @@ def _plan(
     for_: str | None,
     is_json: bool,
     pipeline: Path | None,
+    until: str | None = None,
 ) -> "Plan":
     every_s = quantities.parse_interval("--every", every)
     timeout_s = quantities.parse_duration("--timeout", timeout)
     for_s = None if for_ is None else quantities.parse_duration("--for", for_)
     from stillframe.cli.supervision import Plan
 
-    return Plan(every_s, tuple(initiators or ()), timeout_s, for_s, is_json, pipeline)
+    return Plan(every_s, tuple(initiators or ()), timeout_s, for_s, is_json, pipeline, until)
 
 
 def main() -> None:

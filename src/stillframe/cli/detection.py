@@ -41,7 +41,7 @@ def detect(path: Path, name: str, reference: str | None, *, is_json: bool) -> No
     entries = store.entries()
     if not entries:
         raise UsageError(f"the store {path} holds no snapshot yet: take one")
-    predicate = _predicate(name, store, topology, entries[0])
+    predicate = predicate_named(name, store, topology)
     sightings = _look(store, topology, predicate, entries)
     newest = sightings[-1]
     first = _first_of(sightings)
@@ -99,20 +99,40 @@ def _topology(store: Store, reference: str | None) -> Topology:
     return topology
 
 
-def _predicate(name: str, store: Store, topology: Topology, oldest: Entry) -> StablePredicate:
+def check_named(name: str) -> None:
+    """Refuse what names no predicate.
+
+    Raises:
+        UsageError: there is none of that name, or your function cannot be imported.
+    """
+    if name not in SHIPPED:
+        _own(name)
+
+
+def predicate_named(name: str, store: Store, topology: Topology) -> StablePredicate:
+    """Return the predicate of that name, for a store with a snapshot.
+
+    Raises:
+        UsageError: as ``check_named``; or in the oldest snapshot nothing is conserved.
+    """
     match name:
         case "termination":
             return termination
         case "deadlock":
             return deadlock
         case "loss":
-            totals = totals_of(view_of(store.load(oldest.id), topology))
+            oldest = store.entries()[0].id
+            totals = totals_of(view_of(store.load(oldest), topology))
             if not totals:
                 raise UsageError(
-                    f"in snapshot {oldest.id} nobody has anything that is conserved: write "
+                    f"in snapshot {oldest} nobody has anything that is conserved: write "
                     "'conserved' for the processes and messages that do"
                 )
             return loss_against(totals)
+    return _own(name)
+
+
+def _own(name: str) -> StablePredicate:
     if ":" not in name:
         raise UsageError(
             f"there is no predicate {name!r}: give one of {', '.join(SHIPPED)}, or "
@@ -130,12 +150,16 @@ def _look(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         return [
-            Sighting(
-                entry.id,
-                entry.epoch,
-                entry.initiated_at,
-                entry.completed_at,
-                predicate(view_of(store.load(entry.id), topology)),
-            )
+            look_at(entry, store, topology, predicate)
             for entry in bar.track(entries, description="looking at snapshots")
         ]
+
+
+def look_at(entry: Entry, store: Store, topology: Topology, predicate: StablePredicate) -> Sighting:
+    """Return what a predicate says of one snapshot of a store.
+
+    Raises:
+        StillframeError: the snapshot cannot be read, or the predicate not be asked.
+    """
+    verdict = predicate(view_of(store.load(entry.id), topology))
+    return Sighting(entry.id, entry.epoch, entry.initiated_at, entry.completed_at, verdict)

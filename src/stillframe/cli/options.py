@@ -44,6 +44,15 @@ For = Annotated[
     ),
 ]
 
+Until = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PREDICATE",
+        help="Stop as soon as this holds in a snapshot, as 'detect' has it: termination, deadlock, "
+        "loss or MODULE:FUNCTION; exit 1 if it never did.",
+        show_default=False,
+    ),
+]
 InPipeline = Annotated[
     Path | None,
     typer.Option(

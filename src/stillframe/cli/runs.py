@@ -8,14 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import typer
 import uvloop
 
 from stillframe.cli import output, quantities
+from stillframe.cli.detection import check_named
 from stillframe.cli.here import look_here
 from stillframe.cli.narration import Narrator
 from stillframe.cli.supervision import Plan, keep_running
+from stillframe.cli.verdict import EXIT_NO
+from stillframe.cli.watching import Watch
 from stillframe.errors import Unavailable, UsageError
 from stillframe.model import SnapshotId
+from stillframe.runtime import events
 from stillframe.runtime.commands import RestoreSnapshot, command
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.supervisor import Supervisor
@@ -30,11 +35,14 @@ def run(reference: str, path: Path, plan: Plan) -> None:
     look_here()
     topology = load_topology(reference)
     _check_initiators(plan, topology.description)
+    if plan.until is not None:
+        check_named(plan.until)
     _refuse_used(path)
     with contextlib.closing(
         Store.create(path, description=topology.description, reference=reference)
     ) as store:
-        _supervise(reference, store, None, plan)
+        watch = None if plan.until is None else Watch(plan.until, path, topology)
+        _supervise(reference, store, None, plan, watch)
 
 
 def restore(path: Path, name: str | None, plan: Plan) -> None:
@@ -84,24 +92,38 @@ def _restore_stopped(path: Path, wish: SnapshotId | None, plan: Plan) -> None:
                 f"the store {path} does not say where its topology is defined: it was not made "
                 "by 'stillframe run'"
             )
-        _supervise(store.reference, store, wish, plan)
+        _supervise(store.reference, store, wish, plan, None)
 
 
-def _supervise(reference: str, store: Store, wish: SnapshotId | None, plan: Plan) -> None:
+def _supervise(
+    reference: str, store: Store, wish: SnapshotId | None, plan: Plan, watch: Watch | None
+) -> None:
     processes = store.description.processes
     initiators = plan.initiators or (next(iter(processes)),)
     with _stdout_for_json() if plan.is_json else contextlib.nullcontext():
         narrator = Narrator(process_count=len(processes), is_json=plan.is_json)
+
+        def emit(event: events.Event) -> None:
+            narrator.emit(event)
+            if watch is not None:
+                watch.saw(event)
+
         system = Supervisor(
             reference,
             store,
             timeout_s=plan.timeout_s,
             restore=wish,
             pipeline=plan.pipeline,
-            emit=narrator.emit,
+            emit=emit,
         )
         plan = msgspec.structs.replace(plan, initiators=initiators)
-        uvloop.run(keep_running(system, plan, narrator))
+        uvloop.run(keep_running(system, plan, narrator, watch))
+    _say_how_to_go_on(store, plan)
+    if watch is not None:
+        _say_what_was_seen(watch, is_json=plan.is_json)
+
+
+def _say_how_to_go_on(store: Store, plan: Plan) -> None:
     if plan.pipeline is not None:
         output.say(
             f"stopped; to go on: stillframe spark restore {plan.pipeline}, and then stillframe "
@@ -114,6 +136,25 @@ def _supervise(reference: str, store: Store, wish: SnapshotId | None, plan: Plan
         if current is None
         else f"stopped; to go on from snapshot {current.id}: stillframe restore {store.path}"
     )
+
+
+def _say_what_was_seen(watch: Watch, *, is_json: bool) -> None:
+    """Say whether the predicate held.
+
+    Raises:
+        typer.Exit: with 1; it did not.
+    """
+    seen = watch.judge_last()
+    if is_json:
+        output.put_json({"event": "Judged", "predicate": watch.name, "newest": seen})
+    if seen is None:
+        output.say(f"no: no snapshot was published in which {watch.name} could have held")
+    elif seen.verdict.holds:
+        output.say(f"yes: {watch.name} holds in {seen.snapshot}: {seen.verdict.sentence}")
+    else:
+        output.say(f"no: {watch.name} did not hold in {seen.snapshot}: {seen.verdict.sentence}")
+    if seen is None or not seen.verdict.holds:
+        raise typer.Exit(EXIT_NO)
 
 
 def _check_initiators(plan: Plan, description: Description) -> None:

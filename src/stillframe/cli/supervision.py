@@ -11,6 +11,7 @@ import msgspec
 
 from stillframe.cli import quantities
 from stillframe.cli.narration import Narrator
+from stillframe.cli.watching import Watch
 from stillframe.errors import StillframeError
 from stillframe.model import ProcessId
 from stillframe.pipeline.pipeline import Pipeline
@@ -26,7 +27,8 @@ LAST_SNAPSHOT_S = 5.0
 class Plan(msgspec.Struct, frozen=True):
     """How to run a system: what the options say.
 
-    `every_s` None takes no periodic snapshots; `for_s` None runs until somebody says stop.
+    `every_s` None takes no periodic snapshots; `for_s` None runs until somebody says stop, or until
+    the stable predicate `until` holds, if there is one.
     `pipeline` is the directory of one in which processes of the system are services: then it takes
     the snapshots.
     """
@@ -37,6 +39,7 @@ class Plan(msgspec.Struct, frozen=True):
     for_s: float | None
     is_json: bool
     pipeline: Path | None = None
+    until: str | None = None
 
 
 class Stop:
@@ -55,8 +58,10 @@ class Stop:
             wanted.set_result(None)
 
 
-async def keep_running(system: Supervisor, plan: Plan, narrator: Narrator) -> None:
-    """Start `system`, run it as `plan` says, and stop it.
+async def keep_running(
+    system: Supervisor, plan: Plan, narrator: Narrator, watch: Watch | None
+) -> None:
+    """Start `system`, run it as `plan` says, and stop it; `watch` says whether it may be over.
 
     Raises:
         StillframeError: it cannot start, or cannot go on.
@@ -72,10 +77,11 @@ async def keep_running(system: Supervisor, plan: Plan, narrator: Narrator) -> No
         starting.result()
         await stack.enter_async_context(serve_commands(system))
         stack.enter_context(narrator.showing())
-        async with _periodic_snapshots(system, plan, narrator):
-            await _first(system.finished, stop.asked, timeout_s=plan.for_s)
-            if system.finished.done():
-                system.finished.result()
+        async with _periodic_snapshots(system, plan, narrator), _watching(watch) as held:
+            await _first(system.finished, stop.asked, *held, timeout_s=plan.for_s)
+            for ended in (system.finished, *held):
+                if ended.done():
+                    ended.result()
         await _take_last(system, plan, stop, narrator)
 
 
@@ -101,6 +107,19 @@ async def _periodic_snapshots(
         # If the system has ended, that is what it says too.
         with contextlib.suppress(asyncio.CancelledError, StillframeError):
             await taking
+
+
+@contextlib.asynccontextmanager
+async def _watching(watch: Watch | None) -> AsyncIterator[list[asyncio.Future[Any]]]:
+    """Give what ends when the predicate holds; nothing if none is asked for."""
+    held = [] if watch is None else [asyncio.ensure_future(watch.held())]
+    try:
+        yield [*held]
+    finally:
+        for watching in held:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError, StillframeError):
+                await watching
 
 
 async def _take_last(system: Supervisor, plan: Plan, stop: Stop, narrator: Narrator) -> None:
