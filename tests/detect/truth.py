@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from examples import token_ring
 from examples.philosophers import Philosopher, dinner
-from stillframe import Channel, Message, Process, Topology, every
+from stillframe import Channel, Message, Process, Topology
 from stillframe.detect.predicate import StablePredicate, deadlock, loss_against, termination
 from stillframe.detect.view import view_of
 from stillframe.model import Snapshot, SnapshotId
-from stillframe.process import Quantities
 from stillframe.sim import choices
 from stillframe.sim.drive import Drive, Load
 from stillframe.sim.faults import draw_faults
@@ -58,40 +58,6 @@ class Crawler(Process):
             self.send(target, Page(depth + 1))
 
 
-class Token(Message):
-    """There is one, or should be."""
-
-    def conserved(self) -> Quantities:
-        """It is one."""
-        return {"token": 1}
-
-
-class Passer(Process):
-    """Hands the token on around a ring; at a process with a fault it is lost at some time."""
-
-    has_token: bool = False
-    passed_count: int = 0
-    drops_at: int = 0
-    has_dropped: bool = False
-
-    def conserved(self) -> Quantities:
-        """Whoever has it has it all."""
-        return {"token": int(self.has_token)}
-
-    def receive(self, channel: Channel, message: Token) -> None:
-        """Take it, or lose it."""
-        self.has_token = self.passed_count + 1 != self.drops_at
-        self.has_dropped = self.has_dropped or not self.has_token
-
-    @every(ms=2)
-    def hand_on(self) -> None:
-        """Hand it on."""
-        if self.has_token:
-            self.has_token = False
-            self.passed_count += 1
-            self.send(self.outgoing[0], Token())
-
-
 @dataclass(frozen=True)
 class Kind:
     """A system, the predicate that is asked, and what somebody who sees everything at once says."""
@@ -114,13 +80,11 @@ def _draw_crawlers(chance: Random) -> Topology:
 
 
 def _draw_ring(chance: Random) -> Topology:
-    names = [f"R{number}" for number in range(1, chance.randint(2, 4) + 1)]
-    faulty, drops_at = chance.choice(names), chance.choice((0, 2, 3, 5))
-    return Topology.ring(
-        {
-            name: Passer(has_token=name == names[0], drops_at=drops_at if name == faulty else 0)
-            for name in names
-        }
+    count = chance.randint(2, 4)
+    return token_ring.ring(
+        process_count=count,
+        faulty=chance.randint(1, count),
+        drops_at=chance.choice((0, 2, 3, 5)),
     )
 
 
