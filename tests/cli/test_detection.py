@@ -8,6 +8,7 @@ import pytest
 from stillframe.detect.view import View
 from stillframe.store.store import Store
 from tests.cli.conftest import Call, Coin, Purse, publish, purses, state_of
+from tests.cli.test_store_commands import change_a_byte
 
 PURSES = ("--topology", "tests.cli.conftest:purses")
 
@@ -69,9 +70,12 @@ def test_a_predicate_of_ones_own_that_is_not_stable_is_told(call: Call, tmp_path
 @pytest.mark.parametrize(
     ("predicate", "words"),
     [
-        ("love", "there is no predicate 'love': give one of termination, deadlock, loss, or"),
+        ("love", "there is no predicate 'love': give one of termination, deadlock, loss; or"),
         (f"{__name__}:names", "names returned 'A-1' on snapshot A-1: return True or False"),
         (f"{__name__}:none", f"{__name__} has no function 'none'"),
+        ("select balance from processes", "gives (95,), (100,): it must give one row with one"),
+        ("select 1 = 2 from nowhere", "Table with name nowhere does not exist"),
+        ("select true where false", "gives no row: it must give one row"),
     ],
 )
 def test_what_is_no_predicate_is_refused(
@@ -81,6 +85,22 @@ def test_what_is_no_predicate_is_refused(
     result = call("detect", money, predicate, *PURSES)
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+def test_a_question_can_be_sql(call: Call, money: Path) -> None:
+    """Over states and messages together, without the program's classes."""
+    owned = "(select sum(balance) from processes) + (select sum(amount) from messages)"
+    result = call("detect", money, f"select {owned} > 200")
+    assert result.exit_code == 0
+    assert "holds in A-3, and has since A-3, of 3 snapshots" in result.stderr
+    assert call("detect", money, f"select {owned} > 201").exit_code == 1
+
+
+def test_sql_is_asked_of_what_was_written(call: Call, money: Path) -> None:
+    """A changed byte is found before it is believed."""
+    change_a_byte(money / "snapshots" / "A-2" / "messages.parquet")
+    result = call("detect", money, "select count(*) > 0 from messages")
+    assert (result.exit_code, "messages.parquet was changed" in result.stderr) == (2, True)
 
 
 def test_the_topology_must_be_that_of_the_store(call: Call, money: Path, empty: Path) -> None:

@@ -176,7 +176,7 @@ def verify(
     cls=Command,
     short_help="Say whether a stable predicate holds.",
     epilog="Examples: stillframe detect dinner deadlock; stillframe detect money loss; "
-    "stillframe detect money predicates:nobody_is_rich",
+    "stillframe detect money 'select sum(paid_count) > 1000 from processes'",
 )
 def detect(
     store: StorePath,
@@ -184,8 +184,10 @@ def detect(
         str,
         typer.Argument(
             metavar="PREDICATE",
-            help="termination, deadlock, loss (against the oldest snapshot), or MODULE:FUNCTION, a "
-            "function of yours that takes a view of a snapshot and returns True or False.",
+            help="termination, deadlock, loss (against the oldest snapshot); MODULE:FUNCTION, a "
+            "function of yours that takes a view of a snapshot and returns True or False; or a "
+            "question in SQL that gives true or false, over the tables processes, channels and "
+            "messages.",
             show_default=False,
         ),
     ],

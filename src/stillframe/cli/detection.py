@@ -1,6 +1,7 @@
 """``stillframe detect``: does a stable predicate hold, since when, and what was found?"""
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
@@ -13,12 +14,14 @@ from stillframe.detect.loss import totals_of
 from stillframe.detect.predicate import (
     Sighting,
     StablePredicate,
+    Verdict,
     asking,
     deadlock,
     loss_against,
     not_stable,
     termination,
 )
+from stillframe.detect.sql import ask, is_sql
 from stillframe.detect.view import view_of
 from stillframe.errors import UsageError
 from stillframe.runtime.loading import load_topology
@@ -27,6 +30,9 @@ from stillframe.store.store import Store
 from stillframe.topology import Topology
 
 SHIPPED = ("termination", "deadlock", "loss")
+EXAMPLE = "select sum(balance) < 100 from processes"
+Look = Callable[[Entry], Sighting]
+"""Asks a predicate of one snapshot; raises a StillframeError if it cannot."""
 
 
 def detect(path: Path, name: str, reference: str | None, *, is_json: bool) -> None:
@@ -37,12 +43,11 @@ def detect(path: Path, name: str, reference: str | None, *, is_json: bool) -> No
         typer.Exit: with 1; it does not hold, or it is not stable.
     """
     store = Store.open(path)
-    topology = _topology(store, reference)
     entries = store.entries()
     if not entries:
         raise UsageError(f"the store {path} holds no snapshot yet: take one")
-    predicate = predicate_named(name, store, topology)
-    sightings = _look(store, topology, predicate, entries)
+    look = look_for(name, store, lambda: _topology(store, reference))
+    sightings = _look_at_all(look, entries)
     newest = sightings[-1]
     first = _first_of(sightings)
     broken = not_stable(sightings)
@@ -105,16 +110,39 @@ def check_named(name: str) -> None:
     Raises:
         UsageError: there is none of that name, or your function cannot be imported.
     """
-    if name not in SHIPPED:
+    if name not in SHIPPED and not is_sql(name):
         _own(name)
 
 
-def predicate_named(name: str, store: Store, topology: Topology) -> StablePredicate:
-    """Return the predicate of that name, for a store with a snapshot.
+def look_for(name: str, store: Store, topology_of: Callable[[], Topology]) -> Look:
+    """Return what asks a predicate of one snapshot of a store after the other.
+
+    Args:
+        name: termination, deadlock, loss (against the oldest snapshot, of which there must be one),
+            MODULE:FUNCTION, or a question in SQL.
+        store: with the snapshots.
+        topology_of: loads the topology; not called for a question in SQL.
 
     Raises:
         UsageError: as ``check_named``; or in the oldest snapshot nothing is conserved.
     """
+    if is_sql(name):
+
+        def look(entry: Entry) -> Sighting:
+            store.verify(entry.id)
+            return _sighting(entry, ask(name, entry.directory))
+
+        return look
+    topology = topology_of()
+    predicate = _predicate(name, store, topology)
+    return lambda entry: _sighting(entry, predicate(view_of(store.load(entry.id), topology)))
+
+
+def _sighting(entry: Entry, verdict: Verdict) -> Sighting:
+    return Sighting(entry.id, entry.epoch, entry.initiated_at, entry.completed_at, verdict)
+
+
+def _predicate(name: str, store: Store, topology: Topology) -> StablePredicate:
     match name:
         case "termination":
             return termination
@@ -135,31 +163,17 @@ def predicate_named(name: str, store: Store, topology: Topology) -> StablePredic
 def _own(name: str) -> StablePredicate:
     if ":" not in name:
         raise UsageError(
-            f"there is no predicate {name!r}: give one of {', '.join(SHIPPED)}, or "
-            "MODULE:FUNCTION, a function of yours that takes a view and returns True or False"
+            f"there is no predicate {name!r}: give one of {', '.join(SHIPPED)}; or "
+            "MODULE:FUNCTION, a function of yours that takes a view and returns True or False; or "
+            f"a question in SQL, such as {EXAMPLE!r}"
         )
     return asking(load_function(name), name)
 
 
-def _look(
-    store: Store, topology: Topology, predicate: StablePredicate, entries: list[Entry]
-) -> list[Sighting]:
+def _look_at_all(look: Look, entries: list[Entry]) -> list[Sighting]:
     console = output.words()
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        return [
-            look_at(entry, store, topology, predicate)
-            for entry in bar.track(entries, description="looking at snapshots")
-        ]
-
-
-def look_at(entry: Entry, store: Store, topology: Topology, predicate: StablePredicate) -> Sighting:
-    """Return what a predicate says of one snapshot of a store.
-
-    Raises:
-        StillframeError: the snapshot cannot be read, or the predicate not be asked.
-    """
-    verdict = predicate(view_of(store.load(entry.id), topology))
-    return Sighting(entry.id, entry.epoch, entry.initiated_at, entry.completed_at, verdict)
+        return [look(entry) for entry in bar.track(entries, description="looking at snapshots")]

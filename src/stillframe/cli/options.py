@@ -49,7 +49,7 @@ Until = Annotated[
     typer.Option(
         metavar="PREDICATE",
         help="Stop as soon as this holds in a snapshot, as 'detect' has it: termination, deadlock, "
-        "loss or MODULE:FUNCTION; exit 1 if it never did.",
+        "loss, MODULE:FUNCTION or SQL; exit 1 if it never did.",
         show_default=False,
     ),
 ]

@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from stillframe.cli.detection import look_at, predicate_named
-from stillframe.detect.predicate import Sighting, StablePredicate
+from stillframe.cli.detection import Look, look_for
+from stillframe.detect.predicate import Sighting
 from stillframe.runtime import events
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -27,7 +27,7 @@ class Watch:
         self.newest: Sighting | None = None
         self._path = path
         self._topology = topology
-        self._predicate: StablePredicate | None = None
+        self._look: Look | None = None
         self._published: asyncio.Queue[Entry] = asyncio.Queue()
 
     def saw(self, event: events.Event) -> None:
@@ -58,7 +58,6 @@ class Watch:
         return self.newest
 
     def _judge(self, entry: Entry) -> Sighting:
-        store = Store.open(self._path)
-        if self._predicate is None:
-            self._predicate = predicate_named(self.name, store, self._topology)
-        return look_at(entry, store, self._topology, self._predicate)
+        if self._look is None:
+            self._look = look_for(self.name, Store.open(self._path), lambda: self._topology)
+        return self._look(entry)

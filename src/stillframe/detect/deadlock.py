@@ -105,10 +105,10 @@ def _granted(view: View, name: ProcessId, waiting: Waiting) -> set[ProcessId] | 
     kinds = waiting.ended_by or (object,)
     granted = {
         channel.source
-        for channel, message in view.in_transit()
+        for channel, messages in view.channels.items()
         if channel.target == name
         and channel.source in waiting.processes
-        and isinstance(message, kinds)
+        and any(isinstance(message, kinds) for message in messages)
     }
     is_over = granted == waiting.processes if waiting.needs_all else bool(granted)
     return None if is_over else granted
