@@ -135,21 +135,20 @@ class Process:
     def is_passive(self) -> bool:
         """Return whether this process will do nothing more unless a message comes.
 
-        It is asked of recorded states, to detect termination. A process without actions
-        (``every``) is passive; one with actions says here when they are of no effect any more.
+        By default: it has no action (``every``), no ``on_published``, and reads no log. Who has
+        says here when they have no effect any more.
         """
-        return not self.actions
+        kind = type(self)
+        acts_on = (kind.on_published, kind.receive_records)
+        return not self.actions and acts_on == (Process.on_published, Process.receive_records)
 
     def waits_for(self) -> Waiting | None:
         """Return for whom this process is blocked (``waiting.for_all``, ``for_any``), or None."""
         return None
 
     def conserved(self) -> Quantities:
-        """Return what this process has of quantities that are never made and never lost, by name.
-
-        It is asked of recorded states, and of messages on channels (``Message.conserved``), to
-        detect loss: ``{"EUR": self.balance}``, or ``{"token 7": 1}`` for a thing that is one.
-        """
+        """Return what this process has of what is never made and never lost, by name:
+        ``{"EUR": self.balance}``, or ``{"token 7": 1}`` for a thing that is one."""
         return {}
 
     def send(self, target: ProcessId, message: Message) -> None:

@@ -19,6 +19,18 @@ class Waiting(msgspec.Struct, frozen=True):
     needs_all: bool
     ended_by: tuple[type, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse what nobody can wait for.
+
+        Raises:
+            UsageError: there is nobody, or something that is no class.
+        """
+        if not self.processes:
+            raise UsageError("a process waits for somebody: name at least one, or return None")
+        for kind in self.ended_by:
+            if not isinstance(kind, type):
+                raise UsageError(f"ended_by holds {kind!r}: give message classes, as a tuple")
+
     def __str__(self) -> str:
         return (" and " if self.needs_all else " or ").join(sorted(self.processes))
 
@@ -46,7 +58,8 @@ def for_any(*processes: ProcessId, ended_by: type | tuple[type, ...] = ()) -> Wa
 def _waiting(
     processes: tuple[ProcessId, ...], ended_by: type | tuple[type, ...], *, needs_all: bool
 ) -> Waiting:
-    if not processes:
-        raise UsageError("a process waits for somebody: name at least one, or return None")
+    for name in processes:
+        if not isinstance(name, str):
+            raise UsageError(f"a process cannot wait for {name!r}: give names, one by one")
     kinds = ended_by if isinstance(ended_by, tuple) else (ended_by,)
     return Waiting(frozenset(processes), needs_all, kinds)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from stillframe import SnapshotId
 from stillframe.detect.view import View
+from stillframe.model import Snapshot
 from stillframe.store.store import Store
 from tests.cli.conftest import Call, Coin, Purse, publish, purses, state_of
 from tests.cli.test_store_commands import change_a_byte
@@ -49,7 +51,7 @@ def test_the_answer_can_be_json(call: Call, money: Path) -> None:
     assert (found["holds"], found["snapshot"], found["first"]) == (True, "A-3", "A-3")
     found = json.loads(call("detect", money, "deadlock", *PURSES, "--json").stdout)
     assert (found["holds"], found["first"], found["snapshot_count"]) == (False, None, 3)
-    assert (found["found"], found["not_stable"]) == ("nobody is blocked for ever", None)
+    assert (found["found"], found["not_stable"]) == ("no processes keep each other blocked", None)
 
 
 def test_a_predicate_of_ones_own_that_is_not_stable_is_told(call: Call, tmp_path: Path) -> None:
@@ -73,9 +75,11 @@ def test_a_predicate_of_ones_own_that_is_not_stable_is_told(call: Call, tmp_path
         ("love", "there is no predicate 'love': give one of termination, deadlock, loss; or"),
         (f"{__name__}:names", "names returned 'A-1' on snapshot A-1: return True or False"),
         (f"{__name__}:none", f"{__name__} has no function 'none'"),
-        ("select balance from processes", "gives (95,), (100,): it must give one row with one"),
+        ("select balance from processes", "gives (95,), (100,) on snapshot A-1: it must give one"),
         ("select 1 = 2 from nowhere", "Table with name nowhere does not exist"),
-        ("select true where false", "gives no row: it must give one row"),
+        ("select true where false", "gives no row on snapshot A-1: it must give one row"),
+        ("select sum(amount) > 1 from messages where false", "write coalesce(sum(...), 0)"),
+        ("withdrawals:all_paid", "module 'withdrawals' cannot be imported"),
     ],
 )
 def test_what_is_no_predicate_is_refused(
@@ -101,6 +105,44 @@ def test_sql_is_asked_of_what_was_written(call: Call, money: Path) -> None:
     change_a_byte(money / "snapshots" / "A-2" / "messages.parquet")
     result = call("detect", money, "select count(*) > 0 from messages")
     assert (result.exit_code, "messages.parquet was changed" in result.stderr) == (2, True)
+
+
+def test_sql_is_asked_of_this_store(call: Call, money: Path, tmp_path: Path) -> None:
+    """Also if its name looks like a pattern that fits another one."""
+    strange = money.rename(tmp_path / "s[12]")
+    (tmp_path / "s1" / "snapshots").mkdir(parents=True)
+    assert call("detect", strange, "select count(*) = 2 from processes").exit_code == 0
+
+
+def test_what_held_before_a_restore_does_not_count(call: Call, tmp_path: Path) -> None:
+    """The present epoch alone says something of now; of one without a snapshot yet, the snapshot
+    from which it began."""
+    path = tmp_path / "restored"
+    store = Store.create(path, description=purses.description)
+    store.raise_epoch(None)
+    publish(store, 1, state_of(100, "", []))
+    publish(store, 2, state_of(95, "", []))
+    store.raise_epoch(SnapshotId("A", 1))
+    whole = call("detect", path, "loss", *PURSES)
+    assert (whole.exit_code, "no: loss does not hold in A-1" in whole.stderr) == (1, True)
+    publish(store, 3, state_of(94, "", []))
+    store.close()
+    lost = call("detect", path, "loss", *PURSES)
+    assert "yes: loss holds in A-3, and has since A-3, of 1 snapshot" in lost.stderr
+
+
+def test_one_of_two_that_overlap_is_enough(call: Call, tmp_path: Path) -> None:
+    """The cut of the snapshot that was published last may lie before that of the other."""
+    path = tmp_path / "overlap"
+    store = Store.create(path, description=purses.description)
+    store.raise_epoch(None)
+    publish(store, 1, state_of(100, "", []))
+    for number, (begun, done, balance) in enumerate([(1.1, 1.2, 99), (1.0, 2.0, 100)], 2):
+        state = state_of(balance, "", [])
+        store.publish(Snapshot(SnapshotId("A", number), 1, 1000 + begun, 1000 + done, state))
+    store.close()
+    result = call("detect", path, "loss", *PURSES)
+    assert (result.exit_code, "yes: loss holds in A-2" in result.stderr) == (0, True)
 
 
 def test_the_topology_must_be_that_of_the_store(call: Call, money: Path, empty: Path) -> None:

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from stillframe.detect.view import View
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
 
@@ -53,7 +55,37 @@ def test_it_says_no_when_time_is_over(tmp_path: Path) -> None:
     ended = run("polite_table", path, "--until", "deadlock", "--for", "1s")
     assert ended.returncode == 1
     newest = Store.open(path).entries()[-1].id
-    assert f"no: deadlock did not hold in {newest}: nobody is blocked for ever" in ended.stderr
+    words = f"no: deadlock did not hold in {newest}: no processes keep each other blocked"
+    assert words in ended.stderr
+
+
+def is_first(view: View) -> bool:
+    """Whether a snapshot is the first: true once, and never again."""
+    return view.snapshot.number == 1
+
+
+def take_long(view: View) -> bool:
+    """Think it over for longer than anybody waits."""
+    return threading.Event().wait(600) and bool(view)
+
+
+@pytest.mark.slow
+def test_a_predicate_that_is_not_stable_is_found_out(tmp_path: Path) -> None:
+    """By the last snapshot, which is taken when it has held."""
+    ended = run("polite_table", tmp_path / "dinner", "--until", f"{__name__}:is_first", "--json")
+    assert ended.returncode == 1
+    judged = json.loads(ended.stdout.splitlines()[-1])
+    assert (judged["holds"], judged["not_stable"][0]) == (False, "F1-1")
+    assert "is_first is not stable: it held in snapshot F1-1 and not in" in ended.stderr
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_a_predicate_that_takes_long(tmp_path: Path) -> None:
+    """The system stops when it is to, and says that there is no answer."""
+    options = ("--until", f"{__name__}:take_long", "--for", "1s")
+    ended = run("polite_table", tmp_path / "dinner", *options)
+    assert ended.returncode == 1
+    assert "take_long was still being asked when the system was stopped" in ended.stderr
 
 
 def test_what_is_no_predicate_is_refused_before_anything_starts(call: Call, tmp_path: Path) -> None:

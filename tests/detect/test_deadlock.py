@@ -37,7 +37,9 @@ class Waiter:
 def seen(waits: Mapping[str, Waiting | None], *in_transit: tuple[str, str, Message]) -> View:
     """Return a global state in which processes wait and messages (source, target, message) are on
     their way."""
-    channels: dict[Channel, tuple[Message, ...]] = {}
+    channels: dict[Channel, tuple[Message, ...]] = {
+        Channel(source, target): () for source in waits for target in waits
+    }
     for source, target, message in in_transit:
         channel = Channel(source, target)
         channels[channel] = (*channels.get(channel, ()), message)
@@ -101,8 +103,16 @@ def test_a_stranger_is_refused() -> None:
     """A wait for a process that there is not is a mistake of the program."""
     with pytest.raises(UsageError, match="process A waits for 'X', and there is no such process"):
         find_deadlock(seen({"A": for_all("X")}))
+    view = seen({"A": for_all("B"), "B": None})
+    del view.channels[Channel("B", "A")]
+    with pytest.raises(UsageError, match="there is no channel from B to A on which"):
+        find_deadlock(view)
     with pytest.raises(UsageError, match="name at least one, or return None"):
         for_any()
+    with pytest.raises(UsageError, match=r"cannot wait for \['A'\]: give names, one by one"):
+        for_any(["A"])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="ended_by holds 'Grant': give message classes"):
+        for_all("A", ended_by=("Grant",))  # type: ignore[arg-type]
 
 
 NAMES = ("A", "B", "C")

@@ -1,5 +1,7 @@
 """Verdicts in words, functions of one's own, and predicates that turn out not to be stable."""
 
+import sys
+
 import pytest
 
 from stillframe.detect.predicate import (
@@ -29,7 +31,7 @@ def test_a_verdict_says_what_was_found() -> None:
     )
     assert not deadlock(waiting({"A": for_all("B"), "B": None})).holds
     assert termination(NOTHING).holds
-    lost = loss_against({"EUR": 5})
+    lost = loss_against({"EUR": {"A": 5}})
     assert lost(holding({"EUR": 4}, {})) == Verdict(holds=True, sentence="1 EUR lost: A 4")
     assert lost(holding({"EUR": 4}, {"EUR": 1})) == Verdict(
         holds=False, sentence="all is there: 5 EUR"
@@ -41,6 +43,8 @@ def test_a_function_of_ones_own_is_asked() -> None:
     assert asking(lambda view: len(view.processes) == 0, "mine:empty")(NOTHING).holds
     with pytest.raises(ApplicationError, match="mine:wrong raised KeyError: 'X', on snapshot P-7"):
         asking(lambda view: bool(view.processes["X"]), "mine:wrong")(NOTHING)
+    with pytest.raises(ApplicationError, match="mine:exit raised SystemExit: 0, on snapshot P-7"):
+        asking(lambda _: sys.exit(0), "mine:exit")(NOTHING)
     with pytest.raises(ApplicationError, match="mine:much returned 3 on snapshot P-7"):
         asking(lambda _: 3, "mine:much")(NOTHING)  # type: ignore[arg-type, return-value]
 

@@ -39,6 +39,20 @@ class Endless(stillframe.Process):
         """Do a little."""
 
 
+class Talking(stillframe.Process):
+    """Has no action, and sends when a snapshot was published."""
+
+    def on_published(self, snapshot: SnapshotId) -> None:
+        """Say so."""
+
+
+class Reading(stillframe.Process):
+    """Has no action, and reads a log of a pipeline."""
+
+    def receive_records(self, log: str, records: object) -> None:
+        """Take them."""
+
+
 def seen(*messages: Message, **processes: object) -> View:
     """Return a global state with messages on one channel."""
     return View(SnapshotId("P", 1), processes, {Channel("A", "B"): messages})
@@ -57,7 +71,8 @@ def test_what_still_goes_on_is_named() -> None:
 
 
 def test_who_cannot_say_that_it_is_passive_is_active() -> None:
-    """Actions without ``is_passive``, and a state of another class: better no answer than a wrong
-    one."""
+    """Actions without ``is_passive``, a state of another class, and who acts on what is no message:
+    better no answer than a wrong one."""
     assert str(find_activity(seen(A=Endless()))) == "active: A"
-    assert str(find_activity(seen(A=object()))) == "active: A"
+    for process in (object(), Talking(), Reading()):
+        assert str(find_activity(seen(A=process))) == "active: A"

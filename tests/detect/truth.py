@@ -105,7 +105,7 @@ def _is_dropped(processes: Iterable[Any]) -> bool:
 KINDS = {
     "deadlock": Kind(_draw_table, deadlock, _is_locked),
     "termination": Kind(_draw_crawlers, termination, _is_crawled),
-    "loss": Kind(_draw_ring, loss_against({"token": 1}), _is_dropped),
+    "loss": Kind(_draw_ring, loss_against({"token": {"R1": 1}}), _is_dropped),
 }
 
 

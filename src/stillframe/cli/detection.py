@@ -1,6 +1,5 @@
 """``stillframe detect``: does a stable predicate hold, since when, and what was found?"""
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 from stillframe.cli import output, quantities
 from stillframe.cli.here import load_function, look_here
 from stillframe.cli.verdict import EXIT_NO
-from stillframe.detect.loss import totals_of
+from stillframe.detect.loss import places_of
 from stillframe.detect.predicate import (
     Sighting,
     StablePredicate,
@@ -25,7 +24,8 @@ from stillframe.detect.sql import ask, is_sql
 from stillframe.detect.view import view_of
 from stillframe.errors import UsageError
 from stillframe.runtime.loading import load_topology
-from stillframe.store.manifest import Entry
+from stillframe.store.contents import read_tables
+from stillframe.store.manifest import Entry, read_manifest
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 
@@ -36,55 +36,68 @@ Look = Callable[[Entry], Sighting]
 
 
 def detect(path: Path, name: str, reference: str | None, *, is_json: bool) -> None:
-    """Say whether the predicate `name` holds in the newest snapshot of the store at `path`, and in
-    which it held first.
+    """Say whether the predicate `name` holds in the present epoch of the store at `path`, and in
+    which snapshot it held first.
 
     Raises:
         typer.Exit: with 1; it does not hold, or it is not stable.
     """
     store = Store.open(path)
-    entries = store.entries()
-    if not entries:
-        raise UsageError(f"the store {path} holds no snapshot yet: take one")
+    entries = _present(store)
     look = look_for(name, store, lambda: _topology(store, reference))
     sightings = _look_at_all(look, entries)
-    newest = sightings[-1]
-    first = _first_of(sightings)
+    held = [seen for seen in sightings if seen.verdict.holds]
     broken = not_stable(sightings)
+    # One that overlaps with the newest may show what that one does not: both are true of now.
+    shown = held[-1] if held else sightings[-1]
+    first = min(held, key=lambda seen: seen.completed_at, default=None)
     if is_json:
         output.put_json(
             {
                 "predicate": name,
-                "holds": newest.verdict.holds,
-                "found": newest.verdict.sentence,
-                "snapshot": newest.snapshot,
+                "holds": bool(held) and broken is None,
+                "found": shown.verdict.sentence,
+                "snapshot": shown.snapshot,
                 "first": first and first.snapshot,
                 "snapshot_count": len(sightings),
                 "not_stable": broken and [seen.snapshot for seen in broken],
             }
         )
     if broken is not None:
-        held, lost = broken
-        output.say(
-            f"no: {name} is not stable: it held in snapshot {held.snapshot} and not in "
-            f"{lost.snapshot}, which was initiated when that one was complete, so nothing can be "
-            f"said of now; in {lost.snapshot}: {lost.verdict.sentence}"
-        )
+        output.say(not_stable_sentence(name, *broken))
+        raise typer.Exit(EXIT_NO)
+    if first is None:
+        output.say(f"no: {name} does not hold in {shown.snapshot}: {shown.verdict.sentence}")
         raise typer.Exit(EXIT_NO)
     count = quantities.count(len(sightings), "snapshot")
-    if first is None:
-        output.say(f"no: {name} does not hold in {newest.snapshot}: {newest.verdict.sentence}")
-        raise typer.Exit(EXIT_NO)
     output.say(
-        f"yes: {name} holds in {newest.snapshot}, and has since {first.snapshot}, of {count}: "
-        f"{newest.verdict.sentence}"
+        f"yes: {name} holds in {shown.snapshot}, and has since {first.snapshot}, of {count}: "
+        f"{shown.verdict.sentence}"
     )
 
 
-def _first_of(sightings: list[Sighting]) -> Sighting | None:
-    """Return the first of those at the end in which a predicate holds, if it does in the newest."""
-    held = itertools.takewhile(lambda seen: seen.verdict.holds, reversed(sightings))
-    return next(reversed(list(held)), None)
+def not_stable_sentence(name: str, held: Sighting, lost: Sighting) -> str:
+    """Return what two sightings say of a predicate that is not stable."""
+    return (
+        f"no: {name} is not stable: it held in snapshot {held.snapshot} and not in "
+        f"{lost.snapshot}, which was initiated when that one was complete, so nothing can be said "
+        f"of now; in {lost.snapshot}: {lost.verdict.sentence}"
+    )
+
+
+def _present(store: Store) -> list[Entry]:
+    """Return the snapshots that say something of now: those of the present epoch, or else the one
+    from which it began.
+
+    Raises:
+        UsageError: there is none.
+    """
+    present = [entry for entry in store.entries() if entry.epoch == store.epoch]
+    if not present and store.restored_from is not None:
+        present = [store.entry(store.restored_from)]
+    if not present:
+        raise UsageError(f"the store {store.path} holds no snapshot yet: take one")
+    return present
 
 
 def _topology(store: Store, reference: str | None) -> Topology:
@@ -129,8 +142,8 @@ def look_for(name: str, store: Store, topology_of: Callable[[], Topology]) -> Lo
     if is_sql(name):
 
         def look(entry: Entry) -> Sighting:
-            store.verify(entry.id)
-            return _sighting(entry, ask(name, entry.directory))
+            manifest = read_manifest(entry.directory, store.description.hash)
+            return _sighting(entry, ask(name, entry.id, read_tables(entry.directory, manifest)))
 
         return look
     topology = topology_of()
@@ -149,14 +162,14 @@ def _predicate(name: str, store: Store, topology: Topology) -> StablePredicate:
         case "deadlock":
             return deadlock
         case "loss":
-            oldest = store.entries()[0].id
-            totals = totals_of(view_of(store.load(oldest), topology))
-            if not totals:
+            oldest = min(store.entries(), key=lambda entry: (entry.epoch, entry.initiated_at)).id
+            places = places_of(view_of(store.load(oldest), topology))
+            if not places:
                 raise UsageError(
                     f"in snapshot {oldest} nobody has anything that is conserved: write "
                     "'conserved' for the processes and messages that do"
                 )
-            return loss_against(totals)
+            return loss_against(places)
     return _own(name)
 
 

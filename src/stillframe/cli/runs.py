@@ -12,12 +12,13 @@ import typer
 import uvloop
 
 from stillframe.cli import output, quantities
-from stillframe.cli.detection import check_named
+from stillframe.cli.detection import check_named, not_stable_sentence
 from stillframe.cli.here import look_here
 from stillframe.cli.narration import Narrator
 from stillframe.cli.supervision import Plan, keep_running
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.cli.watching import Watch
+from stillframe.detect.predicate import not_stable
 from stillframe.errors import Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.runtime import events
@@ -144,17 +145,33 @@ def _say_what_was_seen(watch: Watch, *, is_json: bool) -> None:
     Raises:
         typer.Exit: with 1; it did not.
     """
-    seen = watch.judge_last()
+    is_known = watch.look_at_last()
+    present = [seen for seen in watch.sightings if seen.epoch == watch.sightings[-1].epoch]
+    held = [seen for seen in present if seen.verdict.holds]
+    broken = not_stable(present)
+    shown = held[-1] if held else (present[-1] if present else None)
     if is_json:
-        output.put_json({"event": "Judged", "predicate": watch.name, "newest": seen})
-    if seen is None:
+        output.put_json(
+            {
+                "event": "Judged",
+                "predicate": watch.name,
+                "holds": bool(held) and broken is None,
+                "newest": shown,
+                "not_stable": broken and [seen.snapshot for seen in broken],
+            }
+        )
+    if broken is not None:
+        output.say(not_stable_sentence(watch.name, *broken))
+    elif held and shown is not None:
+        output.say(f"yes: {watch.name} holds in {shown.snapshot}: {shown.verdict.sentence}")
+        return
+    elif not is_known:
+        output.say(f"no answer: {watch.name} was still being asked when the system was stopped")
+    elif shown is None:
         output.say(f"no: no snapshot was published in which {watch.name} could have held")
-    elif seen.verdict.holds:
-        output.say(f"yes: {watch.name} holds in {seen.snapshot}: {seen.verdict.sentence}")
     else:
-        output.say(f"no: {watch.name} did not hold in {seen.snapshot}: {seen.verdict.sentence}")
-    if seen is None or not seen.verdict.holds:
-        raise typer.Exit(EXIT_NO)
+        output.say(f"no: {watch.name} did not hold in {shown.snapshot}: {shown.verdict.sentence}")
+    raise typer.Exit(EXIT_NO)
 
 
 def _check_initiators(plan: Plan, description: Description) -> None:

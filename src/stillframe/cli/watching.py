@@ -1,6 +1,8 @@
 """``stillframe run --until``: judges the snapshots of a running system as they are published."""
 
 import asyncio
+import contextlib
+import threading
 from pathlib import Path
 
 from stillframe.cli.detection import Look, look_for
@@ -10,11 +12,14 @@ from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 
+LAST_LOOK_S = 5.0
+"""So long the last answer may take, in seconds; the system has stopped already."""
+
 
 class Watch:
     """Asks a stable predicate of each snapshot, in a thread beside the system.
 
-    Of several that were published meanwhile it asks the newest: what held in another holds there.
+    That thread may take as long as it likes: nobody waits for it when the system is to stop.
 
     Args:
         name: the predicate, as ``detect`` takes it.
@@ -24,16 +29,21 @@ class Watch:
 
     def __init__(self, name: str, path: Path, topology: Topology) -> None:
         self.name = name
-        self.newest: Sighting | None = None
+        self.sightings: list[Sighting] = []
         self._path = path
         self._topology = topology
         self._look: Look | None = None
+        self._epoch = 0
         self._published: asyncio.Queue[Entry] = asyncio.Queue()
+        self._asking = threading.Lock()
 
     def saw(self, event: events.Event) -> None:
         """Take notice of what happened to the system."""
-        if isinstance(event, events.SnapshotPublished):
-            self._published.put_nowait(event.entry)
+        match event:
+            case events.SnapshotPublished(entry):
+                self._published.put_nowait(entry)
+            case events.EpochBegan(epoch):
+                self._epoch = epoch  # what held before a restore need not hold any more
 
     async def held(self) -> Sighting:
         """Return the first sighting in which the predicate holds.
@@ -43,21 +53,64 @@ class Watch:
         """
         while True:
             entry = await self._published.get()
-            while not self._published.empty():
-                entry = self._published.get_nowait()
-            self.newest = await asyncio.to_thread(self._judge, entry)
-            if self.newest.verdict.holds:
-                return self.newest
+            seen = await self._beside(entry)
+            if seen.verdict.holds and seen.epoch == self._epoch:
+                return seen
 
-    def judge_last(self) -> Sighting | None:
-        """Return the newest sighting there is, when the system has stopped: its last snapshot may
-        not have been judged. None if no snapshot was published at all."""
-        entries = Store.open(self._path).entries()
-        if entries and (self.newest is None or not self.newest.verdict.holds):
-            self.newest = self._judge(entries[-1])
-        return self.newest
+    def look_at_last(self) -> bool:
+        """Judge the last snapshot when the system has stopped; return whether that was done.
+
+        What takes longer than a few seconds, also of one before, is not waited for.
+
+        Raises:
+            StillframeError: it cannot be judged.
+        """
+        failures: list[BaseException] = []
+
+        def go() -> None:
+            try:
+                entries = Store.open(self._path).entries()
+                with self._asking:
+                    if entries and all(seen.snapshot != entries[-1].id for seen in self.sightings):
+                        self._judge(entries[-1])
+            except BaseException as error:  # noqa: BLE001 - raised again where somebody sees it
+                failures.append(error)
+
+        thread = threading.Thread(target=go, name="predicate", daemon=True)
+        thread.start()
+        thread.join(LAST_LOOK_S)
+        if failures:
+            raise failures[0]
+        return not thread.is_alive()
+
+    async def _beside(self, entry: Entry) -> Sighting:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Sighting] = loop.create_future()
+
+        def finish(seen: Sighting | None, error: BaseException | None) -> None:
+            if done.done():
+                return
+            if seen is not None:
+                done.set_result(seen)
+            elif error is not None:
+                done.set_exception(error)
+
+        def go() -> None:
+            seen, failure = None, None
+            with self._asking:
+                try:
+                    seen = self._judge(entry)
+                except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+                    failure = error
+            with contextlib.suppress(RuntimeError):  # the system has stopped meanwhile
+                loop.call_soon_threadsafe(finish, seen, failure)
+
+        threading.Thread(target=go, name="predicate", daemon=True).start()
+        return await done
 
     def _judge(self, entry: Entry) -> Sighting:
         if self._look is None:
             self._look = look_for(self.name, Store.open(self._path), lambda: self._topology)
-        return self._look(entry)
+        seen = self._look(entry)
+        self.sightings.append(seen)
+        return seen

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from stillframe.detect.asked import waits_for
 from stillframe.detect.view import View
 from stillframe.errors import UsageError
-from stillframe.model import ProcessId
+from stillframe.model import Channel, ProcessId
 from stillframe.waiting import Waiting
 
 
@@ -50,7 +51,8 @@ def find_deadlock(view: View) -> Deadlock | None:
     nothing: who is blocked sends nothing.
 
     Raises:
-        UsageError: a process waits for one that there is not.
+        UsageError: a process waits for one that there is not, or that cannot send to it.
+        ApplicationError: a process does not say for whom it waits.
     """
     waits = _waits_of(view)
     open_waits = {
@@ -85,8 +87,7 @@ def _waits_of(view: View) -> dict[ProcessId, Waiting]:
     """Return who waits, and for whom."""
     waits = {}
     for name, process in view.processes.items():
-        asked = getattr(process, "waits_for", None)
-        waiting = None if asked is None else asked()
+        waiting = waits_for(process, f"process {name}", view.snapshot)
         if waiting is None:
             continue
         strangers = sorted(waiting.processes - view.processes.keys())
@@ -95,6 +96,12 @@ def _waits_of(view: View) -> dict[ProcessId, Waiting]:
                 f"process {name} waits for {strangers[0]!r}, and there is no such process; there "
                 f"are {', '.join(view.processes)}"
             )
+        for source in sorted(waiting.processes):
+            if Channel(source, name) not in view.channels:
+                raise UsageError(
+                    f"process {name} waits for {source}, and there is no channel from {source} to "
+                    f"{name} on which something could come"
+                )
         waits[name] = waiting
     return waits
 

@@ -9,10 +9,16 @@ from collections.abc import Mapping
 
 import msgspec
 
+from stillframe.detect.asked import conserved
 from stillframe.detect.view import View
 
 ROUNDING = 1e-9
-"""Relative difference up to which two sums of floating-point numbers are taken for equal."""
+"""Sums of floating-point numbers that differ by less than this part of all that was added up, each
+amount without its sign, are taken for equal. Whole numbers are compared exactly."""
+
+Number = int | float
+Places = dict[str, dict[str, Number]]
+"""How much of each conserved quantity is where: quantity -> place -> amount."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -22,9 +28,9 @@ class Difference(msgspec.Struct, frozen=True):
     """
 
     quantity: str
-    expected: int | float
-    found: int | float
-    places: dict[str, int | float]
+    expected: Number
+    found: Number
+    places: dict[str, Number]
 
     def __str__(self) -> str:
         missing = self.expected - self.found
@@ -33,48 +39,58 @@ class Difference(msgspec.Struct, frozen=True):
         return f"{abs(missing)} {self.quantity} {word}: {places or 'nowhere'}"
 
 
-def places_of(view: View) -> dict[str, dict[str, int | float]]:
-    """Return how much of each conserved quantity is where: quantity -> place -> amount."""
-    found: dict[str, dict[str, int | float]] = {}
+def places_of(view: View) -> Places:
+    """Return how much of each conserved quantity is where.
+
+    Raises:
+        ApplicationError: a process or message does not say what it has.
+    """
+    found: Places = {}
     owners = [
-        *((name, process) for name, process in view.processes.items()),
-        *((str(channel), message) for channel, message in view.in_transit()),
+        *((name, f"process {name}", process) for name, process in view.processes.items()),
+        *(
+            (str(channel), f"a {type(message).__name__} on channel {channel}", message)
+            for channel, message in view.in_transit()
+        ),
     ]
-    for place, owner in owners:
-        asked = getattr(owner, "conserved", None)
-        amounts: Mapping[str, int | float] = {} if asked is None else asked()
-        for quantity, amount in amounts.items():
+    for place, where, owner in owners:
+        for quantity, amount in conserved(owner, where, view.snapshot).items():
             if amount:
                 places = found.setdefault(quantity, {})
                 places[place] = places.get(place, 0) + amount
     return found
 
 
-def totals_of(view: View) -> dict[str, int | float]:
-    """Return how much there is of each conserved quantity."""
-    return {quantity: _sum(places) for quantity, places in places_of(view).items()}
+def find_loss(view: View, expected: Mapping[str, Mapping[str, Number]]) -> tuple[Difference, ...]:
+    """Return every quantity of which there is another amount than expected, by name.
 
+    Args:
+        view: where to look.
+        expected: what ``places_of`` said of a snapshot in which nothing was lost.
 
-def find_loss(view: View, expected: Mapping[str, int | float]) -> tuple[Difference, ...]:
-    """Return every quantity of which there is another amount than expected, by name."""
+    Raises:
+        ApplicationError: a process or message does not say what it has.
+    """
     places = places_of(view)
-    return tuple(
-        Difference(quantity, wanted, total, places.get(quantity, {}))
-        for quantity in sorted({*expected, *places})
-        if not _is_equal(
-            wanted := expected.get(quantity, 0), total := _sum(places.get(quantity, {}))
-        )
-    )
+    found = []
+    for quantity in sorted({*expected, *places}):
+        before, now = expected.get(quantity, {}), places.get(quantity, {})
+        if not _is_equal(before, now):
+            found.append(Difference(quantity, total(before), total(now), dict(now)))
+    return tuple(found)
 
 
-def _is_equal(first: float, second: float) -> bool:
-    if isinstance(first, int) and isinstance(second, int):
-        return first == second
-    return math.isclose(first, second, rel_tol=ROUNDING)
-
-
-def _sum(places: Mapping[str, int | float]) -> int | float:
+def total(places: Mapping[str, Number]) -> Number:
+    """Return the sum of amounts: exact for whole numbers, rounded once for others."""
     amounts = list(places.values())
     if all(isinstance(amount, int) for amount in amounts):
         return sum(amounts)
     return math.fsum(amounts)
+
+
+def _is_equal(before: Mapping[str, Number], now: Mapping[str, Number]) -> bool:
+    first, second = total(before), total(now)
+    if isinstance(first, int) and isinstance(second, int):
+        return first == second
+    gross = math.fsum(abs(amount) for amount in (*before.values(), *now.values()))
+    return abs(first - second) <= ROUNDING * gross

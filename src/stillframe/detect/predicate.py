@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from stillframe.detect.deadlock import find_deadlock
-from stillframe.detect.loss import find_loss
+from stillframe.detect.loss import Number, find_loss, total
 from stillframe.detect.termination import find_activity
 from stillframe.detect.view import View
 from stillframe.errors import ApplicationError
@@ -36,7 +36,7 @@ def deadlock(view: View) -> Verdict:
     """Judge whether processes keep each other blocked for ever."""
     found = find_deadlock(view)
     if found is None:
-        return Verdict(holds=False, sentence="nobody is blocked for ever")
+        return Verdict(holds=False, sentence="no processes keep each other blocked")
     rings = "; ".join(map(str, found.rings))
     among = {name for ring in found.rings for name in ring.processes}
     behind = [name for name in found.processes if name not in among]
@@ -44,12 +44,16 @@ def deadlock(view: View) -> Verdict:
     return Verdict(holds=True, sentence=sentence)
 
 
-def loss_against(expected: Mapping[str, int | float]) -> StablePredicate:
-    """Return the predicate that there is less or more of something than expected, by quantity."""
+def loss_against(expected: Mapping[str, Mapping[str, Number]]) -> StablePredicate:
+    """Return the predicate that there is less or more of something than expected.
+
+    Args:
+        expected: what ``loss.places_of`` said of a snapshot in which nothing was lost.
+    """
+    amounts = ", ".join(f"{total(places)} {quantity}" for quantity, places in expected.items())
 
     def loss(view: View) -> Verdict:
         found = find_loss(view, expected)
-        amounts = ", ".join(f"{amount} {quantity}" for quantity, amount in expected.items())
         return Verdict(bool(found), "; ".join(map(str, found)) or f"all is there: {amounts}")
 
     return loss
@@ -66,7 +70,7 @@ def asking(function: Callable[[View], bool], name: str) -> StablePredicate:
     def own(view: View) -> Verdict:
         try:
             found: object = function(view)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ApplicationError(
                 f"{name} raised {type(error).__name__}: {error}, on snapshot {view.snapshot}"
             ) from error

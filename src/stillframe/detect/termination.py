@@ -6,6 +6,7 @@ Diffusing Computations*, 1980). With no message on any channel none of them ever
 
 import msgspec
 
+from stillframe.detect.asked import is_passive
 from stillframe.detect.view import View
 from stillframe.model import Channel, ProcessId
 
@@ -24,13 +25,15 @@ class Activity(msgspec.Struct, frozen=True):
 
 
 def find_activity(view: View) -> Activity | None:
-    """Return what still goes on in a snapshot, or None if the computation has terminated."""
-    active = tuple(name for name, process in view.processes.items() if not _is_passive(process))
+    """Return what still goes on in a snapshot, or None if the computation has terminated.
+
+    Raises:
+        ApplicationError: a process does not say whether it is passive.
+    """
+    active = tuple(
+        name
+        for name, process in view.processes.items()
+        if not is_passive(process, f"process {name}", view.snapshot)
+    )
     channels = {channel: len(found) for channel, found in view.channels.items() if found}
     return Activity(active, channels) if active or channels else None
-
-
-def _is_passive(process: object) -> bool:
-    """Return whether a process says that it is passive; one that cannot say so is active."""
-    asked = getattr(process, "is_passive", None)
-    return asked is not None and bool(asked())

@@ -1,5 +1,6 @@
 """A snapshot as predicates see it: processes as objects, channels as messages."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,13 +59,31 @@ def _process(topology: Topology, state: ProcessState) -> Any:
     if isinstance(topology.processes[state.process], Process):
         return Performer(state.process, topology, state.encoded).process
     fields = codec.decode(state.encoded)
-    if issubclass(codec.kind, msgspec.Struct):
-        return codec.kind(**fields)
-    # What __init__ of a dataclass would do besides is not recorded, and may need what is not here.
-    process = object.__new__(codec.kind)
-    for name, value in fields.items():
-        object.__setattr__(process, name, value)
+    try:
+        if issubclass(codec.kind, msgspec.Struct):
+            return codec.kind(**fields)
+        # What __init__ of a dataclass would do besides is not recorded, and may need what is not
+        # here; fields that are not recorded are as they are declared.
+        process = object.__new__(codec.kind)
+        for name, value in (_unrecorded(codec.kind) | fields).items():
+            object.__setattr__(process, name, value)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"process {state.process}: no {codec.kind.__name__} can be made of the fields that "
+            f"were recorded of it, {', '.join(fields) or 'none'}, to ask it: {error}"
+        ) from error
     return process
+
+
+def _unrecorded(kind: type) -> dict[str, Any]:
+    """Return the fields of a dataclass that have a value by themselves."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        if field.default is not dataclasses.MISSING:
+            found[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            found[field.name] = field.default_factory()
+    return found
 
 
 def _messages(topology: Topology, state: ChannelState) -> tuple[Message, ...]:

@@ -175,6 +175,18 @@ def verify_snapshot(directory: Path, manifest: Manifest, tables: Tables) -> Snap
     return snapshot
 
 
+def read_tables(directory: Path, manifest: Manifest) -> dict[str, pa.Table]:
+    """Return the tables of a snapshot by name: processes, channels and messages.
+
+    Raises:
+        Damaged: a file is not what was written; it is named.
+        StoreError: a file cannot be read.
+    """
+    return {
+        Path(name).stem: read_parquet(_read_verified(directory, manifest, name)) for name in FILES
+    }
+
+
 def _read_verified(directory: Path, manifest: Manifest, name: str) -> bytes:
     path = directory / name
     record = next(record for record in manifest.files if record.name == name)

@@ -1,0 +1,94 @@
+"""Asks objects of the user's classes, and says whose answer it was that makes no sense."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from stillframe.errors import ApplicationError
+from stillframe.model import SnapshotId
+from stillframe.process import Quantities
+from stillframe.waiting import Waiting
+
+_ABSENT = object()
+
+
+def is_passive(owner: object, where: str, snapshot: SnapshotId) -> bool:
+    """Return whether a process says that it is passive; one that cannot say so is active.
+
+    Args:
+        owner: the process.
+        where: what it is called, for the error.
+        snapshot: of which it is a part, for the error.
+
+    Raises:
+        ApplicationError: it raises, or says something else than True or False.
+    """
+    answer = _answer(owner, "is_passive", where, snapshot)
+    if answer is _ABSENT:
+        return False
+    if not isinstance(answer, bool):
+        raise _wrong(where, "is_passive", answer, snapshot, "True or False")
+    return answer
+
+
+def waits_for(owner: object, where: str, snapshot: SnapshotId) -> Waiting | None:
+    """Return for whom a process says that it waits; arguments as for ``is_passive``.
+
+    Raises:
+        ApplicationError: it raises, or says something else.
+    """
+    answer = _answer(owner, "waits_for", where, snapshot)
+    if answer is _ABSENT or answer is None:
+        return None
+    if not isinstance(answer, Waiting):
+        raise _wrong(where, "waits_for", answer, snapshot, "for_all(...), for_any(...) or None")
+    return answer
+
+
+def conserved(owner: object, where: str, snapshot: SnapshotId) -> Quantities:
+    """Return what a process or message has of conserved quantities; arguments as for
+    ``is_passive``.
+
+    Raises:
+        ApplicationError: it raises, or says something else than names with finite numbers.
+    """
+    answer = _answer(owner, "conserved", where, snapshot)
+    if answer is _ABSENT:
+        return {}
+    if not isinstance(answer, Mapping) or not all(
+        isinstance(name, str) and _is_amount(amount) for name, amount in answer.items()
+    ):
+        raise _wrong(where, "conserved", answer, snapshot, "a dict of names and finite numbers")
+    return answer
+
+
+def _is_amount(amount: object) -> bool:
+    if isinstance(amount, float):
+        return math.isfinite(amount)
+    return isinstance(amount, int) and not isinstance(amount, bool)
+
+
+def _answer(owner: object, method: str, where: str, snapshot: SnapshotId) -> Any:
+    """Return what a method without arguments returns; ``_ABSENT`` if there is none."""
+    asked = getattr(owner, method, _ABSENT)
+    if asked is _ABSENT:
+        return _ABSENT
+    if not callable(asked):
+        raise ApplicationError(
+            f"{where}: {method} is no method of {type(owner).__name__} but {asked!r}: give that "
+            "field another name"
+        )
+    try:
+        return asked()
+    except (Exception, SystemExit) as error:
+        raise ApplicationError(
+            f"{where}: {method}() raised {type(error).__name__}: {error}, on snapshot {snapshot}"
+        ) from error
+
+
+def _wrong(
+    where: str, method: str, answer: object, snapshot: SnapshotId, wanted: str
+) -> ApplicationError:
+    return ApplicationError(
+        f"{where}: {method}() returned {answer!r} on snapshot {snapshot}: return {wanted}"
+    )
