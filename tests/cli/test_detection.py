@@ -73,7 +73,7 @@ def test_a_predicate_of_ones_own_that_is_not_stable_is_told(call: Call, tmp_path
     ("predicate", "words"),
     [
         ("love", "there is no predicate 'love': give one of termination, deadlock, loss; or"),
-        (f"{__name__}:names", "names returned 'A-1' on snapshot A-1: return True or False"),
+        (f"{__name__}:names", "names returned 'A-1', a str, on snapshot A-1: return True or False"),
         (f"{__name__}:none", f"{__name__} has no function 'none'"),
         ("select balance from processes", "gives (95,), (100,) on snapshot A-1: it must give one"),
         ("select 1 = 2 from nowhere", "Table with name nowhere does not exist"),

@@ -45,7 +45,7 @@ def test_a_function_of_ones_own_is_asked() -> None:
         asking(lambda view: bool(view.processes["X"]), "mine:wrong")(NOTHING)
     with pytest.raises(ApplicationError, match="mine:exit raised SystemExit: 0, on snapshot P-7"):
         asking(lambda _: sys.exit(0), "mine:exit")(NOTHING)
-    with pytest.raises(ApplicationError, match="mine:much returned 3 on snapshot P-7"):
+    with pytest.raises(ApplicationError, match="mine:much returned 3, a int, on snapshot P-7"):
         asking(lambda _: 3, "mine:much")(NOTHING)  # type: ignore[arg-type, return-value]
 
 

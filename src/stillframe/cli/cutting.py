@@ -1,6 +1,5 @@
 """``stillframe cuts``: questions about the consistent cuts of a trace."""
 
-import inspect
 import re
 import reprlib
 import sys
@@ -26,7 +25,8 @@ from stillframe.cuts import (
     definitely,
     explain,
 )
-from stillframe.errors import ApplicationError, UsageError
+from stillframe.detect.asked import yes_or_no
+from stillframe.errors import UsageError
 from stillframe.trace import Cut, Position, Trace
 
 _POSITION = re.compile(r"(?P<process>[^=,#\s]+)#(?P<index>[0-9]{1,18})")
@@ -164,27 +164,11 @@ def _asking(predicate: Predicate, what: str, total: int) -> Iterator[Predicate]:
             asked_count += 1
             if not asked_count % _PROGRESS_STEP:
                 bar.update(task, completed=asked_count)
-            try:
-                found: object = predicate(view)
-            except (Exception, SystemExit) as error:
-                raise ApplicationError(
-                    f"the predicate raised {type(error).__name__}: {error}, {_asked_at(view)}"
-                ) from error
-            if not isinstance(found, bool):
-                if inspect.iscoroutine(found):
-                    found.close()
-                raise ApplicationError(
-                    f"the predicate returned {reprlib.repr(found)}, a {type(found).__name__}, "
-                    f"{_asked_at(view)}: return True or False"
-                )
-            return found
+            counts = dict(zip(view.trace.processes, view.cut, strict=True))
+            where = f"asked at the cut {reprlib.repr(counts)}"
+            return yes_or_no(predicate, view, "the predicate", where)
 
         yield asked
-
-
-def _asked_at(view: CutView) -> str:
-    counts = dict(zip(view.trace.processes, view.cut, strict=True))
-    return f"asked at the cut {reprlib.repr(counts)}"
 
 
 def _put_past(trace: Trace, position: Position, *, is_json: bool) -> None:

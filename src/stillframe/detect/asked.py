@@ -1,7 +1,9 @@
 """Asks objects of the user's classes, and says whose answer it was that makes no sense."""
 
+import inspect
 import math
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stillframe.errors import ApplicationError
@@ -10,6 +12,32 @@ from stillframe.process import Quantities
 from stillframe.waiting import Waiting
 
 _ABSENT = object()
+
+
+def yes_or_no(function: Callable[[Any], bool], view: object, name: str, where: str) -> bool:
+    """Return what a predicate of the user's says of a view.
+
+    Args:
+        function: the predicate.
+        view: what it is given.
+        name: what the predicate is called, for the error.
+        where: of what it is asked, for the error.
+
+    Raises:
+        ApplicationError: it raises, or says something else than True or False.
+    """
+    try:
+        found: object = function(view)
+    except (Exception, SystemExit) as error:
+        raise ApplicationError(f"{name} raised {type(error).__name__}: {error}, {where}") from error
+    if isinstance(found, bool):
+        return found
+    if inspect.iscoroutine(found):
+        found.close()
+    raise ApplicationError(
+        f"{name} returned {reprlib.repr(found)}, a {type(found).__name__}, {where}: return True or "
+        "False"
+    )
 
 
 def is_passive(owner: object, where: str, snapshot: SnapshotId) -> bool:

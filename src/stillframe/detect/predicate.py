@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from stillframe.detect.asked import yes_or_no
 from stillframe.detect.deadlock import find_deadlock
 from stillframe.detect.loss import Number, find_loss, total
 from stillframe.detect.termination import find_activity
 from stillframe.detect.view import View
-from stillframe.errors import ApplicationError
 from stillframe.model import SnapshotId
 
 
@@ -68,16 +68,7 @@ def asking(function: Callable[[View], bool], name: str) -> StablePredicate:
     """
 
     def own(view: View) -> Verdict:
-        try:
-            found: object = function(view)
-        except (Exception, SystemExit) as error:
-            raise ApplicationError(
-                f"{name} raised {type(error).__name__}: {error}, on snapshot {view.snapshot}"
-            ) from error
-        if not isinstance(found, bool):
-            raise ApplicationError(
-                f"{name} returned {found!r} on snapshot {view.snapshot}: return True or False"
-            )
+        found = yes_or_no(function, view, name, f"on snapshot {view.snapshot}")
         return Verdict(found, f"{name} says {found}")
 
     return own
