@@ -124,15 +124,40 @@ def array_count(encoded: bytes) -> int:
     return int.from_bytes(encoded[1:_ARRAY32_HEADER_BYTES], "big")
 
 
+class KeyedRows(msgspec.Struct, frozen=True):
+    """Some keys of a keyed field with their values: two MessagePack arrays of `count` each."""
+
+    count: int
+    keys: bytes
+    values: bytes
+
+
+class KeyedChange(msgspec.Struct, frozen=True):
+    """How a keyed field differs from what it held at an earlier cut.
+
+    `rows` are the keys that were set, each once, and `removed` is a MessagePack array of the
+    `removed_count` keys that went; no key is in both.
+    """
+
+    rows: tuple[KeyedRows, ...]
+    removed_count: int
+    removed: bytes
+
+
 class ProcessState(msgspec.Struct, frozen=True):
     """What one process recorded of itself.
 
-    `kind` names its class, `encoded` is a MessagePack map from field to value.
+    `kind` names its class, `encoded` is a MessagePack map from field to value. On its way to the
+    store a state may hold only what changed: then the keyed fields are in `keyed`, by name, and not
+    in `encoded`, and they are what they were in the published snapshot `base` with these changes;
+    with `base` None, `keyed` is all that they hold.
     """
 
     process: ProcessId
     kind: str
     encoded: bytes
+    base: SnapshotId | None = None
+    keyed: dict[str, KeyedChange] = {}
 
 
 class ChannelState(msgspec.Struct, frozen=True):
