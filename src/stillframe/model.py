@@ -227,7 +227,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     """A consistent global state, with where and when it was taken.
 
     `initiated_at` and `completed_at` are seconds since 1970 by the coordinator's clock: from the
-    request until the last fragment was in. The cut itself has no time.
+    request until the last fragment was in. The cut itself has no time. `pause_s` is the longest
+    that any process stood still for it, and `capture_s` the longest until the part of any process
+    was encoded; both are 0 where nobody measures.
     """
 
     id: SnapshotId
@@ -235,6 +237,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     initiated_at: float
     completed_at: float
     state: GlobalState
+    pause_s: float = 0.0
+    capture_s: float = 0.0
 
 
 class IncomingRecord(msgspec.Struct, frozen=True):

@@ -105,7 +105,9 @@ def snapshot_of(
     """Return a snapshot that took half a second."""
     state = global_state(SOME_MESSAGES) if state is None else state
     at = 999.0 + number
-    return Snapshot(SnapshotId(initiator, number), epoch, at, at + 0.5, state)
+    return Snapshot(
+        SnapshotId(initiator, number), epoch, at, at + 0.5, state, pause_s=0.002, capture_s=0.03
+    )
 
 
 def publish(store: Store, *numbers: int) -> None:

@@ -149,6 +149,8 @@ def read_snapshot(directory: Path, manifest: Manifest) -> Snapshot:
         initiated_at=manifest.initiated_at,
         completed_at=manifest.completed_at,
         state=state,
+        pause_s=manifest.pause_s,
+        capture_s=manifest.capture_s,
     )
 
 

@@ -59,6 +59,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     initiated_at: float
     completed_at: float
     published_at: float
+    pause_s: float = 0.0
+    capture_s: float = 0.0
     is_restore_point: bool
     parent: None = None
     process_count: int
@@ -71,8 +73,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A published snapshot, as the store lists it.
 
-    Times are seconds since 1970. `sequence` is the order of publishing, `bytes` the length of its
-    Parquet files together. `is_restore_point` says whether a death goes back to it, as long as
+    Times are seconds since 1970; `pause_s` and `capture_s` are seconds, as in ``model.Snapshot``.
+    `sequence` is the order of publishing, `bytes` the length of its Parquet files together.
+    `is_restore_point` says whether a death goes back to it, as long as
     none follows (``Store.publish``).
     """
 
@@ -82,6 +85,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     initiated_at: float
     completed_at: float
     published_at: float
+    pause_s: float = 0.0
+    capture_s: float = 0.0
     is_restore_point: bool
     process_count: int
     channel_count: int
@@ -99,6 +104,8 @@ def entry_of(manifest: Manifest, directory: Path) -> Entry:
         initiated_at=manifest.initiated_at,
         completed_at=manifest.completed_at,
         published_at=manifest.published_at,
+        pause_s=manifest.pause_s,
+        capture_s=manifest.capture_s,
         is_restore_point=manifest.is_restore_point,
         process_count=manifest.process_count,
         channel_count=manifest.channel_count,

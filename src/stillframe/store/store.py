@@ -365,6 +365,8 @@ class Store:
             initiated_at=snapshot.initiated_at,
             completed_at=snapshot.completed_at,
             published_at=time.time(),
+            pause_s=snapshot.pause_s,
+            capture_s=snapshot.capture_s,
             is_restore_point=(
                 self._restore_point is None
                 or snapshot.initiated_at >= self._restore_point.completed_at
