@@ -88,11 +88,11 @@ class LocalSystem:
             emit=self.events.append,
             departed=lambda process, failure: self.departed.append((process, failure)),
         )
-        self.port = await self.coordinator.listen()
+        self.port = await self.coordinator.roster.listen()
         async with asyncio.TaskGroup() as group:
             for name in self.topology.processes:
                 group.create_task(self._start(name))
-        await self.until(lambda: self.coordinator.running.is_set() or bool(self.failures))
+        await self.until(lambda: self.coordinator.roster.running.is_set() or bool(self.failures))
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -76,5 +76,6 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     story: str
 
 
-FromProcess = Listening | Running | Part | CouldNotRecord | Wanted | Trouble | Failure
+AboutSnapshots = Part | CouldNotRecord | Wanted
+FromProcess = Listening | Running | Trouble | Failure | AboutSnapshots
 ToProcess = Setup | Addresses | Initiate | Abandon | Published

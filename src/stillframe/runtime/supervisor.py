@@ -25,6 +25,7 @@ from stillframe.restore import Start, start_states
 from stillframe.runtime import control, events
 from stillframe.runtime.attachment import Attachment
 from stillframe.runtime.child import Launch
+from stillframe.runtime.children import Children
 from stillframe.runtime.coordinator import Coordinator
 from stillframe.runtime.death import Death, describe_death
 from stillframe.runtime.link import Credentials
@@ -86,7 +87,7 @@ class Supervisor:
         self.reference = reference
         self.store = store
         self.coordinator: Coordinator | None = None
-        self.children: dict[ProcessId, asyncio.subprocess.Process] = {}
+        self._children = Children(self._child_exited)
         self._timeout_s = timeout_s
         self._restore = restore
         self._attachment = None if pipeline is None else Attachment(pipeline, store)
@@ -133,6 +134,11 @@ class Supervisor:
     async def __aexit__(self, *_: object) -> None:
         """Stop the system; what was not recorded in a snapshot is gone."""
         await self._stop()
+
+    @property
+    def children(self) -> dict[ProcessId, asyncio.subprocess.Process]:
+        """The operating-system processes of this epoch that we started."""
+        return self._children.running
 
     @property
     def commands_path(self) -> Path:
@@ -246,8 +252,10 @@ class Supervisor:
             emit=self._emit,
             departed=self._departed,
         )
-        port = await self.coordinator.listen()
-        await asyncio.gather(*(self._spawn(process, port, secret) for process in self._own))
+        port = await self.coordinator.roster.listen()
+        await asyncio.gather(
+            *(self._children.spawn(self._launch(p, port, secret)) for p in self._own)
+        )
         self._emit(events.EpochBegan(self.store.epoch, restored_from))
         announce(
             self.store.path,
@@ -265,7 +273,7 @@ class Supervisor:
         if joining:
             self._emit(events.Waiting(joining))
         await self._until_connected(self.coordinator)
-        if self.coordinator.running.is_set() and not self._ended.done():
+        if self.coordinator.roster.running.is_set() and not self._ended.done():
             seconds = time.monotonic() - began
             self._has_run = True
             if self._attachment is not None:
@@ -291,8 +299,8 @@ class Supervisor:
     async def _until_connected(self, coordinator: Coordinator) -> None:
         """Wait until all processes run, or the epoch ends; say who is waited for."""
         began = time.monotonic()
-        while not await _first(coordinator.running, self._ended, timeout_s=self._timeout_s):
-            waiting = coordinator.not_listening
+        while not await _first(coordinator.roster.running, self._ended, timeout_s=self._timeout_s):
+            waiting = coordinator.roster.not_listening
             self._emit(events.Waiting(waiting))
             stuck = [process for process in waiting if process in self._own]
             if stuck and time.monotonic() - began > START_TIMEOUT_S and not self._ended.done():
@@ -308,32 +316,18 @@ class Supervisor:
             return None, None
         return start_states(self.store.load(entry.id), self.store.description), entry.id
 
-    async def _spawn(self, process: ProcessId, port: int, secret: bytes) -> None:
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "stillframe.runtime.child",
-            stdin=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        self.children[process] = child
+    def _launch(self, process: ProcessId, port: int, secret: bytes) -> Launch:
         me = Credentials(process, self.store.epoch, self.store.description.hash, secret)
         launch = Launch(me, self.reference, sys.path, port)
-        if self._attachment is not None and process in self._attachment.services:
-            launch = msgspec.structs.replace(
-                launch, pipeline=str(self._attachment.root), system=self._attachment.name
-            )
-        assert child.stdin is not None
-        child.stdin.write(msgspec.json.encode(launch) + b"\n")
-        exited = asyncio.get_running_loop().create_task(child.wait())
-        exited.add_done_callback(lambda _: self._child_exited(process, child))
+        if self._attachment is None or process not in self._attachment.services:
+            return launch
+        root, system = str(self._attachment.root), self._attachment.name
+        return msgspec.structs.replace(launch, pipeline=root, system=system)
 
-    def _child_exited(self, process: ProcessId, child: asyncio.subprocess.Process) -> None:
+    def _child_exited(self, process: ProcessId) -> None:
         # A child that never reached the coordinator has no connection whose end would tell; that
         # of any other may still hold its last words.
-        coordinator = self.coordinator
-        is_ours = self.children.get(process) is child
-        if is_ours and coordinator is not None and not coordinator.has_met(process):
+        if self.coordinator is not None and not self.coordinator.roster.has_met(process):
             self._departed(process, None)
 
     def _departed(self, process: ProcessId, failure: control.Failure | None) -> None:
@@ -361,11 +355,7 @@ class Supervisor:
     async def _end_epoch(self) -> None:
         if self._following is not None:
             self._following.cancel()
-        children, self.children = self.children, {}
-        for child in children.values():
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-        await asyncio.gather(*(child.wait() for child in children.values()))
+        await self._children.end()
         if self.coordinator is not None:
             await self.coordinator.close()
             self._next_number = self.coordinator.next_number
