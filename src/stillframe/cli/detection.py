@@ -142,7 +142,7 @@ def look_for(name: str, store: Store, topology_of: Callable[[], Topology]) -> Lo
     if is_sql(name):
 
         def look(entry: Entry) -> Sighting:
-            manifest = read_manifest(entry.directory, store.description.hash)
+            manifest = read_manifest(entry.directory, {store.description_of(entry.id).hash})
             return _sighting(entry, ask(name, entry.id, read_tables(entry.directory, manifest)))
 
         return look

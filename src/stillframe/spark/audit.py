@@ -163,7 +163,7 @@ def _read_manifests(store_path: Path) -> tuple[Head, dict[str, Manifest], dict[s
         except UsageError:
             raise StoreError(f"{directory} is no snapshot: move it out of the store") from None
         try:
-            manifests[directory.name] = read_manifest(directory, topology)
+            manifests[directory.name] = read_manifest(directory, {topology})
         except Damaged as error:
             damages[directory.name] = str(error)
     if not manifests and not damages:

@@ -1,13 +1,14 @@
 """What a manifest says of one snapshot, and what the store says of itself."""
 
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import msgspec
 
 from stillframe.errors import Damaged
-from stillframe.model import SnapshotId
+from stillframe.model import Snapshot, SnapshotId
 from stillframe.store.disk import WHAT_TO_DO
 from stillframe.store.seal import FORMAT, read_sealed
 from stillframe.topology import Description
@@ -26,7 +27,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The content of ``store.json``.
 
     `reference` is where the topology came from, ``module:attribute``. `restored_from` is the
-    snapshot from which the current epoch began.
+    snapshot from which the current epoch began. `former` are the topologies before a change of
+    code, of which there are snapshots still.
     """
 
     format: int = FORMAT
@@ -34,6 +36,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     description: Description
     epoch: int = 0
     restored_from: SnapshotId | None = None
+    former: tuple[Description, ...] = ()
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,6 +98,43 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
 
 
+def manifest_of(
+    snapshot: Snapshot,
+    files: tuple[FileRecord, ...],
+    *,
+    sequence: int,
+    restore_point: Entry | None,
+    topology: str,
+) -> Manifest:
+    """Return the manifest of a snapshot that is published now.
+
+    Args:
+        snapshot: what is published.
+        files: as they were written.
+        sequence: its place in the order of publishing.
+        restore_point: the newest one of this epoch so far.
+        topology: the hash of its description.
+    """
+    return Manifest(
+        snapshot=snapshot.id,
+        sequence=sequence,
+        epoch=snapshot.epoch,
+        initiated_at=snapshot.initiated_at,
+        completed_at=snapshot.completed_at,
+        published_at=time.time(),
+        pause_s=snapshot.pause_s,
+        capture_s=snapshot.capture_s,
+        is_restore_point=(
+            restore_point is None or snapshot.initiated_at >= restore_point.completed_at
+        ),
+        process_count=len(snapshot.state.processes),
+        channel_count=len(snapshot.state.channels),
+        message_count=snapshot.state.message_count,
+        topology=topology,
+        files=files,
+    )
+
+
 def entry_of(manifest: Manifest, directory: Path) -> Entry:
     """Return what the list of snapshots shows of a manifest."""
     return Entry(
@@ -115,8 +155,8 @@ def entry_of(manifest: Manifest, directory: Path) -> Entry:
     )
 
 
-def read_manifest(directory: Path, topology: str) -> Manifest:
-    """Read the manifest of the snapshot in `directory`, of a store with that topology hash.
+def read_manifest(directory: Path, topologies: Container[str]) -> Manifest:
+    """Read the manifest of the snapshot in `directory`, of a store with topologies of these hashes.
 
     Raises:
         Damaged: it was changed, or does not belong into this directory or this store.
@@ -126,7 +166,7 @@ def read_manifest(directory: Path, topology: str) -> Manifest:
     manifest = read_sealed(path, Manifest, advice=WHAT_TO_DO)
     if str(manifest.snapshot) != directory.name:
         raise Damaged(f"{path} is of snapshot {manifest.snapshot}: {WHAT_TO_DO}")
-    if manifest.topology != topology:
+    if manifest.topology not in topologies:
         raise Damaged(f"{path} is of a store with another topology: {WHAT_TO_DO}")
     # Names are compared with what there may be, never used to make a path: '../x' leads nowhere.
     if tuple(record.name for record in manifest.files) != FILES or any(
@@ -136,14 +176,16 @@ def read_manifest(directory: Path, topology: str) -> Manifest:
     return manifest
 
 
-def newest_restore_point(directories: Iterable[Path], topology: str, epoch: int) -> Entry | None:
+def newest_restore_point(
+    directories: Iterable[Path], topologies: Container[str], epoch: int
+) -> Entry | None:
     """Return the newest restore point of an epoch.
 
     Looks from the newest snapshot back and no further than that epoch, since numbers only rise.
 
     Args:
         directories: of the snapshots, in any order.
-        topology: the hash of the store's topology.
+        topologies: the hashes of the store's topologies.
         epoch: the current one.
 
     Raises:
@@ -151,7 +193,7 @@ def newest_restore_point(directories: Iterable[Path], topology: str, epoch: int)
     """
     ids = {directory: SnapshotId.parse(directory.name) for directory in directories}
     for directory in sorted(ids, key=lambda directory: ids[directory].number, reverse=True):
-        manifest = read_manifest(directory, topology)
+        manifest = read_manifest(directory, topologies)
         if manifest.epoch != epoch:
             return None
         if manifest.is_restore_point:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
+from stillframe.model import SnapshotId
 from stillframe.store.disk import partial_path, replace_durably, sync
 from stillframe.store.manifest import Head
 from stillframe.store.seal import TooLarge, read_sealed, seal
@@ -131,6 +132,22 @@ def make_store(path: Path, head: Head) -> None:
     # Last, because it is what makes the directory a store.
     replace_durably(path / HEAD, seal(head))
     sync(path.parent)
+
+
+def snapshot_directories(snapshots: Path) -> list[Path]:
+    """Return the directories of all that is published in `snapshots`, in any order.
+
+    Raises:
+        StoreError: it cannot be read, or a name in it is none of ours.
+    """
+    with explained(snapshots, "read"):
+        found = [path for path in snapshots.iterdir() if not path.name.startswith(".")]
+    for path in found:
+        try:
+            SnapshotId.parse(path.name)
+        except UsageError:
+            raise StoreError(f"{path} is no snapshot: move it out of the store") from None
+    return found
 
 
 def remove_partial(path: Path) -> None:

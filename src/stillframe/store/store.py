@@ -13,7 +13,6 @@ rename publishes it. A crash at any moment leaves the store as it was before or 
 """
 
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Self
 import msgspec
 import pyarrow as pa
 
-from stillframe.errors import StoreError, UsageError
+from stillframe.errors import UsageError
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.store import opening
 from stillframe.store.contents import (
@@ -35,16 +34,16 @@ from stillframe.store.disk import replace_durably
 from stillframe.store.manifest import (
     FILES,
     Entry,
-    FileRecord,
     Head,
     Manifest,
     entry_of,
+    manifest_of,
     newest_restore_point,
     read_manifest,
 )
 from stillframe.store.opening import HEAD, SNAPSHOTS, explained, listed
 from stillframe.store.seal import read_sealed, seal
-from stillframe.store.tables import Tables
+from stillframe.store.topologies import Topologies, changed
 from stillframe.topology import Description
 
 _THREAD_COUNT = len(FILES) + 2  # every file, the manifest and the directory wait side by side
@@ -62,8 +61,7 @@ class Store:
         self._snapshots = path / SNAPSHOTS
         self._lock = lock
         self._head = self._read_head()
-        self._topology = self._head.description.hash
-        self._tables = Tables(self._head.description)
+        self._topologies = Topologies(self._head)
         self._last_sequence = 0
         self._restore_point: Entry | None = None
         self._executor: ThreadPoolExecutor | None = None
@@ -126,7 +124,9 @@ class Store:
                 store = cls(path, lock=lock)
                 store._last_sequence = max((e.sequence for e in store.entries()), default=0)
                 store._restore_point = newest_restore_point(
-                    store._directories(), store._topology, store._head.epoch
+                    opening.snapshot_directories(store._snapshots),
+                    store._topologies,
+                    store._head.epoch,
                 )
                 # The first conversion takes most of a second: Arrow looks for pandas then. Now is a
                 # better time than while the first snapshot waits to be published.
@@ -143,7 +143,7 @@ class Store:
 
     @property
     def description(self) -> Description:
-        """The topology whose snapshots these are."""
+        """The topology that new snapshots are of; ``description_of`` has that of an old one."""
         return self._head.description
 
     @property
@@ -161,17 +161,20 @@ class Store:
         """The snapshot from which the current epoch began; None if it began afresh."""
         return self._head_now().restored_from
 
-    def raise_epoch(self, restored_from: SnapshotId | None) -> int:
+    def raise_epoch(
+        self, restored_from: SnapshotId | None, description: Description | None = None
+    ) -> int:
         """Begin the next epoch; it is on the disk when this returns.
 
         Args:
             restored_from: the snapshot that the system starts from; None if it starts afresh.
+            description: of the topology from now on; None if it stays.
 
         Returns:
             the new epoch, for everybody who takes part.
 
         Raises:
-            UsageError: there is no such snapshot, or the store is open for reading only.
+            UsageError: no such snapshot, too many former topologies, or open for reading only.
             StoreError: the disk is full or failed; call again when that is mended.
         """
         self._check_writer()
@@ -180,14 +183,16 @@ class Store:
         head = msgspec.structs.replace(
             self._head, epoch=self._head.epoch + 1, restored_from=restored_from
         )
+        if description is not None:
+            head = changed(head, description, {m.topology for m in self._manifests()})
         with explained(self._path / HEAD, "written"):
             try:
                 replace_durably(self._path / HEAD, seal(head))
             except OSError:
                 # It may have its name and not be forced to the disk: an epoch is never used twice.
-                self._head = self._read_head()
+                self._take(self._read_head())
                 raise
-        self._head = head
+        self._take(head)
         self._restore_point = None
         return head.epoch
 
@@ -222,8 +227,14 @@ class Store:
         snapshot.state.check_books()
         manifest = write_snapshot(
             directory,
-            self._tables.of(snapshot.id, snapshot.state),
-            lambda files: self._manifest(snapshot, files),
+            self._topologies.tables(self._topologies.present).of(snapshot.id, snapshot.state),
+            lambda files: manifest_of(
+                snapshot,
+                files,
+                sequence=self._last_sequence + 1,
+                restore_point=self._restore_point,
+                topology=self._topologies.present,
+            ),
             self._threads(),
         )
         self._last_sequence = manifest.sequence
@@ -239,7 +250,7 @@ class Store:
             Damaged: a manifest was changed or is missing.
             StoreError: something cannot be read, or a name in the store is none of ours.
         """
-        manifests = [read_manifest(directory, self._topology) for directory in self._directories()]
+        manifests = self._manifests()
         manifests.sort(key=lambda manifest: manifest.sequence)
         return [entry_of(m, self._snapshots / str(m.snapshot)) for m in manifests]
 
@@ -253,11 +264,10 @@ class Store:
             UsageError: the snapshot from which this epoch began was deleted: name another one.
             Damaged, StoreError: as ``entries``.
         """
+        directories = opening.snapshot_directories(self._snapshots)
         head = self._head_now()
         if self._lock is None:
-            self._restore_point = newest_restore_point(
-                self._directories(), self._topology, head.epoch
-            )
+            self._restore_point = newest_restore_point(directories, self._topologies, head.epoch)
         if self._restore_point is not None:
             return self._restore_point
         return None if head.restored_from is None else self.entry(head.restored_from)
@@ -272,6 +282,15 @@ class Store:
         manifest, directory = self._manifest_of(snapshot)
         return entry_of(manifest, directory)
 
+    def description_of(self, snapshot: SnapshotId) -> Description:
+        """Return the topology that a snapshot was taken of.
+
+        Raises:
+            UsageError, Damaged, StoreError: as ``entry``.
+        """
+        manifest, _ = self._manifest_of(snapshot)
+        return self._topologies.description(manifest.topology)
+
     def load(self, snapshot: SnapshotId) -> Snapshot:
         """Read a snapshot; everything that is read for it is verified.
 
@@ -283,7 +302,7 @@ class Store:
         """
         manifest, directory = self._manifest_of(snapshot)
         loaded = read_snapshot(directory, manifest)
-        check_described(loaded, self._head.description)
+        check_described(loaded, self._topologies.description(manifest.topology))
         return loaded
 
     def verify(self, snapshot: SnapshotId) -> None:
@@ -298,7 +317,8 @@ class Store:
         """
         self._read_head()
         manifest, directory = self._manifest_of(snapshot)
-        check_described(verify_snapshot(directory, manifest, self._tables), self.description)
+        verified = verify_snapshot(directory, manifest, self._topologies.tables(manifest.topology))
+        check_described(verified, self._topologies.description(manifest.topology))
 
     def verify_all(self, progress: Callable[[Entry, int], None]) -> int:
         """Verify every snapshot, the oldest first.
@@ -306,11 +326,7 @@ class Store:
         Args:
             progress: called after each with its entry and how many there are.
 
-        Returns:
-            how many were verified.
-
-        Raises:
-            as ``verify``, for the first snapshot that is wrong.
+        Returns how many were verified; raises as ``verify``, for the first that is wrong.
         """
         self._read_head()
         entries = self.entries()
@@ -325,7 +341,10 @@ class Store:
         Raises:
             StoreError: the store cannot be read.
         """
-        ids = [SnapshotId.parse(directory.name) for directory in self._directories()]
+        ids = [
+            SnapshotId.parse(directory.name)
+            for directory in opening.snapshot_directories(self._snapshots)
+        ]
         return 1 + max((snapshot.number for snapshot in ids), default=0)
 
     def close(self) -> None:
@@ -343,8 +362,11 @@ class Store:
     def _head_now(self) -> Head:
         """A reader looks again: the writer may have raised the epoch."""
         if self._lock is None:
-            self._head = self._read_head()
+            self._take(self._read_head())
         return self._head
+
+    def _take(self, head: Head) -> None:
+        self._head, self._topologies = head, self._topologies.following(head)
 
     def _check_writer(self) -> None:
         if self._lock is None:
@@ -357,26 +379,11 @@ class Store:
             self._executor = ThreadPoolExecutor(_THREAD_COUNT, "stillframe-store")
         return self._executor
 
-    def _manifest(self, snapshot: Snapshot, files: tuple[FileRecord, ...]) -> Manifest:
-        return Manifest(
-            snapshot=snapshot.id,
-            sequence=self._last_sequence + 1,
-            epoch=snapshot.epoch,
-            initiated_at=snapshot.initiated_at,
-            completed_at=snapshot.completed_at,
-            published_at=time.time(),
-            pause_s=snapshot.pause_s,
-            capture_s=snapshot.capture_s,
-            is_restore_point=(
-                self._restore_point is None
-                or snapshot.initiated_at >= self._restore_point.completed_at
-            ),
-            process_count=len(snapshot.state.processes),
-            channel_count=len(snapshot.state.channels),
-            message_count=snapshot.state.message_count,
-            topology=self._topology,
-            files=files,
-        )
+    def _manifests(self) -> list[Manifest]:
+        # In this order: a reader then knows the topology of each that it finds.
+        directories = opening.snapshot_directories(self._snapshots)
+        self._head_now()
+        return [read_manifest(directory, self._topologies) for directory in directories]
 
     def _manifest_of(self, snapshot: SnapshotId) -> tuple[Manifest, Path]:
         directory = self._snapshots / str(snapshot)
@@ -386,14 +393,5 @@ class Store:
                 f"there is no snapshot {snapshot} in the store {self._path}; "
                 f"there {'are ' + listed(known) if known else 'is none at all'}"
             )
-        return read_manifest(directory, self._topology), directory
-
-    def _directories(self) -> list[Path]:
-        with explained(self._snapshots, "read"):
-            found = [path for path in self._snapshots.iterdir() if not path.name.startswith(".")]
-        for path in found:
-            try:
-                SnapshotId.parse(path.name)
-            except UsageError:
-                raise StoreError(f"{path} is no snapshot: move it out of the store") from None
-        return found
+        self._head_now()
+        return read_manifest(directory, self._topologies), directory
