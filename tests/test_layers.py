@@ -13,7 +13,7 @@ PACKAGE = ROOT / "src" / "stillframe"
 
 LAYERS = (
     ("errors", "model"),
-    ("trace", "cuts", "waiting", "process", "topology"),
+    ("trace", "cuts", "waiting", "process", "keyed", "state_codec", "topology"),
     ("protocol",),
     ("whole_file",),
     ("store", "restore", "detect", "importer", "tracefile"),

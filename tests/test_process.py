@@ -17,7 +17,6 @@ from stillframe.process import (
     Action,
     Message,
     Process,
-    StateCodec,
     accepted_messages,
     attach,
     every,
@@ -25,6 +24,7 @@ from stillframe.process import (
     is_immutable,
     receive_annotation,
 )
+from stillframe.state_codec import StateCodec
 
 
 class Coin(Message):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stillframe.errors import StillframeError
+    from stillframe.keyed import Keyed
     from stillframe.model import Channel, ProcessId, SnapshotId
     from stillframe.process import Message, Process, every
     from stillframe.runtime.joined import join
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Channel",
     "Joined",
+    "Keyed",
     "Message",
     "Process",
     "ProcessId",
@@ -30,6 +32,7 @@ __all__ = [
 
 _MODULES = {
     "errors": ("StillframeError",),
+    "keyed": ("Keyed",),
     "model": ("Channel", "ProcessId", "SnapshotId"),
     "process": ("Message", "Process", "every"),
     "runtime.joined": ("join",),

@@ -2,7 +2,7 @@
 
 The same class runs over TCP in an operating-system process of its own (``runtime/``) and, step by
 step, under any other host: a host attaches itself (``attach``), calls the handlers one at a time,
-and asks for the state with ``capture``. Nothing here acts.
+and records its fields with a ``StateCodec``. Nothing here acts.
 """
 
 import dataclasses
@@ -198,7 +198,7 @@ def attach(
         vars(process)["append"] = append
 
 
-_ATTACHED = frozenset({"id", "incoming", "outgoing", "send", "snapshot", "append"})
+ATTACHED = frozenset({"id", "incoming", "outgoing", "send", "snapshot", "append"})
 
 
 def field_types(kind: type) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def field_types(kind: type) -> dict[str, Any]:
         names = tuple(field.name for field in dataclasses.fields(kind))
     else:
         names = ()
-    taken = sorted(_ATTACHED.intersection(names)) if issubclass(kind, Process) else []
+    taken = sorted(ATTACHED.intersection(names)) if issubclass(kind, Process) else []
     if taken:
         raise UsageError(
             f"class {kind.__name__}: a field cannot be called {taken[0]!r}: it is ours"
@@ -252,7 +252,6 @@ _IMMUTABLE = frozenset(
     {bool, int, float, str, type(None)}
     | {datetime.datetime, datetime.date, datetime.time, datetime.timedelta}
 )
-_ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
 def is_immutable(kind: Any, within: frozenset[type] = frozenset()) -> bool:
@@ -298,102 +297,3 @@ def receive_annotation(kind: type[Process]) -> Any:
             f"{where}: say which messages it accepts, for example '{parameters[2]}: Transfer'"
         )
     return hints[parameters[2]]
-
-
-class StateCodec:
-    """Encodes the declared fields of one class as a MessagePack map, and reads them back."""
-
-    def __init__(self, kind: type) -> None:
-        """Prepare for `kind`, a Process subclass, a dataclass or a Struct.
-
-        Raises:
-            UsageError: a field has a type that cannot be recorded; it is named.
-        """
-        self.kind = kind
-        self.types = field_types(kind)
-        self._names = tuple(self.types)
-        self._encode = msgspec.msgpack.Encoder().encode
-        try:
-            self.struct = msgspec.defstruct(kind.__name__, list(self.types.items()), kw_only=True)
-            self._decoder = msgspec.msgpack.Decoder(self.struct)
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"class {kind.__name__}: its fields cannot be recorded: {error}"
-            ) from error
-
-    def capture(self, process: object) -> bytes:
-        """Record the state now. The bytes share nothing with the live objects.
-
-        Raises:
-            UsageError: a field holds what cannot be encoded, or an attribute was never declared.
-        """
-        self._check_declared(process)
-        try:
-            values = {name: getattr(process, name) for name in self._names}
-        except AttributeError as error:
-            raise UsageError(f"a declared field was never set: {error}") from error
-        try:
-            return self._encode(values)
-        except _ENCODING_ERRORS as error:
-            culprit = self._find_culprit(values)
-            raise UsageError(
-                f"{self.kind.__name__}.{culprit} cannot be recorded: {error}"
-            ) from error
-
-    def check(self, encoded: bytes) -> None:
-        """Check that a restore could read what was recorded.
-
-        Capturing does not: values are encoded as they are, and reading them back takes longer than
-        a process should stand still.
-
-        Raises:
-            UsageError: a field holds something else than it is declared with.
-        """
-        try:
-            self._decoder.decode(encoded)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise UsageError(
-                f"a field of {self.kind.__name__} does not hold what it is declared with: {error}; "
-                "a restore could not read it"
-            ) from error
-
-    def restore(self, process: object, encoded: bytes) -> None:
-        """Set the fields to what ``capture`` recorded.
-
-        Raises:
-            UsageError: the recorded fields do not fit the declared ones; which is named.
-        """
-        for name, value in self.decode(encoded).items():
-            setattr(process, name, value)
-
-    def decode(self, encoded: bytes) -> dict[str, Any]:
-        """Return the fields that ``capture`` recorded, by name.
-
-        Raises:
-            UsageError: the recorded fields do not fit the declared ones; which is named.
-        """
-        try:
-            state = self._decoder.decode(encoded)
-        except msgspec.MsgspecError as error:
-            raise UsageError(
-                f"class {self.kind.__name__} does not fit the recorded state: {error}"
-            ) from error
-        return {name: getattr(state, name) for name in self._names}
-
-    def _check_declared(self, process: object) -> None:
-        known = self.types.keys() | _ATTACHED
-        for name in getattr(process, "__dict__", ()):
-            if name not in known and not name.startswith("_"):
-                raise UsageError(
-                    f"{self.kind.__name__}.{name} was set but is not declared: a snapshot would "
-                    f"lose it. Declare it ('{name}: <type>') or, if it must not be recorded, call "
-                    f"it '_{name}'"
-                )
-
-    def _find_culprit(self, values: dict[str, Any]) -> str:
-        for name, value in values.items():
-            try:
-                self._encode(value)
-            except _ENCODING_ERRORS:
-                return name
-        return "?"

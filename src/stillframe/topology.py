@@ -16,15 +16,15 @@ from typing import Any, Self
 import msgspec
 
 from stillframe.errors import UsageError
-from stillframe.model import Channel, ProcessId, check_process_id
+from stillframe.model import Channel, ProcessId, ProcessState, check_process_id
 from stillframe.process import (
     Message,
     Process,
-    StateCodec,
     accepted_messages,
     field_types,
     receive_annotation,
 )
+from stillframe.state_codec import StateCodec
 
 COLUMN_KINDS: dict[Any, str] = {
     bool: "bool",
@@ -170,6 +170,10 @@ class Topology:
         if len(names) < 2:
             raise UsageError("a ring needs at least two processes")
         return cls(processes, zip(names, names[1:] + names[:1], strict=True))
+
+    def check_state(self, state: ProcessState) -> None:
+        """Raise a UsageError if a restore could not read what a process recorded."""
+        self.codecs[state.process].check(state.encoded, state.keyed)
 
     def _check_channels(self, pairs: Iterable[tuple[ProcessId, ProcessId]]) -> list[Channel]:
         channels: dict[Channel, None] = {}

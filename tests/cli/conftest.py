@@ -12,7 +12,8 @@ from stillframe import Channel, Message, Process, SnapshotId, Topology
 from stillframe.cli.app import app
 from stillframe.model import Batch, ChannelState, GlobalState, ProcessState, Snapshot
 from stillframe.pipeline import Pipeline
-from stillframe.process import Quantities, StateCodec
+from stillframe.process import Quantities
+from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
 from tests.cli.pipelines import resting_shop
 

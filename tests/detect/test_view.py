@@ -9,7 +9,7 @@ from stillframe import Channel, Message, Process, SnapshotId, Topology
 from stillframe.detect.view import view_of
 from stillframe.errors import UsageError
 from stillframe.model import Batch, ChannelState, GlobalState, ProcessState, Snapshot
-from stillframe.process import StateCodec
+from stillframe.state_codec import StateCodec
 from stillframe.topology import Joined
 
 

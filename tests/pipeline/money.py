@@ -21,7 +21,7 @@ from stillframe.pipeline.dataflow import Log
 from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.published import Manifest
-from stillframe.process import StateCodec
+from stillframe.state_codec import StateCodec
 
 SCHEMA = pa.schema([("amount", pa.int64())])
 END = -1

@@ -19,7 +19,7 @@ from typing import Any
 
 from stillframe.model import Abandoned, Reason
 from stillframe.pipeline.published import Manifest
-from stillframe.process import StateCodec
+from stillframe.state_codec import StateCodec
 from tests.soak.pipeline_outputs import differences, outputs, reader
 from tests.soak.pipeline_programs import Program
 from tests.soak.pipeline_services import LIMIT

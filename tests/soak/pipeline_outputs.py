@@ -9,7 +9,7 @@ from stillframe.pipeline import Pipeline
 from stillframe.pipeline.head import read_head
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.resting import resting_service
-from stillframe.process import StateCodec
+from stillframe.state_codec import StateCodec
 from tests.soak.pipeline_shop import Books, Feed
 
 _SHOWN_COUNT = 3

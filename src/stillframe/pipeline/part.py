@@ -45,7 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ServiceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a service, as ``process.StateCodec`` encodes them."""
+    """The fields of a service, as ``state_codec.StateCodec`` encodes them."""
 
     kind: str
     encoded: bytes

@@ -17,7 +17,7 @@ from stillframe.pipeline.head import read_head
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.part import Request, ServiceState
 from stillframe.pipeline.resting import ServiceRecord, resting_service, write_service_record
-from stillframe.process import StateCodec
+from stillframe.state_codec import StateCodec
 
 POLL_S = 0.01
 

@@ -16,7 +16,7 @@ import msgspec
 
 from stillframe.errors import ApplicationError, StillframeError, UsageError
 from stillframe.model import Batch, Channel, Fragment, Marker, ProcessId, ProcessState, SnapshotId
-from stillframe.process import Message, StateCodec, is_immutable
+from stillframe.process import Message, is_immutable
 from stillframe.protocol import wire
 from stillframe.protocol.recorder import (
     Effect,
@@ -37,6 +37,7 @@ from stillframe.runtime.ends import (
     Incoming,
     Outgoing,
 )
+from stillframe.state_codec import StateCodec
 
 PART_BYTES_MAX = wire.CONTROL_BYTES_MAX - 2**20
 

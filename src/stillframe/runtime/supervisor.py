@@ -244,7 +244,7 @@ class Supervisor:
         secret = secrets.token_bytes(SECRET_BYTES)
         self.coordinator = Coordinator(
             self.store,
-            check=lambda state: self._topology.codecs[state.process].check(state.encoded),
+            check=self._topology.check_state,
             secret=secret,
             starts=starts,
             first_number=self._next_number,

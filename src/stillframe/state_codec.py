@@ -1,0 +1,236 @@
+"""The recorded state of a class: its declared fields as a MessagePack map, and back."""
+
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from stillframe.errors import UsageError
+from stillframe.keyed import Keyed
+from stillframe.model import KeyedChange
+from stillframe.process import ATTACHED, field_types, is_immutable
+
+_ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+NOTHING: Mapping[str, KeyedChange] = types.MappingProxyType({})
+
+
+class StateCodec:
+    """Encodes the declared fields of one class as a MessagePack map, and reads them back.
+
+    Attributes:
+        kind: the class.
+        types: declared field -> its type.
+        keyed: keyed field -> the types of its keys and of its values.
+        struct: what a recorded state decodes to; keyed fields are dicts there.
+    """
+
+    def __init__(self, kind: type) -> None:
+        """Prepare for `kind`, a Process subclass, a dataclass or a Struct.
+
+        Raises:
+            UsageError: a field has a type that cannot be recorded; it is named.
+        """
+        self.kind = kind
+        self.types = field_types(kind)
+        self.keyed = {
+            name: _keyed_types(f"{kind.__name__}.{name}", annotation)
+            for name, annotation in self.types.items()
+            if _mentions_keyed(annotation)
+        }
+        self._names = tuple(self.types)
+        self._other_names = tuple(name for name in self.types if name not in self.keyed)
+        self._encode = msgspec.msgpack.Encoder().encode
+        fields = self.types | {
+            name: types.GenericAlias(dict, both) for name, both in self.keyed.items()
+        }
+        others = [(name, fields[name]) for name in self._other_names]
+        try:
+            self.struct = msgspec.defstruct(kind.__name__, list(fields.items()), kw_only=True)
+            self._decoder = msgspec.msgpack.Decoder(self.struct)
+            rest = msgspec.defstruct(kind.__name__, others, kw_only=True)
+            self._rest_decoder = msgspec.msgpack.Decoder(rest)
+            self._array_decoders = {
+                name: tuple(
+                    msgspec.msgpack.Decoder(types.GenericAlias(list, (part,))) for part in both
+                )
+                for name, both in self.keyed.items()
+            }
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"class {kind.__name__}: its fields cannot be recorded: {error}"
+            ) from error
+
+    def capture(self, process: object) -> bytes:
+        """Record the state now, whole. The bytes share nothing with the live objects.
+
+        Raises:
+            UsageError: a field holds what cannot be encoded, or an attribute was never declared.
+        """
+        held = {name: field.rows for name, field in self.keyed_fields(process).items()}
+        return self.encode(self.others(process) | held)
+
+    def others(self, process: object) -> dict[str, Any]:
+        """Return what the fields that are not keyed hold now, by name.
+
+        Raises:
+            UsageError: an attribute was never declared, or a declared one never set.
+        """
+        self._check_declared(process)
+        try:
+            return {name: getattr(process, name) for name in self._other_names}
+        except AttributeError as error:
+            raise UsageError(f"a declared field was never set: {error}") from error
+
+    def keyed_fields(self, process: object) -> dict[str, Keyed[Any, Any]]:
+        """Return the keyed fields, by name.
+
+        Raises:
+            UsageError: one holds something else, or two hold the same object.
+        """
+        found: dict[str, Keyed[Any, Any]] = {}
+        for name in self.keyed:
+            field = getattr(process, name, None)
+            if not isinstance(field, Keyed):
+                raise UsageError(
+                    f"{self.kind.__name__}.{name} is declared as Keyed and holds a "
+                    f"{type(field).__name__}: give it a stillframe.Keyed(...) of it"
+                )
+            twin = next((other for other, object_ in found.items() if object_ is field), None)
+            if twin is not None:
+                raise UsageError(
+                    f"{self.kind.__name__}.{name} and {twin} hold the same Keyed: give each field "
+                    "one of its own"
+                )
+            found[name] = field
+        return found
+
+    def encode(self, values: dict[str, Any]) -> bytes:
+        """Return fields as a MessagePack map.
+
+        Raises:
+            UsageError: a field holds what cannot be encoded; it is named.
+        """
+        try:
+            return self._encode(values)
+        except _ENCODING_ERRORS as error:
+            culprit = self._find_culprit(values)
+            raise UsageError(
+                f"{self.kind.__name__}.{culprit} cannot be recorded: {error}"
+            ) from error
+
+    def check(self, encoded: bytes, changes: Mapping[str, KeyedChange] = NOTHING) -> None:
+        """Check that a restore could read what was recorded.
+
+        Capturing does not: values are encoded as they are, and reading them back takes longer than
+        a process should stand still.
+
+        Args:
+            encoded: the fields; all of them if there are no `changes`, else all but the keyed ones.
+            changes: keyed field -> what was recorded of it (``ProcessState.keyed``).
+
+        Raises:
+            UsageError: a field holds something else than it is declared with.
+        """
+        try:
+            if not changes:
+                self._decoder.decode(encoded)
+                return
+            self._rest_decoder.decode(encoded)
+            if changes.keys() != self.keyed.keys():
+                raise msgspec.ValidationError(f"changes of {sorted(changes)} were recorded")
+            for name, change in changes.items():
+                self._check_change(name, change)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise UsageError(
+                f"a field of {self.kind.__name__} does not hold what it is declared with: {error}; "
+                "a restore could not read it"
+            ) from error
+
+    def _check_change(self, name: str, change: KeyedChange) -> None:
+        keys, values = self._array_decoders[name]
+        arrays = [(keys, change.removed, change.removed_count)]
+        for rows in change.rows:
+            arrays += [(keys, rows.keys, rows.count), (values, rows.values, rows.count)]
+        for decoder, encoded, count in arrays:
+            try:
+                found = decoder.decode(encoded)
+            except msgspec.MsgspecError as error:
+                raise msgspec.ValidationError(f"{error} (in {name})") from error
+            if len(found) != count:
+                raise msgspec.ValidationError(f"{name} has {len(found)} entries and not {count}")
+
+    def restore(self, process: object, encoded: bytes) -> None:
+        """Set the fields to what ``capture`` recorded.
+
+        Raises:
+            UsageError: the recorded fields do not fit the declared ones; which is named.
+        """
+        for name, value in self.decode(encoded).items():
+            setattr(process, name, value)
+
+    def decode(self, encoded: bytes) -> dict[str, Any]:
+        """Return the fields that ``capture`` recorded, by name.
+
+        Raises:
+            UsageError: the recorded fields do not fit the declared ones; which is named.
+        """
+        try:
+            state = self._decoder.decode(encoded)
+        except msgspec.MsgspecError as error:
+            raise UsageError(
+                f"class {self.kind.__name__} does not fit the recorded state: {error}"
+            ) from error
+        fields = {name: getattr(state, name) for name in self._names}
+        return fields | {name: Keyed(fields[name]) for name in self.keyed}
+
+    def _check_declared(self, process: object) -> None:
+        known = self.types.keys() | ATTACHED
+        for name in getattr(process, "__dict__", ()):
+            if name not in known and not name.startswith("_"):
+                raise UsageError(
+                    f"{self.kind.__name__}.{name} was set but is not declared: a snapshot would "
+                    f"lose it. Declare it ('{name}: <type>') or, if it must not be recorded, call "
+                    f"it '_{name}'"
+                )
+
+    def _find_culprit(self, values: dict[str, Any]) -> str:
+        for name, value in values.items():
+            try:
+                self._encode(value)
+            except _ENCODING_ERRORS:
+                return name
+        return "?"
+
+
+def _mentions_keyed(annotation: Any) -> bool:
+    if annotation is Keyed or typing.get_origin(annotation) is Keyed:
+        return True
+    return any(_mentions_keyed(part) for part in typing.get_args(annotation))
+
+
+def _keyed_types(where: str, annotation: Any) -> tuple[Any, Any]:
+    """Return the types of the keys and of the values of a keyed field, if it can be one."""
+    if typing.get_origin(annotation) is not Keyed:
+        raise UsageError(
+            f"{where}: Keyed is the whole type of a field, with the types of its keys and values: "
+            f"declare '{where.rpartition('.')[2]}: Keyed[str, int]' or the like, not {annotation}"
+        )
+    key, value = typing.get_args(annotation)
+    if not (key is bytes or (is_immutable(key) and key is not float)):
+        raise UsageError(
+            f"{where}: its keys are declared as {_spelled(key)}: use str, int, bytes, a date, an "
+            "Enum or a frozen Struct of such"
+        )
+    if not (value is bytes or is_immutable(value)):
+        raise UsageError(
+            f"{where}: its values are declared as {_spelled(value)}, which could be changed in "
+            "place, and a snapshot would not notice: use a frozen Struct (class Row(msgspec.Struct,"
+            " frozen=True)) and set the key to a new one, or declare the field as a dict"
+        )
+    return key, value
+
+
+def _spelled(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)
