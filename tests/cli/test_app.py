@@ -73,6 +73,8 @@ def test_every_command_has_an_example_and_json(call: Call, command: str) -> None
         (["run", BANK, "--store", "new", "--initiator", "Q"], "there is no process 'Q'; there are"),
         (["run", BANK, "--store", "new", "--every", "5"], "--every '5' is no duration"),
         (["run", BANK, "--store", "new", "--timeout", "never"], "--timeout 'never' is no duration"),
+        (["run", BANK, "--store", "new", "--marker-wait", "2s"], "at most 1.00 s is possible"),
+        (["run", BANK, "--store", "new", "--marker-wait", "5"], "--marker-wait '5' is no duration"),
         (["run", BANK, "--store", "new", "--for", "0s"], "--for '0s' is no duration"),
         (["run", BANK], "Missing option '--store'"),
         (["lst"], "No such command 'lst'"),

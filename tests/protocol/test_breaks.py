@@ -51,17 +51,18 @@ class BreakingChannel:
         self.connect(0)
 
     def write(self, chance: Random) -> None:
-        """Send a batch or a marker."""
+        """Send a batch, a marker, or a batch on which a marker rides."""
         sequence = self.source.sequence + 1
         frame: bytes | bytearray
         if chance.random() < 0.2:
             frame = wire.encode_marker(sequence, Marker(SnapshotId("P", sequence)))
         else:
-            frame = wire.encode_messages(sequence, sequence, ["x" * chance.randint(0, 40)])
+            rider = Marker(SnapshotId("P", sequence)) if chance.random() < 0.2 else None
+            frame = wire.encode_messages(sequence, sequence, ["x" * chance.randint(0, 40)], rider)
         self.source.add(frame)
         self.sizes.append(len(frame))
         self.forth.on_the_way += frame
-        check = Direction(wire.Kind.MESSAGES, wire.Kind.MARKER)
+        check = Direction(*wire.CHANNEL_KINDS)
         check.on_the_way += frame
         self.written += check.arrive(len(frame))
 
@@ -104,7 +105,7 @@ class BreakingChannel:
 
     def connect(self, received: int) -> None:
         """Begin a connection with nothing on it but what must be sent again."""
-        self.forth = Direction(wire.Kind.MESSAGES, wire.Kind.MARKER)
+        self.forth = Direction(*wire.CHANNEL_KINDS)
         self.back = Direction(wire.Kind.ACK)
         for frame in self.source.resume(received):
             self.forth.on_the_way += frame
@@ -169,7 +170,10 @@ def test_the_breaks_are_worth_looking_at() -> None:
 
 def test_a_stream_may_be_cut_after_every_single_byte() -> None:
     """Wherever the first connection ends, the second brings exactly the rest."""
-    frames = [bytes(wire.encode_messages(n, n, ["m" * n])) for n in (1, 2, 3)]
+    rider = Marker(SnapshotId("P", 1))
+    frames = [
+        bytes(wire.encode_messages(n, n, ["m" * n], rider if n == 2 else None)) for n in (1, 2, 3)
+    ]
     stream = b"".join(frames)
     for cut in range(len(stream) + 1):
         channel = BreakingChannel(acknowledge_bytes=1)

@@ -21,7 +21,13 @@ GREETINGS: list[Greeting] = [
     Welcome(12),
     Declined("no"),
 ]
-OPEN = (wire.Kind.MESSAGES, wire.Kind.MARKER, wire.Kind.ACK, wire.Kind.CONTROL)
+OPEN = (*wire.CHANNEL_KINDS, wire.Kind.ACK, wire.Kind.CONTROL)
+_MARKED = bytes(wire.encode_messages(1, 1, [1], MARKER))
+_MARKER_BYTES = len(msgspec.msgpack.encode(MARKER))
+LONG_MARKER = _MARKED[:5] + b"\xff\xff" + _MARKED[7:]
+"""A marker that would reach beyond its frame."""
+MARKER_ALONE = (3 + _MARKER_BYTES).to_bytes(4, "big") + _MARKED[4 : 7 + _MARKER_BYTES]
+"""A marker that rides on nothing."""
 
 
 def reader(*, is_open: bool = True) -> wire.FrameReader:
@@ -54,6 +60,7 @@ def test_frames_survive_any_pieces(piece: int) -> None:
         bytes(wire.encode_messages(1, 5, [1, "two", 3.0]))
         + wire.encode_marker(2, MARKER)
         + bytes(wire.encode_messages(3, 8, large))
+        + bytes(wire.encode_messages(4, 10, [4, large[0]], MARKER))
         + wire.encode_ack(9)
         + wire.encode_control({"a": 1})
     )
@@ -61,6 +68,7 @@ def test_frames_survive_any_pieces(piece: int) -> None:
         wire.Messages(1, Batch.of(5, [msgspec.msgpack.encode(m) for m in (1, "two", 3.0)])),
         wire.Marked(2, MARKER),
         wire.Messages(3, Batch.of(8, [msgspec.msgpack.encode(m) for m in large])),
+        wire.Messages(4, Batch.of(10, [msgspec.msgpack.encode(m) for m in (4, large[0])]), MARKER),
         wire.Ack(9),
         wire.Control(msgspec.msgpack.encode({"a": 1})),
     ]
@@ -69,8 +77,10 @@ def test_frames_survive_any_pieces(piece: int) -> None:
 @pytest.mark.parametrize("count", [1, 15, 16, 65_535, 65_536])
 def test_every_length_of_array_gets_the_same_header(count: int) -> None:
     """MessagePack has three headers for arrays; on the wire there is one."""
-    (frame,) = feed(reader(), bytes(wire.encode_messages(1, 1, [7] * count)), 1 << 20)
-    assert frame == wire.Messages(1, Batch(1, count, encode_array([b"\x07"] * count)))
+    for marker in (None, MARKER):
+        encoded = bytes(wire.encode_messages(1, 1, [7] * count, marker))
+        (frame,) = feed(reader(), encoded, 1 << 20)
+        assert frame == wire.Messages(1, Batch(1, count, encode_array([b"\x07"] * count)), marker)
 
 
 @pytest.mark.parametrize("greeting", GREETINGS, ids=lambda greeting: type(greeting).__name__)
@@ -81,8 +91,8 @@ def test_greetings_survive(greeting: Greeting) -> None:
 
 def test_another_version_is_refused_with_both_numbers() -> None:
     """The version stands before anything that could have changed."""
-    with pytest.raises(Refused, match="version 2 of the protocol, we speak 1"):
-        feed(reader(is_open=False), wire.encode_greeting(HELLO, version=2), 100)
+    with pytest.raises(Refused, match="version 1 of the protocol, we speak 2"):
+        feed(reader(is_open=False), wire.encode_greeting(HELLO, version=1), 100)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +106,12 @@ def test_another_version_is_refused_with_both_numbers() -> None:
         (b"\x00\x00\x00\x05\x02abcd", "ends before its messages begin", True),
         (b"\x00\x00\x00\x05\x04abcd", "ACK frame cannot be read", True),
         (b"\x00\x00\x00\x0a\x03" + bytes(9), "MARKER frame cannot be read", True),
+        (b"\x00\x00\x00\x02\x06a", "MARKED_MESSAGES frame cannot be read", True),
+        (b"\x00\x00\x00\x04\x06\x00\x01\xc1", "MARKED_MESSAGES frame cannot be read", True),
+        (LONG_MARKER, "MARKED_MESSAGES frame cannot be read", True),
+        (MARKER_ALONE, "ends before its messages begin", True),
         (b"\x00\x00\x00\x07\x01STFX\x00\x01", "does not speak Stillframe's", False),
-        (b"\x00\x00\x00\x09\x01STFR\x00\x01\xc1\xc1", "GREETING frame cannot be read", False),
+        (b"\x00\x00\x00\x09\x01STFR\x00\x02\xc1\xc1", "GREETING frame cannot be read", False),
     ],
 )
 def test_what_is_no_frame_is_a_violation_that_says_so(
@@ -110,14 +124,16 @@ def test_what_is_no_frame_is_a_violation_that_says_so(
 
 def test_a_batch_that_lies_about_its_count_is_a_violation() -> None:
     """The count stands twice; both must agree, and be some."""
-    honest = bytes(wire.encode_messages(1, 1, [1, 2]))
-    for position, value in ((24, 3), (29, 3), (20, 0)):
-        lie = bytearray(honest)
-        lie[position] = value
-        if position == 20:
-            lie[13:21] = bytes(8)
-        with pytest.raises(ProtocolViolation, match="a batch says that it holds"):
-            feed(reader(), bytes(lie), 1000)
+    for marker in (None, MARKER):
+        honest = bytes(wire.encode_messages(1, 1, [1, 2], marker))
+        before = len(honest) - len(wire.encode_messages(1, 1, [1, 2]))
+        for position, value in ((24, 3), (29, 3), (20, 0)):
+            lie = bytearray(honest)
+            lie[before + position] = value
+            if position == 20:
+                lie[before + 13 : before + 21] = bytes(8)
+            with pytest.raises(ProtocolViolation, match="a batch says that it holds"):
+                feed(reader(), bytes(lie), 1000)
 
 
 def test_a_stranger_cannot_make_us_hold_much() -> None:
@@ -141,6 +157,7 @@ def test_mutations_are_refused_or_still_frames(seed: int) -> None:
     """Flip, cut, insert and repeat bytes of valid frames: two kinds of error, nothing else."""
     chance = random.Random(seed)
     valid = [bytes(wire.encode_messages(1, 1, [1, "two"])), wire.encode_marker(2, MARKER)]
+    valid += [bytes(wire.encode_messages(3, 3, [7], MARKER))]
     valid += [wire.encode_ack(3), wire.encode_control([1]), *map(wire.encode_greeting, GREETINGS)]
     refused = 0
     for _ in range(500):
@@ -173,6 +190,6 @@ def test_random_bytes_are_refused_or_waited_for(stream: bytes, is_open: bool) ->
 
 def test_deep_nesting_is_a_violation() -> None:
     """A greeting of brackets without end does not break us."""
-    body = b"STFR\x00\x01" + b"\x91" * 4000
+    body = b"STFR\x00\x02" + b"\x91" * 4000
     with pytest.raises(ProtocolViolation):
         feed(reader(is_open=False), (len(body) + 1).to_bytes(4, "big") + b"\x01" + body, 9999)

@@ -9,8 +9,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from stillframe import Channel, Message, Process, Topology, every
-from stillframe.model import SnapshotId
+from stillframe.model import Fragment, SnapshotId
 from stillframe.protocol.recorder import Phase
+from stillframe.runtime import control
 from stillframe.runtime.ends import FRAME_EXTRA_BYTES, WINDOW_BYTES
 from stillframe.runtime.handlers import BURST_COUNT, HandlerHost
 
@@ -184,6 +185,44 @@ async def check_markers(make_pair: MakePair) -> None:
         await pair.until(lambda: b.received_count == 1)
 
 
+async def check_markers_among_messages(make_pair: MakePair) -> None:
+    """Snapshots from both ends while messages flow, over connections that break: every part that
+    is recorded fits the other, message by message."""
+    a, b = Caller(limit=30_000, filler_bytes=20), Caller(limit=30_000, filler_bytes=20)
+    async with make_pair(Topology.mesh({"A": a, "B": b})) as pair:
+        parts = {name: _collect_parts(host) for name, host in pair.hosts.items()}
+        pair.begin("A", "B")
+        for number in range(1, 41):
+            snapshot = SnapshotId("AB"[number % 2], number)
+            pair.hosts[snapshot.initiator].initiate(snapshot)
+            if number % 10 == 0:
+                await pair.cut("AB"[number // 10 % 2])
+
+            def has_ended(snapshot: SnapshotId = snapshot) -> bool:
+                return all(snapshot in part for part in parts.values())
+
+            await pair.until(has_ended)
+        await pair.until(lambda: a.received_count == b.received_count == 30_000)
+    for snapshot, part in parts["A"].items():
+        for one, other in ((part, parts["B"][snapshot]), (parts["B"][snapshot], part)):
+            (record,) = other.incoming
+            (sent_count,) = one.sent_counts.values()
+            recorded_count = sum(batch.count for batch in record.batches)
+            assert sent_count == record.received_count + recorded_count
+
+
+def _collect_parts(host: HandlerHost) -> dict[SnapshotId, Fragment]:
+    """Return where the parts that `host` reports will be found."""
+    parts: dict[SnapshotId, Fragment] = {}
+
+    def report(message: control.FromProcess) -> None:
+        if isinstance(message, control.Part):
+            parts[message.fragment.snapshot] = message.fragment
+
+    host.report = report
+    return parts
+
+
 LINK_CHECKS: tuple[Callable[[MakePair], Awaitable[None]], ...] = (
     check_order,
     check_broken_connections,
@@ -191,6 +230,7 @@ LINK_CHECKS: tuple[Callable[[MakePair], Awaitable[None]], ...] = (
     check_lost_acknowledgements,
     check_smallest_frames,
     check_markers,
+    check_markers_among_messages,
 )
 
 

@@ -43,8 +43,12 @@ async def hang_up() -> None:
 class MemoryPair:
     """Two hosts in one memory; chance decides what goes on next."""
 
-    def __init__(self, topology: Topology, chance: random.Random) -> None:
-        self._network = MemoryNetwork(topology, lambda process, message: None)
+    def __init__(
+        self, topology: Topology, chance: random.Random, marker_wait_s: float = 0.0
+    ) -> None:
+        self._network = MemoryNetwork(
+            topology, lambda process, message: None, marker_wait_s=marker_wait_s
+        )
         self._chance = chance
         self.hosts: Mapping[str, HandlerHost] = self._network.hosts
         self.begin = self._network.begin
@@ -85,9 +89,9 @@ class MemoryPair:
 
 
 @contextlib.asynccontextmanager
-async def memory_pair(topology: Topology) -> AsyncIterator[MemoryPair]:
+async def memory_pair(topology: Topology, marker_wait_s: float = 0.0) -> AsyncIterator[MemoryPair]:
     """Link two hosts in memory."""
-    yield MemoryPair(topology, random.Random(864))
+    yield MemoryPair(topology, random.Random(864), marker_wait_s)
 
 
 def carrier(end: Incoming | Outgoing) -> Transport | None:
@@ -103,7 +107,8 @@ def ends(host: Host) -> list[Incoming | Outgoing]:
 class TcpPair:
     """Two hosts in one event loop, linked over TCP."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, marker_wait_s: float = 0.0) -> None:
+        self._marker_wait_s = marker_wait_s
         self.troubles: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._errors: list[StillframeError] = []
@@ -205,6 +210,7 @@ class TcpPair:
             report=lambda message: None,
             fail=self._errors.append,
             scheduler=asyncio.get_running_loop(),
+            marker_wait_s=self._marker_wait_s,
         )
         attach(
             process,
@@ -218,9 +224,9 @@ class TcpPair:
 
 
 @contextlib.asynccontextmanager
-async def tcp_pair(topology: Topology) -> AsyncIterator[TcpPair]:
+async def tcp_pair(topology: Topology, marker_wait_s: float = 0.0) -> AsyncIterator[TcpPair]:
     """Link two hosts over TCP."""
-    pair = TcpPair(topology)
+    pair = TcpPair(topology, marker_wait_s)
     await pair.listen()
     try:
         yield pair

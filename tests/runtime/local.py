@@ -50,6 +50,7 @@ class LocalSystem:
         detour: where connections to a process go instead.
         starts: where each process begins; None for a fresh start.
         timeout_s: how long a snapshot may take.
+        marker_wait_s: how long a marker may wait for messages to ride on.
         may_fail: whether ``until`` goes on when a process has failed.
     """
 
@@ -61,6 +62,7 @@ class LocalSystem:
         detour: Detour = lambda port: port,
         starts: dict[ProcessId, Start] | None = None,
         timeout_s: float = 30.0,
+        marker_wait_s: float = 0.0,
         may_fail: bool = False,
     ) -> None:
         self.topology = topology
@@ -73,6 +75,7 @@ class LocalSystem:
         self._detour = detour
         self._starts = starts
         self._timeout_s = timeout_s
+        self._marker_wait_s = marker_wait_s
         self._may_fail = may_fail
 
     async def __aenter__(self) -> Self:
@@ -85,6 +88,7 @@ class LocalSystem:
             starts=self._starts,
             first_number=self.store.next_number(),
             timeout_s=self._timeout_s,
+            marker_wait_s=self._marker_wait_s,
             emit=self.events.append,
             departed=lambda process, failure: self.departed.append((process, failure)),
         )

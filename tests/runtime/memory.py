@@ -21,7 +21,7 @@ from stillframe.runtime.handlers import HandlerHost
 from stillframe.topology import Topology
 
 MARKER = wire.Kind.MARKER
-MESSAGES = wire.Kind.MESSAGES
+MARKED_MESSAGES = wire.Kind.MARKED_MESSAGES
 
 
 class VirtualScheduler:
@@ -127,7 +127,7 @@ class MemoryLink:
         """Begin a new connection, as a handshake would."""
         self.forth, self.back = MemoryTransport(self._turn), MemoryTransport(self._turn)
         self._forth_reader, self._back_reader = wire.FrameReader(), wire.FrameReader()
-        self._forth_reader.open(MESSAGES, MARKER, frame_bytes_max=wire.FRAME_BYTES_MAX)
+        self._forth_reader.open(*wire.CHANNEL_KINDS, frame_bytes_max=wire.FRAME_BYTES_MAX)
         self._back_reader.open(wire.Kind.ACK, frame_bytes_max=64)
         self._incoming.attach(self.back)
         self._outgoing.attach(self.forth, self._incoming.session.received)
@@ -144,10 +144,10 @@ class MemoryLink:
 
     def has_messages(self) -> bool:
         """Return whether a message of the application is on its way."""
-        return any(written.kind == MESSAGES for written in self.forth.queue)
+        return any(written.kind != MARKER for written in self.forth.queue)
 
     def has_marker_first(self) -> bool:
-        """Return whether the next frame to arrive is a marker."""
+        """Return whether the next frame to arrive is a marker by itself."""
         return bool(self.forth.queue) and self.forth.queue[0].kind == MARKER
 
     def deliver(self) -> Written:
@@ -173,6 +173,7 @@ class MemoryNetwork:
         topology: fresh, since its processes run here.
         report: takes what a process would tell the coordinator.
         starts: where each process begins; None for a fresh start.
+        marker_wait_s: how long a marker may wait for messages to ride on.
     """
 
     def __init__(
@@ -180,8 +181,11 @@ class MemoryNetwork:
         topology: Topology,
         report: Callable[[ProcessId, control.FromProcess], None],
         starts: dict[ProcessId, Start] | None = None,
+        *,
+        marker_wait_s: float = 0.0,
     ) -> None:
         self.topology = topology
+        self._marker_wait_s = marker_wait_s
         self.scheduler = VirtualScheduler()
         self.turn = 0
         self.hosts = {
@@ -223,6 +227,7 @@ class MemoryNetwork:
             report=lambda message: report(name, message),
             fail=_give_up,
             scheduler=self.scheduler,
+            marker_wait_s=self._marker_wait_s,
         )
         attach(
             process,

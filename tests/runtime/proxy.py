@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
+from stillframe.protocol import wire
 from stillframe.runtime.link import LOOPBACK
 from tests.runtime.links import hang_up
 
@@ -112,8 +113,7 @@ class ChangingProxies:
         async def pass_frames() -> None:
             passed_count = 0
             while True:
-                head = await near[0].readexactly(4)
-                frame = bytearray(head + await near[0].readexactly(int.from_bytes(head, "big")))
+                frame = await _read_frame(near[0])
                 passed_count += frame[4] != GREETING_KIND
                 if passed_count == self._after + 1 and self.changed_count < self._count:
                     self.changed_count += 1
@@ -121,17 +121,59 @@ class ChangingProxies:
                 far[1].write(frame)
                 await far[1].drain()
 
-        async def pass_bytes() -> None:
-            while data := await far[0].read(CHUNK_BYTES):
-                near[1].write(data)
-                await near[1].drain()
-            raise ConnectionAbortedError
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await asyncio.gather(pass_frames(), _pass_bytes(far[0], near[1]))
+
+
+class TearingProxies:
+    """Proxies that cut connections in the middle of frames of one kind, so many times.
+
+    Args:
+        kind: the kind of frame.
+        chance: where in the frame.
+        count: how many connections are cut altogether.
+    """
+
+    def __init__(self, kind: wire.Kind, chance: random.Random, *, count: int) -> None:
+        self.torn_count = 0
+        self._kind = kind
+        self._chance = chance
+        self._count = count
+
+    async def relay(
+        self,
+        near: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        far: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    ) -> None:
+        """Pass frames on one way and bytes the other until the connection is cut or ends."""
+
+        async def pass_frames() -> None:
+            while True:
+                frame = await _read_frame(near[0])
+                is_torn = frame[4] == self._kind and self.torn_count < self._count
+                self.torn_count += is_torn
+                far[1].write(frame[: self._chance.randrange(5, len(frame))] if is_torn else frame)
+                await far[1].drain()
+                if is_torn:
+                    raise ConnectionAbortedError
 
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await asyncio.gather(pass_frames(), pass_bytes())
+            await asyncio.gather(pass_frames(), _pass_bytes(far[0], near[1]))
 
 
-Proxies = CuttingProxies | ChangingProxies
+async def _read_frame(reader: asyncio.StreamReader) -> bytearray:
+    head = await reader.readexactly(4)
+    return bytearray(head + await reader.readexactly(int.from_bytes(head, "big")))
+
+
+async def _pass_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(CHUNK_BYTES):
+        writer.write(data)
+        await writer.drain()
+    raise ConnectionAbortedError
+
+
+Proxies = CuttingProxies | ChangingProxies | TearingProxies
 
 
 @contextlib.asynccontextmanager

@@ -1,16 +1,29 @@
 """Every link passes the conformance suite."""
 
 import asyncio
+import functools
 
 import pytest
 
 from tests.runtime.conformance import MakePair, check_link
 from tests.runtime.links import memory_pair, tcp_pair
 
+MARKER_WAIT_S = 0.0001
 
-@pytest.mark.parametrize("make_pair", [memory_pair, tcp_pair])
+
+@pytest.mark.parametrize(
+    "make_pair",
+    [
+        memory_pair,
+        tcp_pair,
+        functools.partial(memory_pair, marker_wait_s=MARKER_WAIT_S),
+        functools.partial(tcp_pair, marker_wait_s=MARKER_WAIT_S),
+    ],
+    ids=["memory", "tcp", "memory, markers ride", "tcp, markers ride"],
+)
 def test_link_conforms(make_pair: MakePair) -> None:
-    """Order, exactly once, back-pressure and new connections, whatever carries the channel."""
+    """Order, exactly once, back-pressure and new connections, whatever carries the channel; also
+    when markers wait for messages to ride on."""
 
     async def main() -> None:
         async with asyncio.timeout(60):

@@ -9,8 +9,9 @@ import pytest
 
 from stillframe import Topology
 from stillframe.model import Abandoned
+from stillframe.protocol import wire
 from tests.runtime.local import LocalSystem
-from tests.runtime.proxy import ChangingProxies, CuttingProxies, detours
+from tests.runtime.proxy import ChangingProxies, CuttingProxies, TearingProxies, detours
 from tests.soak.ledger import ACCOUNT_COUNT, Ledger
 from tests.soak.run import check_snapshot
 
@@ -49,6 +50,29 @@ def test_connections_that_are_cut_at_any_byte_lose_nothing(
     asyncio.run(main())
 
 
+def test_connections_that_are_cut_inside_what_a_marker_rides_on_lose_nothing(
+    tmp_path: Path,
+) -> None:
+    """The marker and its messages come together, once and in order, on the next connection: with
+    payments in order and overlapping snapshots that balance."""
+    proxies = TearingProxies(wire.Kind.MARKED_MESSAGES, random.Random(3), count=30)
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(60),
+            detours(proxies, ACCOUNT_COUNT) as detour,
+            LocalSystem(fresh_bank(), tmp_path, detour=detour, marker_wait_s=0.05) as system,
+        ):
+            while proxies.torn_count < 30:
+                both = [system.coordinator.begin(initiator) for initiator in ("P1", "P3")]
+                for outcome in await asyncio.gather(*both):
+                    assert not isinstance(outcome, Abandoned), str(outcome)
+                    check_snapshot(system.store.load(outcome.id))
+            assert system.troubles() == []
+
+    asyncio.run(main())
+
+
 def flip(position: int, bits: int) -> Callable[[bytearray], None]:
     """Return what flips `bits` of one byte of a frame."""
 
@@ -62,7 +86,9 @@ def flip(position: int, bits: int) -> Callable[[bytearray], None]:
     ("change", "reason"),
     [
         pytest.param(flip(0, 0x80), "at most 16777216 are allowed here", id="length"),
-        pytest.param(flip(4, 0x40), "came where only MESSAGES, MARKER may", id="kind"),
+        pytest.param(
+            flip(4, 0x40), "came where only MESSAGES, MARKER, MARKED_MESSAGES may", id="kind"
+        ),
         pytest.param(flip(5, 0x01), "frames are missing", id="sequence"),
         pytest.param(flip(24, 0x08), "a batch says that it holds", id="count"),
         pytest.param(flip(30, 0x51), "are not what P", id="message"),

@@ -135,7 +135,10 @@ WRONG_KIND = struct.pack("!IB", 10, wire.Kind.MESSAGES) + bytes(9)
         pytest.param(WRONG_KIND, "kind 2 came where only GREETING may", id="wrong kind"),
         pytest.param(b"GET / HTTP/1.1\r\n\r\n", "not Stillframe's wire format", id="http"),
         pytest.param(
-            struct.pack("!IB", 20, wire.Kind.GREETING) + b"STFR\0\1" + bytes(13),
+            struct.pack("!IB", 20, wire.Kind.GREETING)
+            + b"STFR"
+            + wire.VERSION.to_bytes(2, "big")
+            + bytes(13),
             "a GREETING frame cannot be read",
             id="no greeting",
         ),

@@ -13,9 +13,10 @@ from stillframe.model import Abandoned, Snapshot, SnapshotId
 from stillframe.protocol.assembler import Assembler
 from stillframe.restore import start_states
 from stillframe.runtime import control
-from tests.runtime.memory import MARKER, MESSAGES, MemoryLink, MemoryNetwork
+from tests.runtime.memory import MARKED_MESSAGES, MARKER, MemoryLink, MemoryNetwork
 
 PROCESS_COUNT = 4
+FOR_EVER_S = 1e9
 SNAPSHOT_COUNT = 6
 ACTION_COUNT = 4
 
@@ -82,16 +83,19 @@ class Run:
 
     In each turn chance picks a channel; what one turn wrote there is delivered together, with the
     markers in between, since a marker may have cut it into two frames. Who initiates, when, and
-    how long a marker stays at the head of its channel, is drawn from a chance of its own.
+    how long a marker stays at the head of its channel or waits for messages to ride on, is drawn
+    from a chance of its own.
     """
 
-    def __init__(self, seed: int, *, snapshot_count: int) -> None:
+    def __init__(self, seed: int, *, snapshot_count: int, markers_ride: bool = False) -> None:
         self.seed = seed
         self._chance = random.Random(seed)
         self._other_chance = random.Random(seed + 1)
         self._snapshot_count = snapshot_count
         self.topology = chains()
-        self.network = MemoryNetwork(self.topology, self._report)
+        self.network = MemoryNetwork(
+            self.topology, self._report, marker_wait_s=FOR_EVER_S if markers_ride else 0.0
+        )
         self._assembler = Assembler(self.topology.description, epoch=1)
         self.snapshots: list[Snapshot] = []
         self.seen: Counter[str] = Counter()
@@ -132,9 +136,9 @@ class Run:
         return min(counts) == ACTION_COUNT
 
     def _deliver_turn(self, link: MemoryLink) -> None:
-        turn = next(written.turn for written in link.forth.queue if written.kind == MESSAGES)
+        turn = next(written.turn for written in link.forth.queue if written.kind != MARKER)
         while link.forth.queue and (link.has_marker_first() or link.forth.queue[0].turn == turn):
-            link.deliver()
+            self.seen["rode"] += link.deliver().kind == MARKED_MESSAGES
 
     def _settle(self) -> None:
         self.network.scheduler.run_all()
@@ -144,6 +148,11 @@ class Run:
             assert host.has_room, "full channels delay actions: send less"
 
     def _move_markers(self) -> None:
+        for host in self.network.hosts.values():
+            for outgoing in host.outgoing.values():
+                if outgoing._waiting is not None and self._other_chance.random() < 0.3:
+                    outgoing.release(outgoing._waiting)
+                    self.seen["waited in vain"] += 1
         for link in self.network.links.values():
             if link.has_marker_first() and self._other_chance.random() < 0.5:
                 link.deliver()
@@ -186,13 +195,15 @@ def check_snapshot(snapshot: Snapshot, plain: Run) -> None:
         assert states[target]["received"][source] == state.received_count, where
 
 
+@pytest.mark.parametrize("markers_ride", [False, True])
 @pytest.mark.parametrize("block", range(4))
-def test_snapshots_do_not_change_what_the_application_does(block: int) -> None:
+def test_snapshots_do_not_change_what_the_application_does(block: int, markers_ride: bool) -> None:
     """With the same seed, a run with overlapping snapshots ends as the run without any, and every
     state that was recorded is one that its process had in the run without."""
     seen: Counter[str] = Counter()
     for seed in range(block * 50, block * 50 + 50):
-        plain, observed = Run(seed, snapshot_count=0), Run(seed, snapshot_count=SNAPSHOT_COUNT)
+        plain = Run(seed, snapshot_count=0)
+        observed = Run(seed, snapshot_count=SNAPSHOT_COUNT, markers_ride=markers_ride)
         plain.run()
         observed.run()
         assert observed.states() == plain.states(), f"SEED={seed}"
@@ -203,6 +214,8 @@ def test_snapshots_do_not_change_what_the_application_does(block: int) -> None:
     assert seen["caught"] > 1000
     assert seen["overlapping"] > 20
     assert seen["cut between sending and leaving"] > 5
+    if markers_ride:
+        assert min(seen["rode"], seen["waited in vain"]) > 50
 
 
 def test_every_snapshot_can_be_gone_on_from() -> None:

@@ -16,6 +16,7 @@ from stillframe.cli.options import (
     For,
     Initiators,
     InPipeline,
+    MarkerWait,
     OptionalSnapshotName,
     SnapshotName,
     StorePath,
@@ -26,6 +27,8 @@ from stillframe.cli.verdict import Command
 
 if TYPE_CHECKING:
     from stillframe.cli.supervision import Plan
+
+MARKER_WAIT_S_MAX = 1.0
 
 app = typer.Typer(
     name="stillframe",
@@ -68,13 +71,14 @@ def run(
     every: Every = "1s",
     initiator: Initiators = None,
     timeout: Timeout = "10s",
+    marker_wait: MarkerWait = "0",
     for_: For = None,
     until: Until = None,
     pipeline: InPipeline = None,
     as_json: AsJson = False,
 ) -> None:
     """Start a system afresh and keep it running, with snapshots, until Ctrl-C or SIGTERM."""
-    plan = _plan(every, initiator, timeout, for_, as_json, pipeline, until)
+    plan = _plan(every, initiator, timeout, marker_wait, for_, as_json, pipeline, until)
     from stillframe.cli import runs
 
     runs.run(topology, store, plan)
@@ -92,13 +96,14 @@ def restore(
     every: Every = "1s",
     initiator: Initiators = None,
     timeout: Timeout = "10s",
+    marker_wait: MarkerWait = "0",
     for_: For = None,
     pipeline: InPipeline = None,
     as_json: AsJson = False,
 ) -> None:
     """Go back to a snapshot, by default the last: live if the system is running (the options of
     its start stay), else by starting it again with these options."""
-    plan = _plan(every, initiator, timeout, for_, as_json, pipeline)
+    plan = _plan(every, initiator, timeout, marker_wait, for_, as_json, pipeline)
     from stillframe.cli import runs
 
     runs.restore(store, snapshot, plan)
@@ -254,6 +259,7 @@ def _plan(
     every: str,
     initiators: list[str] | None,
     timeout: str,
+    marker_wait: str,
     for_: str | None,
     is_json: bool,
     pipeline: Path | None,
@@ -261,10 +267,20 @@ def _plan(
 ) -> "Plan":
     every_s = quantities.parse_interval("--every", every)
     timeout_s = quantities.parse_duration("--timeout", timeout)
+    marker_wait_s = quantities.parse_wait("--marker-wait", marker_wait, max_s=MARKER_WAIT_S_MAX)
     for_s = None if for_ is None else quantities.parse_duration("--for", for_)
     from stillframe.cli.supervision import Plan
 
-    return Plan(every_s, tuple(initiators or ()), timeout_s, for_s, is_json, pipeline, until)
+    return Plan(
+        every_s,
+        tuple(initiators or ()),
+        timeout_s,
+        for_s,
+        is_json,
+        pipeline=pipeline,
+        until=until,
+        marker_wait_s=marker_wait_s,
+    )
 
 
 def main() -> None:

@@ -34,6 +34,13 @@ Initiators = Annotated[
 Timeout = Annotated[
     str, typer.Option(metavar="DURATION", help="Abandon a snapshot that takes longer.")
 ]
+MarkerWait = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION",
+        help="Let a marker wait this long for a message of its channel to ride on, at most 1s.",
+    ),
+]
 For = Annotated[
     str | None,
     typer.Option(

@@ -35,6 +35,18 @@ def parse_interval(option: str, text: str) -> float | None:
     return None if text in _NEVER else parse_duration(option, text)
 
 
+def parse_wait(option: str, text: str, *, max_s: float) -> float:
+    """Return seconds as ``parse_duration``, or 0 for ``0``.
+
+    Raises:
+        UsageError: it is neither, or more than `max_s` seconds.
+    """
+    wait_s = 0.0 if text == "0" else parse_duration(option, text)
+    if wait_s > max_s:
+        raise UsageError(f"{option} {text!r} is too long: at most {duration(max_s)} is possible")
+    return wait_s
+
+
 def duration(seconds: float) -> str:
     """Return a length of time in the unit that suits it: 14 ms, 1.25 s, 3 min 20 s."""
     if seconds < 1:

@@ -113,6 +113,7 @@ def _supervise(
             reference,
             store,
             timeout_s=plan.timeout_s,
+            marker_wait_s=plan.marker_wait_s,
             restore=wish,
             pipeline=plan.pipeline,
             emit=emit,

@@ -40,6 +40,7 @@ class Plan(msgspec.Struct, frozen=True):
     is_json: bool
     pipeline: Path | None = None
     until: str | None = None
+    marker_wait_s: float = 0.0
 
 
 class Stop:

@@ -2,11 +2,12 @@
 
 u32 length | u8 kind | body          all numbers big-endian; the length counts kind and body
 
-GREETING   "STFR" | u16 version | MessagePack of a handshake.Greeting
-MESSAGES   u64 sequence | u64 first number | u32 count | MessagePack array of the messages
-MARKER     u64 sequence | MessagePack of a Marker
-ACK        u64 sequence
-CONTROL    MessagePack of what a process and the coordinator say to each other
+GREETING         "STFR" | u16 version | MessagePack of a handshake.Greeting
+MESSAGES         u64 sequence | u64 first number | u32 count | MessagePack array of the messages
+MARKER           u64 sequence | MessagePack of a Marker
+ACK              u64 sequence
+CONTROL          MessagePack of what a process and the coordinator say to each other
+MARKED_MESSAGES  u16 bytes of the marker | MessagePack of a Marker | body of MESSAGES
 """
 
 import enum
@@ -20,7 +21,7 @@ from stillframe.errors import ProtocolViolation, Refused
 from stillframe.model import ARRAY32, Batch, Marker
 from stillframe.protocol.handshake import Greeting
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"STFR"
 GREETING_BYTES_MAX = 4096
 FRAME_BYTES_MAX = 16 * 2**20
@@ -34,6 +35,7 @@ _VERSION = struct.Struct("!4sH")
 _MESSAGES = struct.Struct("!IBQQIBI")
 _ARRAY_OFFSET = 25
 _SEQUENCE = struct.Struct("!Q")
+_MARKED = struct.Struct("!IBH")
 _READ_BYTES_MIN = 64 * 2**10
 
 
@@ -45,16 +47,24 @@ class Kind(enum.IntEnum):
     MARKER = 3
     ACK = 4
     CONTROL = 5
+    MARKED_MESSAGES = 6
 
 
+CHANNEL_KINDS = (Kind.MESSAGES, Kind.MARKER, Kind.MARKED_MESSAGES)
+"""What the source of a channel sends to its target."""
 _MESSAGES_KIND = int(Kind.MESSAGES)
+_MARKED_KIND = int(Kind.MARKED_MESSAGES)
 
 
 class Messages(msgspec.Struct, frozen=True, gc=False):
-    """A batch of messages, as the frame number `sequence` of its channel."""
+    """A batch of messages, as the frame number `sequence` of its channel.
+
+    The `marker` that rides on it, if there is one, precedes all its messages.
+    """
 
     sequence: int
     batch: Batch
+    marker: Marker | None = None
 
 
 class Marked(msgspec.Struct, frozen=True, gc=False):
@@ -82,6 +92,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _encode_into = msgspec.msgpack.Encoder().encode_into
 _decode_greeting: Callable[[bytes], Greeting] = msgspec.msgpack.Decoder(Greeting).decode
 _decode_marker = msgspec.msgpack.Decoder(Marker).decode
+_DECODING_ERRORS = (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def _frame(kind: Kind, body: bytes) -> bytes:
@@ -93,13 +104,16 @@ def encode_greeting(greeting: Greeting, version: int = VERSION) -> bytes:
     return _frame(Kind.GREETING, _VERSION.pack(MAGIC, version) + _encode(greeting))
 
 
-def encode_messages(sequence: int, first: int, messages: list[Any]) -> bytearray:
+def encode_messages(
+    sequence: int, first: int, messages: list[Any], marker: Marker | None = None
+) -> bytearray:
     """Return the frame of a batch.
 
     Args:
         sequence: the frame's number on its channel.
         first: the number of the first message.
         messages: the messages; some may be encoded already (``msgspec.Raw``).
+        marker: one that rides on the batch: it precedes all the messages.
 
     Raises:
         TypeError, ValueError, OverflowError, msgspec.MsgspecError: a message cannot be encoded.
@@ -111,6 +125,11 @@ def encode_messages(sequence: int, first: int, messages: list[Any]) -> bytearray
     _MESSAGES.pack_into(
         frame, 0, len(frame) - 4, _MESSAGES_KIND, sequence, first, count, ARRAY32, count
     )
+    if marker is not None:
+        encoded = _encode(marker)
+        size = len(encoded) + len(frame) - _HEAD.size
+        head = _MARKED.pack(size + _MARKED.size - 4, _MARKED_KIND, len(encoded))
+        frame[: _HEAD.size] = head + encoded
     return frame
 
 
@@ -185,7 +204,9 @@ class FrameReader:
             return None
         self._start = stop = start + size
         if kind == _MESSAGES_KIND:
-            return self._decode_messages(start, stop)
+            return Messages(*self._decode_batch(start, stop))
+        if kind == _MARKED_KIND:
+            return self._decode_marked(start, stop)
         return _decode_other(kind, bytes(self._view[start + _HEAD.size : stop]))
 
     def _bad_head(self, length: int, kind: int) -> ProtocolViolation:
@@ -213,7 +234,19 @@ class FrameReader:
         self._buffer[: len(rest)] = rest
         self._start, self._end = 0, len(rest)
 
-    def _decode_messages(self, start: int, stop: int) -> Messages:
+    def _decode_marked(self, start: int, stop: int) -> Messages:
+        """Return the batch and the marker that rides on it."""
+        try:
+            _, _, size = _MARKED.unpack_from(self._view[start:stop])
+            batch_start = start + _MARKED.size + size
+            marker = _decode_marker(self._view[start + _MARKED.size : min(batch_start, stop)])
+        except _DECODING_ERRORS as error:
+            raise _unreadable(_MARKED_KIND, error) from error
+        # The rest is what a MESSAGES frame has behind its kind.
+        return Messages(*self._decode_batch(batch_start - _HEAD.size, stop), marker)
+
+    def _decode_batch(self, start: int, stop: int) -> tuple[int, Batch]:
+        """Return the sequence number and the batch of a frame that begins at `start`."""
         if stop - start < _MESSAGES.size:
             raise ProtocolViolation("a MESSAGES frame ends before its messages begin")
         _, _, sequence, first, count, array, array_count = _MESSAGES.unpack_from(
@@ -224,9 +257,7 @@ class FrameReader:
                 f"a batch says that it holds {count} messages from number {first} on, but its "
                 f"content begins with {array:#x} and announces {array_count}"
             )
-        return Messages(
-            sequence, Batch(first, count, bytes(self._view[start + _ARRAY_OFFSET : stop]))
-        )
+        return sequence, Batch(first, count, bytes(self._view[start + _ARRAY_OFFSET : stop]))
 
 
 def _decode_other(kind: int, body: bytes) -> Frame:
@@ -241,8 +272,12 @@ def _decode_other(kind: int, body: bytes) -> Frame:
                 return _decode_versioned(body)
             case _:
                 return Control(body)
-    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolViolation(f"a {Kind(kind).name} frame cannot be read: {error}") from error
+    except _DECODING_ERRORS as error:
+        raise _unreadable(kind, error) from error
+
+
+def _unreadable(kind: int, error: Exception) -> ProtocolViolation:
+    return ProtocolViolation(f"a {Kind(kind).name} frame cannot be read: {error}")
 
 
 def _decode_versioned(body: bytes) -> Greeting:

@@ -7,9 +7,13 @@ from stillframe.restore import Start
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """To a process: begin here; None means afresh."""
+    """To a process: begin here; None means afresh.
+
+    `marker_wait_s` is how long a marker may wait for messages to ride on, in seconds.
+    """
 
     start: Start | None
+    marker_wait_s: float
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):

@@ -43,6 +43,7 @@ class Coordinator:
         starts: where each process begins; None for a fresh start.
         first_number: the number of the first snapshot.
         timeout_s: how long a snapshot may take until it is abandoned.
+        marker_wait_s: how long a marker may wait for messages to ride on; 0 sends it at once.
         emit: takes what happens.
         departed: called with a process whose connection ended, and with its last words.
     """
@@ -56,6 +57,7 @@ class Coordinator:
         starts: dict[ProcessId, Start] | None,
         first_number: int,
         timeout_s: float,
+        marker_wait_s: float,
         emit: Callable[[events.Event], None],
         departed: Callable[[ProcessId, control.Failure | None], None],
     ) -> None:
@@ -70,6 +72,7 @@ class Coordinator:
             epoch=store.epoch,
             secret=secret,
             starts=starts,
+            marker_wait_s=marker_wait_s,
             emit=emit,
             heard=self._heard,
             departed=departed,

@@ -4,6 +4,10 @@ Back-pressure has one measure: what is sent and not yet handled. Above `WINDOW_B
 outgoing channel a process takes no action by itself. Above `HOLD_BYTES` it handles no message
 either, but only if the target cannot reach it: two processes that hold each other up would do so
 for ever. On a cycle a process goes on handling, up to `LIMIT_BYTES`, where it fails and says so.
+
+A marker may wait for the next batch of its channel and ride on it. Its place is fixed from the
+beginning: it waits behind everything that was sent before it, and all that comes later is written
+with it or after it.
 """
 
 from typing import Any, Protocol
@@ -11,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from stillframe.errors import ProtocolViolation, UsageError
-from stillframe.model import Batch, Channel
+from stillframe.model import Batch, Channel, Marker
 from stillframe.process import Message
 from stillframe.protocol import wire
 from stillframe.protocol.session import ReceiveSession, SendSession
@@ -22,7 +26,8 @@ LIMIT_BYTES = 256 * 2**20
 ACKNOWLEDGE_BYTES = WINDOW_BYTES // 4
 FRAME_EXTRA_BYTES = 128
 """More than a frame has besides messages, and more than a marker's frame: so a target counts at
-least what its source counts, and acknowledges before the source's window is full."""
+least what its source counts, and acknowledges before the source's window is full. A frame of
+messages on which a marker rides counts twice as much."""
 BATCH_BYTES_MAX = 64 * 2**10
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
@@ -58,6 +63,7 @@ class Outgoing:
         self.session = SendSession()
         self.sent_count = sent_count
         self._transport: Transport | None = None
+        self._waiting: Marker | None = None
 
     def attach(self, transport: Transport, received: int) -> None:
         """Go on over `transport`, after the frame `received`: send again what may be lost."""
@@ -70,7 +76,26 @@ class Outgoing:
         if self._transport is transport:
             self._transport = None
 
-    def write(self, frame: bytes | bytearray) -> None:
+    def send_marker(self, marker: Marker, *, may_wait: bool) -> None:
+        """Put `marker` behind all that was sent; nothing may be pending.
+
+        If it `may_wait`, it leaves with the next batch, or by itself when `release` is called.
+        """
+        assert not self.pending, self.channel
+        if self._waiting is not None:
+            self.release(self._waiting)
+        if may_wait:
+            self._waiting = marker
+        else:
+            self._write(wire.encode_marker(self.session.sequence + 1, marker))
+
+    def release(self, marker: Marker) -> None:
+        """Send `marker` by itself if it still waits."""
+        if self._waiting is marker:
+            self._waiting = None
+            self._write(wire.encode_marker(self.session.sequence + 1, marker))
+
+    def _write(self, frame: bytes | bytearray) -> None:
         """Send a frame that was encoded with the session's next number."""
         self.session.add(frame)
         if self._transport is not None and not self._transport.is_closing():
@@ -84,7 +109,7 @@ class Outgoing:
     def _write_batch(self, messages: list[Message | msgspec.Raw]) -> None:
         session, first = self.session, self.sent_count + 1
         try:
-            frame = wire.encode_messages(session.sequence + 1, first, messages)
+            frame = wire.encode_messages(session.sequence + 1, first, messages, self._waiting)
         except ENCODING_ERRORS as error:
             raise self._unsendable(messages) from error
         size, count = len(frame), len(messages)
@@ -93,15 +118,19 @@ class Outgoing:
                 self._write_batch(messages[: count // 2])
                 self._write_batch(messages[count // 2 :])
                 return
+            if self._waiting is not None:
+                # The largest message fills a frame without it.
+                self.release(self._waiting)
+                self._write_batch(messages)
+                return
             if size > wire.FRAME_BYTES_MAX:
                 raise UsageError(
                     f"channel {self.channel}: message {first} has {size:,} bytes; at most "
                     f"{wire.FRAME_BYTES_MAX:,} are possible: send it in parts"
                 )
+        self._waiting = None
         self.sent_count += count
-        session.add(frame)
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame)
+        self._write(frame)
 
     def _unsendable(self, messages: list[Message | msgspec.Raw]) -> UsageError:
         for message in messages:

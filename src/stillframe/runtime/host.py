@@ -65,10 +65,11 @@ class Delivery(msgspec.Struct, gc=False):
 
 
 class MarkerArrival(msgspec.Struct, gc=False):
-    """A marker in the mailbox."""
+    """A marker in the mailbox; `frame_bytes` is None if it rode on messages, which come next."""
 
     incoming: Incoming
     marker: Marker
+    frame_bytes: int | None
 
 
 Item = Delivery | MarkerArrival | SnapshotId
@@ -89,6 +90,8 @@ class Host:
         report: takes what the coordinator must hear.
         fail: called once with the error after which this process cannot go on.
         scheduler: the event loop.
+        marker_wait_s: how long a marker may wait for messages to ride on, in seconds; 0 sends it
+            at once.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Host:
         report: Callable[[control.FromProcess], None],
         fail: Callable[[StillframeError], None],
         scheduler: Scheduler,
+        marker_wait_s: float,
     ) -> None:
         self.process = process
         self.incoming = {s: Incoming(Channel(s, process), a) for s, a in incoming.items()}
@@ -115,6 +119,7 @@ class Host:
         self.has_room = True
         self.on_cut: Callable[[SnapshotId, ProcessState], None] | None = None
         self._fail = fail
+        self._marker_wait_s = marker_wait_s
         self._codec = codec
         self.subject = subject
         self._is_flush_scheduled = False
@@ -147,13 +152,19 @@ class Host:
             ProtocolViolation: the frame breaks the rules; nothing of it was taken.
         """
         item: Item
+        rider: MarkerArrival | None = None
         if isinstance(frame, wire.Messages):
             batch = frame.batch
             size = len(batch.encoded) + FRAME_EXTRA_BYTES
+            if frame.marker is not None:
+                size += FRAME_EXTRA_BYTES
+                rider = MarkerArrival(incoming, frame.marker, None)
             item = Delivery(incoming, incoming.decode(batch), batch, size)
         else:
-            item = MarkerArrival(incoming, frame.marker)
+            item = MarkerArrival(incoming, frame.marker, FRAME_EXTRA_BYTES)
         if incoming.session.accept(frame.sequence):
+            if rider is not None:
+                self.mailbox.append(rider)
             self.mailbox.append(item)
             self.wake()
 
@@ -202,7 +213,8 @@ class Host:
             effects = self.recorder.marker(item.incoming.source, item.marker)
             self._tell_cut(snapshot, effects, is_first=is_first)
             self._carry_out(effects)
-            if sequence := item.incoming.session.handle(FRAME_EXTRA_BYTES):
+            size = item.frame_bytes
+            if size is not None and (sequence := item.incoming.session.handle(size)):
                 item.incoming.acknowledge(sequence)
 
     def flush(self) -> None:
@@ -268,14 +280,19 @@ class Host:
         for effect in effects:
             match effect:
                 case SendMarker(target, marker):
-                    outgoing = self.outgoing[target]
-                    outgoing.write(wire.encode_marker(outgoing.session.sequence + 1, marker))
+                    self._send_marker(self.outgoing[target], marker)
                 case Recorded(fragment):
                     self._report_part(fragment)
                 case NotRecorded(snapshot, detail):
                     self.report(control.CouldNotRecord(snapshot, detail))
                 case _:
                     assert_never(effect)
+
+    def _send_marker(self, outgoing: Outgoing, marker: Marker) -> None:
+        wait_s = self._marker_wait_s
+        outgoing.send_marker(marker, may_wait=wait_s > 0)
+        if wait_s:
+            self.scheduler.call_later(wait_s, outgoing.release, marker)
 
     def _report_part(self, fragment: Fragment) -> None:
         size = len(fragment.state.encoded) + sum(

@@ -157,7 +157,7 @@ class ListeningLink(Connection):
         # still holds must not come in behind the count that we name here.
         if incoming.transport is not None:
             incoming.transport.abort()
-        self.open(wire.Kind.MESSAGES, wire.Kind.MARKER, frame_bytes_max=wire.FRAME_BYTES_MAX)
+        self.open(*wire.CHANNEL_KINDS, frame_bytes_max=wire.FRAME_BYTES_MAX)
         self.write_greeting(Welcome(incoming.session.received))
         assert self.transport is not None
         self._incoming, self._carrier = incoming, self.transport

@@ -99,6 +99,7 @@ class Member:
     def __init__(self, me: Credentials, coordinator_port: int) -> None:
         self.me = me
         self._coordinator_port = coordinator_port
+        self._marker_wait_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._closers: list[Callable[[], None]] = []
         self.failed: asyncio.Future[StillframeError] = asyncio.get_running_loop().create_future()
@@ -122,6 +123,7 @@ class Member:
             ) from error
         self._closers.append(self._line.close)
         setup = await self._hear(control.Setup)
+        self._marker_wait_s = setup.marker_wait_s
         return setup.start
 
     def host(
@@ -147,6 +149,7 @@ class Member:
             report=self.report,
             fail=self.fail,
             scheduler=asyncio.get_running_loop(),
+            marker_wait_s=self._marker_wait_s,
         )
 
     async def run(

@@ -89,6 +89,7 @@ class Roster:
         epoch: the epoch that they must name.
         secret: the secret of this epoch.
         starts: where each process begins; None for a fresh start.
+        marker_wait_s: how long a marker may wait for messages to ride on; 0 sends it at once.
         emit: takes what happens.
         heard: takes what a process says about snapshots.
         departed: called with a process whose connection ended, and with its last words.
@@ -101,6 +102,7 @@ class Roster:
         epoch: int,
         secret: bytes,
         starts: dict[ProcessId, Start] | None,
+        marker_wait_s: float,
         emit: Callable[[events.Event], None],
         heard: Callable[[ProcessId, control.AboutSnapshots], None],
         departed: Callable[[ProcessId, control.Failure | None], None],
@@ -111,6 +113,7 @@ class Roster:
         self._epoch = epoch
         self._secret = secret
         self._starts = starts
+        self._marker_wait_s = marker_wait_s
         self._heard = heard
         self._departed = departed
         self._lines: dict[ProcessId, MemberLine] = {}
@@ -175,7 +178,8 @@ class Roster:
     def arrived(self, process: ProcessId, line: MemberLine) -> None:
         """A process has connected: tell it where to begin."""
         self._lines[process] = line
-        line.say(control.Setup(self._starts[process] if self._starts else None))
+        start = self._starts[process] if self._starts else None
+        line.say(control.Setup(start, self._marker_wait_s))
 
     def departed(self, process: ProcessId) -> None:
         """A process's connection has ended."""

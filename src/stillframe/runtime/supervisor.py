@@ -65,6 +65,7 @@ class Supervisor:
         reference: ``module:attribute`` of the topology, importable here and by the processes.
         store: where snapshots go; open for writing. The caller closes it.
         timeout_s: how long a snapshot may take until it is abandoned, in seconds.
+        marker_wait_s: how long a marker may wait for messages to ride on; 0 sends it at once.
         restore: the snapshot to begin with; None for the store's current one, or afresh.
         pipeline: the directory of the pipeline in which some processes are services; it then says
             with which snapshot to begin.
@@ -80,6 +81,7 @@ class Supervisor:
         store: Store,
         *,
         timeout_s: float = TIMEOUT_S,
+        marker_wait_s: float = 0.0,
         restore: SnapshotId | None = None,
         pipeline: Path | None = None,
         emit: Callable[[events.Event], None] = lambda event: None,
@@ -89,6 +91,7 @@ class Supervisor:
         self.coordinator: Coordinator | None = None
         self._children = Children(self._child_exited)
         self._timeout_s = timeout_s
+        self._marker_wait_s = marker_wait_s
         self._restore = restore
         self._attachment = None if pipeline is None else Attachment(pipeline, store)
         self._following: asyncio.Task[None] | None = None
@@ -249,6 +252,7 @@ class Supervisor:
             starts=starts,
             first_number=self._next_number,
             timeout_s=self._timeout_s,
+            marker_wait_s=self._marker_wait_s,
             emit=self._emit,
             departed=self._departed,
         )
