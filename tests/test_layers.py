@@ -13,11 +13,20 @@ PACKAGE = ROOT / "src" / "stillframe"
 
 LAYERS = (
     ("errors", "model"),
-    ("trace", "cuts", "waiting", "process", "keyed", "state_codec", "topology"),
+    (
+        "trace",
+        "cuts",
+        "waiting",
+        "process",
+        "keyed",
+        "state_codec",
+        "redistribution",
+        "topology",
+    ),
     ("protocol",),
     ("whole_file",),
     ("store", "restore", "detect", "importer", "tracefile"),
-    ("pipeline",),
+    ("pipeline", "migration"),
     ("sim", "runtime"),
     ("spark", "view"),
     ("cli",),

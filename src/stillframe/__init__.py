@@ -13,16 +13,19 @@ if TYPE_CHECKING:
     from stillframe.keyed import Keyed
     from stillframe.model import Channel, ProcessId, SnapshotId
     from stillframe.process import Message, Process, every
+    from stillframe.redistribution import InTransit, Recorded
     from stillframe.runtime.joined import join
     from stillframe.topology import Joined, Topology
 
 __all__ = [
     "Channel",
+    "InTransit",
     "Joined",
     "Keyed",
     "Message",
     "Process",
     "ProcessId",
+    "Recorded",
     "SnapshotId",
     "StillframeError",
     "Topology",
@@ -35,6 +38,7 @@ _MODULES = {
     "keyed": ("Keyed",),
     "model": ("Channel", "ProcessId", "SnapshotId"),
     "process": ("Message", "Process", "every"),
+    "redistribution": ("InTransit", "Recorded"),
     "runtime.joined": ("join",),
     "topology": ("Joined", "Topology"),
 }

@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -24,6 +24,7 @@ from stillframe.process import (
     field_types,
     receive_annotation,
 )
+from stillframe.redistribution import Redistribute
 from stillframe.state_codec import StateCodec
 
 COLUMN_KINDS: dict[Any, str] = {
@@ -138,6 +139,8 @@ class Topology:
     Args:
         processes: name -> an instance of a Process subclass, or ``Joined(...)``.
         channels: pairs (source, target).
+        redistribute: spreads what a snapshot recorded of other processes over these, when the
+            system goes on from it (``stillframe restore --migrate``).
 
     Raises:
         UsageError: what does not fit together, by name.
@@ -147,10 +150,13 @@ class Topology:
         self,
         processes: Mapping[ProcessId, Process | Joined],
         channels: Iterable[tuple[ProcessId, ProcessId]],
+        *,
+        redistribute: Redistribute | None = None,
     ) -> None:
         if not processes:
             raise UsageError("a topology needs at least one process")
         self.processes = {check_process_id(name): processes[name] for name in sorted(processes)}
+        self.redistribute = redistribute
         self.codecs: dict[ProcessId, StateCodec] = {}
         self.accepts: dict[ProcessId, tuple[type[Message], ...]] = {}
         for name, process in self.processes.items():
@@ -158,18 +164,30 @@ class Topology:
         self.description = self._describe(sorted(self._check_channels(channels)))
 
     @classmethod
-    def mesh(cls, processes: Mapping[ProcessId, Process | Joined]) -> Self:
+    def mesh(
+        cls,
+        processes: Mapping[ProcessId, Process | Joined],
+        *,
+        redistribute: Redistribute | None = None,
+    ) -> Self:
         """A channel from every process to every other."""
-        return cls(processes, [(a, b) for a in processes for b in processes if a != b])
+        pairs = [(a, b) for a in processes for b in processes if a != b]
+        return cls(processes, pairs, redistribute=redistribute)
 
     @classmethod
-    def ring(cls, processes: Mapping[ProcessId, Process | Joined]) -> Self:
+    def ring(
+        cls,
+        processes: Mapping[ProcessId, Process | Joined],
+        *,
+        redistribute: Redistribute | None = None,
+    ) -> Self:
         """A channel from each process to the next, in the order given, and from the last to the
         first."""
         names = list(processes)
         if len(names) < 2:
             raise UsageError("a ring needs at least two processes")
-        return cls(processes, zip(names, names[1:] + names[:1], strict=True))
+        pairs = zip(names, names[1:] + names[:1], strict=True)
+        return cls(processes, pairs, redistribute=redistribute)
 
     def check_state(self, state: ProcessState) -> None:
         """Raise a UsageError if a restore could not read what a process recorded."""
@@ -279,8 +297,12 @@ def _spell(kind: Any, within: tuple[Any, ...]) -> str:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return f"{kind.__name__}{[(member.name, repr(member.value)) for member in kind]}"
     if isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or is_dataclass(kind)):
-        hints = typing.get_type_hints(kind)
-        fields = {name: _spell(hint, (*within, kind)) for name, hint in hints.items()}
+        # What a class variable holds is no part of a value.
+        fields = {
+            name: _spell(hint, (*within, kind))
+            for name, hint in typing.get_type_hints(kind).items()
+            if hint is not ClassVar and typing.get_origin(hint) is not ClassVar
+        }
         is_array = getattr(getattr(kind, "__struct_config__", None), "array_like", False)
         return f"{kind.__name__} {'array' if is_array else 'map'} {fields}"
     members = [_spell(member, within) for member in typing.get_args(kind)]

@@ -1,0 +1,1 @@
+"""Change of code: what was recorded of one topology becomes a start for another."""

@@ -1,0 +1,231 @@
+"""A snapshot of one topology becomes one of another, or it is refused: nothing is lost silently.
+
+Field by field: what is there goes on, under a new name if the class says so (``renamed``); a new
+field begins as the topology starts it, a field that is gone is lost, and that is said. Messages on
+channels are encoded anew as their classes are now; one that nobody can read any more refuses the
+whole. Counts go on, so that the books of the new snapshot balance as those of the old one did.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from stillframe.errors import UsageError
+from stillframe.migration.changes import (
+    MESSAGE,
+    Change,
+    differences,
+    is_unchanged,
+    listed,
+    message_classes,
+    message_fields,
+    state_fields,
+)
+from stillframe.migration.fields import Fields, Misfit, Values, defaults, encoded_values, shown
+from stillframe.migration.spread import as_now, compare_conserved, spread
+from stillframe.model import (
+    Batch,
+    Channel,
+    ChannelState,
+    GlobalState,
+    ProcessId,
+    ProcessState,
+    Snapshot,
+)
+from stillframe.process import Process
+from stillframe.protocol.performer import union_of
+from stillframe.topology import Description, Topology
+
+_VALUES = dict[str, msgspec.Raw]
+_LIST = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Migration(msgspec.Struct, frozen=True):
+    """What a snapshot becomes, and what is different.
+
+    Attributes:
+        snapshot: of the topology of now; ``restore.start_states`` takes it from here.
+        changes: nothing if the topology is the one that the snapshot was taken of.
+    """
+
+    snapshot: Snapshot
+    changes: tuple[Change, ...]
+
+    @property
+    def losses(self) -> tuple[Change, ...]:
+        """The changes by which something that was recorded is lost."""
+        return tuple(change for change in self.changes if change.is_loss)
+
+
+def migrate(snapshot: Snapshot, recorded: Description, topology: Topology) -> Migration:
+    """Return what `snapshot` is as one of `topology`. Everything in it is decoded on the way.
+
+    Args:
+        snapshot: whole, with books that balance.
+        recorded: the topology that it was taken of.
+        topology: the one to go on with.
+
+    Raises:
+        UsageError: it cannot go on; the first reasons are named.
+        ApplicationError: ``redistribute`` raised, or returned what it must not.
+    """
+    changes = differences(recorded, topology)
+    if recorded.processes.keys() == topology.processes.keys():
+        return _convert(snapshot, recorded, topology, changes)
+    redistributed, more = spread(snapshot, recorded, topology)
+    after = _convert(redistributed, recorded, topology, [*changes, *more])
+    try:
+        past = as_now(recorded, topology)
+        before = _convert(snapshot, recorded, past, [])
+    except UsageError as error:
+        more = [Change("conserved", f"not compared before and after: {error}")]
+    else:
+        more = compare_conserved((before.snapshot, past), (after.snapshot, topology))
+    return msgspec.structs.replace(after, changes=(*after.changes, *more))
+
+
+def _convert(
+    snapshot: Snapshot, recorded: Description, topology: Topology, changes: list[Change]
+) -> Migration:
+    """Convert states and messages; the processes are those of `topology` already."""
+    work = _Work(recorded, topology)
+    processes = tuple(work.process(state) for state in snapshot.state.processes)
+    channels = tuple(work.channels(snapshot.state.channels))
+    if work.refusals:
+        raise UsageError(
+            f"snapshot {snapshot.id} cannot go on with this code: {'; '.join(work.refusals[:3])}"
+            + (f"; and {len(work.refusals) - 3} more" if work.refusals[3:] else "")
+            + ". Change the code, or restore with the code that the snapshot was taken of"
+        )
+    state = GlobalState(processes, channels)
+    found = (*map(work.as_it_came, changes), *work.found())
+    return Migration(msgspec.structs.replace(snapshot, state=state), found)
+
+
+class _Work:
+    """Converts the parts of a snapshot, and collects what stands in the way."""
+
+    def __init__(self, recorded: Description, topology: Topology) -> None:
+        self.refusals: list[str] = []
+        self._recorded = recorded
+        self._topology = topology
+        self._states = state_fields(topology)
+        self._messages = message_fields(topology)
+        self._classes = message_classes(topology)
+        self._defaults = {kind: defaults(each) for kind, each in self._classes.items()}
+        self._cut: dict[tuple[str, str], None] = {}
+        self._begun: dict[tuple[str, str], set[bytes]] = {}
+        self._met: set[str] = set()
+
+    def as_it_came(self, change: Change) -> Change:
+        """Return a change as it turned out: a field of a message that nobody sent loses nothing."""
+        kind = change.subject.removeprefix(MESSAGE)
+        if not change.is_loss or kind == change.subject or kind in self._met:
+            return change
+        return msgspec.structs.replace(change, is_loss=False)
+
+    def found(self) -> Iterable[Change]:
+        """Return what only the recorded values could tell."""
+        for (subject, name), values in self._begun.items():
+            value = shown(msgspec.Raw(next(iter(values)))) if len(values) == 1 else None
+            begins = "as the topology starts each process" if value is None else f"with {value}"
+            yield Change(subject, f"{name} begins {begins}")
+        for subject, name in self._cut:
+            yield Change(subject, f"a part of {name} is gone", is_loss=True)
+
+    def process(self, state: ProcessState) -> ProcessState:
+        """Return a recorded state as one of the class that the process has now."""
+        codec = self._topology.codecs[state.process]
+        kind = codec.kind.__name__
+        try:
+            if state.kind == kind and is_unchanged(
+                kind, self._recorded, self._topology.description
+            ):
+                codec.check(state.encoded)
+                return state
+            values = msgspec.msgpack.decode(state.encoded, type=_VALUES)
+            starts = self._starts(state.process)
+            encoded = _encode(self._convert(f"class {kind}", self._states[kind], values, starts))
+            codec.check(encoded)
+            return ProcessState(state.process, kind, encoded)
+        except (Misfit, UsageError, msgspec.MsgspecError) as error:
+            self.refusals.append(f"process {state.process} ({kind}): {error}")
+            return state
+
+    def _starts(self, process: ProcessId) -> Values:
+        start = self._topology.processes[process]
+        if not isinstance(start, Process):
+            return defaults(start.state)
+        names = self._topology.codecs[process].types
+        return encoded_values({n: getattr(start, n) for n in names if hasattr(start, n)})
+
+    def channels(self, states: Iterable[ChannelState]) -> Iterable[ChannelState]:
+        """Yield the channels that there are now, each with what was on it."""
+        before = {state.channel: state for state in states}
+        now = self._topology.description.channels
+        for channel, state in before.items():
+            if channel not in now and state.message_count:
+                kinds = sorted({_kind(raw) for b in state.batches for raw in b.messages()})
+                self.refusals.append(
+                    f"channel {channel} is gone, and {state.message_count} messages are on it "
+                    f"({listed(kinds)})"
+                )
+        for channel in now:
+            state = before.get(channel, ChannelState(channel, 0, 0, ()))
+            yield msgspec.structs.replace(state, batches=self._batches(channel, state.batches))
+
+    def _batches(self, channel: Channel, batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
+        accepts = self._topology.accepts[channel.target]
+        accepted = {str(kind.__struct_config__.tag) for kind in accepts}
+        decoder = msgspec.msgpack.Decoder(union_of(accepts)) if accepts else None
+        refused: dict[str, tuple[str, int]] = {}
+
+        def convert(raw: bytes, number: int) -> bytes:
+            kind = _kind(raw)
+            self._met.add(kind)
+            try:
+                if kind not in accepted or decoder is None:
+                    raise Misfit(f"{channel.target} takes no {kind} any more")
+                converted = self._message(kind, raw)
+                decoder.decode(converted)
+            except (Misfit, msgspec.MsgspecError, RecursionError) as error:
+                where = f"message {number} on channel {channel} ({kind}): {error}"
+                first, count = refused.get(kind, (where, 0))
+                refused[kind] = (first, count + 1)
+                return raw
+            return converted
+
+        converted = tuple(
+            Batch.of(b.first, [convert(raw, b.first + i) for i, raw in enumerate(b.messages())])
+            for b in batches
+        )
+        for first, count in refused.values():
+            more = f" (and {count - 1} more of that class there)" if count > 1 else ""
+            self.refusals.append(first + more)
+        return converted
+
+    def _message(self, kind: str, raw: bytes) -> bytes:
+        if is_unchanged(kind, self._recorded, self._topology.description):
+            return raw
+        names = [column.name for column in self._recorded.messages[kind]]
+        _, *values = _LIST.decode(raw)
+        found = self._convert(
+            f"{MESSAGE}{kind}",
+            self._messages[kind],
+            dict(zip(names, values, strict=False)),
+            self._defaults[kind],
+        )
+        return _encode([kind, *found.values()])
+
+    def _convert(self, subject: str, fields: Fields, values: Values, starts: Values) -> Values:
+        converted, cut = fields.convert(values, starts)
+        self._cut |= dict.fromkeys((subject, name) for name in cut)
+        for name in converted.keys() - fields.sources(values.keys()).keys():
+            self._begun.setdefault((subject, name), set()).add(bytes(converted[name]))
+        return converted
+
+
+def _kind(raw: bytes) -> str:
+    """Return the name of a message's class."""
+    return str(msgspec.msgpack.decode(_LIST.decode(raw)[0]))
