@@ -35,7 +35,7 @@ def test_a_wait_may_be_nothing_and_is_bounded() -> None:
     """0 needs no unit; more than the bound is refused with the bound."""
     assert quantities.parse_wait("--marker-wait", "0", max_s=1.0) == 0
     assert quantities.parse_wait("--marker-wait", "5ms", max_s=1.0) == 0.005
-    with pytest.raises(UsageError, match="--marker-wait '2m' is too long: at most 1.00 s"):
+    with pytest.raises(UsageError, match=r"--marker-wait '2m' is too long: at most 1\.00 s"):
         quantities.parse_wait("--marker-wait", "2m", max_s=1.0)
 
 
