@@ -123,13 +123,21 @@ class Process:
             f"{type(self).__name__} has no receive_records(): it reads no log"
         )
 
+    def on_cut(self, snapshot: SnapshotId) -> None:
+        """Called when the state was recorded for `snapshot`, in the same step: what the fields hold
+        now is what was recorded.
+
+        Note here, in an attribute that begins with an underscore, which effects on the outside
+        world belong before this cut, for ``on_published``. It is there for nothing else: change no
+        field and send nothing, since a snapshot must not change what a process does.
+        """
+
     def on_published(self, snapshot: SnapshotId) -> Awaitable[None] | None:
         """Called after a restore point in which this process took part was published.
 
-        From then on a restore will not go back behind that snapshot's cut by itself: effects on
-        the outside world that belong before it can be committed. It may be called late, and for a
-        snapshot published just before a death it is not called at all: make what you do here safe
-        to skip or to repeat.
+        From then on a restore will not go back behind its cut (``on_cut``) by itself: effects on
+        the outside world that belong before it can be committed. It may come late, and for a
+        snapshot published just before a death not at all: make it safe to skip or to repeat.
         """
 
     def is_passive(self) -> bool:
@@ -285,9 +293,8 @@ def receive_annotation(kind: type[Process]) -> Any:
     parameters = list(inspect.signature(kind.receive).parameters)
     where = f"{kind.__name__}.receive"
     if len(parameters) != 3:
-        raise UsageError(
-            f"{where} must take (self, channel, message), not ({', '.join(parameters)})"
-        )
+        found = ", ".join(parameters)
+        raise UsageError(f"{where} must take (self, channel, message), not ({found})")
     try:
         hints = typing.get_type_hints(kind.receive)
     except (NameError, TypeError) as error:

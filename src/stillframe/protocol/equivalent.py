@@ -166,12 +166,12 @@ def prove(
     if result.inversion_count <= INTERCHANGE_COUNT_MAX:
         made_count = sum(1 for _ in interchanges(trace, cut))
         assert made_count == result.inversion_count, (made_count, result)
-    original = Replay(topology, start, contents=contents)
+    original = Replay(topology, start, contents=contents, trace=trace)
     for _, event in trace.positions():
         original.perform(event)
     # That the processes are functions of what they accept comes first: if one is not, the state
     # between the colours says nothing about the snapshot.
-    replay = Replay(topology, start, contents=original.contents)
+    replay = Replay(topology, start, contents=original.contents, trace=trace)
     for position in result.white:
         replay.perform(trace.event(position))
     between = replay.state()

@@ -105,6 +105,19 @@ class Performer:
         self._call(handler, *arguments)
         return self._take_outbox()
 
+    def cut(self, snapshot: SnapshotId) -> None:
+        """Tell the process that its state was recorded for `snapshot`.
+
+        Raises:
+            ApplicationError: its ``on_cut`` raised.
+            UsageError: it sent something.
+        """
+        if self.perform("on_cut", snapshot):
+            raise UsageError(
+                f"process {self.id}: on_cut() sent a message: a snapshot must not change what a "
+                "process does"
+            )
+
     def capture(self) -> ProcessState:
         """Record the state as it is now.
 

@@ -24,7 +24,7 @@ from stillframe.model import (
 )
 from stillframe.protocol.performer import PUBLISHED, RECEIVE, START, Performer, Sent
 from stillframe.topology import Topology
-from stillframe.trace import Event, MessageId, Position
+from stillframe.trace import Event, MessageId, Position, Trace
 
 RESTORED = "restored"
 """The handler of the first event of a process in an epoch that began with a recorded state: it
@@ -40,6 +40,8 @@ class Replay:
         start: the recorded state that the epoch began with; None for a fresh start.
         contents: what is known to be in messages, encoded; None for nothing. Whatever is sent
             otherwise than here is refused.
+        trace: where the processes recorded their states: they are told (``on_cut``); None for
+            nobody.
 
     Attributes:
         contents: what is in every message that was sent so far, or recorded at the start; encoded.
@@ -55,6 +57,7 @@ class Replay:
         start: GlobalState | None = None,
         *,
         contents: Mapping[MessageId, bytes] | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.contents: dict[MessageId, bytes] = {}
         self._known = contents or {}
@@ -70,6 +73,9 @@ class Replay:
                 self._load(state)
         self._recorded = tuple(self.contents)
         self._performers = {p: Performer(p, topology, encoded.get(p)) for p in topology.processes}
+        self._cuts = {} if trace is None else _cuts_of(trace)
+        for process in topology.processes:
+            self._tell_cuts(Position(process, 0))
 
     def _load(self, state: ChannelState) -> None:
         channel = state.channel
@@ -100,6 +106,14 @@ class Replay:
         if event.handler == RESTORED:
             self._check_restored(where, event)
             return
+        self._perform(where, event)
+        self._tell_cuts(position)
+
+    def _tell_cuts(self, position: Position) -> None:
+        for snapshot in self._cuts.get(position, ()):
+            self._performers[position.process].cut(snapshot)
+
+    def _perform(self, where: str, event: Event) -> None:
         sent = [
             self._send(where, Channel(event.process, target), encoded)
             for target, encoded in self._call(where, event)
@@ -189,6 +203,19 @@ class Replay:
         messages = list(self._in_transit[channel].values())
         batches = (Batch.of(received_count + 1, messages),) if messages else ()
         return ChannelState(channel, self._sent_counts[channel], received_count, batches)
+
+
+def _cuts_of(trace: Trace) -> dict[Position, list[SnapshotId]]:
+    """Return the snapshots for which states were recorded right behind an event."""
+    event_counts = dict.fromkeys(trace.processes, 0)
+    cuts: dict[Position, list[SnapshotId]] = {}
+    for step in trace.steps:
+        if isinstance(step, Event):
+            event_counts[step.process] += 1
+        elif step.is_cut:
+            position = Position(step.process, event_counts[step.process])
+            cuts.setdefault(position, []).append(step.snapshot)
+    return cuts
 
 
 def compare(recorded: GlobalState, replayed: GlobalState) -> None:

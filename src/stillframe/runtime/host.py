@@ -16,7 +16,7 @@ import msgspec
 
 from stillframe.errors import ApplicationError, StillframeError, UsageError
 from stillframe.model import Batch, Channel, Fragment, Marker, ProcessId, ProcessState, SnapshotId
-from stillframe.process import Message, is_immutable
+from stillframe.process import Message, Process, is_immutable
 from stillframe.protocol import wire
 from stillframe.protocol.recorder import (
     Effect,
@@ -261,15 +261,28 @@ class Host:
             self.scheduler.call_soon(self.scheduler.call_soon, self.flush)
 
     def _tell_cut(self, snapshot: SnapshotId, effects: list[Effect], *, is_first: bool) -> None:
-        """Let the logs record what belongs to the same cut, if the state was recorded just now."""
-        if self.on_cut is None or not is_first:
+        """If the state was recorded just now, tell the logs, which record what belongs to the same
+        cut, and the application."""
+        if not is_first:
             return
         progress = self.recorder.progress(snapshot)
-        if progress is not None:
-            self.on_cut(snapshot, progress.state)
-        for effect in effects:
-            if isinstance(effect, Recorded):
-                self.on_cut(snapshot, effect.fragment.state)
+        recorded = [effect.fragment.state for effect in effects if isinstance(effect, Recorded)]
+        for state in recorded if progress is None else [progress.state]:
+            if self.on_cut is not None:
+                self.on_cut(snapshot, state)
+            if isinstance(self.subject, Process):
+                self._tell_application(self.subject, snapshot)
+
+    def _tell_application(self, process: Process, snapshot: SnapshotId) -> None:
+        try:
+            if process.on_cut(snapshot) is not None:  # type: ignore[func-returns-value]
+                raise TypeError("it returned something: it is a plain function and returns nothing")
+            if any(outgoing.pending for outgoing in self._outgoing):
+                raise TypeError("it sent a message: a snapshot must not change what a process does")
+        except Exception as error:
+            raise ApplicationError(
+                f"process {self.process}: on_cut() raised {describe(error)}"
+            ) from error
 
     def _capture(self) -> ProcessState:
         return ProcessState(

@@ -57,6 +57,7 @@ class Evidence:
             self.world.topology,
             start.state if start is not None else None,
             contents=self.epoch.contents,
+            trace=self.trace,
         )
 
     def _cut_of(self, snapshot: SnapshotId) -> Cut:

@@ -338,6 +338,8 @@ class World:
         # A state that was recorded may turn out useless in the same step: that comes last.
         could_record = not any(isinstance(effect, NotRecorded) for effect in effects[:1])
         is_cut = could_record and before is Phase.IDLE and recorder.phase(snapshot) is not before
+        if is_cut:
+            self.performers[process].cut(snapshot)
         if source is not None or is_cut:
             targets = tuple(effect.target for effect in effects if isinstance(effect, SendMarker))
             self.steps.append(MarkerStep(process, snapshot, source, is_cut, targets, self.now))

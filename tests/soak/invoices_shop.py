@@ -1,0 +1,59 @@
+"""The shop of ``examples/invoices.py`` with tills that die at the worst moments when told to."""
+
+import contextlib
+import os
+import signal
+import sqlite3
+
+from examples.invoices import NaiveTill, Payment, Till, database, shop_with
+from stillframe import Channel
+from stillframe.model import SnapshotId
+
+BEFORE, INSIDE, AFTER = "before the commit", "in the transaction", "after the commit"
+PRECISE_MOMENTS = (BEFORE, INSIDE, AFTER)
+
+
+def doom(moment: str) -> None:
+    """Tell the till to die at its next `moment`."""
+    partial = database().with_suffix(".partial")
+    partial.write_text(moment)
+    partial.rename(database().with_suffix(".doom"))
+
+
+def die_if_told(moment: str) -> None:
+    """Die as by ``kill -9``, once, if it was this moment that somebody chose."""
+    told = database().with_suffix(".doom")
+    with contextlib.suppress(FileNotFoundError):
+        if told.read_text() == moment:
+            told.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DoomedTill(Till):
+    """The right till."""
+
+    def on_published(self, snapshot: SnapshotId) -> None:
+        """Commit, or die before it, within it, or between the commit and anything else."""
+        is_due = snapshot in self._cuts
+        if is_due:
+            die_if_told(BEFORE)
+        super().on_published(snapshot)
+
+    def settle(self, books: sqlite3.Connection, count: int) -> None:
+        """Settle, with somebody who listens to what SQLite is about to do."""
+        books.set_trace_callback(lambda said: die_if_told(INSIDE) if said == "commit" else None)
+        super().settle(books, count)
+        die_if_told(AFTER)
+
+
+class DoomedNaiveTill(NaiveTill):
+    """The naive till; it dies after a commit."""
+
+    def receive(self, channel: Channel, message: Payment) -> None:
+        """Commit, and die."""
+        super().receive(channel, message)
+        die_if_told(AFTER)
+
+
+shop = shop_with(DoomedTill())
+naive_shop = shop_with(DoomedNaiveTill())
