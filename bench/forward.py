@@ -62,6 +62,8 @@ def _processes(count: int) -> dict[str, Process]:
 ring = Topology.ring(_processes(PROCESS_COUNT))
 mesh = Topology.mesh(_processes(PROCESS_COUNT))
 mesh_of_5 = Topology.mesh(_processes(5))
+mesh_of_20 = Topology.mesh(_processes(20))
+mesh_of_50 = Topology.mesh(_processes(50))
 idle_of_5 = Topology.mesh({f"P{slot}": Idle() for slot in range(5)})
 
 

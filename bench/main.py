@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import snapshots, throughput
+from bench import scale, snapshots, throughput
 
-PARTS = ("throughput", "cost", "latency")
+PARTS = ("throughput", "cost", "latency", "scale")
 
 
 async def _run(parts: list[str], console: Console) -> dict[str, Any]:
@@ -28,6 +28,9 @@ async def _run(parts: list[str], console: Console) -> dict[str, Any]:
         if "latency" in parts:
             latencies = await snapshots.measure_latency(progress)
             figures["latency"] = snapshots.report_latency(latencies, console)
+        if "scale" in parts:
+            sizes = await scale.measure(progress)
+            figures["scale"] = scale.report(sizes, console)
     return figures
 
 

@@ -47,10 +47,13 @@ LOADS = {
 
 @dataclass
 class Costs:
-    """What each round showed, by snapshots a second that were asked for; how many were taken."""
+    """What each round showed, by snapshots a second that were asked for; how many were taken, and
+    how long each took from its initiation until it was published, in s."""
 
+    window_s: float = COST_WINDOW_S
     rounds: list[dict[int, Rate]] = field(default_factory=list)
     published_counts: dict[int, int] = field(default_factory=dict)
+    published_s: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -62,32 +65,41 @@ class Latencies:
     abandoned_count: int = 0
 
 
-async def measure_cost(progress: Progress) -> Costs:
-    """Measure a mesh of four with 0, 1 and 10 snapshots a second, in turn: A B C, A B C, ..."""
-    costs = Costs()
+async def measure_cost(
+    progress: Progress,
+    *,
+    reference: str = "bench.forward:mesh",
+    process_count: int = PROCESS_COUNT,
+    round_count: int = COST_ROUND_COUNT,
+    window_s: float = COST_WINDOW_S,
+) -> Costs:
+    """Measure a system with 0, 1 and 10 snapshots a second, in turn: A B C, A B C, ..."""
+    costs = Costs(window_s)
     published = 0
 
     def note(event: Event) -> None:
         nonlocal published
-        published += isinstance(event, SnapshotPublished)
+        if isinstance(event, SnapshotPublished):
+            published += 1
+            costs.published_s.append(event.entry.published_at - event.entry.initiated_at)
 
     arms = (0, *COST_MAX)
-    task = progress.add_task("cost of snapshots", total=COST_ROUND_COUNT * len(arms))
+    task = progress.add_task(f"cost of snapshots, {reference}", total=round_count * len(arms))
     try:
         async with (
-            shared_counts(PROCESS_COUNT) as counts,
-            system("bench.forward:mesh", emit=note) as running,
+            shared_counts(process_count) as counts,
+            system(reference, emit=note) as running,
         ):
             # Collecting and writing are part of the cost: they happen in this process.
             pids = [os.getpid(), *(child.pid for child in running.children.values())]
             measured = Running(pids, counts)
             await running.snapshot()
             await asyncio.sleep(WARM_UP_S)
-            for _ in range(COST_ROUND_COUNT):
+            for _ in range(round_count):
                 costs.rounds.append({})
                 for per_second in arms:
                     before = published
-                    rate = await _window_with(running, measured, per_second)
+                    rate = await _window_with(running, measured, per_second, window_s)
                     taken = costs.published_counts.get(per_second, 0) + published - before
                     costs.published_counts[per_second] = taken
                     costs.rounds[-1][per_second] = rate
@@ -100,16 +112,18 @@ async def measure_cost(progress: Progress) -> Costs:
     return costs
 
 
-async def _window_with(running: Supervisor, measured: Running, per_second: int) -> Rate:
+async def _window_with(
+    running: Supervisor, measured: Running, per_second: int, seconds: float
+) -> Rate:
     if not per_second:
-        return await window(measured, COST_WINDOW_S)
+        return await window(measured, seconds)
     periodic = asyncio.create_task(
         take_periodically(
             running, every_s=1 / per_second, initiators=("P0", "P1"), emit=lambda event: None
         )
     )
     try:
-        return await window(measured, COST_WINDOW_S)
+        return await window(measured, seconds)
     finally:
         periodic.cancel()
         await asyncio.wait([periodic])
@@ -159,7 +173,7 @@ def report_cost(costs: Costs, console: Console) -> dict[str, Any]:
         shares = ratios(costs.rounds, per_second, 0, lambda rate: rate.per_second)
         core_shares = ratios(costs.rounds, per_second, 0, lambda rate: rate.per_core_second)
         share = median(shares)
-        really = costs.published_counts.get(per_second, 0) / (max(len(seen), 1) * COST_WINDOW_S)
+        really = costs.published_counts.get(per_second, 0) / (max(len(seen), 1) * costs.window_s)
         share_min = 1 - COST_MAX.get(per_second, 1.0)
         verdict = _verdict(shares, share_min)
         table.add_row(
