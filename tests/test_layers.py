@@ -20,6 +20,7 @@ LAYERS = (
         "process",
         "keyed",
         "state_codec",
+        "changes",
         "redistribution",
         "topology",
     ),
@@ -37,7 +38,7 @@ PURE_LAYER_MAX = 2
 
 PURE_IMPORTS = frozenset(
     "collections collections.abc copy dataclasses enum functools json struct typing types inspect "
-    "re hashlib hmac datetime itertools math msgspec".split()
+    "re hashlib hmac datetime itertools math operator msgspec".split()
 )
 IMPORT_CPU_S_MAX = 0.2
 NEVER_AT_IMPORT = {"asyncio", "pyarrow", "pyspark"}

@@ -1,10 +1,25 @@
-"""A field that is a mapping, and of which a snapshot takes only the keys that changed."""
+"""A field that is a mapping, and of which a snapshot takes only the keys that changed.
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from typing import TypeVar
+At a cut nothing is copied. The field puts aside the set of keys that changed since the cut before
+and begins a new one; what they held at the cut is read from the live rows afterwards, bit by bit
+(``KeyedCut.take``). A key that is set or removed before it was read has its old value put aside
+first. Values cannot be changed in place, so a reference to the old one is enough.
+"""
+
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping
+from itertools import islice, repeat
+from operator import is_, is_not
+from typing import Any, Generic, TypeVar
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+
+KeySet = dict[Key, None]
+"""A set of keys. As a dict of atoms it is not walked by Python's garbage collection; a set is."""
+ABSENT: Any = object()
+"""Stands for the value of a key that a mapping does not have."""
+UNTRACKED_COUNT_MIN = 100_000
+"""So many changed keys are remembered in any case, also of a field that holds fewer."""
 
 
 class Keyed(MutableMapping[Key, Value]):
@@ -19,18 +34,28 @@ class Keyed(MutableMapping[Key, Value]):
         rows: what it holds at first, a mapping or pairs of key and value.
     """
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_changed", "_open", "_rows")
 
     def __init__(self, rows: Mapping[Key, Value] | Iterable[tuple[Key, Value]] = ()) -> None:
+        # Not a subclass of dict: that would be walked, whole, by Python's garbage collection.
         self._rows: dict[Key, Value] = dict(rows)
+        self._changed: KeySet[Key] | None = None
+        self._open: list[KeyedCut[Key, Value]] = []
 
     def __getitem__(self, key: Key) -> Value:
         return self._rows[key]
 
     def __setitem__(self, key: Key, value: Value) -> None:
+        changed = self._changed
+        if changed is not None and key not in changed:
+            self._note(key)
         self._rows[key] = value
 
     def __delitem__(self, key: Key) -> None:
+        if key in self._rows and self._changed is not None:
+            if key not in self._changed:
+                self._note(key)
+            self._expect_other_size()
         del self._rows[key]
 
     def __contains__(self, key: object) -> bool:
@@ -49,3 +74,126 @@ class Keyed(MutableMapping[Key, Value]):
     def rows(self) -> Mapping[Key, Value]:
         """What it holds now, as a plain mapping to read from."""
         return self._rows
+
+    def keys(self) -> KeysView[Key]:
+        """Return a view of the keys."""
+        return self._rows.keys()
+
+    def items(self) -> ItemsView[Key, Value]:
+        """Return a view of the pairs of key and value."""
+        return self._rows.items()
+
+    def popitem(self) -> tuple[Key, Value]:
+        """Remove and return some key with its value.
+
+        Raises:
+            KeyError: it is empty.
+        """
+        for key in reversed(self._rows):
+            return key, self.pop(key)
+        raise KeyError("popitem(): the mapping is empty")
+
+    def track(self) -> None:
+        """Begin to note which keys change, if that is not done yet: now is a cut."""
+        if self._changed is None:
+            self._changed = {}
+
+    def put_changes_aside(self) -> KeySet[Key] | None:
+        """Return the keys that changed since the last call, and begin anew: now is a cut.
+
+        Returns:
+            the keys; None if it is not known which changed, and any may have.
+        """
+        changed, self._changed = self._changed, {}
+        return changed
+
+    def cut(self, changes: list[KeySet[Key]] | None) -> "KeyedCut[Key, Value]":
+        """Return what is held now, to be read later; end it with ``close``.
+
+        Args:
+            changes: the sets of keys to read, the oldest first; None for all keys.
+        """
+        opened = KeyedCut(self._rows, changes, self._open)
+        self._open.append(opened)
+        return opened
+
+    def _note(self, key: Key) -> None:
+        """`key` changes for the first time since the last cut."""
+        assert self._changed is not None
+        self._changed[key] = None
+        if self._open:
+            old = self._rows.get(key, ABSENT)
+            for cut in self._open:
+                cut.before.setdefault(key, old)
+            if old is ABSENT:
+                self._expect_other_size()
+        elif len(self._changed) > max(UNTRACKED_COUNT_MIN, 2 * len(self._rows)):
+            # Keys that come and go, and no snapshot is taken: they must not fill the memory.
+            self._changed = None
+
+    def _expect_other_size(self) -> None:
+        for cut in self._open:
+            cut.expect_other_size()
+
+
+class KeyedCut(Generic[Key, Value]):
+    """What a keyed field held at one cut, read bit by bit while the field changes.
+
+    Attributes:
+        before: what keys held that were set or removed since; ABSENT if they were not there.
+        total_count: how many keys there are to read, at most.
+    """
+
+    def __init__(
+        self,
+        rows: dict[Key, Value],
+        changes: list[KeySet[Key]] | None,
+        siblings: "list[KeyedCut[Key, Value]]",
+    ) -> None:
+        self.before: dict[Key, Any] = {}
+        self.total_count = len(rows) if changes is None else sum(map(len, changes))
+        self._rows = rows
+        self._siblings = siblings
+        self._is_whole = changes is None
+        self._keys: Iterator[Key] = iter(rows) if changes is None else _once_each(changes)
+
+    def expect_other_size(self) -> None:
+        """A key is about to come or go: Python gives up on going through such a dict."""
+        if self._is_whole:
+            self._is_whole = False
+            self._keys = iter(list(self._keys))
+
+    def take(self, count: int) -> tuple[list[Key], list[Value], list[Key]] | None:
+        """Read the next keys, about `count` of them.
+
+        Returns:
+            the keys that were there at the cut, their values, and those that were not; None if all
+            have been read.
+        """
+        keys = list(islice(self._keys, count))
+        if not keys:
+            return None
+        values: list[Any] = list(map(self._rows.get, keys, repeat(ABSENT)))
+        if self.before:
+            values = list(map(self.before.get, keys, values))
+        if not any(map(is_, values, repeat(ABSENT))):
+            return keys, values, []
+        there = list(map(is_not, values, repeat(ABSENT)))
+        removed = [key for key, is_there in zip(keys, there, strict=True) if not is_there]
+        keys = [key for key, is_there in zip(keys, there, strict=True) if is_there]
+        return keys, [value for value in values if value is not ABSENT], removed
+
+    def close(self) -> None:
+        """Read no more. Closing twice does nothing."""
+        if self in self._siblings:
+            self._siblings.remove(self)
+
+
+def _once_each(changes: list[KeySet[Key]]) -> Iterator[Key]:
+    for index, keys in enumerate(changes):
+        earlier = changes[:index]
+        if not earlier:
+            yield from keys
+        for key in keys if earlier else ():
+            if not any(key in others for others in earlier):
+                yield key

@@ -251,12 +251,18 @@ class IncomingRecord(msgspec.Struct, frozen=True):
 
 
 class Fragment(msgspec.Struct, frozen=True):
-    """One process's part of a snapshot: its state, what it had sent, its incoming channels."""
+    """One process's part of a snapshot: its state, what it had sent, its incoming channels.
+
+    `pause_s` is how long the process stood still in the step that recorded its state, `capture_s`
+    how long it took from there until the state was encoded; both in seconds.
+    """
 
     snapshot: SnapshotId
     state: ProcessState
     sent_counts: dict[ProcessId, int]
     incoming: tuple[IncomingRecord, ...]
+    pause_s: float = 0.0
+    capture_s: float = 0.0
 
 
 class Reason(enum.Enum):

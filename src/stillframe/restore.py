@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from stillframe.errors import UsageError
-from stillframe.model import ChannelState, IncomingRecord, ProcessId, Snapshot
+from stillframe.model import ChannelState, IncomingRecord, ProcessId, Snapshot, SnapshotId
 from stillframe.topology import Description
 
 
@@ -24,19 +24,29 @@ class Start(msgspec.Struct, frozen=True):
             after that.
         incoming: for each channel into it what it had received at its cut, and the messages to
             deliver before any other.
+        base: the snapshot in the store that has exactly this state; None if none has.
     """
 
     kind: str
     encoded: bytes
     sent_counts: dict[ProcessId, int]
     incoming: tuple[IncomingRecord, ...]
+    base: SnapshotId | None = None
 
 
-def start_states(snapshot: Snapshot, description: Description) -> dict[ProcessId, Start]:
+def start_states(
+    snapshot: Snapshot, description: Description, *, base: SnapshotId | None = None
+) -> dict[ProcessId, Start]:
     """Return how each process of `description` begins, so that the system goes on from `snapshot`.
 
     The next step: raise the epoch, start every process with its part, and let none of them act
     before its `incoming` messages were delivered.
+
+    Args:
+        snapshot: what to go on from.
+        description: of the topology to start.
+        base: the id of `snapshot`, if the store has its states exactly as they are here: then the
+            next snapshot need only hold what changed. None if they were converted on the way.
 
     Raises:
         NotConsistent: the books of a channel do not balance.
@@ -66,6 +76,7 @@ def start_states(snapshot: Snapshot, description: Description) -> dict[ProcessId
                 if c.channel.source == state.process
             },
             incoming=tuple(_incoming(c) for c in channels if c.channel.target == state.process),
+            base=base,
         )
         for state in snapshot.state.processes
     }

@@ -120,6 +120,17 @@ class StateCodec:
                 f"{self.kind.__name__}.{culprit} cannot be recorded: {error}"
             ) from error
 
+    def encode_part(self, name: str, values: list[Any]) -> bytes:
+        """Return keys or values of the keyed field `name` as a MessagePack array.
+
+        Raises:
+            UsageError: one of them cannot be encoded.
+        """
+        try:
+            return self._encode(values)
+        except _ENCODING_ERRORS as error:
+            raise UsageError(f"{self.kind.__name__}.{name} cannot be recorded: {error}") from error
+
     def check(self, encoded: bytes, changes: Mapping[str, KeyedChange] = NOTHING) -> None:
         """Check that a restore could read what was recorded.
 

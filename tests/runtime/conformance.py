@@ -219,7 +219,7 @@ def _collect_parts(host: HandlerHost) -> dict[SnapshotId, Fragment]:
         if isinstance(message, control.Part):
             parts[message.fragment.snapshot] = message.fragment
 
-    host.report = report
+    host.captures.report = report
     return parts
 
 

@@ -83,7 +83,7 @@ class LocalSystem:
         self.store.raise_epoch(None)
         self.coordinator = Coordinator(
             self.store,
-            check=lambda state: self.topology.codecs[state.process].check(state.encoded),
+            check=self.topology.check_state,
             secret=SECRET,
             starts=self._starts,
             first_number=self.store.next_number(),

@@ -45,6 +45,13 @@ class VirtualScheduler:
         """Return the virtual seconds since the beginning."""
         return self._now
 
+    def add_reader(self, fd: int, callback: Callable[..., Any], /, *args: Any) -> None:
+        """Refuse: descriptors are real, and their time is not ours."""
+        raise NotImplementedError
+
+    def remove_reader(self, fd: int, /) -> None:
+        """Do nothing: there are none."""
+
     def run_one(self) -> bool:
         """Call what is due first; False if nothing is due now."""
         if not self._ready:

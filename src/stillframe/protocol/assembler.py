@@ -72,11 +72,20 @@ class Assembler:
             return None
         del self._pending[fragment.snapshot]
         state = self._assemble(pending.fragments)
+        parts = pending.fragments.values()
         try:
             state.check_books()
         except NotConsistent as error:
             return Abandoned(fragment.snapshot, Reason.NOT_CONSISTENT, detail=str(error))
-        return Snapshot(fragment.snapshot, self._epoch, pending.initiated_at, now, state)
+        return Snapshot(
+            fragment.snapshot,
+            self._epoch,
+            pending.initiated_at,
+            now,
+            state,
+            pause_s=max(part.pause_s for part in parts),
+            capture_s=max(part.capture_s for part in parts),
+        )
 
     def abandon(self, snapshot: SnapshotId, reason: Reason, detail: str = "") -> Abandoned | None:
         """Give `snapshot` up; None if it is not pending."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stillframe.model import Fragment, ProcessId, SnapshotId
+from stillframe.model import Fragment, KeyedRows, ProcessId, SnapshotId
 from stillframe.restore import Start
 
 
@@ -38,8 +38,23 @@ class Initiate(msgspec.Struct, frozen=True, tag=True):
     snapshot: SnapshotId
 
 
+class PartRows(msgspec.Struct, frozen=True, tag=True):
+    """From a process: some rows of a keyed field, which belong to the part that will come."""
+
+    snapshot: SnapshotId
+    field: str
+    rows: KeyedRows
+
+
+class PartPiece(msgspec.Struct, frozen=True, tag=True):
+    """From a process: the next bytes of its encoded state; they belong to the part to come."""
+
+    snapshot: SnapshotId
+    piece: bytes
+
+
 class Part(msgspec.Struct, frozen=True, tag=True):
-    """From a process: its part of a snapshot."""
+    """From a process: its part of a snapshot, but for the rows and pieces that went before."""
 
     fragment: Fragment
 
@@ -67,6 +82,13 @@ class Published(msgspec.Struct, frozen=True, tag=True):
     snapshot: SnapshotId
 
 
+class InStore(msgspec.Struct, frozen=True, tag=True):
+    """To a process: this snapshot is in the store, and what changes after it is enough; None: some
+    snapshot that the process took for published is not there."""
+
+    snapshot: SnapshotId | None
+
+
 class Trouble(msgspec.Struct, frozen=True, tag=True):
     """From a process: something went wrong on a connection, and was dealt with."""
 
@@ -80,6 +102,6 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     story: str
 
 
-AboutSnapshots = Part | CouldNotRecord | Wanted
+AboutSnapshots = PartRows | PartPiece | Part | CouldNotRecord | Wanted
 FromProcess = Listening | Running | Trouble | Failure | AboutSnapshots
-ToProcess = Setup | Addresses | Initiate | Abandon | Published
+ToProcess = Setup | Addresses | Initiate | Abandon | Published | InStore

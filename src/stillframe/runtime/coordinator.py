@@ -25,6 +25,7 @@ from stillframe.protocol.assembler import Assembler
 from stillframe.restore import Start
 from stillframe.runtime import control, events
 from stillframe.runtime.host import describe
+from stillframe.runtime.pieces import Pieces
 from stillframe.runtime.roster import Roster
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -78,6 +79,7 @@ class Coordinator:
             departed=departed,
         )
         self._assembler = Assembler(self._description, store.epoch)
+        self._pieces = Pieces()
         self._announcements = Announcements()
         self._wanted: set[ProcessId] = set()
         self._results: dict[SnapshotId, asyncio.Future[Entry | Abandoned]] = {}
@@ -120,6 +122,9 @@ class Coordinator:
 
     def _heard(self, process: ProcessId, message: control.AboutSnapshots) -> None:
         match message:
+            case control.PartRows() | control.PartPiece():
+                if message.snapshot in self._assembler.pending:
+                    self._pieces.add(process, message)
             case control.Part(fragment):
                 self._take_part(process, fragment)
             case control.CouldNotRecord(snapshot, detail):
@@ -139,7 +144,7 @@ class Coordinator:
     def _take_part(self, process: ProcessId, fragment: Fragment) -> None:
         if fragment.state.process != process:
             raise ProtocolViolation(f"it speaks for {fragment.state.process!r}")
-        self._complete(self._assembler.add(fragment, self._now()))
+        self._complete(self._assembler.add(self._pieces.complete(fragment), self._now()))
 
     async def close(self) -> None:
         """Abandon what is under way, finish what is being written, and hang up."""
@@ -177,6 +182,10 @@ class Coordinator:
         except Exception as error:
             detail = str(error) if isinstance(error, StillframeError) else describe(error)
             outcome = Abandoned(snapshot.id, Reason.NOT_PUBLISHED, (), detail)
+        # A snapshot that cannot be written because one that it is based on is not there would be
+        # followed by others like it. Which error that is need not be known: to record everything
+        # once is right after any.
+        self.roster.say_to_all(control.InStore(snapshot.id if isinstance(outcome, Entry) else None))
         if isinstance(outcome, Entry) and outcome.is_restore_point:
             under_way = self._assembler.pending
             self._announce(self._announcements.published(snapshot.id, under_way))
@@ -203,6 +212,7 @@ class Coordinator:
 
     def _end(self, snapshot: SnapshotId, outcome: Entry | Abandoned) -> None:
         if isinstance(outcome, Abandoned):
+            self._pieces.forget(snapshot)
             self.roster.say_to_all(control.Abandon(snapshot))
             self._announce(self._announcements.ended(snapshot))
         result = self._results.pop(snapshot)

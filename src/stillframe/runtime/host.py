@@ -8,6 +8,7 @@ transports that links have attached to its channels. Two kinds of host differ on
   by the driver of a ``Process`` with ``async`` handlers.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, assert_never
@@ -15,7 +16,7 @@ from typing import Any, Protocol, assert_never
 import msgspec
 
 from stillframe.errors import ApplicationError, StillframeError, UsageError
-from stillframe.model import Batch, Channel, Fragment, Marker, ProcessId, ProcessState, SnapshotId
+from stillframe.model import Batch, Channel, Marker, ProcessId, ProcessState, SnapshotId
 from stillframe.process import Message, Process, is_immutable
 from stillframe.protocol import wire
 from stillframe.protocol.recorder import (
@@ -27,7 +28,7 @@ from stillframe.protocol.recorder import (
     SendMarker,
 )
 from stillframe.restore import Start
-from stillframe.runtime import control
+from stillframe.runtime import captures, control
 from stillframe.runtime.ends import (
     ENCODING_ERRORS,
     FRAME_EXTRA_BYTES,
@@ -39,14 +40,9 @@ from stillframe.runtime.ends import (
 )
 from stillframe.state_codec import StateCodec
 
-PART_BYTES_MAX = wire.CONTROL_BYTES_MAX - 2**20
 
-
-class Scheduler(Protocol):
+class Scheduler(captures.Scheduler, Protocol):
     """The part of an asyncio event loop that a host uses."""
-
-    def call_soon(self, callback: Callable[..., Any], /, *args: Any) -> Any:
-        """Call later in this turn, or in the next."""
 
     def call_later(self, delay: float, callback: Callable[..., Any], /, *args: Any) -> Any:
         """Call after `delay` seconds."""
@@ -120,7 +116,6 @@ class Host:
         self.on_cut: Callable[[SnapshotId, ProcessState], None] | None = None
         self._fail = fail
         self._marker_wait_s = marker_wait_s
-        self._codec = codec
         self.subject = subject
         self._is_flush_scheduled = False
         self.replayed_count = 0
@@ -139,6 +134,15 @@ class Host:
         if start is not None:
             codec.restore(subject, start.encoded)
             self._replay(start)
+        self._cutting: SnapshotId
+        self.captures = captures.Captures(
+            process,
+            codec=codec,
+            subject=subject,
+            base=None if start is None else start.base,
+            scheduler=scheduler,
+            report=report,
+        )
         self.send = self._make_send()
 
     def wake(self) -> None:
@@ -183,6 +187,7 @@ class Host:
     def abandon(self, snapshot: SnapshotId) -> None:
         """Stop recording `snapshot`."""
         self.recorder.abandon(snapshot)
+        self.captures.abandon(snapshot)
 
     def fail(self, error: BaseException) -> None:
         """Stop for good: no further step is taken."""
@@ -193,26 +198,29 @@ class Host:
             wrapped.__cause__ = error
             error = wrapped
         self.error = error
+        self.captures.close()
         self._fail(error)
 
     def step(self, item: MarkerArrival | SnapshotId) -> None:
         """Handle a marker, or a request to initiate: one atomic step."""
+        began = time.perf_counter()
         self.flush()
         if self.error is not None:
             return
         for outgoing in self._outgoing:
             self.recorder.sent(outgoing.channel.target, outgoing.sent_count)
+        snapshot = item if isinstance(item, SnapshotId) else item.marker.snapshot
+        self._cutting = snapshot
+        is_first = self.recorder.phase(snapshot) is Phase.IDLE
         if isinstance(item, SnapshotId):
-            is_first = self.recorder.phase(item) is Phase.IDLE
             effects = self.recorder.initiate(item)
-            self._tell_cut(item, effects, is_first=is_first)
-            self._carry_out(effects)
         else:
-            snapshot = item.marker.snapshot
-            is_first = self.recorder.phase(snapshot) is Phase.IDLE
             effects = self.recorder.marker(item.incoming.source, item.marker)
-            self._tell_cut(snapshot, effects, is_first=is_first)
-            self._carry_out(effects)
+        if is_first:
+            self._tell_cut(snapshot, effects)
+            self.captures.stood_still(snapshot, time.perf_counter() - began)
+        self._carry_out(effects)
+        if not isinstance(item, SnapshotId):
             size = item.frame_bytes
             if size is not None and (sequence := item.incoming.session.handle(size)):
                 item.incoming.acknowledge(sequence)
@@ -260,11 +268,9 @@ class Host:
             self._is_flush_scheduled = True
             self.scheduler.call_soon(self.scheduler.call_soon, self.flush)
 
-    def _tell_cut(self, snapshot: SnapshotId, effects: list[Effect], *, is_first: bool) -> None:
-        """If the state was recorded just now, tell the logs, which record what belongs to the same
+    def _tell_cut(self, snapshot: SnapshotId, effects: list[Effect]) -> None:
+        """The state was recorded just now: tell the logs, which record what belongs to the same
         cut, and the application."""
-        if not is_first:
-            return
         progress = self.recorder.progress(snapshot)
         recorded = [effect.fragment.state for effect in effects if isinstance(effect, Recorded)]
         for state in recorded if progress is None else [progress.state]:
@@ -285,9 +291,7 @@ class Host:
             ) from error
 
     def _capture(self) -> ProcessState:
-        return ProcessState(
-            self.process, self._codec.kind.__name__, self._codec.capture(self.subject)
-        )
+        return self.captures.begin(self._cutting, is_whole=self.on_cut is not None)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -295,8 +299,9 @@ class Host:
                 case SendMarker(target, marker):
                     self._send_marker(self.outgoing[target], marker)
                 case Recorded(fragment):
-                    self._report_part(fragment)
+                    self.captures.recorded(fragment)
                 case NotRecorded(snapshot, detail):
+                    self.captures.abandon(snapshot)
                     self.report(control.CouldNotRecord(snapshot, detail))
                 case _:
                     assert_never(effect)
@@ -306,21 +311,6 @@ class Host:
         outgoing.send_marker(marker, may_wait=wait_s > 0)
         if wait_s:
             self.scheduler.call_later(wait_s, outgoing.release, marker)
-
-    def _report_part(self, fragment: Fragment) -> None:
-        size = len(fragment.state.encoded) + sum(
-            len(batch.encoded) for record in fragment.incoming for batch in record.batches
-        )
-        if size <= PART_BYTES_MAX:
-            self.report(control.Part(fragment))
-        else:
-            self.report(
-                control.CouldNotRecord(
-                    fragment.snapshot,
-                    f"its state and channels have {size:,} bytes; a part of a snapshot may have "
-                    f"{PART_BYTES_MAX:,}",
-                )
-            )
 
     def _replay(self, start: Start) -> None:
         """Put the recorded messages of every channel into the mailbox, first of all."""

@@ -177,6 +177,7 @@ class Member:
                 "end programs that keep many ports or files open, or raise the limit (ulimit -n)"
             ) from error
         self._closers.append(listener.close)
+        self._closers.append(host.captures.close)
         self.report(control.Listening(listener.sockets[0].getsockname()[1]))
         addresses = await self._hear(control.Addresses)
         begin()
@@ -257,6 +258,8 @@ class Member:
                     host.initiate(snapshot)
                 case control.Abandon(snapshot):
                     host.abandon(snapshot)
+                case control.InStore(base):
+                    host.captures.in_store(base)
                 case control.Published(snapshot):
                     published(snapshot)
                 case None:

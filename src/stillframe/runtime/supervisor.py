@@ -318,7 +318,8 @@ class Supervisor:
         entry = self.store.entry(wish) if wish else self.store.current() if is_alone else None
         if entry is None:
             return None, None
-        return start_states(self.store.load(entry.id), self.store.description), entry.id
+        starts = start_states(self.store.load(entry.id), self.store.description, base=entry.id)
+        return starts, entry.id
 
     def _launch(self, process: ProcessId, port: int, secret: bytes) -> Launch:
         me = Credentials(process, self.store.epoch, self.store.description.hash, secret)

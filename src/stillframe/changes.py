@@ -1,0 +1,147 @@
+"""What changed in the keyed fields of one process since a snapshot that is in the store.
+
+Only that travels. A process is told when a snapshot has been published: from then on that one is
+the base of what it records. Snapshots that are under way, or were abandoned, are never a base: what
+changed before their cuts is recorded again. So a loss costs bytes, never a change.
+"""
+
+from typing import Any
+
+import msgspec
+
+from stillframe.keyed import Keyed, KeyedCut, KeySet
+from stillframe.model import KeyedChange, KeyedRows, SnapshotId
+from stillframe.state_codec import StateCodec
+
+PAST_COUNT_MAX = 64
+PAST_KEYS_MIN = 100_000
+"""So many cuts since the base, and as many changed keys as there are keys (or so many), are
+remembered; beyond that the next snapshot records all keys."""
+
+
+class PastCut(msgspec.Struct, frozen=True):
+    """A cut of this process, and by field what had changed since the cut before."""
+
+    snapshot: SnapshotId
+    changed: dict[str, KeySet[Any]]
+
+
+class Changes:
+    """The keyed fields of one process from cut to cut. Each call is one atomic step.
+
+    Args:
+        codec: knows which fields are keyed.
+        subject: the object that has them.
+        base: the published snapshot that the subject was restored from just now; None if none.
+    """
+
+    def __init__(self, codec: StateCodec, subject: object, base: SnapshotId | None) -> None:
+        self._codec = codec
+        self._subject = subject
+        self._base = base
+        self._past: list[PastCut] = []
+        self._fields: dict[str, Keyed[Any, Any]] = {}
+        if base is not None:
+            self._fields = codec.keyed_fields(subject)
+            for field in self._fields.values():
+                field.track()
+
+    def cut(self, snapshot: SnapshotId) -> "ChangesCut":
+        """Return what the fields hold now, for `snapshot`, to be encoded bit by bit.
+
+        Raises:
+            UsageError: a field that is declared as keyed holds something else.
+        """
+        fields = self._codec.keyed_fields(self._subject)
+        changed = {name: field.put_changes_aside() for name, field in fields.items()}
+        known = {name: keys for name, keys in changed.items() if keys is not None}
+        is_same = all(fields[name] is self._fields.get(name) for name in fields)
+        if len(known) < len(changed) or not is_same:
+            self._forget()
+        self._fields = fields
+        self._past.append(PastCut(snapshot, known))
+        key_count = sum(len(keys) for past in self._past for keys in past.changed.values())
+        held_count = sum(map(len, fields.values()))
+        if len(self._past) > PAST_COUNT_MAX or key_count > max(PAST_KEYS_MIN, held_count):
+            self._forget()
+            self._past.append(PastCut(snapshot, {}))
+        return ChangesCut(
+            self._codec,
+            self._base if fields else None,
+            {
+                name: field.cut(
+                    None if self._base is None else [past.changed[name] for past in self._past]
+                )
+                for name, field in fields.items()
+            },
+        )
+
+    def in_store(self, snapshot: SnapshotId | None) -> None:
+        """Note that `snapshot` was published; None: what we took for published is not there.
+
+        The next cut records what changed since that one, or everything.
+        """
+        if snapshot is None:
+            self._forget()
+        for index, past in enumerate(self._past):
+            if past.snapshot == snapshot:
+                self._base = snapshot
+                del self._past[: index + 1]
+                return
+
+    def _forget(self) -> None:
+        self._base = None
+        self._past.clear()
+
+
+class ChangesCut:
+    """The keyed fields of one process at one cut, on the way into a part of a snapshot.
+
+    Attributes:
+        base: the published snapshot since which the changes are; None if they are all there is.
+        total_count: how many keys there are to encode, at most.
+    """
+
+    def __init__(
+        self,
+        codec: StateCodec,
+        base: SnapshotId | None,
+        fields: dict[str, KeyedCut[Any, Any]],
+    ) -> None:
+        self.base = base
+        self.total_count = sum(field.total_count for field in fields.values())
+        self._codec = codec
+        self._fields = fields
+        self._unread = list(fields)
+        self._removed: dict[str, list[Any]] = {name: [] for name in fields}
+
+    def take(self, count: int) -> tuple[str, KeyedRows] | None:
+        """Encode about the next `count` keys of some field; None if all are done.
+
+        Raises:
+            UsageError: a key or a value cannot be encoded.
+        """
+        while self._unread:
+            name = self._unread[0]
+            taken = self._fields[name].take(count)
+            if taken is not None:
+                keys, values, removed = taken
+                self._removed[name] += removed
+                encode = self._codec.encode_part
+                return name, KeyedRows(len(keys), encode(name, keys), encode(name, values))
+            self._fields[name].close()
+            del self._unread[0]
+        return None
+
+    def removals(self) -> dict[str, KeyedChange]:
+        """Return, when ``take`` has returned None, what was removed: changes without their rows."""
+        return {
+            name: KeyedChange((), len(keys), self._codec.encode_part(name, keys))
+            for name, keys in self._removed.items()
+        }
+
+    def close(self) -> None:
+        """Encode no more. Closing twice does nothing."""
+        self._unread.clear()
+        for field in self._fields.values():
+            field.close()

@@ -1,0 +1,291 @@
+"""The recorded state of one process, on its way from the cut to the coordinator.
+
+At a cut a process stands still only for what cannot be put off: the sets of changed keys are put
+aside, and the fields that are not keyed are encoded, or a process is forked that does so. What is
+left is encoded in slices, in turns with the messages, and sent piece by piece. When all of that is
+done and the recorder has its part too, the part goes to the coordinator.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from stillframe.changes import Changes, ChangesCut
+from stillframe.errors import UsageError
+from stillframe.model import Fragment, ProcessId, ProcessState, SnapshotId
+from stillframe.protocol import wire
+from stillframe.runtime import control
+from stillframe.runtime.forked import Forked, Watcher
+from stillframe.state_codec import StateCodec
+
+PART_BYTES_MAX = wire.CONTROL_BYTES_MAX - 2**20
+PIECE_BYTES = 2**18
+SLICE_S = 0.0005
+"""A slice may take so long; the number of keys in one is felt for, within these bounds."""
+SLICE_COUNT_MIN = 16
+SLICE_COUNT_MAX = 16_384
+IN_PLACE_S = 0.005
+"""A state whose encoding takes longer than this is encoded in a forked process, if that pays."""
+
+
+class Scheduler(Watcher, Protocol):
+    """The part of an event loop that captures use."""
+
+    def call_soon(self, callback: Callable[..., Any], /, *args: Any) -> Any:
+        """Call later in this turn, or in the next."""
+
+
+class _Capture:
+    """One capture that is under way.
+
+    Attributes:
+        state: what was recorded; its `encoded` is empty if that goes in pieces.
+        cut: the keyed fields, until they are encoded.
+        rest: what has still to go in pieces.
+        forked: the process that encodes the fields that are not keyed, while there is one.
+        fragment: the recorder's part, when it is complete.
+        byte_count: how much went before the part itself.
+        pause_s: how long the process stood still for it.
+        capture_s: how long it took from the cut until all was encoded, if it is.
+    """
+
+    def __init__(self, snapshot: SnapshotId, state: ProcessState, cut: ChangesCut | None) -> None:
+        self.snapshot = snapshot
+        self.state = state
+        self.cut = cut
+        self.rest = memoryview(b"")
+        self.forked: Forked | None = None
+        self.fragment: Fragment | None = None
+        self.byte_count = 0
+        self.began = time.perf_counter()
+        self.pause_s = 0.0
+        self.capture_s: float | None = None
+
+    @property
+    def is_to_go_on(self) -> bool:
+        """Whether there is something to do in slices."""
+        return self.cut is not None or bool(self.rest)
+
+
+class Captures:
+    """The captures of one process. It is told what happens and reports parts.
+
+    Args:
+        process: whose state this is.
+        codec: captures the state of `subject`.
+        subject: the object whose fields are the recorded state.
+        base: the published snapshot that `subject` was restored from just now; None if none.
+        scheduler: the event loop.
+        report: takes what the coordinator must hear.
+    """
+
+    def __init__(
+        self,
+        process: ProcessId,
+        *,
+        codec: StateCodec,
+        subject: object,
+        base: SnapshotId | None,
+        scheduler: Scheduler,
+        report: Callable[[control.FromProcess], None],
+    ) -> None:
+        self._process = process
+        self._codec = codec
+        self._subject = subject
+        self._scheduler = scheduler
+        self.report = report
+        self._changes = Changes(codec, subject, base)
+        self._open: dict[SnapshotId, _Capture] = {}
+        self._slice_count = SLICE_COUNT_MIN
+        self._is_scheduled = False
+        self._in_place_s = 0.0
+        self._fork_s = 0.0
+
+    def begin(self, snapshot: SnapshotId, *, is_whole: bool) -> ProcessState:
+        """Record the state as it is now. Nothing else happens in the process meanwhile.
+
+        Args:
+            snapshot: which it is for.
+            is_whole: encode all of it here and now: a log wants it so.
+
+        Returns:
+            what is known of it by now.
+
+        Raises:
+            UsageError: a field holds what cannot be encoded.
+        """
+        kind = self._codec.kind.__name__
+        if is_whole:
+            state = ProcessState(self._process, kind, self._codec.capture(self._subject))
+            self._open[snapshot] = _Capture(snapshot, state, None)
+            return state
+        others = self._codec.others(self._subject)
+        cut = self._changes.cut(snapshot)
+        capture = _Capture(snapshot, ProcessState(self._process, kind, b"", cut.base), cut)
+        try:
+            if not self._fork(capture, others):
+                self._encode(capture, others)
+            if cut.total_count <= SLICE_COUNT_MIN:
+                self._take_rows(capture)
+        except UsageError:
+            self._close(capture)
+            raise
+        self._open[snapshot] = capture
+        self._go_on_later()
+        return capture.state
+
+    def _encode(self, capture: _Capture, others: dict[str, Any]) -> None:
+        """Encode the fields that are not keyed, here and now."""
+        began = time.perf_counter()
+        encoded = self._codec.encode(others)
+        self._in_place_s = time.perf_counter() - began
+        self._fork_s /= 2  # what was slow once is tried again some time
+        if len(encoded) <= PIECE_BYTES:
+            capture.state = msgspec.structs.replace(capture.state, encoded=encoded)
+        else:
+            capture.rest = memoryview(encoded)
+
+    def _fork(self, capture: _Capture, others: dict[str, Any]) -> bool:
+        """Let a forked process encode them, if that pays and can be done."""
+        if self._in_place_s < IN_PLACE_S or self._fork_s > self._in_place_s / 2:
+            return False
+
+        def ended(error: str | None, took_s: float) -> None:
+            self._in_place_s = took_s
+            capture.forked = None
+            if error is None:
+                self._finish(capture)
+            else:
+                self._refuse(capture, error)
+
+        began = time.perf_counter()
+        try:
+            capture.forked = Forked(
+                lambda: self._codec.encode(others),
+                watcher=self._scheduler,
+                take=lambda piece: self._send_piece(capture, piece),
+                ended=ended,
+            )
+        except (OSError, NotImplementedError):
+            return False
+        self._fork_s = time.perf_counter() - began
+        return True
+
+    def stood_still(self, snapshot: SnapshotId, pause_s: float) -> None:
+        """Note how long the step took in which the state was recorded, in seconds."""
+        if snapshot in self._open:
+            self._open[snapshot].pause_s = pause_s
+
+    def recorded(self, fragment: Fragment) -> None:
+        """Take what the recorder has; report it when the state is encoded too."""
+        capture = self._open.get(fragment.snapshot)
+        if capture is not None:
+            capture.fragment = fragment
+            self._finish(capture)
+
+    def abandon(self, snapshot: SnapshotId) -> None:
+        """Stop capturing for `snapshot`, if that is under way."""
+        capture = self._open.pop(snapshot, None)
+        if capture is not None:
+            self._close(capture)
+
+    def in_store(self, snapshot: SnapshotId | None) -> None:
+        """Note that `snapshot` was published: only what changes since need be recorded. None: what
+        we took for published is not there, so the next snapshot records everything."""
+        self._changes.in_store(snapshot)
+
+    def close(self) -> None:
+        """End everything that is under way. Closing twice does nothing."""
+        forks = [c.forked for c in self._open.values() if c.forked is not None]
+        for snapshot in tuple(self._open):
+            self.abandon(snapshot)
+        for forked in forks:
+            forked.wait()
+
+    def _close(self, capture: _Capture) -> None:
+        if capture.cut is not None:
+            capture.cut.close()
+            capture.cut = None
+        if capture.forked is not None:
+            capture.forked.cancel()
+
+    def _go_on_later(self) -> None:
+        if not self._is_scheduled and any(c.is_to_go_on for c in self._open.values()):
+            self._is_scheduled = True
+            self._scheduler.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Encode or send one slice of the oldest capture that has some left."""
+        self._is_scheduled = False
+        capture = next((c for c in self._open.values() if c.is_to_go_on), None)
+        if capture is None:
+            return
+        try:
+            if capture.cut is not None:
+                self._take_rows(capture)
+            else:
+                self._send_piece(capture, bytes(capture.rest[:PIECE_BYTES]))
+                capture.rest = capture.rest[PIECE_BYTES:]
+        except UsageError as error:
+            self._refuse(capture, str(error))
+        else:
+            self._finish(capture)
+        self._go_on_later()
+
+    def _take_rows(self, capture: _Capture) -> None:
+        assert capture.cut is not None
+        began = time.perf_counter()
+        taken = capture.cut.take(self._slice_count)
+        if taken is None:
+            capture.state = msgspec.structs.replace(capture.state, keyed=capture.cut.removals())
+            capture.cut = None
+            return
+        field, rows = taken
+        capture.byte_count += len(rows.keys) + len(rows.values)
+        self.report(control.PartRows(capture.snapshot, field, rows))
+        took_s = time.perf_counter() - began
+        if took_s > SLICE_S:
+            self._slice_count = max(SLICE_COUNT_MIN, self._slice_count // 2)
+        elif took_s < SLICE_S / 3 and rows.count * 2 > self._slice_count:
+            self._slice_count = min(SLICE_COUNT_MAX, self._slice_count * 2)
+
+    def _send_piece(self, capture: _Capture, piece: bytes) -> None:
+        capture.byte_count += len(piece)
+        self.report(control.PartPiece(capture.snapshot, piece))
+
+    def _finish(self, capture: _Capture) -> None:
+        """Report the part, if nothing of it is missing any more."""
+        if capture.is_to_go_on or capture.forked is not None:
+            return
+        if capture.capture_s is None:
+            capture.capture_s = time.perf_counter() - capture.began
+        if capture.fragment is None:
+            return
+        fragment = msgspec.structs.replace(
+            capture.fragment,
+            state=capture.state,
+            pause_s=capture.pause_s,
+            capture_s=capture.capture_s,
+        )
+        del self._open[capture.snapshot]
+        size = (
+            capture.byte_count
+            + len(capture.state.encoded)
+            + sum(len(b.encoded) for record in fragment.incoming for b in record.batches)
+        )
+        if size <= PART_BYTES_MAX:
+            self.report(control.Part(fragment))
+        else:
+            self.report(
+                control.CouldNotRecord(
+                    fragment.snapshot,
+                    f"its state and channels have {size:,} bytes; a part of a snapshot may have "
+                    f"{PART_BYTES_MAX:,}",
+                )
+            )
+
+    def _refuse(self, capture: _Capture, detail: str) -> None:
+        self.abandon(capture.snapshot)
+        self.report(control.CouldNotRecord(capture.snapshot, detail))
