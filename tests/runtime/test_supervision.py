@@ -251,7 +251,7 @@ def test_processes_end_with_their_supervisor_and_the_store_stays(tmp_path: Path)
         ("tests.runtime.programs:nothing", "has no topology 'nothing'; it has joining, pipeline"),
         ("tests/runtime/programs.py:rally", "write MODULE:TOPOLOGY, for example"),
         ("tests.runtime.programs", "write MODULE:TOPOLOGY, for example"),
-        ("tests.runtime.programs:pipeline", "was made by another topology"),
+        ("tests.runtime.programs:pipeline", "the code is not what the store"),
     ],
 )
 def test_a_topology_that_cannot_be_run_is_refused(

@@ -99,11 +99,28 @@ def restore(
     marker_wait: MarkerWait = "0",
     for_: For = None,
     pipeline: InPipeline = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Say what a restore would do with the code as it is, and do nothing."
+        ),
+    ] = False,
+    migrate: Annotated[
+        bool,
+        typer.Option("--migrate", help="Go on though the code is not what the snapshot is of."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Go back to a snapshot, by default the last: live if the system is running (the options of
     its start stay), else by starting it again with these options."""
-    plan = _plan(every, initiator, timeout, marker_wait, for_, as_json, pipeline)
+    plan = _plan(
+        every, initiator, timeout, marker_wait, for_, as_json, pipeline, may_migrate=migrate
+    )
+    if dry_run:
+        from stillframe.cli import migration
+
+        migration.foretell(store, snapshot, pipeline, is_json=as_json)
+        return
     from stillframe.cli import runs
 
     runs.restore(store, snapshot, plan)
@@ -264,6 +281,8 @@ def _plan(
     is_json: bool,
     pipeline: Path | None,
     until: str | None = None,
+    *,
+    may_migrate: bool = False,
 ) -> "Plan":
     every_s = quantities.parse_interval("--every", every)
     timeout_s = quantities.parse_duration("--timeout", timeout)
@@ -280,6 +299,7 @@ def _plan(
         pipeline=pipeline,
         until=until,
         marker_wait_s=marker_wait_s,
+        may_migrate=may_migrate,
     )
 
 

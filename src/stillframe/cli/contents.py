@@ -23,8 +23,9 @@ def show_snapshot(path: Path, name: str, *, only_books: bool, is_json: bool) -> 
     """Write what the snapshot `name` of the store at `path` holds, or only its books."""
     store = Store.open(path)
     snapshot = store.load(SnapshotId.parse(name))
+    description = store.description_of(snapshot.id)
     if is_json:
-        output.put_json(_document(snapshot, store.description, only_books=only_books))
+        output.put_json(_document(snapshot, description, only_books=only_books))
         return
     recorded_s = snapshot.completed_at - snapshot.initiated_at
     output.say(
@@ -34,12 +35,12 @@ def show_snapshot(path: Path, name: str, *, only_books: bool, is_json: bool) -> 
     if only_books:
         put_books(snapshot.state)
         return
-    for kind, columns in store.description.states.items():
+    for kind, columns in description.states.items():
         states = [state for state in snapshot.state.processes if state.kind == kind]
         names = [column.name for column in columns]
         rows = [(state.process, *_cells(state, names)) for state in states]
         output.put_table(f"processes: {kind}", ["process", *names], rows)
-    _put_channels(snapshot, store.description)
+    _put_channels(snapshot, description)
 
 
 def fields_of(state: ProcessState) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def detect(path: Path, name: str, reference: str | None, *, is_json: bool) -> No
     """
     store = Store.open(path)
     entries = _present(store)
-    look = look_for(name, store, lambda: _topology(store, reference))
+    look = look_for(name, store, lambda: _topology(store, reference, entries[0]))
     sightings = _look_at_all(look, entries)
     held = [seen for seen in sightings if seen.verdict.holds]
     broken = not_stable(sightings)
@@ -100,7 +100,8 @@ def _present(store: Store) -> list[Entry]:
     return present
 
 
-def _topology(store: Store, reference: str | None) -> Topology:
+def _topology(store: Store, reference: str | None, entry: Entry) -> Topology:
+    """Return the topology that the snapshots to look at are of; `entry` is one of them."""
     known = store.reference if reference is None else reference
     if known is None:
         raise UsageError(
@@ -109,7 +110,7 @@ def _topology(store: Store, reference: str | None) -> Topology:
         )
     look_here()
     topology = load_topology(known)
-    if topology.description.hash != store.description.hash:
+    if topology.description.hash != store.description_of(entry.id).hash:
         raise UsageError(
             f"the snapshots in {store.path} are of another topology than {known} is now: give the "
             "one that they were taken of with --topology"
@@ -131,8 +132,8 @@ def look_for(name: str, store: Store, topology_of: Callable[[], Topology]) -> Lo
     """Return what asks a predicate of one snapshot of a store after the other.
 
     Args:
-        name: termination, deadlock, loss (against the oldest snapshot, of which there must be one),
-            MODULE:FUNCTION, or a question in SQL.
+        name: termination, deadlock, loss (against the oldest snapshot of the same topology, of
+            which there must be one), MODULE:FUNCTION, or a question in SQL.
         store: with the snapshots.
         topology_of: loads the topology; not called for a question in SQL.
 
@@ -142,7 +143,8 @@ def look_for(name: str, store: Store, topology_of: Callable[[], Topology]) -> Lo
     if is_sql(name):
 
         def look(entry: Entry) -> Sighting:
-            manifest = read_manifest(entry.directory, {store.description_of(entry.id).hash})
+            description = store.description_of(entry.id)
+            manifest = read_manifest(entry.directory, {description.hash: description})
             return _sighting(entry, ask(name, entry.id, read_tables(entry.directory, manifest)))
 
         return look
@@ -162,7 +164,10 @@ def _predicate(name: str, store: Store, topology: Topology) -> StablePredicate:
         case "deadlock":
             return deadlock
         case "loss":
-            oldest = min(store.entries(), key=lambda entry: (entry.epoch, entry.initiated_at)).id
+            # Of those that this code can read: see ``migration`` for what a change of it conserves.
+            now = topology.description.hash
+            ours = [e for e in store.entries() if store.description_of(e.id).hash == now]
+            oldest = min(ours, key=lambda entry: (entry.epoch, entry.initiated_at)).id
             places = places_of(view_of(store.load(oldest), topology))
             if not places:
                 raise UsageError(

@@ -65,20 +65,25 @@ def diff(path: Path, before: str, after: str, *, is_json: bool) -> None:
 
 
 def _field_differences(one: GlobalState, other: GlobalState) -> Iterator[FieldDifference]:
-    # The processes are the same and sorted: all snapshots of a store have one topology.
-    for before, after in zip(one.processes, other.processes, strict=True):
-        if before.encoded == after.encoded:
+    # After a change of code they can be of other processes, with other fields.
+    befores, afters = ({s.process: s for s in state.processes} for state in (one, other))
+    for process in sorted(befores | afters):
+        before, after = befores.get(process), afters.get(process)
+        if before is not None and after is not None and before.encoded == after.encoded:
             continue
-        old, new = fields_of(before), fields_of(after)
+        old, new = ({} if state is None else fields_of(state) for state in (before, after))
         for name in old | new:
             if msgspec.msgpack.encode(old.get(name)) != msgspec.msgpack.encode(new.get(name)):
-                yield FieldDifference(before.process, name, old.get(name), new.get(name))
+                yield FieldDifference(process, name, old.get(name), new.get(name))
 
 
 def _channel_differences(one: GlobalState, other: GlobalState) -> Iterator[ChannelDifference]:
-    for before, after in zip(one.channels, other.channels, strict=True):
+    befores, afters = ({s.channel: s for s in state.channels} for state in (one, other))
+    for channel in sorted(befores | afters):
+        nothing = ChannelState(channel, 0, 0, ())
+        before, after = befores.get(channel, nothing), afters.get(channel, nothing)
         if _figures(before) != _figures(after) or _messages(before) != _messages(after):
-            yield ChannelDifference(str(before.channel), _figures(before), _figures(after))
+            yield ChannelDifference(str(channel), _figures(before), _figures(after))
 
 
 def _figures(state: ChannelState) -> tuple[int, int, int]:

@@ -22,6 +22,9 @@ def sentence(event: events.Event) -> str:
             text = (
                 f"epoch {epoch}: starting {f'from snapshot {snapshot}' if snapshot else 'afresh'}"
             )
+        case events.CodeChanged(snapshot, changes):
+            lines = "".join(f"\n  {change}" for change in changes)
+            text = f"snapshot {snapshot} was taken of other code:{lines}"
         case events.SystemRunning():
             text = _running(event)
         case events.Waiting(processes):

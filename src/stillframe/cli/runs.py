@@ -14,6 +14,7 @@ import uvloop
 from stillframe.cli import output, quantities
 from stillframe.cli.detection import check_named, not_stable_sentence
 from stillframe.cli.here import look_here
+from stillframe.cli.migration import reference_of
 from stillframe.cli.narration import Narrator
 from stillframe.cli.supervision import Plan, keep_running
 from stillframe.cli.verdict import EXIT_NO
@@ -54,6 +55,11 @@ def restore(path: Path, name: str | None, plan: Plan) -> None:
     wish = None if name is None else SnapshotId.parse(name)
     store = Store.open(path)
     if plan.pipeline is not None:
+        if plan.may_migrate:
+            raise UsageError(
+                "--migrate is for a system alone: the snapshots of this one are parts of those of "
+                f"the pipeline {plan.pipeline}: go on with the old code, or start both afresh"
+            )
         if wish is not None:
             raise UsageError(
                 "the pipeline says with which snapshot this system begins: leave out the snapshot, "
@@ -65,6 +71,9 @@ def restore(path: Path, name: str | None, plan: Plan) -> None:
         raise UsageError(
             f"the store {path} holds no snapshot yet: start the system with 'stillframe run'"
         )
+    if plan.may_migrate:
+        _restore_stopped(path, wish, plan)
+        return
     _check_initiators(plan, store.description)
     try:
         _restore_live(path, wish, is_json=plan.is_json)
@@ -88,18 +97,16 @@ def _restore_live(path: Path, wish: SnapshotId | None, *, is_json: bool) -> None
 def _restore_stopped(path: Path, wish: SnapshotId | None, plan: Plan) -> None:
     look_here()
     with contextlib.closing(Store.open_writer(path)) as store:
-        if store.reference is None:
-            raise UsageError(
-                f"the store {path} does not say where its topology is defined: it was not made "
-                "by 'stillframe run'"
-            )
-        _supervise(store.reference, store, wish, plan, None)
+        _supervise(reference_of(store), store, wish, plan, None)
 
 
 def _supervise(
     reference: str, store: Store, wish: SnapshotId | None, plan: Plan, watch: Watch | None
 ) -> None:
-    processes = store.description.processes
+    # With other code the processes can be others; else the supervisor sees that they are the same.
+    description = load_topology(reference).description if plan.may_migrate else store.description
+    _check_initiators(plan, description)
+    processes = description.processes
     initiators = plan.initiators or (next(iter(processes)),)
     with _stdout_for_json() if plan.is_json else contextlib.nullcontext():
         narrator = Narrator(process_count=len(processes), is_json=plan.is_json)
@@ -115,6 +122,7 @@ def _supervise(
             timeout_s=plan.timeout_s,
             marker_wait_s=plan.marker_wait_s,
             restore=wish,
+            migrate=plan.may_migrate,
             pipeline=plan.pipeline,
             emit=emit,
         )

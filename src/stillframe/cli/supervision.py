@@ -30,7 +30,7 @@ class Plan(msgspec.Struct, frozen=True):
     `every_s` None takes no periodic snapshots; `for_s` None runs until somebody says stop, or until
     the stable predicate `until` holds, if there is one.
     `pipeline` is the directory of one in which processes of the system are services: then it takes
-    the snapshots.
+    the snapshots. With `may_migrate` it may go on from a snapshot that was taken of other code.
     """
 
     every_s: float | None
@@ -41,6 +41,7 @@ class Plan(msgspec.Struct, frozen=True):
     pipeline: Path | None = None
     until: str | None = None
     marker_wait_s: float = 0.0
+    may_migrate: bool = False
 
 
 class Stop:

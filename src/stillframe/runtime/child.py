@@ -58,6 +58,11 @@ async def _run(launch: Launch) -> None:
 async def _take_part(member: Member, launch: Launch, start: Start | None) -> None:
     """Load the process that this is, and run it."""
     topology = load_topology(launch.reference)
+    if topology.description.hash != launch.me.topology_hash:
+        raise UsageError(
+            f"the code of {launch.reference} was changed while the system ran: stop it, and go on "
+            "with 'stillframe restore STORE --migrate', or put the old code back"
+        )
     process = topology.processes[launch.me.process]
     assert isinstance(process, Process)
     logs = None

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from stillframe.migration.changes import Change
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.store.manifest import Entry
 
@@ -19,6 +20,13 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
 
     epoch: int
     restored_from: SnapshotId | None
+
+
+class CodeChanged(msgspec.Struct, frozen=True, tag=True):
+    """The system begins with a snapshot that was taken of other code, and what that means."""
+
+    snapshot: SnapshotId
+    changes: tuple[Change, ...]
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True):
@@ -66,7 +74,8 @@ class ConnectionTrouble(msgspec.Struct, frozen=True, tag=True):
 
 
 Event = (
-    EpochBegan
+    CodeChanged
+    | EpochBegan
     | SystemRunning
     | Waiting
     | SnapshotPublished

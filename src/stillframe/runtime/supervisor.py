@@ -21,9 +21,9 @@ import msgspec
 
 from stillframe.errors import StillframeError, StoreError, Unavailable, UsageError
 from stillframe.model import Abandoned, ProcessId, SnapshotId
-from stillframe.restore import Start, start_states
 from stillframe.runtime import control, events
 from stillframe.runtime.attachment import Attachment
+from stillframe.runtime.beginning import Beginning, beginning, changed_code
 from stillframe.runtime.child import Launch
 from stillframe.runtime.children import Children
 from stillframe.runtime.coordinator import Coordinator
@@ -67,6 +67,7 @@ class Supervisor:
         timeout_s: how long a snapshot may take until it is abandoned, in seconds.
         marker_wait_s: how long a marker may wait for messages to ride on; 0 sends it at once.
         restore: the snapshot to begin with; None for the store's current one, or afresh.
+        migrate: whether it may begin with a snapshot that was taken of other code.
         pipeline: the directory of the pipeline in which some processes are services; it then says
             with which snapshot to begin.
         emit: takes what happens.
@@ -83,6 +84,7 @@ class Supervisor:
         timeout_s: float = TIMEOUT_S,
         marker_wait_s: float = 0.0,
         restore: SnapshotId | None = None,
+        migrate: bool = False,
         pipeline: Path | None = None,
         emit: Callable[[events.Event], None] = lambda event: None,
     ) -> None:
@@ -93,6 +95,7 @@ class Supervisor:
         self._timeout_s = timeout_s
         self._marker_wait_s = marker_wait_s
         self._restore = restore
+        self._may_migrate = migrate
         self._attachment = None if pipeline is None else Attachment(pipeline, store)
         self._following: asyncio.Task[None] | None = None
         self._listener = emit
@@ -109,12 +112,9 @@ class Supervisor:
     async def __aenter__(self) -> Self:
         """Start the system; returns when it runs."""
         self._topology = topology = load_topology(self.reference)
-        if topology.description.hash != self.store.description.hash:
-            raise UsageError(
-                f"the store {self.store.path} was made by another topology "
-                f"({self.store.description.hash[:12]}) than {self.reference} is now "
-                f"({topology.description.hash[:12]}): use a new directory, or the old code"
-            )
+        is_other = topology.description.hash != self.store.description.hash
+        if is_other and not self._may_migrate:
+            raise changed_code(self.store.path, self._restore, self.store.description, topology)
         self._own = tuple(n for n, p in topology.processes.items() if not isinstance(p, Joined))
         if self._attachment is not None:
             self._restore = self._attachment.begins_with()
@@ -183,8 +183,7 @@ class Supervisor:
         async with self._restoring:
             await self.until_running()
             # Read it first: one that is damaged must not cost the running system.
-            _, found = await asyncio.to_thread(self._load, snapshot)
-            if found is None:
+            if await asyncio.to_thread(self._load, snapshot) is None:
                 raise UsageError("no snapshot has been published yet: there is nothing to restore")
             is_done = False
             while not is_done:
@@ -242,14 +241,18 @@ class Supervisor:
             raise self._listener_error
 
     async def _begin_epoch(self, wish: SnapshotId | None, began: float) -> None:
-        starts, restored_from = await asyncio.to_thread(self._load, wish)
+        begins = await asyncio.to_thread(self._load, wish)
+        restored_from = None if begins is None else begins.snapshot
         await self._raise_epoch(restored_from)
+        self._may_migrate = False
+        if begins is not None and begins.changes:
+            self._emit(events.CodeChanged(begins.snapshot, begins.changes))
         secret = secrets.token_bytes(SECRET_BYTES)
         self.coordinator = Coordinator(
             self.store,
             check=self._topology.check_state,
             secret=secret,
-            starts=starts,
+            starts=None if begins is None else begins.starts,
             first_number=self._next_number,
             timeout_s=self._timeout_s,
             marker_wait_s=self._marker_wait_s,
@@ -290,7 +293,7 @@ class Supervisor:
         """Raise the epoch; a system that ran before waits for a disk that is full meanwhile."""
         while True:
             try:
-                self.store.raise_epoch(restored_from)
+                self.store.raise_epoch(restored_from, self._topology.description)
             except StoreError as error:
                 if not self._has_run or self._is_stopping:
                     raise
@@ -311,15 +314,12 @@ class Supervisor:
                 detail = f"it did not come to listen within {START_TIMEOUT_S:.0f} s of its start"
                 self._departed(stuck[0], control.Failure(f"process {stuck[0]}: {detail}", ""))
 
-    def _load(
-        self, wish: SnapshotId | None
-    ) -> tuple[dict[ProcessId, Start] | None, SnapshotId | None]:
+    def _load(self, wish: SnapshotId | None) -> Beginning | None:
         is_alone = self._attachment is None
         entry = self.store.entry(wish) if wish else self.store.current() if is_alone else None
         if entry is None:
-            return None, None
-        starts = start_states(self.store.load(entry.id), self.store.description, base=entry.id)
-        return starts, entry.id
+            return None
+        return beginning(self.store, entry.id, self._topology, may_migrate=self._may_migrate)
 
     def _launch(self, process: ProcessId, port: int, secret: bytes) -> Launch:
         me = Credentials(process, self.store.epoch, self.store.description.hash, secret)

@@ -96,8 +96,14 @@ def audit(
     try:
         damages |= _changed_files(history.file_hashes(spark, store_path), manifests)
         whole = [name for name in manifests if name not in damages]
-        source = _Source(spark, store_path, head.description, whole if damages else None)
-        books = _check_books(source, whole)
+        sources: list[_Source] = []
+        books: dict[str, tuple[int, str | None]] = {}
+        for description in (*head.former, head.description):
+            ours = [name for name in whole if manifests[name].topology == description.hash]
+            if ours:
+                is_all = len(ours) == len(manifests | damages)
+                sources.append(_Source(spark, store_path, description, None if is_all else ours))
+                books |= _check_books(sources[-1], ours)
     except PySparkException as error:
         raise StoreError(
             f"Spark cannot read the store {store_path}: {_shortened(error)}. If its snapshots are "
@@ -105,9 +111,9 @@ def audit(
         ) from error
     amounts: list[dict[str, Amount] | None] = [None, None]
     if whole and states_sql is not None:
-        amounts[0] = _amounts(source.processes(), states_sql, "the states")
+        amounts[0] = _amounts([each.processes() for each in sources], states_sql, "the states")
     if whole and messages_sql is not None:
-        amounts[1] = _amounts(source.messages(), messages_sql, "the messages")
+        amounts[1] = _amounts([each.messages() for each in sources], messages_sql, "the messages")
     rows = [
         SnapshotAudit(id=manifest.snapshot, sequence=manifest.sequence, damage=damages.get(name))
         if name in damages
@@ -154,7 +160,7 @@ def _read_manifests(store_path: Path) -> tuple[Head, dict[str, Manifest], dict[s
     """Return the store's head, the manifests by snapshot, and what is wrong with the others."""
     check_is_store(store_path)
     head = read_sealed(store_path / HEAD, Head)
-    topology = head.description.hash
+    topologies = {d.hash: d for d in (*head.former, head.description)}
     manifests: dict[str, Manifest] = {}
     damages: dict[str, str] = {}
     for directory in sorted((store_path / SNAPSHOTS).glob("[!.]*")):
@@ -163,7 +169,7 @@ def _read_manifests(store_path: Path) -> tuple[Head, dict[str, Manifest], dict[s
         except UsageError:
             raise StoreError(f"{directory} is no snapshot: move it out of the store") from None
         try:
-            manifests[directory.name] = read_manifest(directory, {topology})
+            manifests[directory.name] = read_manifest(directory, topologies)
         except Damaged as error:
             damages[directory.name] = str(error)
     if not manifests and not damages:
@@ -251,10 +257,10 @@ def _figures(books: Row) -> str:
     )
 
 
-def _amounts(rows: DataFrame, sql: str, over: str) -> dict[str, Amount]:
+def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> dict[str, Amount]:
     """Return the caller's aggregate by snapshot; null counts as 0."""
     try:
-        found = history.sums(rows, sql).collect()
+        found = [row for rows in tables for row in history.sums(rows, sql).collect()]
     except PySparkException as error:
         raise UsageError(
             f"the SQL over {over} does not work: {sql!r}: {_shortened(error)}. It must be an "

@@ -183,7 +183,7 @@ class Store:
         head = msgspec.structs.replace(
             self._head, epoch=self._head.epoch + 1, restored_from=restored_from
         )
-        if description is not None:
+        if description not in (None, head.description):
             head = changed(head, description, {m.topology for m in self._manifests()})
         with explained(self._path / HEAD, "written"):
             try:

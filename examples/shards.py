@@ -1,0 +1,94 @@
+"""Accounts that are spread over processes by their names: two processes today, four tomorrow.
+
+Who has which account depends on how many processes there are. So when a snapshot of two goes on
+with four, or the other way round, every account moves to where it belongs, and so does the money
+that was on its way: ``stillframe restore --migrate`` calls `redistribute` for that.
+"""
+
+import zlib
+
+from stillframe import Channel, InTransit, Message, Process, Recorded, Topology, every
+from stillframe.process import Quantities
+
+ACCOUNTS = [f"account {number}" for number in range(500)]
+START_BALANCE = 100
+TOTAL = START_BALANCE * len(ACCOUNTS)
+
+
+class Transfer(Message):
+    """So much money for an account, on its way."""
+
+    account: str
+    amount: int
+
+    def conserved(self) -> Quantities:
+        """It is neither made nor lost on the way."""
+        return {"money": self.amount}
+
+
+def shard_of(account: str, shard_count: int) -> str:
+    """Return the process that has an account if there are so many."""
+    return f"S{zlib.crc32(account.encode()) % shard_count}"
+
+
+class Shard(Process):
+    """Has some of the accounts; each pays another one in turn, one unit at a time."""
+
+    accounts: dict[str, int]
+    paid_count: int = 0
+
+    def conserved(self) -> Quantities:
+        """What all of them have is neither made nor lost."""
+        return {"money": sum(self.accounts.values())}
+
+    def receive(self, channel: Channel, message: Transfer) -> None:
+        """Take the money."""
+        self.accounts[message.account] += message.amount
+
+    @every(ms=0)
+    def pay(self) -> None:
+        """Let one account pay another, here or elsewhere."""
+        self.paid_count += 1
+        payer = ACCOUNTS[self.paid_count % len(ACCOUNTS)]
+        payee = ACCOUNTS[self.paid_count * 7 % len(ACCOUNTS)]
+        if self.accounts.get(payer, 0) > 0:
+            self.accounts[payer] -= 1
+            shard = shard_of(payee, len(self.outgoing) + 1)
+            if shard == self.id:
+                self.accounts[payee] += 1
+            else:
+                self.send(shard, Transfer(payee, 1))
+
+
+def redistribute(recorded: Recorded, shard_count: int) -> Recorded:
+    """Return every account, and the money on its way, at one of `shard_count` processes."""
+    states: dict[str, dict[str, int]] = {f"S{number}": {} for number in range(shard_count)}
+    for fields in recorded.states.values():
+        for account, balance in fields["accounts"].items():
+            states[shard_of(account, shard_count)][account] = balance
+    messages = []
+    for message in recorded.messages:
+        account = message.fields["account"]
+        target = shard_of(account, shard_count)
+        if message.source in states and message.source != target:
+            messages.append(InTransit(message.source, target, message.kind, message.fields))
+        else:  # its source is gone, or is where the account is now: it arrives at once
+            states[target][account] += message.fields["amount"]
+    return Recorded(
+        {process: {"accounts": accounts} for process, accounts in states.items()}, tuple(messages)
+    )
+
+
+def shards(shard_count: int) -> Topology:
+    """Return a system of so many processes that have all the accounts."""
+    rows: dict[str, dict[str, int]] = {f"S{number}": {} for number in range(shard_count)}
+    for account in ACCOUNTS:
+        rows[shard_of(account, shard_count)][account] = START_BALANCE
+    return Topology.mesh(
+        {process: Shard(accounts) for process, accounts in rows.items()},
+        redistribute=lambda recorded: redistribute(recorded, shard_count),
+    )
+
+
+two = shards(2)
+four = shards(4)
