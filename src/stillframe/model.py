@@ -229,7 +229,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     `initiated_at` and `completed_at` are seconds since 1970 by the coordinator's clock: from the
     request until the last fragment was in. The cut itself has no time. `pause_s` is the longest
     that any process stood still for it, and `capture_s` the longest until the part of any process
-    was encoded; both are 0 where nobody measures.
+    was encoded; both are 0 where nobody measures. `excluded` names the processes without channels
+    that took no part, each with the snapshot that its recorded state is from.
     """
 
     id: SnapshotId
@@ -239,6 +240,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     state: GlobalState
     pause_s: float = 0.0
     capture_s: float = 0.0
+    excluded: dict[ProcessId, SnapshotId] = {}
 
 
 class IncomingRecord(msgspec.Struct, frozen=True):

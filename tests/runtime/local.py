@@ -8,6 +8,7 @@ from typing import Self
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned, ProcessId, Snapshot
 from stillframe.process import Process, attach
+from stillframe.protocol.policy import Policy
 from stillframe.restore import Start
 from stillframe.runtime import control, events
 from stillframe.runtime.coordinator import Coordinator
@@ -51,6 +52,7 @@ class LocalSystem:
         starts: where each process begins; None for a fresh start.
         timeout_s: how long a snapshot may take.
         marker_wait_s: how long a marker may wait for messages to ride on.
+        policy: what to do with one for which a part is missing.
         may_fail: whether ``until`` goes on when a process has failed.
     """
 
@@ -63,6 +65,7 @@ class LocalSystem:
         starts: dict[ProcessId, Start] | None = None,
         timeout_s: float = 30.0,
         marker_wait_s: float = 0.0,
+        policy: Policy = Policy.ABANDON,
         may_fail: bool = False,
     ) -> None:
         self.topology = topology
@@ -76,6 +79,7 @@ class LocalSystem:
         self._starts = starts
         self._timeout_s = timeout_s
         self._marker_wait_s = marker_wait_s
+        self._policy = policy
         self._may_fail = may_fail
 
     async def __aenter__(self) -> Self:
@@ -89,6 +93,7 @@ class LocalSystem:
             first_number=self.store.next_number(),
             timeout_s=self._timeout_s,
             marker_wait_s=self._marker_wait_s,
+            policy=self._policy,
             emit=self.events.append,
             departed=lambda process, failure: self.departed.append((process, failure)),
         )

@@ -14,6 +14,7 @@ from stillframe.model import (
     Snapshot,
     SnapshotId,
 )
+from stillframe.protocol.exclusion import LastRecorded
 from stillframe.topology import Description
 
 
@@ -23,6 +24,7 @@ class _Pending(msgspec.Struct):
     initiated_at: float
     deadline: float
     fragments: dict[ProcessId, Fragment]
+    excluded: dict[ProcessId, SnapshotId] = msgspec.field(default_factory=dict)
 
 
 class Assembler:
@@ -50,6 +52,11 @@ class Assembler:
         have = self._pending[snapshot].fragments
         return tuple(process for process in self._description.processes if process not in have)
 
+    def times(self, snapshot: SnapshotId) -> tuple[float, float]:
+        """Return when a pending `snapshot` began, and its deadline."""
+        pending = self._pending[snapshot]
+        return pending.initiated_at, pending.deadline
+
     def begin(self, snapshot: SnapshotId, now: float, *, timeout_s: float) -> None:
         """Expect the parts of `snapshot`, until `timeout_s` seconds from `now`."""
         self._pending[snapshot] = _Pending(now, now + timeout_s, {})
@@ -64,28 +71,29 @@ class Assembler:
             ProtocolViolation: the part does not fit the description, or came twice.
         """
         pending = self._pending.get(fragment.snapshot)
-        if pending is None:
+        if pending is None or fragment.state.process in pending.excluded:
             return None
         self._check(fragment, pending)
-        pending.fragments[fragment.state.process] = fragment
-        if self.missing(fragment.snapshot):
+        return self._put(fragment, pending, now)
+
+    def exclude(
+        self, snapshot: SnapshotId, last: LastRecorded, now: float
+    ) -> Snapshot | Abandoned | None:
+        """Go on without the part of a process: `last` stands for it; return as ``add`` does.
+
+        Does nothing if the process's part is in, or the snapshot has ended.
+
+        Raises:
+            ProtocolViolation: the process has channels: its cut cannot be left out.
+        """
+        pending = self._pending.get(snapshot)
+        process = last.state.process
+        if pending is None or process in pending.fragments:
             return None
-        del self._pending[fragment.snapshot]
-        state = self._assemble(pending.fragments)
-        parts = pending.fragments.values()
-        try:
-            state.check_books()
-        except NotConsistent as error:
-            return Abandoned(fragment.snapshot, Reason.NOT_CONSISTENT, detail=str(error))
-        return Snapshot(
-            fragment.snapshot,
-            self._epoch,
-            pending.initiated_at,
-            now,
-            state,
-            pause_s=max(part.pause_s for part in parts),
-            capture_s=max(part.capture_s for part in parts),
-        )
+        fragment = last.fragment(snapshot)
+        self._check(fragment, pending)
+        pending.excluded[process] = last.snapshot
+        return self._put(fragment, pending, now)
 
     def abandon(self, snapshot: SnapshotId, reason: Reason, detail: str = "") -> Abandoned | None:
         """Give `snapshot` up; None if it is not pending."""
@@ -101,8 +109,37 @@ class Assembler:
 
     def expire(self, now: float) -> list[Abandoned]:
         """Give up every snapshot whose deadline has passed."""
-        late = [s for s, pending in self._pending.items() if pending.deadline <= now]
+        late = self.late(now)
         return [ended for s in late if (ended := self.abandon(s, Reason.DEADLINE)) is not None]
+
+    def late(self, now: float) -> list[SnapshotId]:
+        """Return the snapshots whose deadline has passed, oldest first."""
+        return [s for s, pending in self._pending.items() if pending.deadline <= now]
+
+    def _put(
+        self, fragment: Fragment, pending: _Pending, now: float
+    ) -> Snapshot | Abandoned | None:
+        snapshot = fragment.snapshot
+        pending.fragments[fragment.state.process] = fragment
+        if self.missing(snapshot):
+            return None
+        del self._pending[snapshot]
+        state = self._assemble(pending.fragments)
+        try:
+            state.check_books()
+        except NotConsistent as error:
+            return Abandoned(snapshot, Reason.NOT_CONSISTENT, detail=str(error))
+        parts = pending.fragments.values()
+        return Snapshot(
+            snapshot,
+            self._epoch,
+            pending.initiated_at,
+            now,
+            state,
+            pause_s=max(part.pause_s for part in parts),
+            capture_s=max(part.capture_s for part in parts),
+            excluded=pending.excluded,
+        )
 
     def _check(self, fragment: Fragment, pending: _Pending) -> None:
         process = fragment.state.process

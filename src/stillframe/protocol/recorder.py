@@ -219,6 +219,11 @@ class Recordings(Generic[AnyRecording]):
         recording = self._recordings.get(snapshot)
         return None if recording is None else recording.progress()
 
+    def awaited(self, snapshot: SnapshotId) -> tuple[ProcessId, ...]:
+        """Return the sources whose markers of `snapshot` have not come; none if not recording."""
+        recording = self._recordings.get(snapshot)
+        return () if recording is None else tuple(recording.awaited)
+
     def sent(self, target: ProcessId, count: int) -> None:
         """Note that `count` messages were sent to `target` so far, since the very beginning."""
         assert count >= self._sent_counts[target], (target, count)

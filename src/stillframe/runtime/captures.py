@@ -178,6 +178,11 @@ class Captures:
         if snapshot in self._open:
             self._open[snapshot].pause_s = pause_s
 
+    def age_s(self, snapshot: SnapshotId) -> float:
+        """Return how many seconds ago the state was recorded; 0 if nothing of it is under way."""
+        capture = self._open.get(snapshot)
+        return 0.0 if capture is None else time.perf_counter() - capture.began
+
     def recorded(self, fragment: Fragment) -> None:
         """Take what the recorder has; report it when the state is encoded too."""
         capture = self._open.get(fragment.snapshot)

@@ -3,6 +3,7 @@
 import msgspec
 
 from stillframe.model import Fragment, KeyedRows, ProcessId, SnapshotId
+from stillframe.protocol.holdup import Standing
 from stillframe.restore import Start
 
 
@@ -76,6 +77,20 @@ class Abandon(msgspec.Struct, frozen=True, tag=True):
     snapshot: SnapshotId
 
 
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """To a process: say how far you are with these snapshots, between two atomic actions."""
+
+    number: int
+    snapshots: tuple[SnapshotId, ...]
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """From a process: how it stands, in answer to the question with this number."""
+
+    number: int
+    standing: Standing
+
+
 class Published(msgspec.Struct, frozen=True, tag=True):
     """To a process: this snapshot is in the store."""
 
@@ -102,6 +117,6 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     story: str
 
 
-AboutSnapshots = PartRows | PartPiece | Part | CouldNotRecord | Wanted
+AboutSnapshots = PartRows | PartPiece | Part | CouldNotRecord | Wanted | Answer
 FromProcess = Listening | Running | Trouble | Failure | AboutSnapshots
-ToProcess = Setup | Addresses | Initiate | Abandon | Published | InStore
+ToProcess = Setup | Addresses | Initiate | Abandon | Published | InStore | Ask

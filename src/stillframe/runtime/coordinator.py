@@ -6,7 +6,7 @@ happens in a thread, one snapshot after the other, so that asking and collecting
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
@@ -22,9 +22,14 @@ from stillframe.model import (
 )
 from stillframe.protocol.announcements import Announcements
 from stillframe.protocol.assembler import Assembler
+from stillframe.protocol.exclusion import LastRecorded, LastStates
+from stillframe.protocol.holdup import UnderWay
+from stillframe.protocol.policy import Policy, next_initiator
 from stillframe.restore import Start
 from stillframe.runtime import control, events
+from stillframe.runtime.deadlines import Deadlines
 from stillframe.runtime.host import describe
+from stillframe.runtime.inquiry import Inquiry
 from stillframe.runtime.pieces import Pieces
 from stillframe.runtime.roster import Roster
 from stillframe.store.manifest import Entry
@@ -45,6 +50,7 @@ class Coordinator:
         first_number: the number of the first snapshot.
         timeout_s: how long a snapshot may take until it is abandoned.
         marker_wait_s: how long a marker may wait for messages to ride on; 0 sends it at once.
+        policy: what to do with one for which a part is missing.
         emit: takes what happens.
         departed: called with a process whose connection ended, and with its last words.
     """
@@ -59,6 +65,7 @@ class Coordinator:
         first_number: int,
         timeout_s: float,
         marker_wait_s: float,
+        policy: Policy,
         emit: Callable[[events.Event], None],
         departed: Callable[[ProcessId, control.Failure | None], None],
     ) -> None:
@@ -67,6 +74,7 @@ class Coordinator:
         self.next_number = first_number
         self._check = check
         self._timeout_s = timeout_s
+        self._policy = policy
         self._description = store.description
         self.roster = Roster(
             store.description,
@@ -80,12 +88,24 @@ class Coordinator:
         )
         self._assembler = Assembler(self._description, store.epoch)
         self._pieces = Pieces()
+        self._inquiry = Inquiry(
+            self._description, self._assembler, say=self.roster.say, now=self._now
+        )
+        self._deadlines = Deadlines(
+            self._assembler,
+            self._inquiry,
+            timeout_s=timeout_s,
+            now=self._now,
+            late=self._give_up_late,
+        )
+        self._last_states = LastStates(self._description, _last_recorded(store, starts))
         self._announcements = Announcements()
+        self._excluded: dict[SnapshotId, frozenset[ProcessId]] = {}
         self._wanted: set[ProcessId] = set()
         self._results: dict[SnapshotId, asyncio.Future[Entry | Abandoned]] = {}
+        self._tried: dict[SnapshotId, tuple[ProcessId, ...]] = {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._writing: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         # Wall time that goes on evenly: a clock that is set must not move a deadline.
         self._clock_offset_s = time.time() - time.monotonic()
@@ -99,28 +119,49 @@ class Coordinator:
         """Return the processes that a snapshot under way waits for."""
         return self._assembler.missing(snapshot) if snapshot in self._assembler.pending else ()
 
+    async def look(self) -> tuple[UnderWay, ...]:
+        """Return the snapshots under way, oldest first, with who holds them up as of now.
+
+        The processes are asked; this takes up to ``inquiry.ANSWER_S`` seconds.
+        """
+        return await self._inquiry.look()
+
     def begin(self, initiator: ProcessId) -> asyncio.Future[Entry | Abandoned]:
         """Begin a snapshot; the future has its entry in the store, or why it was abandoned.
+
+        If it is tried again, as the policy may say, that is of the last try.
 
         Raises:
             UsageError: there is no such process, or too many snapshots are under way.
         """
-        initiators = self._description.initiators(initiator)
+        self._description.check_process(initiator)
         if len(self._results) >= PENDING_COUNT_MAX:
             raise UsageError(
                 f"{PENDING_COUNT_MAX} snapshots are under way already: wait until one has ended"
             )
-        snapshot = SnapshotId(initiator, self.next_number)
-        self.next_number += 1
-        self._results[snapshot] = asyncio.get_running_loop().create_future()
-        result = self._results[snapshot]
-        self._assembler.begin(snapshot, self._now(), timeout_s=self._timeout_s)
-        self._set_timer()
-        for process in initiators:
-            self.roster.say(process, control.Initiate(snapshot))
+        result: asyncio.Future[Entry | Abandoned] = asyncio.get_running_loop().create_future()
+        self._begin(initiator, result, ())
         return result
 
+    def _begin(
+        self,
+        initiator: ProcessId,
+        result: asyncio.Future[Entry | Abandoned],
+        tried: tuple[ProcessId, ...],
+    ) -> SnapshotId:
+        """Begin a try of what `result` is to tell of, after those of the initiators `tried`."""
+        snapshot = SnapshotId(initiator, self.next_number)
+        self.next_number += 1
+        self._results[snapshot] = result
+        self._tried[snapshot] = (*tried, initiator)
+        self._assembler.begin(snapshot, self._now(), timeout_s=self._timeout_s)
+        self._deadlines.set_timer()
+        for process in self._description.initiators(initiator):
+            self.roster.say(process, control.Initiate(snapshot))
+        return snapshot
+
     def _heard(self, process: ProcessId, message: control.AboutSnapshots) -> None:
+        self._inquiry.heard(process)
         match message:
             case control.PartRows() | control.PartPiece():
                 if message.snapshot in self._assembler.pending:
@@ -128,7 +169,9 @@ class Coordinator:
             case control.Part(fragment):
                 self._take_part(process, fragment)
             case control.CouldNotRecord(snapshot, detail):
-                self._give_up(snapshot, Reason.NOT_RECORDED, f"{process}: {detail}")
+                self._cannot_record(process, snapshot, f"{process}: {detail}")
+            case control.Answer():
+                self._inquiry.answered(process, message)
             case control.Wanted():
                 self._begin_for(process)
             case _:
@@ -146,12 +189,31 @@ class Coordinator:
             raise ProtocolViolation(f"it speaks for {fragment.state.process!r}")
         self._complete(self._assembler.add(self._pieces.complete(fragment), self._now()))
 
+    def _cannot_record(self, process: ProcessId, snapshot: SnapshotId, detail: str) -> None:
+        """Go on without `process`, if the policy and its channels allow it, or give up."""
+        if self._go_without((process,), snapshot):
+            return
+        if self._policy is Policy.EXCLUDE:
+            detail = f"{detail}; {self._last_states.refusal(process)}"
+        self._give_up(snapshot, Reason.NOT_RECORDED, detail, at_fault=(process,))
+
+    def _go_without(self, processes: tuple[ProcessId, ...], snapshot: SnapshotId) -> bool:
+        """Let what `processes` recorded last stand for their parts; False if that is no way."""
+        found = [self._last_states.of(process) for process in processes]
+        last = [recorded for recorded in found if recorded is not None]
+        if self._policy is not Policy.EXCLUDE or len(last) < len(processes):
+            return False
+        for recorded in last:
+            self._complete(self._assembler.exclude(snapshot, recorded, self._now()))
+            # Its own cut is not in the snapshot: it must not take that for safe.
+            self.roster.say(recorded.state.process, control.Abandon(snapshot))
+        return True
+
     async def close(self) -> None:
         """Abandon what is under way, finish what is being written, and hang up."""
         self._is_closed = True
         self.roster.expect_departures()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._deadlines.close()
         for snapshot in self._assembler.pending:
             self._give_up(snapshot, Reason.STOPPED)
         await asyncio.gather(*self._writing)
@@ -172,7 +234,7 @@ class Coordinator:
                 task.add_done_callback(self._writing.discard)
             case Abandoned():
                 self._end(outcome.snapshot, outcome)
-        self._set_timer()
+        self._deadlines.set_timer()
 
     async def _publish(self, snapshot: Snapshot) -> None:
         loop = asyncio.get_running_loop()
@@ -185,15 +247,26 @@ class Coordinator:
         # A snapshot that cannot be written because one that it is based on is not there would be
         # followed by others like it. Which error that is need not be known: to record everything
         # once is right after any.
-        self.roster.say_to_all(control.InStore(snapshot.id if isinstance(outcome, Entry) else None))
+        if isinstance(outcome, Entry):
+            self._say_but(snapshot.excluded, control.InStore(snapshot.id))
+        else:
+            self.roster.say_to_all(control.InStore(None))
         if isinstance(outcome, Entry) and outcome.is_restore_point:
+            self._last_states.published(snapshot)
+            self._excluded[snapshot.id] = frozenset(snapshot.excluded)
             under_way = self._assembler.pending
             self._announce(self._announcements.published(snapshot.id, under_way))
         self._end(snapshot.id, outcome)
 
     def _announce(self, snapshots: Iterable[SnapshotId]) -> None:
         for snapshot in snapshots:
-            self.roster.say_to_all(control.Published(snapshot))
+            self._say_but(self._excluded.pop(snapshot), control.Published(snapshot))
+
+    def _say_but(self, excluded: Collection[ProcessId], message: control.ToProcess) -> None:
+        """Tell all whose cut is in a snapshot: of the `excluded` it holds an older state."""
+        for process in self._description.processes:
+            if process not in excluded:
+                self.roster.say(process, message)
 
     def _write(self, snapshot: Snapshot) -> Entry | Abandoned:
         """Publish a snapshot that can be restored. Runs in the writer's thread."""
@@ -205,41 +278,84 @@ class Coordinator:
                 return Abandoned(snapshot.id, Reason.NOT_RECORDED, (), detail)
         return self.store.publish(snapshot)
 
-    def _give_up(self, snapshot: SnapshotId, reason: Reason, detail: str = "") -> None:
+    def _give_up(
+        self,
+        snapshot: SnapshotId,
+        reason: Reason,
+        detail: str = "",
+        *,
+        at_fault: tuple[ProcessId, ...] = (),
+    ) -> None:
         abandoned = self._assembler.abandon(snapshot, reason, detail)
         if abandoned is not None:
-            self._end(snapshot, abandoned)
+            self._end(snapshot, abandoned, at_fault)
 
-    def _end(self, snapshot: SnapshotId, outcome: Entry | Abandoned) -> None:
+    def _end(
+        self,
+        snapshot: SnapshotId,
+        outcome: Entry | Abandoned,
+        at_fault: tuple[ProcessId, ...] = (),
+    ) -> None:
+        self._deadlines.findings(snapshot)
+        self._pieces.forget(snapshot)
         if isinstance(outcome, Abandoned):
-            self._pieces.forget(snapshot)
             self.roster.say_to_all(control.Abandon(snapshot))
             self._announce(self._announcements.ended(snapshot))
-        result = self._results.pop(snapshot)
-        if not result.done():
+        retried_as = self._try_again(snapshot, outcome, at_fault)
+        result, _ = self._results.pop(snapshot), self._tried.pop(snapshot)
+        if not result.done() and retried_as is None:
             result.set_result(outcome)
         if snapshot.initiator in self._wanted and not self._is_closed:
             self._wanted.discard(snapshot.initiator)
             self._begin_for(snapshot.initiator)
         if isinstance(outcome, Abandoned):
-            self.emit(events.SnapshotAbandoned(outcome))
+            self.emit(events.SnapshotAbandoned(outcome, retried_as))
         else:
             self.emit(events.SnapshotPublished(outcome))
 
     def _now(self) -> float:
         return self._clock_offset_s + time.monotonic()
 
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        deadline = self._assembler.next_deadline()
-        if deadline is not None:
-            self._timer = asyncio.get_running_loop().call_later(
-                max(0.0, deadline - self._now()), self._expire
-            )
+    def _give_up_late(self, snapshot: SnapshotId) -> None:
+        """Go on without who is missing, if that is the policy and no lie, or say who it was."""
+        missing = self._assembler.missing(snapshot)
+        is_all = len(missing) == len(self._description.processes)
+        if not is_all and self._go_without(missing, snapshot):
+            return
+        details, at_fault = [], missing
+        if (under_way := self._deadlines.findings(snapshot)) is not None:
+            details, at_fault = under_way.sentences(self._now()), under_way.at_fault
+        if self._policy is Policy.EXCLUDE and not is_all:
+            refused = next(p for p in missing if self._last_states.of(p) is None)
+            details.append(self._last_states.refusal(refused))
+        self._give_up(snapshot, Reason.DEADLINE, "; ".join(details), at_fault=at_fault)
 
-    def _expire(self) -> None:
-        for abandoned in self._assembler.expire(self._now()):
-            self._end(abandoned.snapshot, abandoned)
-        self._set_timer()
+    def _try_again(
+        self, snapshot: SnapshotId, outcome: Entry | Abandoned, at_fault: tuple[ProcessId, ...]
+    ) -> SnapshotId | None:
+        """Begin the next try of what ended, if the policy says so and somebody waits for it."""
+        result = self._results[snapshot]
+        if self._is_closed or not isinstance(outcome, Abandoned) or result.done():
+            return None
+        tried = self._tried[snapshot]
+        initiator = next_initiator(
+            self._policy,
+            outcome,
+            tried=tried,
+            at_fault=at_fault,
+            description=self._description,
+        )
+        return None if initiator is None else self._begin(initiator, result, tried)
+
+
+def _last_recorded(
+    store: Store, starts: dict[ProcessId, Start] | None
+) -> dict[ProcessId, LastRecorded]:
+    """Return with what each process begins, and from which snapshot; nothing if afresh."""
+    origin = store.restored_from
+    if starts is None or origin is None:
+        return {}
+    return {
+        process: LastRecorded(ProcessState(process, start.kind, start.encoded), origin)
+        for process, start in starts.items()
+    }

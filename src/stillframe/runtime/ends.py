@@ -76,6 +76,11 @@ class Outgoing:
         if self._transport is transport:
             self._transport = None
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether something carries the channel."""
+        return self._transport is not None and not self._transport.is_closing()
+
     def send_marker(self, marker: Marker, *, may_wait: bool) -> None:
         """Put `marker` behind all that was sent; nothing may be pending.
 
@@ -175,6 +180,11 @@ class Incoming:
         """`transport` is gone; does nothing if another has taken its place already."""
         if self.transport is transport:
             self.transport = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether something carries the channel."""
+        return self.transport is not None and not self.transport.is_closing()
 
     def decode(self, batch: Batch) -> list[Message]:
         """Return the messages of `batch`.

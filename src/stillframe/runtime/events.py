@@ -42,9 +42,10 @@ class SnapshotPublished(msgspec.Struct, frozen=True, tag=True):
 
 
 class SnapshotAbandoned(msgspec.Struct, frozen=True, tag=True):
-    """A snapshot was given up."""
+    """A snapshot was given up; `retried_as` is the one that was begun in its place."""
 
     abandoned: Abandoned
+    retried_as: SnapshotId | None = None
 
 
 class SnapshotSkipped(msgspec.Struct, frozen=True, tag=True):

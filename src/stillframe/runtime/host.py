@@ -145,6 +145,11 @@ class Host:
         )
         self.send = self._make_send()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an atomic action is going on that the event loop goes round in."""
+        return False
+
     def wake(self) -> None:
         """Something is in the mailbox, or there is room again: go on."""
         raise NotImplementedError

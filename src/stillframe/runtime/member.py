@@ -27,6 +27,7 @@ from stillframe.runtime.link import (
     ListeningLink,
     keep_connected,
 )
+from stillframe.runtime.standing import standing_of
 from stillframe.topology import Topology
 
 SomeHost = TypeVar("SomeHost", bound=Host)
@@ -262,6 +263,8 @@ class Member:
                     host.captures.in_store(base)
                 case control.Published(snapshot):
                     published(snapshot)
+                case control.Ask(number, snapshots):
+                    self.report(control.Answer(number, standing_of(host, snapshots)))
                 case None:
                     host.fail(
                         Unavailable("the coordinator is gone: this epoch of the system is over")

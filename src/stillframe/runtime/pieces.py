@@ -58,6 +58,6 @@ class Pieces:
         )
 
     def forget(self, snapshot: SnapshotId) -> None:
-        """Drop what belongs to `snapshot`: it was abandoned."""
+        """Drop what belongs to `snapshot`: it has ended."""
         for key in [key for key in self._ahead if key[0] == snapshot]:
             del self._ahead[key]

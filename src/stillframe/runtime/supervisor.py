@@ -21,6 +21,7 @@ import msgspec
 
 from stillframe.errors import StillframeError, StoreError, Unavailable, UsageError
 from stillframe.model import Abandoned, ProcessId, SnapshotId
+from stillframe.protocol.policy import Policy
 from stillframe.runtime import control, events
 from stillframe.runtime.attachment import Attachment
 from stillframe.runtime.beginning import Beginning, beginning, changed_code
@@ -28,10 +29,12 @@ from stillframe.runtime.child import Launch
 from stillframe.runtime.children import Children
 from stillframe.runtime.coordinator import Coordinator
 from stillframe.runtime.death import Death, describe_death
+from stillframe.runtime.ending import Cause, Stop, Wish
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.patience import Patience
 from stillframe.runtime.running import RunningSystem, announce, identity, withdraw
+from stillframe.runtime.telling import Telling
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Joined
@@ -42,20 +45,6 @@ TMPDIR_LENGTH_MAX = 70
 DISK_RETRY_S = 1.0
 START_TIMEOUT_S = 60.0
 """A process that does not come to listen within so long after its start is taken for dead."""
-
-
-class Wish(msgspec.Struct, frozen=True):
-    """Somebody wants the system at `snapshot`; None is the one that a death would go back to."""
-
-    snapshot: SnapshotId | None
-
-
-class Stop(msgspec.Struct, frozen=True):
-    """Somebody wants the system to end."""
-
-
-Cause = Death | Wish | Stop
-"""What ends an epoch."""
 
 
 class Supervisor:
@@ -70,10 +59,14 @@ class Supervisor:
         migrate: whether it may begin with a snapshot that was taken of other code.
         pipeline: the directory of the pipeline in which some processes are services; it then says
             with which snapshot to begin.
+        policy: what to do with a snapshot for which a part is missing.
+        tolerated_count: how many abandoned snapshots in a row are tolerated; one more ends the
+            system. None for any number.
         emit: takes what happens.
 
     Raises:
-        UsageError: on entering; the topology cannot be loaded, or is not the one of the store.
+        UsageError: on entering; the topology cannot be loaded, or is not the one of the store; in
+            a pipeline, which takes the snapshots, a policy of the system's own.
     """
 
     def __init__(
@@ -86,6 +79,8 @@ class Supervisor:
         restore: SnapshotId | None = None,
         migrate: bool = False,
         pipeline: Path | None = None,
+        policy: Policy = Policy.ABANDON,
+        tolerated_count: int | None = None,
         emit: Callable[[events.Event], None] = lambda event: None,
     ) -> None:
         self.reference = reference
@@ -98,8 +93,9 @@ class Supervisor:
         self._may_migrate = migrate
         self._attachment = None if pipeline is None else Attachment(pipeline, store)
         self._following: asyncio.Task[None] | None = None
-        self._listener = emit
-        self._listener_error: Exception | None = None
+        self._policy = policy
+        self._telling = Telling(emit, tolerated_count=tolerated_count, end=self._end_in_order)
+        self._emit = self._telling.emit
         self._patience = Patience()
         self._restoring = asyncio.Lock()
         self._is_stopping = False
@@ -117,6 +113,8 @@ class Supervisor:
             raise changed_code(self.store.path, self._restore, self.store.description, topology)
         self._own = tuple(n for n, p in topology.processes.items() if not isinstance(p, Joined))
         if self._attachment is not None:
+            if self._policy is not Policy.ABANDON:
+                raise self._attachment.refusal(f"the policy '{self._policy.value}'")
             self._restore = self._attachment.begins_with()
         if self._restore is not None:
             self.store.entry(self._restore)
@@ -207,20 +205,16 @@ class Supervisor:
             self.finished.result()
             raise Unavailable("the system was stopped")
 
-    def _emit(self, event: events.Event) -> None:
-        """Tell the listener. One that raises ends the system: it would go on unseen."""
-        try:
-            self._listener(event)
-        except Exception as error:
-            self._listener_error = self._listener_error or error
-            if not self._ended.done():
-                self._ended.set_result(Stop())
+    def _end_in_order(self) -> None:
+        """Somebody wants the system to end."""
+        if not self._ended.done():
+            self._ended.set_result(Stop())
 
     async def _live(self) -> None:
         """Live through epochs until the system is stopped or cannot go on."""
         ended = time.monotonic()
         cause: Cause = Wish(self._restore)
-        while not self._is_stopping and self._listener_error is None:
+        while not self._is_stopping and self._telling.error is None:
             self._ended = asyncio.get_running_loop().create_future()
             began = time.monotonic()
             try:
@@ -237,8 +231,8 @@ class Supervisor:
                 await self._end_epoch()
             if isinstance(cause, Death):
                 await self._wait_before_going_back(cause, ended - began)
-        if self._listener_error is not None:
-            raise self._listener_error
+        if self._telling.error is not None:
+            raise self._telling.error
 
     async def _begin_epoch(self, wish: SnapshotId | None, began: float) -> None:
         begins = await asyncio.to_thread(self._load, wish)
@@ -256,6 +250,7 @@ class Supervisor:
             first_number=self._next_number,
             timeout_s=self._timeout_s,
             marker_wait_s=self._marker_wait_s,
+            policy=self._policy,
             emit=self._emit,
             departed=self._departed,
         )
@@ -370,8 +365,7 @@ class Supervisor:
         """End the epoch in order: what is being written is written."""
         self._is_stopping = True
         self._stop_wanted.set()
-        if not self._ended.done():
-            self._ended.set_result(Stop())
+        self._end_in_order()
         try:
             with contextlib.suppress(StillframeError):
                 await asyncio.shield(self.finished)

@@ -30,6 +30,11 @@ class TurnHost(Host):
         self._changed = asyncio.Event()
         self._slice_end = 0.0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an atomic action is going on."""
+        return self.action.locked()
+
     def fail(self, error: BaseException) -> None:
         """Stop for good; whoever waits for a turn gets the error."""
         super().fail(error)

@@ -1,0 +1,116 @@
+"""Asks the processes how far they are with snapshots that take long.
+
+Nothing of this travels while snapshots are quick: processes are asked when somebody wants to know,
+and shortly before a deadline. They answer between two atomic actions, so one that does not answer
+has told something as well.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from stillframe.model import ProcessId, SnapshotId
+from stillframe.protocol.assembler import Assembler
+from stillframe.protocol.holdup import Standing, UnderWay, judge
+from stillframe.runtime import control
+from stillframe.topology import Description
+
+ANSWER_S = 0.5
+"""So long somebody who looks waits for answers, in seconds."""
+UNANSWERED_COUNT_MAX = 4
+"""Of a process that owes so many answers nothing more is asked: its mail must not pile up."""
+
+
+class Question:
+    """One question to all processes, and what was answered until now."""
+
+    def __init__(self, asked: Iterable[ProcessId]) -> None:
+        self.answers: dict[ProcessId, Standing] = {}
+        self.is_answered = asyncio.Event()
+        self._awaited = set(asked)
+
+    def take(self, process: ProcessId, standing: Standing) -> None:
+        """Note the answer of `process`."""
+        self.answers[process] = standing
+        if self._awaited <= self.answers.keys():
+            self.is_answered.set()
+
+
+class Inquiry:
+    """Asks the processes of one epoch, and judges what they say.
+
+    Args:
+        description: the processes and channels.
+        assembler: knows the snapshots under way.
+        say: tells one process.
+        now: the clock of the assembler.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        assembler: Assembler,
+        *,
+        say: Callable[[ProcessId, control.ToProcess], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._description = description
+        self._assembler = assembler
+        self._say = say
+        self._now = now
+        self._heard_at: dict[ProcessId, float] = {}
+        self._unanswered: Counter[ProcessId] = Counter()
+        self._open: dict[int, Question] = {}
+        self._number = 0
+
+    def heard(self, process: ProcessId) -> None:
+        """Note that `process` said something."""
+        self._heard_at[process] = self._now()
+
+    def answered(self, process: ProcessId, answer: control.Answer) -> None:
+        """Take an answer; one to a question that is over only shows that the process is there."""
+        self._unanswered[process] = 0
+        question = self._open.get(answer.number)
+        if question is not None:
+            question.take(process, answer.standing)
+
+    def ask(self, snapshots: tuple[SnapshotId, ...]) -> int:
+        """Ask all processes about `snapshots`; return the number of the question.
+
+        Call ``close`` with it, whatever becomes of the answers.
+        """
+        self._number += 1
+        self._open[self._number] = Question(self._description.processes)
+        for process in self._description.processes:
+            if self._unanswered[process] < UNANSWERED_COUNT_MAX:
+                self._unanswered[process] += 1
+                self._say(process, control.Ask(self._number, snapshots))
+        return self._number
+
+    def close(self, number: int, snapshots: Iterable[SnapshotId]) -> tuple[UnderWay, ...]:
+        """End a question; return what holds up those of `snapshots` that are under way still."""
+        answers, now = self._open.pop(number).answers, self._now()
+        found = []
+        for snapshot in snapshots:
+            if snapshot in self._assembler.pending:
+                initiated_at, deadline = self._assembler.times(snapshot)
+                missing = self._assembler.missing(snapshot)
+                under_way = UnderWay(snapshot, initiated_at, deadline, missing)
+                found.append(judge(under_way, self._description, answers, self._heard_at, now))
+        return tuple(found)
+
+    async def look(self) -> tuple[UnderWay, ...]:
+        """Ask, wait a little for answers, and return the snapshots under way, oldest first."""
+        snapshots = self._assembler.pending
+        if not snapshots:
+            return ()
+        number = self.ask(snapshots)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._open[number].is_answered.wait()
+        except TimeoutError:
+            pass  # whoever has not answered by now is named
+        except BaseException:
+            self.close(number, ())
+            raise
+        return self.close(number, snapshots)
