@@ -110,3 +110,4 @@ sending = Topology({"J": Joined(state=Books), "S": Sink()}, [("J", "S")])
 joining = Topology(
     {"A": Source(), "J": Joined(state=Books, accepts=Tick), "S": Sink()}, [("A", "J"), ("J", "S")]
 )
+trio = Topology.mesh({"A": Sink(), "B": Sink(), "C": Sink()})
