@@ -111,3 +111,4 @@ joining = Topology(
     {"A": Source(), "J": Joined(state=Books, accepts=Tick), "S": Sink()}, [("A", "J"), ("J", "S")]
 )
 trio = Topology.mesh({"A": Sink(), "B": Sink(), "C": Sink()})
+loose = Topology({"A": Source(limit=9), "B": Sink(), "R": Sink()}, [("A", "B")])

@@ -151,6 +151,7 @@ def read_snapshot(directory: Path, manifest: Manifest) -> Snapshot:
         state=state,
         pause_s=manifest.pause_s,
         capture_s=manifest.capture_s,
+        excluded=manifest.excluded,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.errors import Damaged
-from stillframe.model import Snapshot, SnapshotId
+from stillframe.model import ProcessId, Snapshot, SnapshotId
 from stillframe.store.disk import WHAT_TO_DO
 from stillframe.store.seal import FORMAT, read_sealed
 from stillframe.topology import Description
@@ -51,8 +51,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The content of ``manifest.json``. Times are seconds since 1970.
 
     `sequence` counts what was published in this store, from 1. `is_restore_point` says whether a
-    death goes back to this one (``Store.publish``). `parent` is for snapshots that hold
-    only what changed; all are whole now. `topology` is the hash of the description.
+    death goes back to this one (``Store.publish``). `excluded` is as in ``model.Snapshot``.
+    `parent` is for snapshots that hold only what changed; all are whole now. `topology` is the hash
+    of the description.
     """
 
     format: int = FORMAT
@@ -64,6 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     published_at: float
     pause_s: float = 0.0
     capture_s: float = 0.0
+    excluded: dict[ProcessId, SnapshotId] = {}
     is_restore_point: bool
     parent: None = None
     process_count: int
@@ -76,7 +78,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A published snapshot, as the store lists it.
 
-    Times are seconds since 1970; `pause_s` and `capture_s` are seconds, as in ``model.Snapshot``.
+    Times are seconds since 1970; `pause_s` and `capture_s` are seconds, they and `excluded` as in
+    ``model.Snapshot``.
     `sequence` is the order of publishing, `bytes` the length of its Parquet files together.
     `is_restore_point` says whether a death goes back to it, as long as
     none follows (``Store.publish``).
@@ -90,6 +93,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     published_at: float
     pause_s: float = 0.0
     capture_s: float = 0.0
+    excluded: dict[ProcessId, SnapshotId] = {}
     is_restore_point: bool
     process_count: int
     channel_count: int
@@ -124,6 +128,7 @@ def manifest_of(
         published_at=time.time(),
         pause_s=snapshot.pause_s,
         capture_s=snapshot.capture_s,
+        excluded=snapshot.excluded,
         is_restore_point=(
             restore_point is None or snapshot.initiated_at >= restore_point.completed_at
         ),
@@ -146,6 +151,7 @@ def entry_of(manifest: Manifest, directory: Path) -> Entry:
         published_at=manifest.published_at,
         pause_s=manifest.pause_s,
         capture_s=manifest.capture_s,
+        excluded=manifest.excluded,
         is_restore_point=manifest.is_restore_point,
         process_count=manifest.process_count,
         channel_count=manifest.channel_count,
