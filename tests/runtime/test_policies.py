@@ -142,7 +142,12 @@ def test_one_that_cannot_record_is_left_out_at_once(
             told: list[control.ToProcess] = []
             line = system.coordinator.roster._lines["R"]
             said = line.say
-            monkeypatch.setattr(line, "say", lambda message: (told.append(message), said(message)))
+
+            def say(message: control.ToProcess) -> None:
+                told.append(message)
+                said(message)
+
+            monkeypatch.setattr(line, "say", say)
             second = await system.take()
             assert second.excluded == {"R": first.id}
             # Of its own cut, if it records one yet, it must not think that it is in the store.
