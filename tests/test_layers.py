@@ -19,6 +19,7 @@ LAYERS = (
         "waiting",
         "process",
         "keyed",
+        "columns",
         "state_codec",
         "changes",
         "redistribution",

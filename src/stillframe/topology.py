@@ -4,10 +4,8 @@
 that travels, is kept in the store, and whose hash both ends of every connection compare.
 """
 
-import datetime
 import enum
 import hashlib
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
@@ -15,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
+from stillframe.columns import Column, KeyedColumns, columns_of, keyed_columns
 from stillframe.errors import UsageError
 from stillframe.model import Channel, ProcessId, ProcessState, check_process_id
 from stillframe.process import (
@@ -27,35 +26,15 @@ from stillframe.process import (
 from stillframe.redistribution import Redistribute
 from stillframe.state_codec import StateCodec
 
-COLUMN_KINDS: dict[Any, str] = {
-    bool: "bool",
-    int: "int",
-    float: "float",
-    str: "text",
-    bytes: "bytes",
-    datetime.datetime: "time",
-}
-"""Python type -> the kind of column that holds it in a store; everything else is kept as JSON."""
 
-RESERVED_COLUMNS = frozenset(
-    {"snapshot", "process", "kind", "source", "target", "number", "encoded"}
-)
-
-
-class Column(msgspec.Struct, frozen=True):
-    """A field of a process or of a message, and the kind of column it becomes (`COLUMN_KINDS`)."""
-
-    name: str
-    kind: str
-
-
-class Description(msgspec.Struct, frozen=True):
+class Description(msgspec.Struct, frozen=True, omit_defaults=True):
     """A topology as plain data.
 
     `processes`: name -> class name. `states`: class name -> columns. `messages`: class name ->
     columns, in the order in which they travel. `accepts`: process -> names of message classes.
     `shapes`: class name -> a hash of its types down to the last, so that two programs whose nested
-    classes differ are not taken for the same.
+    classes differ are not taken for the same. `keyed`: class name -> keyed field -> columns; in
+    `states` such a field is of the kind `KEYED`.
     """
 
     processes: dict[ProcessId, str]
@@ -64,6 +43,7 @@ class Description(msgspec.Struct, frozen=True):
     messages: dict[str, tuple[Column, ...]]
     accepts: dict[ProcessId, tuple[str, ...]]
     shapes: dict[str, str] = {}
+    keyed: dict[str, dict[str, KeyedColumns]] = {}
 
     @property
     def hash(self) -> str:
@@ -216,7 +196,7 @@ class Topology:
         states: dict[str, tuple[Column, ...]] = {}
         messages: dict[str, type[Message]] = {}
         for name, codec in self.codecs.items():
-            columns = _columns(codec.kind, codec.types)
+            columns = columns_of(codec.kind, codec.types)
             if states.setdefault(codec.kind.__name__, columns) != columns:
                 raise UsageError(f"two different process classes are called {codec.kind.__name__}")
             for message in self.accepts[name]:
@@ -227,6 +207,7 @@ class Topology:
             channels=tuple(channels),
             states=states,
             messages={t: _message_columns(m) for t, m in sorted(messages.items())},
+            keyed=keyed_columns((codec.kind, codec.keyed) for codec in self.codecs.values()),
             accepts={n: tuple(sorted(map(_tag, kinds))) for n, kinds in self.accepts.items()},
             shapes={
                 **{codec.kind.__name__: _shape(codec.struct) for codec in self.codecs.values()},
@@ -253,31 +234,6 @@ def _inspect(
 
 def _tag(message: type[Message]) -> str:
     return str(message.__struct_config__.tag)
-
-
-def _columns(owner: type, fields: dict[str, Any]) -> tuple[Column, ...]:
-    """Return the columns of a class; SQL engines do not tell `Balance` from `balance`."""
-    seen: dict[str, str] = {}
-    for name in fields:
-        if (other := seen.setdefault(name.lower(), name)) != name:
-            raise UsageError(
-                f"class {owner.__name__}: the fields {other!r} and {name!r} differ in case alone, "
-                "and most SQL engines would not tell them apart: rename one"
-            )
-        if name.lower() in RESERVED_COLUMNS:
-            raise UsageError(
-                f"class {owner.__name__}: a field cannot be called {name!r}: the store uses that "
-                f"name for a column of its own (reserved: {', '.join(sorted(RESERVED_COLUMNS))})"
-            )
-    return tuple(Column(name, _column_kind(kind)) for name, kind in fields.items())
-
-
-def _column_kind(kind: Any) -> str:
-    """Return the kind of column for a type; ``int | None`` is int, since any column may be null."""
-    members = [member for member in typing.get_args(kind) if member is not type(None)]
-    if typing.get_origin(kind) in (typing.Union, types.UnionType) and len(members) == 1:
-        kind = members[0]
-    return COLUMN_KINDS.get(kind, "json") if isinstance(kind, type) else "json"
 
 
 def _shape(kind: type) -> str:
@@ -310,7 +266,7 @@ def _spell(kind: Any, within: tuple[Any, ...]) -> str:
 
 
 def _message_columns(message: type[Message]) -> tuple[Column, ...]:
-    columns = _columns(message, field_types(message))
+    columns = columns_of(message, field_types(message))
     hidden = sorted(set(message.__struct_fields__) - {column.name for column in columns})
     if hidden:
         raise UsageError(

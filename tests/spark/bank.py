@@ -88,7 +88,7 @@ def spoil(directory: Path, file: str, change: Callable[[pa.Table], pa.Table]) ->
     pq.write_table(change(pq.read_table(path, partitioning=None)), path)
     content = path.read_bytes()
     record = FileRecord(file, len(content), hashlib.sha256(content).hexdigest())
-    manifest: Manifest = read_manifest(directory, {TOPOLOGY.description.hash})
+    manifest: Manifest = read_manifest(directory, {TOPOLOGY.description.hash: TOPOLOGY.description})
     files = tuple(record if old.name == file else old for old in manifest.files)
     (directory / "manifest.json").write_bytes(seal(msgspec.structs.replace(manifest, files=files)))
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from stillframe.columns import COLUMN_KINDS, Column
 from stillframe.errors import StoreError
 from stillframe.store.columns import ARROW_TYPES, merged_columns, to_array
-from stillframe.topology import COLUMN_KINDS, Column
 
 UTC = datetime.UTC
 

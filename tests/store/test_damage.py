@@ -23,9 +23,9 @@ from stillframe.store.manifest import (
     FileRecord,
     Manifest,
 )
+from stillframe.store.parquet import read_parquet, to_parquet
 from stillframe.store.seal import SEALED_BYTES_MAX, read_sealed, seal
 from stillframe.store.store import Store
-from stillframe.store.tables import read_parquet, to_parquet
 from stillframe.topology import Topology
 from tests.store.samples import DESCRIPTION, SOME_MESSAGES, global_state, publish, snapshot_of
 

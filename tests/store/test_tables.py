@@ -18,8 +18,9 @@ from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import Batch, ProcessState, SnapshotId
 from stillframe.process import Process
 from stillframe.store.manifest import FILES, MESSAGES, PROCESSES
+from stillframe.store.parquet import different_column, read_parquet, to_parquet
 from stillframe.store.store import Store
-from stillframe.store.tables import Tables, different_column, read_parquet, to_parquet
+from stillframe.store.tables import Tables
 from stillframe.topology import Topology
 from tests.store.samples import (
     DESCRIPTION,

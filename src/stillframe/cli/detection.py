@@ -24,8 +24,7 @@ from stillframe.detect.sql import ask, is_sql
 from stillframe.detect.view import view_of
 from stillframe.errors import UsageError
 from stillframe.runtime.loading import load_topology
-from stillframe.store.contents import read_tables
-from stillframe.store.manifest import Entry, read_manifest
+from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 
@@ -143,9 +142,7 @@ def look_for(name: str, store: Store, topology_of: Callable[[], Topology]) -> Lo
     if is_sql(name):
 
         def look(entry: Entry) -> Sighting:
-            description = store.description_of(entry.id)
-            manifest = read_manifest(entry.directory, {description.hash: description})
-            return _sighting(entry, ask(name, entry.id, read_tables(entry.directory, manifest)))
+            return _sighting(entry, ask(name, entry.id, store.tables(entry.id)))
 
         return look
     topology = topology_of()

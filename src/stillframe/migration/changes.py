@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from stillframe.columns import Column
 from stillframe.migration.fields import Fields, types_of
 from stillframe.model import Channel
 from stillframe.process import Message
-from stillframe.topology import Column, Description, Topology
+from stillframe.topology import Description, Topology
 
 MESSAGE = "message "
 """How the subject of a change of a message class begins; its name follows."""

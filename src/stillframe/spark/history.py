@@ -10,10 +10,11 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from stillframe.columns import Column
 from stillframe.store.columns import merged_columns
 from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES
 from stillframe.store.opening import SNAPSHOTS
-from stillframe.topology import Column, Description
+from stillframe.topology import Description
 
 PROCESSES_SCHEMA = (
     "snapshot STRING, "  # P1-17

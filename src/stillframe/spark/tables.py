@@ -11,6 +11,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StructType
 
+from stillframe.columns import Column
 from stillframe.errors import UsageError
 from stillframe.pipeline.dataflow import OFFSET_COLUMN, PARTITION_COLUMN
 from stillframe.pipeline.head import read_head
@@ -19,7 +20,6 @@ from stillframe.pipeline.part import ServiceState
 from stillframe.pipeline.published import ChannelCut, Manifest, find
 from stillframe.spark.cut import CUT, RECORDS, RecordsSlice, TableSlice
 from stillframe.store.columns import to_array
-from stillframe.topology import Column
 
 TABLES = ("services", "queries", "channels")
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from stillframe.columns import KEYED, Column
 from stillframe.errors import StoreError
-from stillframe.topology import Column
 
 ARROW_TYPES: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
@@ -38,11 +38,14 @@ _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, m
 def merged_columns(classes: Mapping[str, tuple[Column, ...]]) -> tuple[Column, ...]:
     """Return one column for each field name of any of the classes, in the order of first sight.
 
-    Where classes disagree about a name, integers and floats meet as float, all else as JSON.
+    Where classes disagree about a name, integers and floats meet as float, all else as JSON. A
+    keyed field has rows of its own and no column.
     """
     kinds: dict[str, set[str]] = {}
     for columns in classes.values():
         for column in columns:
+            if column.kind == KEYED:
+                continue
             kinds.setdefault(column.name, set()).add(column.kind)
     return tuple(Column(name, _meet(of_name)) for name, of_name in kinds.items())
 

@@ -1,4 +1,7 @@
-"""The directory of one snapshot: written and published, read, and compared with itself."""
+"""The directory of one snapshot: written and published, read, and compared with itself.
+
+Keyed fields are read together with the snapshots that they are based on (``chain``).
+"""
 
 import hashlib
 import shutil
@@ -7,26 +10,53 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
-from stillframe.model import GlobalState, Snapshot
+from stillframe.model import GlobalState, ProcessId, Snapshot, SnapshotId
+from stillframe.store.chain import links_of
 from stillframe.store.disk import WHAT_TO_DO, partial_path, read_file, sync, write_new
-from stillframe.store.manifest import CHANNELS, FILES, MANIFEST, PROCESSES, FileRecord, Manifest
-from stillframe.store.seal import seal
-from stillframe.store.tables import (
-    Tables,
-    different_column,
-    read_parquet,
-    read_state,
-    to_parquet,
+from stillframe.store.keyed import KeyedTable, as_whole
+from stillframe.store.manifest import (
+    CHANNELS,
+    FILES,
+    MANIFEST,
+    PROCESSES,
+    FileRecord,
+    Manifest,
+    keyed_file,
 )
+from stillframe.store.parquet import different_column, read_parquet
+from stillframe.store.seal import seal
+from stillframe.store.tables import Tables, read_state
 from stillframe.topology import Description
+
+_NO_TABLE = (pa.ArrowException, KeyError, TypeError, ValueError)
+
+
+class Chain(msgspec.Struct, frozen=True):
+    """A snapshot in a store, with all that it takes to read it.
+
+    `snapshots` is the directory of all snapshots, `manifests` are those of this one and of what it
+    is based on (checked by ``chain.check_chain``), `tables` those of its topology.
+    """
+
+    snapshots: Path
+    manifest: Manifest
+    manifests: dict[SnapshotId, Manifest]
+    tables: Tables
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the snapshot."""
+        return self.snapshots / str(self.manifest.snapshot)
 
 
 def write_snapshot(
     directory: Path,
     tables: Mapping[str, pa.Table],
+    to_parquet: Callable[[str, pa.Table], bytes],
     manifest_of: Callable[[tuple[FileRecord, ...]], Manifest],
     executor: Executor,
 ) -> Manifest:
@@ -34,7 +64,8 @@ def write_snapshot(
 
     Args:
         directory: where it will be; nothing is there yet.
-        tables: file name -> table.
+        tables: file name -> table, in the order of the manifest.
+        to_parquet: makes the bytes of the file of that name.
         manifest_of: makes the manifest when the files are known.
         executor: runs the parts that wait for the disk side by side.
 
@@ -42,7 +73,9 @@ def write_snapshot(
         StoreError: the disk is full or failed. Nothing was published and nothing is left.
     """
     try:
-        manifest = _write_partial(partial_path(directory), tables, manifest_of, executor)
+        partial = partial_path(directory)
+        writing = [(partial / name, table, to_parquet) for name, table in tables.items()]
+        manifest = _write_partial(partial, writing, manifest_of, executor)
         _rename(partial_path(directory), directory)
     except OSError as error:
         raise StoreError(
@@ -55,7 +88,7 @@ def write_snapshot(
 
 def _write_partial(
     partial: Path,
-    tables: Mapping[str, pa.Table],
+    writing: list[tuple[Path, pa.Table, Callable[[str, pa.Table], bytes]]],
     manifest_of: Callable[[tuple[FileRecord, ...]], Manifest],
     executor: Executor,
 ) -> Manifest:
@@ -63,7 +96,6 @@ def _write_partial(
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir()
-        writing = [(partial / name, tables[name]) for name in FILES]
         manifest = manifest_of(tuple(_all(executor, _write_table, writing)))
         write_new(partial / MANIFEST, seal(manifest))
         # Side by side, so that a journalling file system makes one commit of them.
@@ -98,10 +130,17 @@ def _all(executor: Executor, function: Callable[..., Any], calls: list[tuple[Any
     return [future.result() for future in futures]
 
 
-def _write_table(path: Path, table: pa.Table) -> FileRecord:
-    content = to_parquet(table)
+def _write_table(
+    path: Path, table: pa.Table, to_parquet: Callable[[str, pa.Table], bytes]
+) -> FileRecord:
+    content = to_parquet(path.name, table)
     write_new(path, content)
-    return FileRecord(path.name, len(content), hashlib.sha256(content).hexdigest())
+    return record_of(path.name, content)
+
+
+def record_of(name: str, content: bytes) -> FileRecord:
+    """Return what a manifest says of a file."""
+    return FileRecord(name, len(content), hashlib.sha256(content).hexdigest())
 
 
 def check_described(snapshot: Snapshot, description: Description) -> None:
@@ -126,24 +165,43 @@ def check_described(snapshot: Snapshot, description: Description) -> None:
             )
 
 
-def read_snapshot(directory: Path, manifest: Manifest) -> Snapshot:
-    """Read a snapshot from its processes and channels, and check them again.
+def read_snapshot(chain: Chain) -> Snapshot:
+    """Read a snapshot, whole, from its processes, channels and keyed fields; check them again.
 
     Raises:
         Damaged: a file is not what was written; it is named.
         NotConsistent: the books do not balance.
+        UsageError: it does not fit its topology.
         StoreError: a file cannot be read.
     """
+    manifest, directory = chain.manifest, chain.directory
     content = {name: _read_verified(directory, manifest, name) for name in (PROCESSES, CHANNELS)}
+    stored = _stored(chain, content)
+    maps: dict[ProcessId, dict[str, bytes]] = {}
+    for table in chain.tables.keyed:
+        for process, rows in merged_rows(chain, table).items():
+            maps.setdefault(process, {})[table.field] = table.as_map(rows)
+    description = chain.tables.description
+    processes = tuple(
+        as_whole(state, maps[state.process], description) if state.process in maps else state
+        for state in stored.state.processes
+    )
+    state = GlobalState(processes, stored.state.channels)
+    return msgspec.structs.replace(stored, state=state)
+
+
+def _stored(chain: Chain, content: Mapping[str, bytes]) -> Snapshot:
+    """Return the snapshot without its keyed fields."""
+    manifest, directory = chain.manifest, chain.directory
     try:
         state = read_state(content[PROCESSES], content[CHANNELS])
-    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+    except _NO_TABLE as error:
         raise Damaged(
             f"{directory}: {PROCESSES} or {CHANNELS} is no table as the store writes it: {error}"
         ) from error
     state.check_books()
     _check_counts(directory / MANIFEST, manifest, state)
-    return Snapshot(
+    snapshot = Snapshot(
         id=manifest.snapshot,
         epoch=manifest.epoch,
         initiated_at=manifest.initiated_at,
@@ -153,40 +211,125 @@ def read_snapshot(directory: Path, manifest: Manifest) -> Snapshot:
         capture_s=manifest.capture_s,
         excluded=manifest.excluded,
     )
+    check_described(snapshot, chain.tables.description)
+    return snapshot
 
 
-def verify_snapshot(directory: Path, manifest: Manifest, tables: Tables) -> Snapshot:
+def merged_rows(chain: Chain, table: KeyedTable) -> dict[ProcessId, pa.Table]:
+    """Return the rows of a keyed field, whole, for each process that has it.
+
+    Raises:
+        Damaged: a file of the chain is not what was written; it is named.
+        StoreError: a file cannot be read.
+    """
+    processes = [p for p, kind in chain.tables.description.processes.items() if kind == table.kind]
+    newest = chain.manifest.snapshot
+    links = {process: links_of(chain.manifests, newest, process) for process in processes}
+    rows = {
+        link: _rows(table, chain.snapshots / str(link), chain.manifests[link])
+        for link in set().union(*links.values())
+    }
+    return {
+        process: table.merged([rows[link][process] for link in of_one if process in rows[link]])
+        for process, of_one in links.items()
+    }
+
+
+def _rows(table: KeyedTable, directory: Path, manifest: Manifest) -> dict[ProcessId, pa.Table]:
+    name = keyed_file(table.name, is_whole=manifest.bases is None)
+    try:
+        return table.read(_read_verified(directory, manifest, name))
+    except _NO_TABLE as error:
+        raise Damaged(
+            f"{directory / name} is no table as the store writes it: {error}: {WHAT_TO_DO}"
+        ) from error
+
+
+def verify_snapshot(chain: Chain) -> None:
     """Read every byte of a snapshot, and compare what its files say twice.
+
+    What it is based on is verified by itself.
 
     Raises:
         Damaged: a file is not what was written; it is named.
         NotConsistent: the books do not balance, or a file does not say what the recorded states
             and messages do.
+        UsageError: it does not fit its topology.
         StoreError: a file cannot be read.
     """
-    content = {name: _read_verified(directory, manifest, name) for name in FILES}
-    snapshot = read_snapshot(directory, manifest)
-    for name, table in tables.of(snapshot.id, snapshot.state).items():
+    manifest, directory = chain.manifest, chain.directory
+    content = {f.name: _read_verified(directory, manifest, f.name) for f in manifest.files}
+    snapshot = _stored(chain, content)
+    for name, table in chain.tables.of(snapshot.id, _with_changes(chain, snapshot.state)).items():
         # Written and read once more, so that both have gone the same way.
-        different = different_column(read_parquet(to_parquet(table)), read_parquet(content[name]))
+        written = read_parquet(chain.tables.to_parquet(name, table))
+        different = different_column(written, read_parquet(content[name]))
         if different is not None:
             raise NotConsistent(
                 f"{directory / name}: column {different} does not say what was recorded: use "
                 f"another snapshot; the recorded states and messages are in {PROCESSES} and "
                 f"{CHANNELS}"
             )
-    return snapshot
 
 
-def read_tables(directory: Path, manifest: Manifest) -> dict[str, pa.Table]:
-    """Return the tables of a snapshot by name: processes, channels and messages.
+def _with_changes(chain: Chain, state: GlobalState) -> GlobalState:
+    """Return a state with what the files of keyed fields say that was recorded."""
+    manifest, bases = chain.manifest, chain.manifest.bases or {}
+    processes = {state.process: state for state in state.processes}
+    for table in chain.tables.keyed:
+        name = chain.directory / keyed_file(table.name, is_whole=manifest.bases is None)
+        rows = _rows(table, chain.directory, manifest)
+        for process, recorded in processes.items():
+            if recorded.kind != table.kind:
+                continue
+            of_one = rows.get(process, table.no_rows())
+            change = table.change(of_one)
+            if change.removed_count and process not in bases:
+                raise NotConsistent(
+                    f"{name}: keys of process {process} were removed, and it is based on nothing "
+                    "that could have had them: use another snapshot"
+                )
+            if (key := table.repeated_key(of_one)) is not None:
+                raise NotConsistent(
+                    f"{name}: process {process} has the key {key!r} twice: use another snapshot"
+                )
+            processes[process] = msgspec.structs.replace(
+                recorded, base=bases.get(process), keyed={**recorded.keyed, table.field: change}
+            )
+    return GlobalState(tuple(processes.values()), state.channels)
+
+
+def verify_links(chain: Chain) -> None:
+    """Read every byte that it takes to read a snapshot and is of those that it is based on.
 
     Raises:
         Damaged: a file is not what was written; it is named.
         StoreError: a file cannot be read.
     """
-    return {
-        Path(name).stem: read_parquet(_read_verified(directory, manifest, name)) for name in FILES
+    for snapshot, manifest in chain.manifests.items():
+        for record in manifest.files:
+            if snapshot != chain.manifest.snapshot and record.name not in FILES:
+                _read_verified(chain.snapshots / str(snapshot), manifest, record.name)
+
+
+def read_tables(chain: Chain) -> dict[str, pa.Table]:
+    """Return the tables of a snapshot by name: processes, channels, messages, and one for each
+    keyed field with a row for each key that it has.
+
+    Raises:
+        Damaged: a file is not what was written; it is named.
+        StoreError: a file cannot be read.
+    """
+    name = str(chain.manifest.snapshot)
+    plain = {
+        Path(file).stem: read_parquet(_read_verified(chain.directory, chain.manifest, file))
+        for file in FILES
+    }
+    return plain | {
+        table.name: table.queryable(
+            table.of_snapshot(name, list(merged_rows(chain, table).values()))
+        )
+        for table in chain.tables.keyed
     }
 
 

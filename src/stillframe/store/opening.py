@@ -12,7 +12,7 @@ import msgspec
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.store.disk import partial_path, replace_durably, sync
-from stillframe.store.manifest import Head
+from stillframe.store.manifest import MANIFEST, Head, Manifest
 from stillframe.store.seal import TooLarge, read_sealed, seal
 
 HEAD = "store.json"
@@ -156,9 +156,33 @@ def remove_partial(path: Path) -> None:
     Raises:
         OSError: something cannot be removed.
     """
-    for left in (path / SNAPSHOTS).glob(".*.partial"):
-        shutil.rmtree(left)
+    for pattern in (".*.partial", dropped_path(Path("*")).name):
+        for left in (path / SNAPSHOTS).glob(pattern):
+            shutil.rmtree(left)
     partial_path(path / HEAD).unlink(missing_ok=True)
+
+
+def dropped_path(directory: Path) -> Path:
+    """Return the name that a snapshot has while it is removed: no reader looks at it."""
+    return directory.with_name(f".{directory.name}.dropped")
+
+
+def remove_unlisted(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """Remove what a crashed writer left in the directory of a snapshot; only the writer may.
+
+    Args:
+        directory: of the snapshot.
+        manifest: lists the files that stay.
+        names: of all files that the store may write there; others are somebody else's.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    listed_names = {record.name for record in manifest.files}
+    for name in names:
+        partial_path(directory / name).unlink(missing_ok=True)
+        if name not in listed_names and name != MANIFEST:
+            (directory / name).unlink(missing_ok=True)
 
 
 def _has_snapshots(path: Path) -> bool:

@@ -6,13 +6,21 @@
     STORE/snapshots/P1-17/processes.parquet  one row per process
     STORE/snapshots/P1-17/channels.parquet   one row per channel
     STORE/snapshots/P1-17/messages.parquet   one row per message that was on a channel
+    STORE/snapshots/P1-17/Bank_accounts.changes.parquet
+                                             one row per key of the keyed field `accounts` of the
+                                             class `Bank` that changed since an earlier snapshot
+    STORE/snapshots/P1-17/Bank_accounts.whole.parquet
+                                             in its place, if all keys are there
     STORE/snapshots/.P1-17.partial/          a snapshot that is being written
+    STORE/snapshots/.P1-17.dropped/          one that is being removed
 
 A snapshot is written and forced to the disk under the name with the dot, then renamed: that one
-rename publishes it. A crash at any moment leaves the store as it was before or after.
+rename publishes it, and another drops it. A published snapshot is made whole by replacing its
+manifest. A crash at any moment leaves the store as it was before or after.
 """
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,50 +29,55 @@ from typing import Self
 import msgspec
 import pyarrow as pa
 
-from stillframe.errors import UsageError
-from stillframe.model import Snapshot, SnapshotId
-from stillframe.store import opening
-from stillframe.store.contents import (
-    check_described,
-    read_snapshot,
-    verify_snapshot,
-    write_snapshot,
-)
+from stillframe.errors import StoreError, UsageError
+from stillframe.model import ProcessId, Snapshot, SnapshotId
+from stillframe.store import opening, retention, savepoints
+from stillframe.store.chain import CHAIN_LENGTH_MAX, chain_length
+from stillframe.store.contents import check_described, write_snapshot
 from stillframe.store.disk import replace_durably
 from stillframe.store.manifest import (
-    FILES,
+    MANIFEST,
     Entry,
     Head,
     Manifest,
-    entry_of,
+    file_names,
     manifest_of,
     newest_restore_point,
-    read_manifest,
 )
-from stillframe.store.opening import HEAD, SNAPSHOTS, explained, listed
-from stillframe.store.seal import read_sealed, seal
-from stillframe.store.topologies import Topologies, changed
+from stillframe.store.opening import HEAD, explained
+from stillframe.store.reading import StoreReader
+from stillframe.store.seal import seal
+from stillframe.store.topologies import changed
+from stillframe.store.upkeep import Upkeep
 from stillframe.topology import Description
 
-_THREAD_COUNT = len(FILES) + 2  # every file, the manifest and the directory wait side by side
+_THREAD_COUNT = 16
+"""Every file of a snapshot, its manifest and the directory wait for the disk side by side."""
+_CHAIN_LENGTH_LIMIT = 8 * CHAIN_LENGTH_MAX
+"""So long may chains become while one is being made whole; then nothing is published on them."""
 
 
-class Store:
+class Store(StoreReader):
     """The snapshots of one system: use ``create``, ``open`` or ``open_writer``, then ``close``.
 
-    Its methods are called by one thread at a time. A reader sees what a writer, in another process
-    or in this one, has published in the meantime.
+    A reader sees what a writer, in another process or in this one, has published in the meantime.
+    The writer's methods can be called by several threads.
     """
 
     def __init__(self, path: Path, *, lock: int | None) -> None:
-        self._path = path
-        self._snapshots = path / SNAPSHOTS
+        super().__init__(path)
         self._lock = lock
-        self._head = self._read_head()
-        self._topologies = Topologies(self._head)
-        self._last_sequence = 0
-        self._restore_point: Entry | None = None
+        self._writing = threading.RLock()
+        self._published: dict[SnapshotId, Manifest] = {}
+        self._restore_point: Manifest | None = None
         self._executor: ThreadPoolExecutor | None = None
+        self._upkeep = Upkeep(
+            self._snapshots,
+            self._published,
+            lock=self._writing,
+            topologies=lambda: self._topologies,
+            needed=self._needed,
+        )
 
     @classmethod
     def create(cls, path: Path, *, description: Description, reference: str | None = None) -> Self:
@@ -122,12 +135,7 @@ class Store:
                 prepare()
                 opening.remove_partial(path)
                 store = cls(path, lock=lock)
-                store._last_sequence = max((e.sequence for e in store.entries()), default=0)
-                store._restore_point = newest_restore_point(
-                    opening.snapshot_directories(store._snapshots),
-                    store._topologies,
-                    store._head.epoch,
-                )
+                store._look_around()
                 # The first conversion takes most of a second: Arrow looks for pandas then. Now is a
                 # better time than while the first snapshot waits to be published.
                 store._threads().submit(pa.array, [0])
@@ -135,31 +143,6 @@ class Store:
             except BaseException:
                 os.close(lock)
                 raise
-
-    @property
-    def path(self) -> Path:
-        """The directory of the store."""
-        return self._path
-
-    @property
-    def description(self) -> Description:
-        """The topology that new snapshots are of; ``description_of`` has that of an old one."""
-        return self._head.description
-
-    @property
-    def reference(self) -> str | None:
-        """Where that topology is defined, ``module:attribute``; None if nobody said."""
-        return self._head.reference
-
-    @property
-    def epoch(self) -> int:
-        """How often the system was started or restored; 0 before the first time."""
-        return self._head_now().epoch
-
-    @property
-    def restored_from(self) -> SnapshotId | None:
-        """The snapshot from which the current epoch began; None if it began afresh."""
-        return self._head_now().restored_from
 
     def raise_epoch(
         self, restored_from: SnapshotId | None, description: Description | None = None
@@ -178,22 +161,16 @@ class Store:
             StoreError: the disk is full or failed; call again when that is mended.
         """
         self._check_writer()
-        if restored_from is not None:
-            self.entry(restored_from)
-        head = msgspec.structs.replace(
-            self._head, epoch=self._head.epoch + 1, restored_from=restored_from
-        )
-        if description not in (None, head.description):
-            head = changed(head, description, {m.topology for m in self._manifests()})
-        with explained(self._path / HEAD, "written"):
-            try:
-                replace_durably(self._path / HEAD, seal(head))
-            except OSError:
-                # It may have its name and not be forced to the disk: an epoch is never used twice.
-                self._take(self._read_head())
-                raise
-        self._take(head)
-        self._restore_point = None
+        with self._writing:
+            if restored_from is not None:
+                self.entry(restored_from)
+            head = msgspec.structs.replace(
+                self._head, epoch=self._head.epoch + 1, restored_from=restored_from
+            )
+            if description is not None and description != head.description:
+                head = changed(head, description, {m.topology for m in self._manifests()})
+            self._put_head(head)
+            self._restore_point = None
         return head.epoch
 
     def publish(self, snapshot: Snapshot) -> Entry:
@@ -205,8 +182,8 @@ class Store:
 
         Raises:
             NotConsistent: its books do not balance.
-            UsageError: it is of another epoch or topology, is there already, or the store is open
-                for reading only.
+            UsageError: it is of another epoch or topology, is there already, is based on one that
+                is not there, or the store is open for reading only.
             StoreError: a value does not fit its column, or the disk is full or failed.
             In each case nothing was published.
         """
@@ -225,148 +202,114 @@ class Store:
             )
         check_described(snapshot, self._head.description)
         snapshot.state.check_books()
-        manifest = write_snapshot(
-            directory,
-            self._topologies.tables(self._topologies.present).of(snapshot.id, snapshot.state),
-            lambda files: manifest_of(
-                snapshot,
-                files,
-                sequence=self._last_sequence + 1,
-                restore_point=self._restore_point,
-                topology=self._topologies.present,
-            ),
-            self._threads(),
-        )
-        self._last_sequence = manifest.sequence
-        entry = entry_of(manifest, directory)
-        if entry.is_restore_point:
-            self._restore_point = entry
+        tables = self._topologies.tables(self._topologies.present)
+        state = tables.split(snapshot.id, snapshot.state)
+        bases = {s.process: s.base for s in state.processes if s.base is not None}
+        made = tables.of(snapshot.id, state)
+        with self._writing:
+            self._check_bases(snapshot.id, bases)
+            sequence = 1 + max((m.sequence for m in self._published.values()), default=0)
+            manifest = write_snapshot(
+                directory,
+                made,
+                tables.to_parquet,
+                lambda files: manifest_of(
+                    snapshot,
+                    files,
+                    bases=bases,
+                    sequence=sequence,
+                    restore_point=self._restore_point,
+                    topology=self._topologies.present,
+                ),
+                self._threads(),
+            )
+            self._published[snapshot.id] = manifest
+            if manifest.is_restore_point:
+                self._restore_point = manifest
+            entry = self._entry_of(manifest, chain_length(self._published, snapshot.id))
+        self._upkeep.schedule()
         return entry
 
-    def entries(self) -> list[Entry]:
-        """Return all snapshots in the order in which they were published.
+    def keep(self, count: int) -> None:
+        """Remove all but the newest `count` snapshots, now and after each that is published.
+
+        That happens in the background. Never removed are savepoints, the snapshot that a restore
+        goes back to, and the newest together with all since those that it is based on: a running
+        process may be based on them. What others are based on goes when they do not need it any
+        more: up to `CHAIN_LENGTH_MAX` snapshots more can be there.
 
         Raises:
-            Damaged: a manifest was changed or is missing.
-            StoreError: something cannot be read, or a name in the store is none of ours.
+            UsageError: `count` is below 1, or the store is open for reading only.
         """
-        manifests = self._manifests()
-        manifests.sort(key=lambda manifest: manifest.sequence)
-        return [entry_of(m, self._snapshots / str(m.snapshot)) for m in manifests]
+        self._check_writer()
+        if count < 1:
+            raise UsageError(f"{count} snapshots cannot be kept: keep at least 1")
+        self._upkeep.keep_count = count
+        self._upkeep.schedule()
 
-    def current(self) -> Entry | None:
-        """Return the snapshot to go back to: the newest restore point of this epoch, or else the
-        snapshot from which this epoch began, or else None.
-
-        Newer ones of an older epoch do not count: the system went back behind them on purpose.
+    def save(self, snapshot: SnapshotId, name: str) -> None:
+        """Keep a snapshot under a name, as a savepoint, until that is dropped.
 
         Raises:
-            UsageError: the snapshot from which this epoch began was deleted: name another one.
-            Damaged, StoreError: as ``entries``.
+            UsageError: there is no such snapshot, or another savepoint of that name; it is no name
+                for a savepoint; or the store is open for reading only.
+            StoreError: the disk is full or failed.
         """
-        directories = opening.snapshot_directories(self._snapshots)
-        head = self._head_now()
-        if self._lock is None:
-            self._restore_point = newest_restore_point(directories, self._topologies, head.epoch)
-        if self._restore_point is not None:
-            return self._restore_point
-        return None if head.restored_from is None else self.entry(head.restored_from)
+        self._check_writer()
+        savepoints.check_name(name)
+        with self._writing:
+            self.entry(snapshot)
+            if self._head.savepoints.get(name, snapshot) != snapshot:
+                raise UsageError(
+                    f"there is a savepoint {name!r} already, snapshot "
+                    f"{self._head.savepoints[name]}: give another name"
+                )
+            self._put_savepoints({**self._head.savepoints, name: snapshot})
 
-    def entry(self, snapshot: SnapshotId) -> Entry:
-        """Return the entry of one snapshot.
+    def drop(self, text: str) -> str | None:
+        """Remove a snapshot by its id, or a savepoint by its name.
+
+        What is based on it is made whole first. A savepoint that is still needed for something else
+        loses its name and stays as long as that.
+
+        Returns:
+            why it stays, as a sentence goes on after "it"; None if it is gone.
 
         Raises:
-            UsageError: there is none; the error says which there are.
-            Damaged, StoreError: its manifest was changed or cannot be read.
+            UsageError: there is no such snapshot, or it must stay: the error says why; or the store
+                is open for reading only.
+            Damaged, StoreError: what is based on it cannot be made whole, or the disk failed.
         """
-        manifest, directory = self._manifest_of(snapshot)
-        return entry_of(manifest, directory)
+        self._check_writer()
+        with self._writing:
+            snapshot = self.find(text)
+            self.entry(snapshot)
+            names = dict(self._head.savepoints)
+            if names.pop(text, None) is not None:
+                self._put_savepoints(names)
+                reason = self._needed().get(snapshot)
+                if reason is not None:
+                    return reason
+        self._upkeep.drop(snapshot)
+        return None
 
-    def description_of(self, snapshot: SnapshotId) -> Description:
-        """Return the topology that a snapshot was taken of.
+    def settle(self) -> None:
+        """Wait until what goes on in the background is done.
 
         Raises:
-            UsageError, Damaged, StoreError: as ``entry``.
+            StillframeError: what went wrong there; it is tried again after the next snapshot.
         """
-        manifest, _ = self._manifest_of(snapshot)
-        return self._topologies.description(manifest.topology)
-
-    def load(self, snapshot: SnapshotId) -> Snapshot:
-        """Read a snapshot; everything that is read for it is verified.
-
-        Raises:
-            UsageError: there is no such snapshot.
-            Damaged: a file is not what was written; it is named.
-            NotConsistent: its books do not balance.
-            StoreError: a file cannot be read.
-        """
-        manifest, directory = self._manifest_of(snapshot)
-        loaded = read_snapshot(directory, manifest)
-        check_described(loaded, self._topologies.description(manifest.topology))
-        return loaded
-
-    def verify(self, snapshot: SnapshotId) -> None:
-        """Read every byte of a snapshot and of ``store.json``, and compare what is there twice.
-
-        Raises:
-            UsageError: there is no such snapshot.
-            Damaged: a file is not what was written; it is named.
-            NotConsistent: the books do not balance, or the files for queries do not say what was
-                recorded.
-            StoreError: a file cannot be read.
-        """
-        self._read_head()
-        manifest, directory = self._manifest_of(snapshot)
-        verified = verify_snapshot(directory, manifest, self._topologies.tables(manifest.topology))
-        check_described(verified, self._topologies.description(manifest.topology))
-
-    def verify_all(self, progress: Callable[[Entry, int], None]) -> int:
-        """Verify every snapshot, the oldest first.
-
-        Args:
-            progress: called after each with its entry and how many there are.
-
-        Returns how many were verified; raises as ``verify``, for the first that is wrong.
-        """
-        self._read_head()
-        entries = self.entries()
-        for entry in entries:
-            self.verify(entry.id)
-            progress(entry, len(entries))
-        return len(entries)
-
-    def next_number(self) -> int:
-        """Return a number for the next snapshot: above that of every snapshot in the store.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
-        ids = [
-            SnapshotId.parse(directory.name)
-            for directory in opening.snapshot_directories(self._snapshots)
-        ]
-        return 1 + max((snapshot.number for snapshot in ids), default=0)
+        self._upkeep.settle()
 
     def close(self) -> None:
         """Let another writer have the store. Closing twice does nothing."""
+        self._upkeep.close()
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    def _read_head(self) -> Head:
-        return read_sealed(self._path / HEAD, Head)
-
-    def _head_now(self) -> Head:
-        """A reader looks again: the writer may have raised the epoch."""
-        if self._lock is None:
-            self._take(self._read_head())
-        return self._head
-
-    def _take(self, head: Head) -> None:
-        self._head, self._topologies = head, self._topologies.following(head)
 
     def _check_writer(self) -> None:
         if self._lock is None:
@@ -379,19 +322,53 @@ class Store:
             self._executor = ThreadPoolExecutor(_THREAD_COUNT, "stillframe-store")
         return self._executor
 
-    def _manifests(self) -> list[Manifest]:
-        # In this order: a reader then knows the topology of each that it finds.
-        directories = opening.snapshot_directories(self._snapshots)
-        self._head_now()
-        return [read_manifest(directory, self._topologies) for directory in directories]
+    def _look_around(self) -> None:
+        """Learn what is published, and remove what a crashed writer left among it."""
+        self._published.update({m.snapshot: m for m in self._manifests()})
+        self._restore_point = newest_restore_point(
+            opening.snapshot_directories(self._snapshots), self._read_if_there, self._head.epoch
+        )
+        for manifest in self._published.values():
+            description = self._topologies.described[manifest.topology]
+            names = {name for w in (True, False) for name in file_names(description, is_whole=w)}
+            directory = self._snapshots / str(manifest.snapshot)
+            opening.remove_unlisted(directory, manifest, {MANIFEST, *names})
 
-    def _manifest_of(self, snapshot: SnapshotId) -> tuple[Manifest, Path]:
-        directory = self._snapshots / str(snapshot)
-        if not directory.is_dir():
-            known = [str(entry.id) for entry in self.entries()]
-            raise UsageError(
-                f"there is no snapshot {snapshot} in the store {self._path}; "
-                f"there {'are ' + listed(known) if known else 'is none at all'}"
-            )
-        self._head_now()
-        return read_manifest(directory, self._topologies), directory
+    def _head_now(self) -> Head:
+        return super()._head_now() if self._lock is None else self._head
+
+    def _put_head(self, head: Head) -> None:
+        with explained(self._path / HEAD, "written"):
+            try:
+                replace_durably(self._path / HEAD, seal(head))
+            except OSError:
+                # It may have its name and not be forced to the disk: an epoch is never used twice.
+                self._take(self._read_head())
+                raise
+        self._take(head)
+
+    def _put_savepoints(self, names: dict[str, SnapshotId]) -> None:
+        self._put_head(msgspec.structs.replace(self._head, savepoints=names))
+
+    def _needed(self) -> dict[SnapshotId, str]:
+        point = self._restore_point
+        current = self._head.restored_from if point is None else point.snapshot
+        return retention.needed(self._published, current, self._head.savepoints)
+
+    def _check_bases(self, snapshot: SnapshotId, bases: dict[ProcessId, SnapshotId]) -> None:
+        for process, base in bases.items():
+            is_there = (self._snapshots / str(base)).is_dir()
+            found = self._published.get(base) if is_there else None
+            if found is None or found.topology != self._topologies.present:
+                raise UsageError(
+                    f"snapshot {snapshot}: the part of process {process} says what changed since "
+                    f"snapshot {base}, and the store {self._path} "
+                    f"{'does not hold that' if found is None else 'has that of another topology'}: "
+                    "a process bases its part on what it was told is published, or on nothing"
+                )
+            if chain_length(self._published, base) >= _CHAIN_LENGTH_LIMIT:
+                raise StoreError(
+                    f"snapshot {snapshot} would need {_CHAIN_LENGTH_LIMIT + 1} earlier ones: "
+                    f"snapshots come faster than one can be made whole, or that fails: "
+                    f"{self._upkeep.trouble or 'nothing went wrong so far'}"
+                )

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import (
@@ -25,7 +24,9 @@ from stillframe.model import (
     SnapshotId,
 )
 from stillframe.store.columns import merged_columns, to_array
-from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES
+from stillframe.store.keyed import as_changes, keyed_tables
+from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file
+from stillframe.store.parquet import read_parquet, repeated, to_parquet
 from stillframe.topology import Description
 
 _BATCHES = pa.list_(
@@ -53,10 +54,21 @@ _COUNT_MAX = 2**63 - 1
 
 
 class Tables:
-    """Makes the tables of every snapshot of one store."""
+    """Makes the tables of every snapshot of one topology.
+
+    Attributes:
+        description: of the topology.
+        keyed: those of its keyed fields.
+    """
 
     def __init__(self, description: Description) -> None:
-        self._description = description
+        self.description = description
+        self.keyed = keyed_tables(description)
+        self._keyed_files = {
+            keyed_file(table.name, is_whole=is_whole): table
+            for table in self.keyed
+            for is_whole in (True, False)
+        }
         self._state_columns = merged_columns(description.states)
         self._message_columns = merged_columns(description.messages)
         self._kinds = list(description.messages)
@@ -69,7 +81,7 @@ class Tables:
         from messages of all classes, and no Python code runs per message.
         """
         structs = []
-        for index, (kind, columns) in enumerate(self._description.messages.items()):
+        for index, (kind, columns) in enumerate(self.description.messages.items()):
             own = {column.name for column in columns}
             absent = {c.name: None for c in self._message_columns if c.name not in own}
             structs.append(
@@ -87,8 +99,17 @@ class Tables:
         message = typing.Union[tuple(structs)] if structs else typing.Never  # noqa: UP007
         return msgspec.msgpack.Decoder(list[message] if structs else list[None])  # type: ignore[valid-type]
 
+    def split(self, snapshot: SnapshotId, state: GlobalState) -> GlobalState:
+        """Return a state whose keyed fields are apart from the others, as the files hold them.
+
+        Raises:
+            UsageError: the recorded fields are not those of the class.
+        """
+        processes = tuple(as_changes(str(snapshot), s, self.description) for s in state.processes)
+        return GlobalState(processes, state.channels)
+
     def of(self, snapshot: SnapshotId, state: GlobalState) -> dict[str, pa.Table]:
-        """Return file name -> table for a state whose books balance.
+        """Return file name -> table for a state that was ``split`` and whose books balance.
 
         Raises:
             UsageError, StoreError: a state or a message does not fit its class or its column.
@@ -99,6 +120,21 @@ class Tables:
             PROCESSES: self._processes(name, state.processes),
             CHANNELS: _channels(name, state.channels),
             MESSAGES: self._messages(name, state.channels),
+            **self._keyed(name, state.processes),
+        }
+
+    def to_parquet(self, name: str, table: pa.Table) -> bytes:
+        """Return the bytes of the file `name` that holds `table`."""
+        keyed = self._keyed_files.get(name)
+        return to_parquet(table) if keyed is None else keyed.to_parquet(table)
+
+    def _keyed(self, snapshot: str, states: Sequence[ProcessState]) -> dict[str, pa.Table]:
+        is_whole = all(state.base is None for state in states)
+        return {
+            keyed_file(table.name, is_whole=is_whole): table.rows(
+                snapshot, [state for state in states if state.kind == table.kind]
+            )
+            for table in self.keyed
         }
 
     def _processes(self, snapshot: str, states: Sequence[ProcessState]) -> pa.Table:
@@ -108,7 +144,7 @@ class Tables:
             return f"snapshot {snapshot}, process {states[index].process} ({states[index].kind})"
 
         columns = {
-            "snapshot": _repeated([(snapshot, len(states))]),
+            "snapshot": repeated([(snapshot, len(states))]),
             "process": pa.array([state.process for state in states], pa.string()),
             "kind": pa.array([state.kind for state in states], pa.string()),
             "encoded": pa.array([state.encoded for state in states], pa.binary()),
@@ -135,9 +171,9 @@ class Tables:
             return f"snapshot {snapshot}"
 
         columns = {
-            "snapshot": _repeated([(snapshot, len(messages))]),
-            "source": _repeated([(channel.source, count) for channel, count in counts]),
-            "target": _repeated([(channel.target, count) for channel, count in counts]),
+            "snapshot": repeated([(snapshot, len(messages))]),
+            "source": repeated([(channel.source, count) for channel, count in counts]),
+            "target": repeated([(channel.target, count) for channel, count in counts]),
             "number": pa.array(list(itertools.chain.from_iterable(numbers)), pa.int64()),
             "kind": self._kind_array(messages),
         }
@@ -160,7 +196,7 @@ class Tables:
 
     def _kind_array(self, messages: list[Any]) -> pa.Array:
         if len(self._kinds) <= 1:
-            return _repeated([(kind, len(messages)) for kind in self._kinds])
+            return repeated([(kind, len(messages)) for kind in self._kinds])
         indices = pa.array(list(map(operator.attrgetter("kind"), messages)), pa.int32())
         return pa.DictionaryArray.from_arrays(indices, pa.array(self._kinds, pa.string()))
 
@@ -191,7 +227,7 @@ def _channels(snapshot: str, states: Sequence[ChannelState]) -> pa.Table:
     ends = itertools.accumulate((len(state.batches) for state in states), initial=0)
     return pa.table(
         [
-            _repeated([(snapshot, len(states))]).cast(pa.string()),
+            repeated([(snapshot, len(states))]).cast(pa.string()),
             [state.channel.source for state in states],
             [state.channel.target for state in states],
             [state.sent_count for state in states],
@@ -202,38 +238,6 @@ def _channels(snapshot: str, states: Sequence[ChannelState]) -> pa.Table:
         ],
         schema=_CHANNELS_SCHEMA,
     )
-
-
-def _repeated(runs: Iterable[tuple[str, int]]) -> pa.Array:
-    """Return texts, each repeated, as a dictionary: Parquet stores it so and need not search."""
-    names: dict[str, int] = {}
-    indices = [
-        pa.repeat(pa.scalar(names.setdefault(text, len(names)), pa.int32()), count)
-        for text, count in runs
-    ]
-    return pa.DictionaryArray.from_arrays(
-        pa.concat_arrays(indices) if indices else pa.array([], pa.int32()),
-        pa.array(list(names), pa.string()),
-    )
-
-
-def to_parquet(table: pa.Table) -> bytes:
-    """Return the bytes of a Parquet file that holds `table`."""
-    sink = pa.BufferOutputStream()
-    # What is opaque does not repeat: no dictionary for it. Arrow's own schema would only make
-    # readers see our dictionaries, and the file longer.
-    texts = [field.name for field in table.schema if not pa.types.is_binary(field.type)]
-    pq.write_table(table, sink, compression="zstd", use_dictionary=texts, store_schema=False)
-    return bytes(sink.getvalue())
-
-
-def read_parquet(content: bytes, columns: list[str] | None = None) -> pa.Table:
-    """Read a Parquet file, or some of its columns.
-
-    Raises:
-        pyarrow.ArrowException: it is no Parquet file, or lacks a column.
-    """
-    return pq.read_table(pa.BufferReader(content), columns=columns, use_threads=False)
 
 
 def read_state(processes: bytes, channels: bytes) -> GlobalState:
@@ -257,21 +261,3 @@ def _channel_states(table: pa.Table) -> Iterable[ChannelState]:
     ):
         state = tuple(itertools.islice(batches, count))
         yield ChannelState(Channel(source, target), sent, received, state)
-
-
-def different_column(one: pa.Table, other: pa.Table) -> str | None:
-    """Return the name of the first column in which two tables differ; None if they are the same.
-
-    Two tables are compared as files hold them: a NaN equals itself, 0.0 and -0.0 differ.
-    """
-    if one.schema.names != other.schema.names or one.num_rows != other.num_rows:
-        return ", ".join(one.schema.names)
-    for name in one.schema.names:
-        if not _bits(one.column(name)).equals(_bits(other.column(name))):
-            return str(name)
-    return None
-
-
-def _bits(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks()
-    return array.view(pa.int64()) if pa.types.is_float64(array.type) else array

@@ -21,30 +21,24 @@ class Topologies:
 
     Attributes:
         present: the hash of the topology that new snapshots are of.
+        described: hash -> description, of every one.
     """
 
     def __init__(self, head: Head) -> None:
         self._head = head
         self.present = head.description.hash
-        self._described = {d.hash: d for d in (*head.former, head.description)}
+        self.described = {d.hash: d for d in (*head.former, head.description)}
         self._tables: dict[str, Tables] = {}
-
-    def __contains__(self, topology: object) -> bool:
-        return topology in self._described
 
     def following(self, head: Head) -> "Topologies":
         """Return the topologies of the store now that `head` is read; most often the same."""
         is_same = (head.description, head.former) == (self._head.description, self._head.former)
         return self if is_same else Topologies(head)
 
-    def description(self, topology: str) -> Description:
-        """Return the description with the hash `topology`, which is one of these."""
-        return self._described[topology]
-
     def tables(self, topology: str) -> Tables:
         """Return what makes the tables of snapshots of the topology with that hash."""
         if topology not in self._tables:
-            self._tables[topology] = Tables(self._described[topology])
+            self._tables[topology] = Tables(self.described[topology])
         return self._tables[topology]
 
 

@@ -1,0 +1,94 @@
+"""Which earlier snapshots a snapshot is based on, process by process: its chain.
+
+A link holds the changes of a process's keyed fields since the link before; the first one holds them
+whole. What was published earlier has a lower sequence, so a chain has an end.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from stillframe.errors import Damaged
+from stillframe.model import ProcessId, SnapshotId
+from stillframe.store.manifest import MANIFEST, Manifest
+
+CHAIN_LENGTH_MAX = 16
+"""A snapshot that needs more earlier ones than this is made whole. With 1 % changed in each, 16
+links add a sixth to what a restore reads, and the rewriting costs each snapshot a sixteenth of a
+whole one."""
+
+Manifests = Mapping[SnapshotId, Manifest]
+
+
+def check_chain(manifests: Manifests, newest: Manifest, snapshots: Path) -> None:
+    """Check that all that `newest` is based on is among `manifests`, and has an end.
+
+    Args:
+        manifests: by snapshot; others may be among them.
+        newest: where to begin.
+        snapshots: the directory that they are in.
+
+    Raises:
+        Damaged: the first link that is broken; which file, and what to do.
+    """
+    reached, frontier = {newest.snapshot}, [newest]
+    while frontier:
+        manifest = frontier.pop()
+        path = snapshots / str(manifest.snapshot) / MANIFEST
+        for process, base in (manifest.bases or {}).items():
+            found = manifests.get(base)
+            where = f"{path}: process {process} is based on snapshot {base}"
+            if found is None:
+                raise Damaged(
+                    f"{where}, and {snapshots / str(base)} is missing: put that directory back "
+                    f"from a copy, or delete {path.parent} and use another snapshot"
+                )
+            if found.sequence >= manifest.sequence or found.topology != manifest.topology:
+                raise Damaged(
+                    f"{where}, which is none before it: put that file back from a copy, or delete "
+                    f"{path.parent} and use another snapshot"
+                )
+            if base not in reached:
+                reached.add(base)
+                frontier.append(found)
+
+
+def links_of(manifests: Manifests, newest: SnapshotId, process: ProcessId) -> list[SnapshotId]:
+    """Return the snapshots that together hold the keyed fields of a process, the oldest first.
+
+    It ends where one is missing, or is none before it (``check_chain`` says which).
+    """
+    links = [newest]
+    manifest = manifests[newest]
+    while (base := (manifest.bases or {}).get(process)) is not None:
+        found = manifests.get(base)
+        if found is None or found.sequence >= manifest.sequence:
+            break
+        links.append(base)
+        manifest = found
+    return links[::-1]
+
+
+def chain_length(manifests: Manifests, newest: SnapshotId) -> int:
+    """Return how many earlier snapshots the process with the longest chain needs; 0 if whole."""
+    processes = manifests[newest].bases or {}
+    return max((len(links_of(manifests, newest, p)) - 1 for p in processes), default=0)
+
+
+def reached_from(manifests: Manifests, newest: SnapshotId) -> dict[SnapshotId, Manifest]:
+    """Return the manifests of a snapshot and of all that it is based on, as far as they are."""
+    return gather(newest, manifests.get)
+
+
+def gather(
+    newest: SnapshotId, read: Callable[[SnapshotId], Manifest | None]
+) -> dict[SnapshotId, Manifest]:
+    """Return the manifests that `read` has of a snapshot and of all that it is based on."""
+    found: dict[SnapshotId, Manifest] = {}
+    frontier = [newest]
+    while frontier:
+        snapshot = frontier.pop()
+        manifest = None if snapshot in found else read(snapshot)
+        if manifest is not None:
+            found[snapshot] = manifest
+            frontier += set((manifest.bases or {}).values())
+    return found

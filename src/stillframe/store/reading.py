@@ -1,0 +1,259 @@
+"""What anybody can ask of a store, also while its one writer goes on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+
+from stillframe.errors import Damaged, UsageError
+from stillframe.model import Snapshot, SnapshotId
+from stillframe.store import contents, savepoints
+from stillframe.store.chain import chain_length, check_chain, gather
+from stillframe.store.contents import Chain
+from stillframe.store.manifest import (
+    Entry,
+    Head,
+    Manifest,
+    entry_of,
+    newest_restore_point,
+    read_manifest,
+)
+from stillframe.store.opening import HEAD, SNAPSHOTS, listed, snapshot_directories
+from stillframe.store.seal import read_sealed
+from stillframe.store.topologies import Topologies
+from stillframe.topology import Description
+
+_Answer = TypeVar("_Answer")
+
+
+class StoreReader:
+    """The snapshots of one system, to read; ``store.Store`` is the entrance.
+
+    What it says is what the store holds at that moment: it looks at the disk each time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._snapshots = path / SNAPSHOTS
+        self._head = self._read_head()
+        self._topologies = Topologies(self._head)
+
+    @property
+    def path(self) -> Path:
+        """The directory of the store."""
+        return self._path
+
+    @property
+    def description(self) -> Description:
+        """The topology that new snapshots are of; ``description_of`` has that of an old one."""
+        return self._head.description
+
+    @property
+    def reference(self) -> str | None:
+        """Where that topology is defined, ``module:attribute``; None if nobody said."""
+        return self._head.reference
+
+    @property
+    def epoch(self) -> int:
+        """How often the system was started or restored; 0 before the first time."""
+        return self._head_now().epoch
+
+    @property
+    def restored_from(self) -> SnapshotId | None:
+        """The snapshot from which the current epoch began; None if it began afresh."""
+        return self._head_now().restored_from
+
+    @property
+    def savepoints(self) -> dict[str, SnapshotId]:
+        """The snapshots that are kept under a name."""
+        return dict(self._head_now().savepoints)
+
+    def find(self, text: str) -> SnapshotId:
+        """Return the snapshot that `text` names: a savepoint, or an id.
+
+        Raises:
+            UsageError: it is neither. Whether there is such a snapshot is not asked.
+        """
+        return savepoints.named(text, self._head_now().savepoints)
+
+    def entries(self) -> list[Entry]:
+        """Return all snapshots in the order in which they were published.
+
+        Raises:
+            Damaged: a manifest was changed or is missing.
+            StoreError: something cannot be read, or a name in the store is none of ours.
+        """
+        manifests = {manifest.snapshot: manifest for manifest in self._manifests()}
+        ordered = sorted(manifests.values(), key=lambda manifest: manifest.sequence)
+        return [self._entry_of(m, chain_length(manifests, m.snapshot)) for m in ordered]
+
+    def current(self) -> Entry | None:
+        """Return the snapshot to go back to: the newest restore point of this epoch, or else the
+        snapshot from which this epoch began, or else None.
+
+        Newer ones of an older epoch do not count: the system went back behind them on purpose.
+
+        Raises:
+            UsageError: the snapshot from which this epoch began was deleted: name another one.
+            Damaged, StoreError: as ``entries``.
+        """
+        directories = snapshot_directories(self._snapshots)
+        head = self._head_now()
+        point = newest_restore_point(directories, self._read_if_there, head.epoch)
+        snapshot = head.restored_from if point is None else point.snapshot
+        return None if snapshot is None else self.entry(snapshot)
+
+    def entry(self, snapshot: SnapshotId) -> Entry:
+        """Return the entry of one snapshot.
+
+        Raises:
+            UsageError: there is none; the error says which there are.
+            Damaged, StoreError: its manifest was changed or cannot be read.
+        """
+        manifests = self._gathered(snapshot)
+        return self._entry_of(manifests[snapshot], chain_length(manifests, snapshot))
+
+    def description_of(self, snapshot: SnapshotId) -> Description:
+        """Return the topology that a snapshot was taken of.
+
+        Raises:
+            UsageError, Damaged, StoreError: as ``entry``.
+        """
+        return self._topologies.described[self._manifest(snapshot).topology]
+
+    def load(self, snapshot: SnapshotId) -> Snapshot:
+        """Read a snapshot, whole; everything that is read for it is verified.
+
+        Raises:
+            UsageError: there is no such snapshot.
+            Damaged: a file is not what was written, or what it is based on is missing; it is named.
+            NotConsistent: its books do not balance.
+            StoreError: a file cannot be read.
+        """
+        return self._reading(snapshot, contents.read_snapshot)
+
+    def tables(self, snapshot: SnapshotId) -> dict[str, pa.Table]:
+        """Return what a snapshot holds as tables by name: processes, channels, messages, and
+        ``<class>_<field>`` for each keyed field, with a row for each key.
+
+        Raises:
+            UsageError, Damaged, StoreError: as ``load``.
+        """
+        return self._reading(snapshot, contents.read_tables)
+
+    def verify(self, snapshot: SnapshotId) -> None:
+        """Read every byte of a snapshot, of what it is based on and of ``store.json``, and compare
+        what is there twice.
+
+        Raises:
+            UsageError: there is no such snapshot.
+            Damaged: a file is not what was written, or what it is based on is missing; it is named.
+            NotConsistent: the books do not balance, or the files for queries do not say what was
+                recorded.
+            StoreError: a file cannot be read.
+        """
+        self._read_head()
+        self._reading(snapshot, contents.verify_snapshot)
+        self._reading(snapshot, contents.verify_links)
+
+    def verify_all(self, progress: Callable[[Entry, int], None]) -> int:
+        """Verify every snapshot, the oldest first.
+
+        Args:
+            progress: called after each with its entry and how many there are.
+
+        Returns how many were verified; raises as ``verify``, for the first that is wrong.
+        """
+        self._read_head()
+        entries = self.entries()
+        for entry in entries:
+            self._reading(entry.id, contents.verify_snapshot)
+            progress(entry, len(entries))
+        return len(entries)
+
+    def next_number(self) -> int:
+        """Return a number for the next snapshot: above that of every snapshot in the store.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        directories = snapshot_directories(self._snapshots)
+        ids = [SnapshotId.parse(directory.name) for directory in directories]
+        return 1 + max((snapshot.number for snapshot in ids), default=0)
+
+    def _reading(self, snapshot: SnapshotId, read: Callable[[Chain], _Answer]) -> _Answer:
+        """Return what `read` makes of a snapshot and of what it is based on.
+
+        Files may go meanwhile: those of changes when their snapshot was made whole, and snapshots
+        that nothing is based on any more. Then the manifests say something else now.
+        """
+        seen: dict[SnapshotId, Manifest] = {}
+        while True:
+            manifests = self._gathered(snapshot)
+            manifest = manifests[snapshot]
+            tables = self._topologies.tables(manifest.topology)
+            try:
+                check_chain(manifests, manifest, self._snapshots)
+                return read(Chain(self._snapshots, manifest, manifests, tables))
+            except Damaged:
+                if manifests == seen:
+                    raise
+            seen = manifests
+
+    def _read_head(self) -> Head:
+        return read_sealed(self._path / HEAD, Head)
+
+    def _head_now(self) -> Head:
+        """Look again: the writer may have raised the epoch."""
+        self._take(self._read_head())
+        return self._head
+
+    def _take(self, head: Head) -> None:
+        self._head, self._topologies = head, self._topologies.following(head)
+
+    def _manifests(self) -> list[Manifest]:
+        # In this order: a reader then knows the topology of each that it finds.
+        directories = snapshot_directories(self._snapshots)
+        self._head_now()
+        read = (self._read_if_there(directory) for directory in directories)
+        return [manifest for manifest in read if manifest is not None]
+
+    def _gathered(self, snapshot: SnapshotId) -> dict[SnapshotId, Manifest]:
+        """Return the manifests of a snapshot, which is there, and of what it is based on."""
+        return {snapshot: self._manifest(snapshot)} | gather(snapshot, self._manifest_if_there)
+
+    def _manifest(self, snapshot: SnapshotId) -> Manifest:
+        manifest = self._manifest_if_there(snapshot)
+        if manifest is None:
+            known = [str(entry.id) for entry in self.entries()]
+            raise UsageError(
+                f"there is no snapshot {snapshot} in the store {self._path}; "
+                f"there {'are ' + listed(known) if known else 'is none at all'}"
+            )
+        return manifest
+
+    def _manifest_if_there(self, snapshot: SnapshotId) -> Manifest | None:
+        directory = self._snapshots / str(snapshot)
+        if not directory.is_dir():
+            return None
+        self._head_now()
+        return self._read_if_there(directory)
+
+    def _read_if_there(self, directory: Path) -> Manifest | None:
+        """Return the manifest in a directory that was there; None if it was dropped meanwhile."""
+        try:
+            return read_manifest(directory, self._topologies.described)
+        except Damaged:
+            if directory.is_dir():
+                raise
+            return None
+
+    def _entry_of(self, manifest: Manifest, length: int) -> Entry:
+        names = [
+            name
+            for name, snapshot in self._head.savepoints.items()
+            if snapshot == manifest.snapshot
+        ]
+        directory = self._snapshots / str(manifest.snapshot)
+        return entry_of(manifest, directory, savepoints=names, chain_length=length)
