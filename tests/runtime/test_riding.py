@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from stillframe import Channel, Message, Process, Topology, every
-from stillframe.model import Marker, SnapshotId
+from stillframe.model import Marker, SnapshotId, encode_array
 from stillframe.protocol import wire
 from stillframe.protocol.recorder import Phase
 from stillframe.protocol.session import ReceiveSession
-from stillframe.runtime.ends import BATCH_BYTES_MAX, Outgoing
+from stillframe.runtime.ends import BATCH_BYTES_MAX, FRAME_EXTRA_BYTES, Outgoing
 from tests.runtime.local import LocalSystem
 from tests.runtime.memory import MARKED_MESSAGES, MARKER, MemoryNetwork, MemoryTransport, parse
 
@@ -150,6 +150,16 @@ def test_a_marker_rides_on_the_first_of_many_frames() -> None:
     assert source.received == source.sent
     assert source.seen[MARKED_MESSAGES] == 1
     assert source.seen[wire.Kind.MESSAGES] > 1
+
+
+def test_a_target_counts_no_less_of_a_frame_than_its_source() -> None:
+    """Else a source could wait for an acknowledgement that is not due yet: also for the longest
+    name and the highest number that a snapshot can have."""
+    marker = Marker(SnapshotId("P" * 64, 2**64 - 1))
+    alone = wire.encode_marker(1, marker)
+    assert len(alone) <= FRAME_EXTRA_BYTES
+    carrying = wire.encode_messages(1, 1, [None], marker)
+    assert len(carrying) <= len(encode_array([b"\xc0"])) + 2 * FRAME_EXTRA_BYTES
 
 
 class Pacer(Process):
