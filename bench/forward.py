@@ -69,14 +69,17 @@ idle_of_5 = Topology.mesh({f"P{slot}": Idle() for slot in range(5)})
 
 @asynccontextmanager
 async def system(
-    reference: str, *, emit: Callable[[Event], None] = lambda event: None
+    reference: str,
+    *,
+    emit: Callable[[Event], None] = lambda event: None,
+    marker_wait_s: float = 0.0,
 ) -> AsyncIterator[Supervisor]:
     """Start a topology on a store of its own, which goes away with it."""
     directory = Path(tempfile.mkdtemp(prefix="stillframe-bench-"))
     description = load_topology(reference).description
     store = Store.create(directory / "store", description=description, reference=reference)
     try:
-        async with Supervisor(reference, store, emit=emit) as running:
+        async with Supervisor(reference, store, marker_wait_s=marker_wait_s, emit=emit) as running:
             yield running
     finally:
         store.close()

@@ -11,9 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import scale, snapshots, throughput
+from bench import markers, scale, snapshots, throughput
 
 PARTS = ("throughput", "cost", "latency", "scale")
+LONG_PARTS = ("markers",)
+"""These run only when they are named."""
 
 
 async def _run(parts: list[str], console: Console) -> dict[str, Any]:
@@ -31,17 +33,23 @@ async def _run(parts: list[str], console: Console) -> dict[str, Any]:
         if "scale" in parts:
             sizes = await scale.measure(progress)
             figures["scale"] = scale.report(sizes, console)
+        if "markers" in parts:
+            turns = await markers.measure(progress)
+            figures["markers"] = markers.report(turns, console)
     return figures
 
 
 def main() -> int:
-    """Run the parts that are named, or all of them."""
+    """Run the parts that are named, or all that are not long."""
+    known = (*PARTS, *LONG_PARTS)
     parser = argparse.ArgumentParser(prog="bench/run", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default all")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"{', '.join(known)}; default all but the last"
+    )
     parser.add_argument("--json", action="store_true", help="print figures instead of tables")
     options = parser.parse_args()
-    if unknown := sorted(set(options.parts) - set(PARTS)):
-        parser.error(f"there is no part {unknown[0]!r}: choose from {', '.join(PARTS)}")
+    if unknown := sorted(set(options.parts) - set(known)):
+        parser.error(f"there is no part {unknown[0]!r}: choose from {', '.join(known)}")
     console = Console(stderr=options.json, width=None if sys.stdout.isatty() else 120)
     console.print(
         f"Python {platform.python_version()}, {os.cpu_count()} cores, "

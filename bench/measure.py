@@ -28,6 +28,7 @@ TURN_S_MAX = 20.0
 """Starting, warming up, measuring and ending one contender may take so long, in seconds."""
 SHAPES = ("ring", "mesh")
 COUNTS_VARIABLE = "STILLFRAME_BENCH_COUNTS"
+ALONE_VARIABLE = "STILLFRAME_BENCH_MARKERS"
 _SLOT = struct.Struct("@Q")
 _CPU_CLOCK = 2
 Key = TypeVar("Key", bound=Hashable)
@@ -50,18 +51,18 @@ class Counts:
 
 
 @asynccontextmanager
-async def shared_counts(slot_count: int) -> AsyncIterator[Counts]:
-    """Make the shared file; child processes find it by the environment variable."""
+async def shared_counts(slot_count: int, variable: str = COUNTS_VARIABLE) -> AsyncIterator[Counts]:
+    """Make a shared file; child processes find it by the environment variable."""
     with tempfile.NamedTemporaryFile(prefix="stillframe-bench-") as file:
         file.write(bytes(slot_count * _SLOT.size))
         file.flush()
-        os.environ[COUNTS_VARIABLE] = file.name
+        os.environ[variable] = file.name
         yield Counts(file.name)
 
 
-def my_counts() -> Counts:
+def my_counts(variable: str = COUNTS_VARIABLE) -> Counts:
     """Return the shared file, in a child process."""
-    return Counts(os.environ[COUNTS_VARIABLE])
+    return Counts(os.environ[variable])
 
 
 def targets(shape: str, index: int, count: int = PROCESS_COUNT) -> list[int]:

@@ -99,7 +99,7 @@ async def measure_cost(
                 costs.rounds.append({})
                 for per_second in arms:
                     before = published
-                    rate = await _window_with(running, measured, per_second, window_s)
+                    rate = await window_with(running, measured, per_second, window_s)
                     taken = costs.published_counts.get(per_second, 0) + published - before
                     costs.published_counts[per_second] = taken
                     costs.rounds[-1][per_second] = rate
@@ -112,9 +112,10 @@ async def measure_cost(
     return costs
 
 
-async def _window_with(
+async def window_with(
     running: Supervisor, measured: Running, per_second: int, seconds: float
 ) -> Rate:
+    """Measure for so many seconds with so many snapshots a second."""
     if not per_second:
         return await window(measured, seconds)
     periodic = asyncio.create_task(
