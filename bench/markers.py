@@ -113,9 +113,10 @@ def report(turns: Turns, console: Console) -> dict[str, Any]:
     table = Table(title=f"markers that wait for messages, medians of {ROUND_COUNT} rounds")
     for column in (
         *("shape", "wait ms", "frames saved", "of", "bytes saved", "complete ms p50", "p99"),
-        *("messages at 1/s", "at 10/s", "per core-second at 1/s", "at 10/s"),
+        *("messages at 1/s", "at 10/s", "per core at 1/s", "at 10/s"),
     ):
-        table.add_column(column, justify="left" if column == "shape" else "right")
+        is_shape = column == "shape"
+        table.add_column(column, justify="left" if is_shape else "right", no_wrap=is_shape)
     figures: dict[str, Any] = {}
     for shape, (_, _, channel_count) in SHAPES.items():
         for wait_ms in WAITS_MS:
