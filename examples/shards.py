@@ -1,10 +1,12 @@
-"""Accounts that are spread over processes by their names: two processes today, four tomorrow.
+"""Accounts that are spread over processes by their names: two processes today, four tomorrow
+(``SHARDS=4``).
 
 Who has which account depends on how many processes there are. So when a snapshot of two goes on
 with four, or the other way round, every account moves to where it belongs, and so does the money
 that was on its way: ``stillframe restore --migrate`` calls `redistribute` for that.
 """
 
+import os
 import zlib
 
 from stillframe import Channel, InTransit, Message, Process, Recorded, Topology, every
@@ -92,3 +94,4 @@ def shards(shard_count: int) -> Topology:
 
 two = shards(2)
 four = shards(4)
+system = shards(int(os.environ.get("SHARDS", "2")))

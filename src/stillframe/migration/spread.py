@@ -64,7 +64,16 @@ def spread(
         f"{len(before_it.messages)} were on channels, and redistribute has put "
         f"{len(after.messages)} on the channels of now"
     )
-    return msgspec.structs.replace(snapshot, state=state), [Change("messages", sentence)]
+    changes = [
+        Change(
+            "processes",
+            f"{name} of {listed(owners)} is not in what redistribute returned",
+            is_loss=True,
+        )
+        for name, owners in _not_passed_on(before_it, after).items()
+    ]
+    changes.append(Change("messages", sentence))
+    return msgspec.structs.replace(snapshot, state=state), changes
 
 
 def as_now(recorded: Description, topology: Topology) -> Topology:
@@ -105,6 +114,16 @@ def compare_conserved(
         Change("conserved", f"{total(places)} {quantity} before and after")
         for quantity, places in sorted(expected.items())
     ]
+
+
+def _not_passed_on(before: Recorded, after: Recorded) -> dict[str, list[ProcessId]]:
+    """Return the recorded fields that a process has no more, or, if it is gone, that nobody has."""
+    anywhere = {name for fields in after.states.values() for name in fields}
+    found: dict[str, list[ProcessId]] = {}
+    for process, fields in before.states.items():
+        for name in fields.keys() - after.states.get(process, anywhere):
+            found.setdefault(name, []).append(process)
+    return dict(sorted(found.items()))
 
 
 def _plain(snapshot: Snapshot, recorded: Description) -> Recorded:
