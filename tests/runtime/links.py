@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from stillframe.errors import StillframeError
 from stillframe.process import Process, attach
+from stillframe.runtime.addresses import ANY_PORT
+from stillframe.runtime.dialling import keep_connected
+from stillframe.runtime.door import Door
 from stillframe.runtime.ends import Incoming, Outgoing, Transport
 from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.host import Host
-from stillframe.runtime.link import LOOPBACK, Credentials, ListeningLink, keep_connected
+from stillframe.runtime.link import Credentials, ListeningLink
 from stillframe.topology import Topology
 from tests.runtime.memory import MemoryNetwork
 
@@ -105,31 +108,30 @@ def ends(host: Host) -> list[Incoming | Outgoing]:
 
 
 class TcpPair:
-    """Two hosts in one event loop, linked over TCP."""
+    """Two hosts in one event loop, linked over TCP, or over TLS with `certificates`."""
 
-    def __init__(self, topology: Topology, marker_wait_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        marker_wait_s: float = 0.0,
+        certificates: str | None = None,
+    ) -> None:
         self._marker_wait_s = marker_wait_s
+        self._certificates = certificates
         self.troubles: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._errors: list[StillframeError] = []
         self._me = {
-            name: Credentials(name, 1, topology.description.hash, SECRET)
+            name: Credentials(name, 1, topology.description.hash, SECRET, certificates)
             for name in topology.processes
         }
         self.hosts = {name: self._host(topology, name) for name in topology.processes}
 
     async def listen(self) -> None:
         """Begin to listen, and connect."""
-        loop = asyncio.get_running_loop()
-        self._servers = {
-            name: await loop.create_server(
-                lambda name=name: ListeningLink(  # type: ignore[misc]
-                    self.hosts[name], self._me[name], self.troubles.append
-                ),
-                LOOPBACK,
-                0,
-            )
-            for name in self.hosts
+        self._doors = {name: Door(self._answer(name), self.troubles.append) for name in self.hosts}
+        self._addresses = {
+            n: await d.open(ANY_PORT, self._certificates) for n, d in self._doors.items()
         }
         await self.reconnect()
 
@@ -162,12 +164,11 @@ class TcpPair:
         loop = asyncio.get_running_loop()
         for name, host in self.hosts.items():
             for target, outgoing in host.outgoing.items():
-                port = self._servers[target].sockets[0].getsockname()[1]
                 keeping = keep_connected(
                     host,
                     outgoing,
                     self._me[name],
-                    port=port,
+                    address=self._addresses[target],
                     trouble=self.troubles.append,
                     connected=lambda channel: None,
                 )
@@ -187,8 +188,12 @@ class TcpPair:
     async def close(self) -> None:
         """Stop listening and hang up."""
         await self.disconnect()
-        for server in self._servers.values():
-            server.close()
+        for door in self._doors.values():
+            door.close()
+
+    def _answer(self, name: str) -> Callable[[], ListeningLink]:
+        host, me, say = self.hosts[name], self._me[name], self.troubles.append
+        return lambda: ListeningLink(host, me, trouble=say, refused=say)
 
     def _is_connected(self) -> bool:
         return all(carrier(end) is not None for host in self.hosts.values() for end in ends(host))
@@ -224,9 +229,11 @@ class TcpPair:
 
 
 @contextlib.asynccontextmanager
-async def tcp_pair(topology: Topology, marker_wait_s: float = 0.0) -> AsyncIterator[TcpPair]:
-    """Link two hosts over TCP."""
-    pair = TcpPair(topology, marker_wait_s)
+async def tcp_pair(
+    topology: Topology, marker_wait_s: float = 0.0, certificates: str | None = None
+) -> AsyncIterator[TcpPair]:
+    """Link two hosts over TCP, or over TLS with `certificates`."""
+    pair = TcpPair(topology, marker_wait_s, certificates)
     await pair.listen()
     try:
         yield pair

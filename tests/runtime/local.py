@@ -11,6 +11,7 @@ from stillframe.process import Process, attach
 from stillframe.protocol.policy import Policy
 from stillframe.restore import Start
 from stillframe.runtime import control, events
+from stillframe.runtime.addresses import ANY_PORT, LOOPBACK, Address
 from stillframe.runtime.coordinator import Coordinator
 from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.host import Host
@@ -29,16 +30,16 @@ Detour = Callable[[int], int]
 class LocalMember(Member):
     """A member whose port can be made known as that of a proxy."""
 
-    def __init__(self, me: Credentials, coordinator_port: int, detour: Detour) -> None:
-        super().__init__(me, coordinator_port)
+    def __init__(self, me: Credentials, coordinator: Address, detour: Detour) -> None:
+        super().__init__(me, coordinator, ANY_PORT)
         self._detour = detour
         self.port = 0
 
     def report(self, message: control.FromProcess) -> None:
         """Tell the coordinator, which never learns of the detour."""
         if isinstance(message, control.Listening):
-            self.port = message.port
-            message = control.Listening(self._detour(message.port))
+            self.port = message.address.port
+            message = control.Listening(Address(LOOPBACK, self._detour(self.port)))
         super().report(message)
 
 
@@ -54,6 +55,7 @@ class LocalSystem:
         marker_wait_s: how long a marker may wait for messages to ride on.
         policy: what to do with one for which a part is missing.
         may_fail: whether ``until`` goes on when a process has failed.
+        certificates: of everybody; None for no TLS.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class LocalSystem:
         marker_wait_s: float = 0.0,
         policy: Policy = Policy.ABANDON,
         may_fail: bool = False,
+        certificates: Path | None = None,
     ) -> None:
         self.topology = topology
         self.store = Store.create(directory / "store", description=topology.description)
@@ -81,6 +84,7 @@ class LocalSystem:
         self._marker_wait_s = marker_wait_s
         self._policy = policy
         self._may_fail = may_fail
+        self._certificates = None if certificates is None else str(certificates)
 
     async def __aenter__(self) -> Self:
         """Start all; returns when every channel is connected, or a process has failed."""
@@ -88,7 +92,7 @@ class LocalSystem:
         self.coordinator = Coordinator(
             self.store,
             check=self.topology.check_state,
-            secret=SECRET,
+            secret=SECRET if self._certificates is None else b"",
             starts=self._starts,
             first_number=self.store.next_number(),
             timeout_s=self._timeout_s,
@@ -97,7 +101,8 @@ class LocalSystem:
             emit=self.events.append,
             departed=lambda process, failure: self.departed.append((process, failure)),
         )
-        self.port = await self.coordinator.roster.listen()
+        self.address = await self.coordinator.roster.listen(ANY_PORT, self._certificates)
+        self.port = self.address.port
         async with asyncio.TaskGroup() as group:
             for name in self.topology.processes:
                 group.create_task(self._start(name))
@@ -145,11 +150,15 @@ class LocalSystem:
 
     def credentials(self, process: ProcessId) -> Credentials:
         """Return what `process` shows on its connections."""
-        return Credentials(process, self.store.epoch, self.topology.description.hash, SECRET)
+        hash_, certificates = self.topology.description.hash, self._certificates
+        secret = SECRET if certificates is None else b""
+        return Credentials(process, self.store.epoch, hash_, secret, certificates)
 
     async def _start(self, name: ProcessId) -> None:
         """As ``child.py`` does."""
-        member = self.members[name] = LocalMember(self.credentials(name), self.port, self._detour)
+        member = self.members[name] = LocalMember(
+            self.credentials(name), self.address, self._detour
+        )
         start = await member.connect()
         process = self.topology.processes[name]
         assert isinstance(process, Process)

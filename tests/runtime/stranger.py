@@ -8,7 +8,7 @@ import msgspec
 
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Challenge, Declined, Hello, Proof, _proof
-from stillframe.runtime.link import LOOPBACK
+from stillframe.runtime.addresses import LOOPBACK
 from tests.runtime.memory import parse
 
 

@@ -11,9 +11,10 @@ import pytest
 from stillframe import Channel, Process, Topology
 from stillframe.model import Abandoned, Reason
 from stillframe.protocol.holdup import Cause, Holdup, UnderWay
+from stillframe.runtime.addresses import LOOPBACK, Address
 from stillframe.runtime.coordinator import Coordinator
+from stillframe.runtime.dialling import keep_connected
 from stillframe.runtime.inquiry import UNANSWERED_COUNT_MAX
-from stillframe.runtime.link import keep_connected
 from stillframe.runtime.supervisor import Supervisor
 from tests.runtime.links import carrier
 from tests.runtime.local import LocalSystem
@@ -142,7 +143,7 @@ def test_a_channel_that_is_cut_is_named_while_it_is(tmp_path: Path) -> None:
                 system.hosts["A"],
                 outgoing,
                 member.me,
-                port=system.members["B"].port,
+                address=Address(LOOPBACK, system.members["B"].port),
                 trouble=member._trouble,
                 connected=lambda channel: None,
             )

@@ -2,13 +2,21 @@
 
 import asyncio
 import functools
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from stillframe import Topology
 from tests.runtime.conformance import MakePair, check_link
-from tests.runtime.links import memory_pair, tcp_pair
+from tests.runtime.links import TcpPair, memory_pair, tcp_pair
+from tests.runtime.papers import everybody
 
 MARKER_WAIT_S = 0.0001
+
+
+def tls_pair(topology: Topology) -> AbstractAsyncContextManager[TcpPair]:
+    """Link two hosts over TLS."""
+    return tcp_pair(topology, certificates=str(everybody()))
 
 
 @pytest.mark.parametrize(
@@ -16,10 +24,11 @@ MARKER_WAIT_S = 0.0001
     [
         memory_pair,
         tcp_pair,
+        tls_pair,
         functools.partial(memory_pair, marker_wait_s=MARKER_WAIT_S),
         functools.partial(tcp_pair, marker_wait_s=MARKER_WAIT_S),
     ],
-    ids=["memory", "tcp", "memory, markers ride", "tcp, markers ride"],
+    ids=["memory", "tcp", "tls", "memory, markers ride", "tcp, markers ride"],
 )
 def test_link_conforms(make_pair: MakePair) -> None:
     """Order, exactly once, back-pressure and new connections, whatever carries the channel; also

@@ -13,7 +13,8 @@ from stillframe.protocol.handshake import (
     Proof,
     Welcome,
 )
-from stillframe.runtime.link import LOOPBACK, keep_connected
+from stillframe.runtime.addresses import LOOPBACK, Address
+from stillframe.runtime.dialling import keep_connected
 from tests.runtime.conformance import Call, Caller
 from tests.runtime.links import SECRET, TcpPair, hang_up
 from tests.runtime.memory import parse
@@ -67,7 +68,7 @@ def test_the_end_of_an_old_connection_does_not_harm_the_new_one() -> None:
                 host,
                 host.outgoing["B"],
                 pair._me["A"],
-                port=server.sockets[0].getsockname()[1],
+                address=Address(LOOPBACK, server.sockets[0].getsockname()[1]),
                 trouble=pair.troubles.append,
                 connected=lambda channel: None,
             )
@@ -94,8 +95,9 @@ def test_the_end_of_an_old_connection_does_not_harm_the_new_one() -> None:
             head = await reader.readexactly(4)
             await reader.readexactly(int.from_bytes(head, "big"))
         assert len(pair.troubles) == 1
+        port = server.sockets[0].getsockname()[1]
         assert pair.troubles[0] == (
-            "channel A->B: the connection was closed: "
+            f"channel A->B: the connection to {LOOPBACK}:{port} was closed: "
             "frame 99 was acknowledged, but only 1 were sent"
         )
         keeping.cancel()

@@ -24,7 +24,7 @@ NONCE_BYTES = 16
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """The connector says who it is: the source of a channel to `target`, or, when `target` is
-    None, a process that reports to the coordinator."""
+    None, a process that reports to the coordinator. To it, `epoch` 0 means the present one."""
 
     source: ProcessId
     target: ProcessId | None
@@ -174,7 +174,9 @@ class Listener:
                 f"the topologies differ: {_shown(hello.topology_hash[:12])} there, "
                 f"{self._topology_hash[:12]} here; start every process from the same topology"
             )
-        if hello.epoch != self._epoch:
+        # Whoever comes from another machine asks the coordinator which epoch it is.
+        is_asking = self._target is None and hello.epoch == 0
+        if hello.epoch != self._epoch and not is_asking:
             raise Refused(
                 f"epoch {hello.epoch} is {'over' if hello.epoch < self._epoch else 'not begun'}: "
                 f"this is epoch {self._epoch}"

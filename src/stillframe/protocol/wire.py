@@ -37,6 +37,7 @@ _ARRAY_OFFSET = 25
 _SEQUENCE = struct.Struct("!Q")
 _MARKED = struct.Struct("!IBH")
 _READ_BYTES_MIN = 64 * 2**10
+_TLS_HANDSHAKE = 0x1603
 
 
 class Kind(enum.IntEnum):
@@ -210,6 +211,8 @@ class FrameReader:
         return _decode_other(kind, bytes(self._view[start + _HEAD.size : stop]))
 
     def _bad_head(self, length: int, kind: int) -> ProtocolViolation:
+        if length >> 16 == _TLS_HANDSHAKE:
+            return ProtocolViolation("it speaks TLS, we do not: both ends need --tls")
         if kind not in self._kinds:
             allowed = ", ".join(Kind(k).name for k in sorted(self._kinds))
             return ProtocolViolation(

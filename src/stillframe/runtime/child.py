@@ -17,6 +17,7 @@ from stillframe.errors import StillframeError, UsageError
 from stillframe.process import Process, attach
 from stillframe.restore import Start
 from stillframe.runtime import control
+from stillframe.runtime.addresses import Address
 from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.loading import load_topology
@@ -37,13 +38,14 @@ class Launch(msgspec.Struct, frozen=True):
     me: Credentials
     reference: str
     search_path: list[str]
-    coordinator_port: int
+    coordinator: Address
+    listen: Address
     pipeline: str | None = None
     system: str = ""
 
 
 async def _run(launch: Launch) -> None:
-    member = Member(launch.me, launch.coordinator_port)
+    member = Member(launch.me, launch.coordinator, launch.listen)
     start = await member.connect()
     try:
         await _take_part(member, launch, start)

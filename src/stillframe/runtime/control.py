@@ -5,28 +5,30 @@ import msgspec
 from stillframe.model import Fragment, KeyedRows, ProcessId, SnapshotId
 from stillframe.protocol.holdup import Standing
 from stillframe.restore import Start
+from stillframe.runtime.addresses import Address
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """To a process: begin here; None means afresh.
+    """To a process: this is the epoch, and here you begin; None means afresh.
 
     `marker_wait_s` is how long a marker may wait for messages to ride on, in seconds.
     """
 
+    epoch: int
     start: Start | None
     marker_wait_s: float
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
-    """From a process: it takes connections on this port of 127.0.0.1."""
+    """From a process: it takes connections here."""
 
-    port: int
+    address: Address
 
 
 class Addresses(msgspec.Struct, frozen=True, tag=True):
-    """To a process: the port of every process. Connect, and begin."""
+    """To a process: where every process takes connections. Connect, and begin."""
 
-    ports: dict[ProcessId, int]
+    addresses: dict[ProcessId, Address]
 
 
 class Running(msgspec.Struct, frozen=True, tag=True):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId
+from stillframe.runtime.addresses import ANY_PORT, COORDINATOR_PORT, Address
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.member import Member
 from stillframe.runtime.running import find
@@ -15,9 +16,17 @@ from stillframe.topology import Joined, Topology
 
 @contextlib.asynccontextmanager
 async def join(
-    process: ProcessId, *, topology: Topology, store: str | Path, state: object
+    process: ProcessId,
+    *,
+    topology: Topology,
+    state: object,
+    store: str | Path | None = None,
+    coordinator: str | None = None,
+    listen: str | None = None,
+    tls: str | Path | None = None,
 ) -> AsyncIterator[Participant]:
-    """Join the system that is running on `store` as `process`.
+    """Join a system as `process`: the one that is running on `store`, or on another machine the one
+    of `coordinator`.
 
     ``async with join("P1", topology=bank, store="bank.store", state=books) as me`` gives a
     `Participant`: send with ``await me.send(...)``, receive with ``async for channel, message in
@@ -26,15 +35,22 @@ async def join(
     Args:
         process: its name; the topology has ``Joined(...)`` in its place.
         topology: the same topology that the system was started with.
-        store: the directory of its store.
         state: the object whose fields are recorded, of the class that ``Joined`` names. After a
             restore its fields are set before the body begins.
+        store: the directory of its store, if that is on this machine.
+        coordinator: where the system's coordinator listens, such as ``10.0.0.1:8640``; `listen`
+            and `tls` are needed too then.
+        listen: the address of this machine at which the other processes reach it, such as
+            ``10.0.0.2``; with a port, or on any that is free.
+        tls: the directory of our certificates: ``ca.pem``, ``cert.pem``, ``key.pem``.
 
     Raises:
-        UsageError: the topology has no such process to join, or `state` is of another class.
+        UsageError: the topology has no such process to join, `state` is of another class, or the
+            certificates are not what they must be.
         Unavailable: no system is running there; or, inside the body, this epoch is over because
             the system was stopped or restored: join again.
-        Refused: the system runs another topology, or the process has already joined.
+        Refused: the system runs another topology, the process has already joined, or a
+            certificate was refused.
     """
     topology.description.check_process(process)
     place = topology.processes[process]
@@ -47,9 +63,16 @@ async def join(
         raise UsageError(
             f"process {process!r} records a {place.state.__name__}, not a {type(state).__name__}"
         )
-    system = find(Path(store))
-    me = Credentials(process, system.epoch, topology.description.hash, system.secret)
-    member = Member(me, system.port)
+    hash_ = topology.description.hash
+    if store is not None and (coordinator, listen, tls) == (None, None, None):
+        member = _member_here(process, hash_, Path(store))
+    elif store is None and coordinator is not None and listen is not None and tls is not None:
+        member = _member_elsewhere(process, hash_, coordinator, listen, Path(tls))
+    else:
+        raise UsageError(
+            "say where the system is: store=... if it runs on this machine, else coordinator=..., "
+            "listen=... and tls=..."
+        )
     try:
         start = await member.connect()
         host = member.host(TurnHost, topology, state, start)
@@ -59,3 +82,22 @@ async def join(
         host.end()
     finally:
         await member.close()
+
+
+def _member_here(process: ProcessId, topology_hash: str, store: Path) -> Member:
+    system = find(store)
+    if system.has_tls:
+        raise UsageError(
+            f"the system of {store} uses TLS: join it with coordinator='{system.coordinator}', "
+            "listen=... and tls=... instead of store=..."
+        )
+    me = Credentials(process, system.epoch, topology_hash, system.secret)
+    return Member(me, system.coordinator, ANY_PORT)
+
+
+def _member_elsewhere(
+    process: ProcessId, topology_hash: str, coordinator: str, listen: str, tls: Path
+) -> Member:
+    me = Credentials(process, 0, topology_hash, b"", str(tls.absolute()))
+    there = Address.parse(coordinator, port=COORDINATOR_PORT)
+    return Member(me, there, Address.parse(listen, port=0))

@@ -8,8 +8,9 @@ on the same connection.
 
 import asyncio
 import secrets
+import socket
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 
@@ -26,24 +27,31 @@ from stillframe.protocol.handshake import (
     Proof,
     Welcome,
 )
-from stillframe.runtime.ends import Incoming, Outgoing
+from stillframe.runtime.addresses import Address
+from stillframe.runtime.certificates import check_speaks_for
+from stillframe.runtime.ends import Incoming, Outgoing, Transport
 from stillframe.runtime.host import Host
 
-LOOPBACK = "127.0.0.1"
-RETRY_S_MIN = 0.01
-RETRY_S_MAX = 1.0
 HANDSHAKE_TIMEOUT_S = 10.0
+DEAD_AFTER_S = 10
+"""A connection over which nothing comes back for so long is given up: its other end has lost power,
+or the way to it is cut. A channel then connects anew, as often as it takes."""
 VIOLATION_COUNT_MAX = 5
 """After so many bad frames in a row on one channel, with none good between, its target gives up."""
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """What a process needs to show, and asks to be shown, on every connection of one epoch."""
+    """What a process needs to show, and asks to be shown, on every connection of one epoch.
+
+    With TLS the directory of `certificates` is given and `secret` is empty; `epoch` 0 is the
+    present one, to be learnt from the coordinator.
+    """
 
     process: ProcessId
     epoch: int
     topology_hash: str
     secret: bytes
+    certificates: str | None = None
 
     def hello(self, target: ProcessId | None) -> Hello:
         """Return our first greeting to `target`; None is the coordinator."""
@@ -51,22 +59,69 @@ class Credentials(msgspec.Struct, frozen=True):
         return Hello(self.process, target, self.epoch, self.topology_hash, nonce)
 
 
+class Carrier(Transport, Protocol):
+    """What carries a connection: TCP as it is, or TLS over it (``secured.py``)."""
+
+    def close(self) -> None:
+        """Close once everything written is sent."""
+
+
+def keep_alive(transport: asyncio.BaseTransport) -> None:
+    """Let the kernel end a connection over which nothing comes back for `DEAD_AFTER_S`."""
+    tcp = transport.get_extra_info("socket")
+    quarter_s = DEAD_AFTER_S // 4
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, quarter_s)
+    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, quarter_s)
+    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    """Return the address of the other end, as people write it."""
+    peer = transport.get_extra_info("peername")
+    return str(Address(*peer[:2])) if peer else "somebody who has gone"
+
+
 class Connection(asyncio.BufferedProtocol):
-    """The reading side that all connections share: bytes to frames, and an end with a reason."""
+    """The reading side that all connections share: bytes to frames, and an end with a reason.
+
+    `peer` is the address of the other end. `shown_names` are those of the certificate that it
+    showed, None without TLS. `settled` is called when the handshake is over or the connection gone.
+    """
 
     def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
+        self.transport: Carrier | None = None
         self.reader = wire.FrameReader()
+        self.peer = ""
+        self.shown_names: frozenset[str] | None = None
+        self.settled: Callable[[], object] = lambda: None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; a handshake that does not come in time ends the connection."""
-        self.transport = cast(asyncio.Transport, transport)
+        """A TCP connection is there, and carries this one as it is."""
+        keep_alive(transport)
+        self.peer = peer_of(transport)
+        self.begin(cast(asyncio.Transport, transport))
+
+    def begin(self, carrier: Carrier) -> None:
+        """Begin the handshake; one that does not come to its end in time ends the connection."""
+        self.transport = carrier
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self.close)
 
+    def check_certificate(self, process: ProcessId) -> None:
+        """Check that the other end may speak for `process`, if there is TLS.
+
+        Raises:
+            Refused: its certificate is another's.
+        """
+        if self.shown_names is not None:
+            check_speaks_for(self.shown_names, process)
+
     def open(self, *kinds: wire.Kind, frame_bytes_max: int) -> None:
         """The handshake is over."""
+        self.settled()
         if self._timer is not None:
             self._timer.cancel()
         self.reader.open(*kinds, frame_bytes_max=frame_bytes_max)
@@ -115,22 +170,43 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
             self.transport = None
 
+    def abort(self) -> None:
+        """Close the connection at once, whatever is still to be sent."""
+        if self.transport is not None:
+            self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
+        self.settled()
         if self._timer is not None:
             self._timer.cancel()
         self.transport = None
 
 
 class ListeningLink(Connection):
-    """The target's end of a connection: which channel it carries is known after the handshake."""
+    """The target's end of a connection: which channel it carries is known after the handshake.
 
-    def __init__(self, host: Host, me: Credentials, trouble: Callable[[str], None]) -> None:
+    Args:
+        host: whose channels there are.
+        me: what to ask in the handshake.
+        trouble: takes a sentence for the coordinator when a channel's connection broke the rules.
+        refused: takes one when somebody was not let in.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        me: Credentials,
+        *,
+        trouble: Callable[[str], None],
+        refused: Callable[[str], None],
+    ) -> None:
         super().__init__()
         self._host = host
         self._trouble = trouble
+        self._refused = refused
         self._incoming: Incoming | None = None
-        self._carrier: asyncio.Transport | None = None
+        self._carrier: Carrier | None = None
         self._listener = Listener(
             secret=me.secret,
             epoch=me.epoch,
@@ -146,6 +222,8 @@ class ListeningLink(Connection):
             self._host.arrived(self._incoming, cast(wire.Messages | wire.Marked, frame))
             self._incoming.violation_count = 0
             return
+        if isinstance(frame, Hello):
+            self.check_certificate(frame.source)
         answer = self._listener.receive(cast(Greeting, frame))
         if isinstance(answer, str):
             self._welcome(self._host.incoming[answer])
@@ -168,8 +246,9 @@ class ListeningLink(Connection):
         if self._incoming is None:
             if isinstance(error, Refused):
                 self.write_greeting(Declined(str(error)[:1000]))
-            peer = self.transport.get_extra_info("peername") if self.transport else None
-            self._trouble(f"a connection from {peer} to {self._host.process} was closed: {error}")
+            self._refused(
+                f"a connection from {self.peer} to {self._host.process} was closed: {error}"
+            )
             return
         incoming = self._incoming
         incoming.violation_count += 1
@@ -208,12 +287,12 @@ class ConnectingLink(Connection):
         self._connected = connected
         self._host = host
         self._outgoing = outgoing
-        self._carrier: asyncio.Transport | None = None
+        self._carrier: Carrier | None = None
         self._connector = Connector(me.hello(outgoing.channel.target), me.secret)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def begin(self, carrier: Carrier) -> None:
         """Begin the handshake."""
-        super().connection_made(transport)
+        super().begin(carrier)
         self.write_greeting(self._connector.hello)
 
     def take(self, frame: wire.Frame) -> None:
@@ -247,52 +326,3 @@ class ConnectingLink(Connection):
         if not self.lost.done():
             self.lost.set_result(None)
         super().connection_lost(exc)
-
-
-async def keep_connected(
-    host: Host,
-    outgoing: Outgoing,
-    me: Credentials,
-    *,
-    port: int,
-    trouble: Callable[[str], None],
-    connected: Callable[[Channel], None],
-) -> None:
-    """Keep a channel connected to its target until cancelled.
-
-    Args:
-        host: whose channel it is.
-        outgoing: the channel.
-        me: what to show in the handshake.
-        port: where the target listens, on the loopback address.
-        trouble: takes a sentence for the coordinator when a connection broke the rules.
-        connected: called each time that the channel is connected.
-
-    A refusal by a target that never let us in ends the process: trying again would not help.
-    """
-    loop = asyncio.get_running_loop()
-    retry_s, was_connected = RETRY_S_MIN, False
-    while True:
-        try:
-            _, link = await loop.create_connection(
-                lambda: ConnectingLink(host, outgoing, me, connected), LOOPBACK, port
-            )
-        except OSError:
-            await asyncio.sleep(retry_s)
-            retry_s = min(retry_s * 2, RETRY_S_MAX)
-            continue
-        try:
-            error = await link.lost
-        finally:
-            link.close()
-        if link.is_open:
-            retry_s, was_connected = RETRY_S_MIN, True
-        if error is not None:
-            detail = f"channel {outgoing.channel}: the connection was closed: {error}"
-            # A target that let us in before and is gone now may have left its port to a stranger.
-            if isinstance(error, Refused) and not was_connected:
-                host.fail(Refused(detail))
-                return
-            trouble(detail)
-        await asyncio.sleep(retry_s)
-        retry_s = min(retry_s * 2, RETRY_S_MAX)

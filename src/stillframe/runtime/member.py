@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import traceback
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import TypeVar, cast
 
 import msgspec
@@ -19,14 +20,12 @@ from stillframe.protocol import wire
 from stillframe.protocol.handshake import Connector, Greeting, Proof, Welcome
 from stillframe.restore import Start
 from stillframe.runtime import control
+from stillframe.runtime.addresses import Address
+from stillframe.runtime.certificates import check_own
+from stillframe.runtime.dialling import dial, keep_connected
+from stillframe.runtime.door import Door
 from stillframe.runtime.host import Host, describe
-from stillframe.runtime.link import (
-    LOOPBACK,
-    Connection,
-    Credentials,
-    ListeningLink,
-    keep_connected,
-)
+from stillframe.runtime.link import Carrier, Connection, Credentials, ListeningLink
 from stillframe.runtime.standing import standing_of
 from stillframe.topology import Topology
 
@@ -46,9 +45,9 @@ class CoordinatorLine(Connection):
         self.gone = asyncio.Event()
         self._connector = Connector(me.hello(None), me.secret)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def begin(self, carrier: Carrier) -> None:
         """Begin the handshake."""
-        super().connection_made(transport)
+        super().begin(carrier)
         self.write_greeting(self._connector.hello)
 
     def take(self, frame: wire.Frame) -> None:
@@ -94,12 +93,14 @@ class Member:
 
     Args:
         me: who this is, and how to prove it.
-        coordinator_port: where the coordinator listens, on the loopback address.
+        coordinator: where the coordinator listens.
+        listen: where this process listens, at an address at which the others can reach it.
     """
 
-    def __init__(self, me: Credentials, coordinator_port: int) -> None:
+    def __init__(self, me: Credentials, coordinator: Address, listen: Address) -> None:
         self.me = me
-        self._coordinator_port = coordinator_port
+        self._coordinator = coordinator
+        self._listen = listen
         self._marker_wait_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._closers: list[Callable[[], None]] = []
@@ -109,22 +110,25 @@ class Member:
         """Say hello; return where to begin, None for a fresh start.
 
         Raises:
-            Refused: the coordinator said no, and why.
+            Refused: the coordinator said no, and why; or we did.
             Unavailable: there is no coordinator.
+            UsageError: our certificates are not what they must be.
         """
-        loop = asyncio.get_running_loop()
+        if self.me.certificates is not None:
+            check_own(Path(self.me.certificates), self.me.process)
+        line = CoordinatorLine(self.me)
         try:
-            _, self._line = await loop.create_connection(
-                lambda: CoordinatorLine(self.me), LOOPBACK, self._coordinator_port
-            )
+            self._line = await dial(line, self._coordinator, self.me.certificates, None)
         except OSError as error:
+            reason = str(error) or "no answer"
             raise Unavailable(
-                f"the coordinator does not answer at {LOOPBACK}:{self._coordinator_port}: {error}; "
+                f"the coordinator does not answer at {self._coordinator}: {reason}; "
                 "is the system running?"
             ) from error
         self._closers.append(self._line.close)
         setup = await self._hear(control.Setup)
         self._marker_wait_s = setup.marker_wait_s
+        self.me = msgspec.structs.replace(self.me, epoch=setup.epoch)
         return setup.start
 
     def host(
@@ -167,19 +171,17 @@ class Member:
             begin: called when messages may flow.
             published: called with each snapshot that was published.
         """
-        loop = asyncio.get_running_loop()
+        self.door = door = Door(
+            lambda: ListeningLink(host, self.me, trouble=self._trouble, refused=door.refused),
+            self._trouble,
+        )
         try:
-            listener = await loop.create_server(
-                lambda: ListeningLink(host, self.me, self._trouble), LOOPBACK, 0
-            )
-        except OSError as error:
-            raise Unavailable(
-                f"process {self.me.process}: no connection can be taken on {LOOPBACK}: {error}; "
-                "end programs that keep many ports or files open, or raise the limit (ulimit -n)"
-            ) from error
-        self._closers.append(listener.close)
+            address = await door.open(self._listen, self.me.certificates)
+        except Unavailable as error:
+            raise Unavailable(f"process {self.me.process}: {error}") from error
+        self._closers.append(door.close)
         self._closers.append(host.captures.close)
-        self.report(control.Listening(listener.sockets[0].getsockname()[1]))
+        self.report(control.Listening(address))
         addresses = await self._hear(control.Addresses)
         begin()
         unconnected = {outgoing.channel for outgoing in host.outgoing.values()}
@@ -198,7 +200,7 @@ class Member:
                     host,
                     outgoing,
                     self.me,
-                    port=addresses.ports[target],
+                    address=addresses.addresses[target],
                     trouble=self._trouble,
                     connected=connected,
                 )

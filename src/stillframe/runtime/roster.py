@@ -12,14 +12,23 @@ from typing import cast
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, Refused, StillframeError, Unavailable
+from stillframe.errors import ProtocolViolation, Refused, StillframeError
 from stillframe.model import ProcessId
 from stillframe.protocol import wire
-from stillframe.protocol.handshake import NONCE_BYTES, Declined, Greeting, Listener, Welcome
+from stillframe.protocol.handshake import (
+    NONCE_BYTES,
+    Declined,
+    Greeting,
+    Hello,
+    Listener,
+    Welcome,
+)
 from stillframe.restore import Start
 from stillframe.runtime import control, events
+from stillframe.runtime.addresses import Address
+from stillframe.runtime.door import Door
 from stillframe.runtime.host import describe
-from stillframe.runtime.link import LOOPBACK, Connection
+from stillframe.runtime.link import Connection
 from stillframe.topology import Description
 
 _decode = msgspec.msgpack.Decoder(control.FromProcess).decode
@@ -44,6 +53,8 @@ class MemberLine(Connection):
                 raise ProtocolViolation(f"its message cannot be read: {error}") from error
             self._roster.heard(self.process, message)
             return
+        if isinstance(frame, Hello):
+            self.check_certificate(frame.source)
         answer = self._listener.receive(cast(Greeting, frame))
         if not isinstance(answer, str):
             self.write_greeting(answer)
@@ -63,12 +74,12 @@ class MemberLine(Connection):
         """Say why a stranger is refused, or why a process is dropped."""
         if self.process is None and isinstance(error, Refused):
             self.write_greeting(Declined(str(error)[:1000]))
-        who = self.process or (self.transport and self.transport.get_extra_info("peername"))
-        self._roster.emit(
-            events.ConnectionTrouble(
-                f"the connection of {who} to the coordinator was closed: {error}"
-            )
-        )
+        who = self.process or self.peer
+        detail = f"the connection of {who} to the coordinator was closed: {error}"
+        if self.process is None:
+            self._roster.door.refused(detail)
+        else:
+            self._roster.emit(events.ConnectionTrouble(detail))
 
     def crashed(self, error: Exception) -> None:
         """Drop the process, as if its connection had ended."""
@@ -109,6 +120,7 @@ class Roster:
     ) -> None:
         self.emit = emit
         self.running = asyncio.Event()
+        self.door = Door(self._answer, lambda detail: emit(events.ConnectionTrouble(detail)))
         self._description = description
         self._epoch = epoch
         self._secret = secret
@@ -117,28 +129,14 @@ class Roster:
         self._heard = heard
         self._departed = departed
         self._lines: dict[ProcessId, MemberLine] = {}
-        self._ports: dict[ProcessId, int] = {}
+        self._addresses: dict[ProcessId, Address] = {}
         self._connected: set[ProcessId] = set()
         self._failures: dict[ProcessId, control.Failure] = {}
-        self._server: asyncio.Server | None = None
         self._is_over = False
 
-    async def listen(self) -> int:
-        """Begin to listen on the loopback address; return the port.
-
-        Raises:
-            Unavailable: the machine has no port or no descriptor left.
-        """
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(self._answer, LOOPBACK, 0)
-        except OSError as error:
-            raise Unavailable(
-                f"no connection can be taken on {LOOPBACK}: {error}; end programs that keep many "
-                "ports or files open, or raise the limit (ulimit -n)"
-            ) from error
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+    async def listen(self, listen: Address, certificates: str | None) -> Address:
+        """Begin to listen; return where. See ``Door.open``."""
+        return await self.door.open(listen, certificates)
 
     def has_met(self, process: ProcessId) -> bool:
         """Return whether `process` has connected: then the end of its connection tells its end."""
@@ -147,7 +145,7 @@ class Roster:
     @property
     def not_listening(self) -> tuple[ProcessId, ...]:
         """The processes that have not said yet where they listen."""
-        return tuple(p for p in self._description.processes if p not in self._ports)
+        return tuple(p for p in self._description.processes if p not in self._addresses)
 
     def say(self, process: ProcessId, message: control.ToProcess) -> None:
         """Tell one process, if it is there."""
@@ -165,8 +163,7 @@ class Roster:
 
     def hang_up(self) -> None:
         """Close every connection."""
-        if self._server is not None:
-            self._server.close()
+        self.door.close()
         for line in self._lines.values():
             line.close()
 
@@ -179,7 +176,7 @@ class Roster:
         """A process has connected: tell it where to begin."""
         self._lines[process] = line
         start = self._starts[process] if self._starts else None
-        line.say(control.Setup(start, self._marker_wait_s))
+        line.say(control.Setup(self._epoch, start, self._marker_wait_s))
 
     def departed(self, process: ProcessId) -> None:
         """A process's connection has ended."""
@@ -189,8 +186,8 @@ class Roster:
     def heard(self, process: ProcessId, message: control.FromProcess) -> None:
         """Act on what a process says of itself; hand on what it says about snapshots."""
         match message:
-            case control.Listening(port):
-                self._note_port(process, port)
+            case control.Listening(address):
+                self._note_address(process, address)
             case control.Running():
                 self._note_connected(process)
             case control.Trouble(detail):
@@ -200,10 +197,10 @@ class Roster:
             case _:
                 self._heard(process, message)
 
-    def _note_port(self, process: ProcessId, port: int) -> None:
-        self._ports[process] = port
+    def _note_address(self, process: ProcessId, address: Address) -> None:
+        self._addresses[process] = address
         if not self.not_listening:
-            self.say_to_all(control.Addresses(self._ports))
+            self.say_to_all(control.Addresses(self._addresses))
 
     def _note_connected(self, process: ProcessId) -> None:
         self._connected.add(process)

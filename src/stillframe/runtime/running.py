@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.errors import Unavailable
+from stillframe.runtime.addresses import Address
 
 FILE = "running.json"
 _BYTES_MAX = 64 * 2**10
@@ -18,16 +19,18 @@ _BYTES_MAX = 64 * 2**10
 class RunningSystem(msgspec.Struct, frozen=True):
     """Where a running system can be reached.
 
-    `port` is the coordinator's, for processes that join; `commands` is the path of the socket that
-    takes commands, for people. `directory` is the store itself, as the file system knows it: a copy
-    of the store has this file as well, and is another store.
+    `coordinator` is where it listens, for processes that join, and `has_tls` whether they need
+    certificates; `commands` is the path of the socket that takes commands, for people. `directory`
+    is the store itself, as the file system knows it: a copy of the store has this file as well, and
+    is another store.
     """
 
     pid: int
     directory: str
     epoch: int
     topology_hash: str
-    port: int
+    coordinator: Address
+    has_tls: bool
     secret: bytes
     commands: str
 

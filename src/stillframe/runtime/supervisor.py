@@ -23,6 +23,7 @@ from stillframe.errors import StillframeError, StoreError, Unavailable, UsageErr
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.protocol.policy import Policy
 from stillframe.runtime import control, events
+from stillframe.runtime.addresses import Address
 from stillframe.runtime.attachment import Attachment
 from stillframe.runtime.beginning import Beginning, beginning, changed_code
 from stillframe.runtime.child import Launch
@@ -34,10 +35,10 @@ from stillframe.runtime.link import Credentials
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.patience import Patience
 from stillframe.runtime.running import RunningSystem, announce, identity, withdraw
+from stillframe.runtime.site import ALL_HERE, Site
 from stillframe.runtime.telling import Telling
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
-from stillframe.topology import Joined
 
 SECRET_BYTES = 32
 TIMEOUT_S = 10.0
@@ -62,11 +63,13 @@ class Supervisor:
         policy: what to do with a snapshot for which a part is missing.
         tolerated_count: how many abandoned snapshots in a row are tolerated; one more ends the
             system. None for any number.
+        site: what of the system is on this machine.
         emit: takes what happens.
 
     Raises:
         UsageError: on entering; the topology cannot be loaded, or is not the one of the store; in
-            a pipeline, which takes the snapshots, a policy of the system's own.
+            a pipeline, which takes the snapshots, a policy of the system's own; the certificates
+            are not what they must be.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Supervisor:
         pipeline: Path | None = None,
         policy: Policy = Policy.ABANDON,
         tolerated_count: int | None = None,
+        site: Site = ALL_HERE,
         emit: Callable[[events.Event], None] = lambda event: None,
     ) -> None:
         self.reference = reference
@@ -91,6 +95,8 @@ class Supervisor:
         self._marker_wait_s = marker_wait_s
         self._restore = restore
         self._may_migrate = migrate
+        self._site = site
+        self._listen = site.listen
         self._attachment = None if pipeline is None else Attachment(pipeline, store)
         self._following: asyncio.Task[None] | None = None
         self._policy = policy
@@ -111,7 +117,7 @@ class Supervisor:
         is_other = topology.description.hash != self.store.description.hash
         if is_other and not self._may_migrate:
             raise changed_code(self.store.path, self._restore, self.store.description, topology)
-        self._own = tuple(n for n, p in topology.processes.items() if not isinstance(p, Joined))
+        self._own = self._site.started_here(topology)
         if self._attachment is not None:
             if self._policy is not Policy.ABANDON:
                 raise self._attachment.refusal(f"the policy '{self._policy.value}'")
@@ -241,7 +247,9 @@ class Supervisor:
         self._may_migrate = False
         if begins is not None and begins.changes:
             self._emit(events.CodeChanged(begins.snapshot, begins.changes))
-        secret = secrets.token_bytes(SECRET_BYTES)
+        # With TLS a certificate says who somebody is, also of those whom we cannot hand a secret.
+        has_tls = self._site.certificates is not None
+        secret = b"" if has_tls else secrets.token_bytes(SECRET_BYTES)
         self.coordinator = Coordinator(
             self.store,
             check=self._topology.check_state,
@@ -254,10 +262,9 @@ class Supervisor:
             emit=self._emit,
             departed=self._departed,
         )
-        port = await self.coordinator.roster.listen()
-        await asyncio.gather(
-            *(self._children.spawn(self._launch(p, port, secret)) for p in self._own)
-        )
+        # The port stays the same for all epochs: processes elsewhere know no other way back.
+        self._listen = await self.coordinator.roster.listen(self._listen, self._site.certificates)
+        await asyncio.gather(*(self._children.spawn(self._launch(p, secret)) for p in self._own))
         self._emit(events.EpochBegan(self.store.epoch, restored_from))
         announce(
             self.store.path,
@@ -266,7 +273,8 @@ class Supervisor:
                 directory=identity(self.store.path),
                 epoch=self.store.epoch,
                 topology_hash=self.store.description.hash,
-                port=port,
+                coordinator=self._listen,
+                has_tls=has_tls,
                 secret=secret,
                 commands=self._commands,
             ),
@@ -316,9 +324,11 @@ class Supervisor:
             return None
         return beginning(self.store, entry.id, self._topology, may_migrate=self._may_migrate)
 
-    def _launch(self, process: ProcessId, port: int, secret: bytes) -> Launch:
-        me = Credentials(process, self.store.epoch, self.store.description.hash, secret)
-        launch = Launch(me, self.reference, sys.path, port)
+    def _launch(self, process: ProcessId, secret: bytes) -> Launch:
+        topology_hash = self.store.description.hash
+        me = Credentials(process, self.store.epoch, topology_hash, secret, self._site.certificates)
+        listen = Address(self._listen.host, 0)
+        launch = Launch(me, self.reference, sys.path, self._listen, listen)
         if self._attachment is None or process not in self._attachment.services:
             return launch
         root, system = str(self._attachment.root), self._attachment.name

@@ -1,0 +1,60 @@
+"""Certificates of every kind, good and bad, made once for a run of the tests."""
+
+import datetime
+import functools
+import tempfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography", reason="needs the extra 'tls'")
+
+from stillframe.runtime.issuing import issue
+
+DAYS = 10
+_PLACE = tempfile.TemporaryDirectory(prefix="stillframe-papers-")
+
+
+@functools.cache
+def papers() -> Path:
+    """Return a directory with a CA, and the folders ``coordinator``, ``A``, ``B`` and ``C``."""
+    directory = Path(_PLACE.name) / "good"
+    issue(directory, ("A", "B", "C"), days=DAYS)
+    return directory
+
+
+def everybody() -> Path:
+    """Return the directory of a certificate for the coordinator and every process."""
+    return papers() / "coordinator"
+
+
+@functools.cache
+def shifted(days: int) -> Path:
+    """Return the directory of a certificate of A that is valid `days` later, or earlier, than a
+    good one."""
+    directory = Path(_PLACE.name) / f"shifted{days}"
+    directory.mkdir()
+    for name in ("ca.pem", "ca-key.pem"):
+        (directory / name).write_bytes((papers() / name).read_bytes())
+    begins = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    issue(directory, ("A",), days=DAYS, begins=begins)
+    return directory / "A"
+
+
+@functools.cache
+def foreign() -> Path:
+    """Return the directory of a certificate of A that another CA has signed."""
+    directory = Path(_PLACE.name) / "foreign"
+    issue(directory, ("A",), days=DAYS)
+    return directory / "A"
+
+
+@functools.cache
+def smuggled() -> Path:
+    """Return a directory with the foreign certificate of A and the CA that the others trust."""
+    directory = Path(_PLACE.name) / "smuggled"
+    directory.mkdir()
+    for name in ("cert.pem", "key.pem"):
+        (directory / name).write_bytes((foreign() / name).read_bytes())
+    (directory / "ca.pem").write_bytes((papers() / "ca.pem").read_bytes())
+    return directory
