@@ -14,7 +14,8 @@ from tests.cli.conftest import Call
 
 ROOT = Path(__file__).parent.parent.parent
 BANK = "examples.bank:bank"
-COMMANDS = ["run", "restore", "snapshot", "list", "show", "verify", "detect", "diff", "spark audit"]
+COMMANDS = ["run", "restore", "snapshot", "savepoint", "drop", "list", "show", "verify", "detect"]
+COMMANDS += ["diff", "spark audit"]
 PIPELINE_COMMANDS = [
     "spark snapshot",
     "spark savepoint",

@@ -14,8 +14,10 @@ from stillframe.cli.options import (
     AsJson,
     Every,
     For,
+    InitiatorName,
     Initiators,
     InPipeline,
+    Keep,
     MarkerWait,
     OptionalSnapshotName,
     SnapshotName,
@@ -74,11 +76,12 @@ def run(
     marker_wait: MarkerWait = "0",
     for_: For = None,
     until: Until = None,
+    keep: Keep = None,
     pipeline: InPipeline = None,
     as_json: AsJson = False,
 ) -> None:
     """Start a system afresh and keep it running, with snapshots, until Ctrl-C or SIGTERM."""
-    plan = _plan(every, initiator, timeout, marker_wait, for_, as_json, pipeline, until)
+    plan = _plan(every, initiator, timeout, marker_wait, for_, as_json, pipeline, until, keep=keep)
     from stillframe.cli import runs
 
     runs.run(topology, store, plan)
@@ -98,6 +101,7 @@ def restore(
     timeout: Timeout = "10s",
     marker_wait: MarkerWait = "0",
     for_: For = None,
+    keep: Keep = None,
     pipeline: InPipeline = None,
     dry_run: Annotated[
         bool,
@@ -114,7 +118,9 @@ def restore(
     """Go back to a snapshot, by default the last: live if the system is running (the options of
     its start stay), else by starting it again with these options."""
     plan = _plan(
-        every, initiator, timeout, marker_wait, for_, as_json, pipeline, may_migrate=migrate
+        *(every, initiator, timeout, marker_wait, for_, as_json, pipeline),
+        may_migrate=migrate,
+        keep=keep,
     )
     if dry_run:
         from stillframe.cli import migration
@@ -133,20 +139,54 @@ def restore(
 )
 def snapshot(
     store: StorePath,
-    initiator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROCESS",
-            help="Process that initiates it.  [default: the first process]",
-            show_default=False,
-        ),
-    ] = None,
+    initiator: InitiatorName = None,
     as_json: AsJson = False,
 ) -> None:
     """Take a snapshot of the running system now, and print its id; exit 1 if it is abandoned."""
     from stillframe.cli import request
 
     request.take_snapshot(store, initiator, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
+    short_help="Keep a snapshot under a name.",
+    epilog="Examples: stillframe savepoint money before-upgrade; "
+    "stillframe savepoint money audited --of P1-17",
+)
+def savepoint(
+    store: StorePath,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the savepoint.")],
+    *,
+    of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SNAPSHOT",
+            help="The snapshot, also if nothing runs.  [default: one that is taken now]",
+            show_default=False,
+        ),
+    ] = None,
+    initiator: InitiatorName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a snapshot of the running system now, or name one that is there, and keep it under that
+    name until it is dropped; exit 1 if it is abandoned."""
+    from stillframe.cli import savepoints
+
+    savepoints.savepoint(store, name, of, initiator, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
+    short_help="Remove a snapshot or a savepoint.",
+    epilog="Example: stillframe drop money before-upgrade",
+)
+def drop(store: StorePath, snapshot: SnapshotName, as_json: AsJson = False) -> None:
+    """Remove a snapshot, or the name of a savepoint and the snapshot with it. What others are based
+    on is not lost; the newest, and the one that a restore goes back to, stay."""
+    from stillframe.cli import savepoints
+
+    savepoints.drop(store, snapshot, is_json=as_json)
 
 
 @app.command(
@@ -283,6 +323,7 @@ def _plan(
     until: str | None = None,
     *,
     may_migrate: bool = False,
+    keep: int | None = None,
 ) -> "Plan":
     every_s = quantities.parse_interval("--every", every)
     timeout_s = quantities.parse_duration("--timeout", timeout)
@@ -300,6 +341,7 @@ def _plan(
         until=until,
         marker_wait_s=marker_wait_s,
         may_migrate=may_migrate,
+        keep_count=keep,
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from stillframe.cli import output, quantities
 from stillframe.cli.books import books, put_books
-from stillframe.model import ChannelState, ProcessState, Snapshot, SnapshotId
+from stillframe.model import ChannelState, ProcessState, Snapshot
 from stillframe.store.store import Store
 from stillframe.topology import Description
 
@@ -22,7 +22,7 @@ VALUE_LENGTH_MAX = 60
 def show_snapshot(path: Path, name: str, *, only_books: bool, is_json: bool) -> None:
     """Write what the snapshot `name` of the store at `path` holds, or only its books."""
     store = Store.open(path)
-    snapshot = store.load(SnapshotId.parse(name))
+    snapshot = store.load(store.find(name))
     description = store.description_of(snapshot.id)
     if is_json:
         output.put_json(_document(snapshot, description, only_books=only_books))

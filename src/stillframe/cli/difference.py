@@ -1,6 +1,6 @@
 """``stillframe diff``: in what two snapshots differ."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from stillframe.cli.verdict import EXIT_NO
 from stillframe.model import ChannelState, GlobalState, SnapshotId
 from stillframe.store.store import Store
 
+_encode = msgspec.msgpack.encode
+
 
 class FieldDifference(msgspec.Struct, frozen=True):
-    """A field of a process that is not the same."""
+    """A field of a process that is not the same; of a keyed field only the keys that are not."""
 
     process: str
     field: str
@@ -46,8 +48,9 @@ def diff(path: Path, before: str, after: str, *, is_json: bool) -> None:
         typer.Exit: with 1; they do.
     """
     store = Store.open(path)
-    one, other = (store.load(SnapshotId.parse(name)).state for name in (before, after))
-    fields = list(_field_differences(one, other))
+    snapshots = [store.find(name) for name in (before, after)]
+    one, other = (store.load(snapshot).state for snapshot in snapshots)
+    fields = list(_field_differences(one, other, _keyed_fields(store, snapshots)))
     channels = list(_channel_differences(one, other))
     is_equal = not fields and not channels
     if is_json:
@@ -64,7 +67,9 @@ def diff(path: Path, before: str, after: str, *, is_json: bool) -> None:
     raise typer.Exit(EXIT_NO)
 
 
-def _field_differences(one: GlobalState, other: GlobalState) -> Iterator[FieldDifference]:
+def _field_differences(
+    one: GlobalState, other: GlobalState, keyed: set[tuple[str, str]]
+) -> Iterator[FieldDifference]:
     # After a change of code they can be of other processes, with other fields.
     befores, afters = ({s.process: s for s in state.processes} for state in (one, other))
     for process in sorted(befores | afters):
@@ -73,8 +78,32 @@ def _field_differences(one: GlobalState, other: GlobalState) -> Iterator[FieldDi
             continue
         old, new = ({} if state is None else fields_of(state) for state in (before, after))
         for name in old | new:
-            if msgspec.msgpack.encode(old.get(name)) != msgspec.msgpack.encode(new.get(name)):
-                yield FieldDifference(process, name, old.get(name), new.get(name))
+            values: tuple[Any, Any] = old.get(name), new.get(name)
+            if before is not None and (before.kind, name) in keyed and None not in values:
+                values = _changed_keys(*values)
+            if _encode(values[0]) != _encode(values[1]):
+                yield FieldDifference(process, name, *values)
+
+
+def _keyed_fields(store: Store, snapshots: Iterable[SnapshotId]) -> set[tuple[str, str]]:
+    """Return class and name of the fields that are keyed in each of the snapshots."""
+    described = [store.description_of(snapshot).keyed for snapshot in snapshots]
+    return set.intersection(
+        *({(kind, name) for kind, fields in d.items() for name in fields} for d in described)
+    )
+
+
+def _changed_keys(old: dict[Any, Any], new: dict[Any, Any]) -> tuple[Any, Any]:
+    """Return what two mappings do not have in common; the order of their keys does not count."""
+
+    def left(one: dict[Any, Any], other: dict[Any, Any]) -> dict[Any, Any]:
+        return {
+            key: value
+            for key, value in one.items()
+            if key not in other or _encode(value) != _encode(other[key])
+        }
+
+    return left(old, new), left(new, old)
 
 
 def _channel_differences(one: GlobalState, other: GlobalState) -> Iterator[ChannelDifference]:

@@ -18,6 +18,9 @@ COLUMNS = (
     "recorded in",
     "published after",
     "size",
+    "based on",
+    "chain",
+    "savepoint",
 )
 
 
@@ -55,4 +58,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
         quantities.duration(entry.completed_at - entry.initiated_at),
         quantities.duration(entry.published_at - entry.initiated_at),
         quantities.size(entry.bytes),
+        ", ".join(map(str, entry.bases)),
+        str(entry.chain_length) if entry.bases else "",
+        ", ".join(entry.savepoints),
     )

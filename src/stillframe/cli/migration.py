@@ -22,7 +22,7 @@ def foretell(path: Path, name: str | None, pipeline: Path | None, *, is_json: bo
     if pipeline is not None:
         raise UsageError("--dry-run is for a system alone: leave out --pipeline")
     store = Store.open(path)
-    entry = store.current() if name is None else store.entry(SnapshotId.parse(name))
+    entry = store.current() if name is None else store.entry(store.find(name))
     if entry is None:
         raise UsageError(
             f"the store {path} holds no snapshot yet: start the system with 'stillframe run'"

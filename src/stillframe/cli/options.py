@@ -10,12 +10,29 @@ from stillframe.cli.rules import Network, Rules
 StorePath = Annotated[
     Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)
 ]
-SnapshotName = Annotated[
-    str, typer.Argument(metavar="SNAPSHOT", help="Id of a snapshot, such as P1-17.")
-]
+_SNAPSHOT = "Id of a snapshot, such as P1-17, or name of a savepoint."
+SnapshotName = Annotated[str, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT)]
 OptionalSnapshotName = Annotated[
+    str | None, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT, show_default=False)
+]
+InitiatorName = Annotated[
     str | None,
-    typer.Argument(metavar="SNAPSHOT", help="Id of a snapshot, such as P1-17.", show_default=False),
+    typer.Option(
+        "--initiator",
+        metavar="PROCESS",
+        help="Process that initiates it.  [default: the first process]",
+        show_default=False,
+    ),
+]
+Keep = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Remove all but the newest N snapshots as they are published; savepoints stay.  "
+        "[default: keep all]",
+        show_default=False,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
 Every = Annotated[

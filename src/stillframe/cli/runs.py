@@ -52,8 +52,8 @@ def restore(path: Path, name: str | None, plan: Plan) -> None:
 
     If it is running it goes back live, else it is started.
     """
-    wish = None if name is None else SnapshotId.parse(name)
     store = Store.open(path)
+    wish = None if name is None else store.find(name)
     if plan.pipeline is not None:
         if plan.may_migrate:
             raise UsageError(
@@ -108,6 +108,13 @@ def _supervise(
     _check_initiators(plan, description)
     processes = description.processes
     initiators = plan.initiators or (next(iter(processes)),)
+    if plan.keep_count is not None:
+        if plan.pipeline is not None:
+            raise UsageError(
+                "--keep is for a system alone: the pipeline's snapshots need those of this one; "
+                f"use 'stillframe spark snapshot {plan.pipeline} --keep {plan.keep_count}'"
+            )
+        store.keep(plan.keep_count)
     with _stdout_for_json() if plan.is_json else contextlib.nullcontext():
         narrator = Narrator(process_count=len(processes), is_json=plan.is_json)
 
@@ -128,6 +135,8 @@ def _supervise(
         )
         plan = msgspec.structs.replace(plan, initiators=initiators)
         uvloop.run(keep_running(system, plan, narrator, watch))
+    if (trouble := store.trouble) is not None:
+        output.say(f"old snapshots could not be seen to: {trouble}")
     _say_how_to_go_on(store, plan)
     if watch is not None:
         _say_what_was_seen(watch, is_json=plan.is_json)

@@ -31,6 +31,7 @@ class Plan(msgspec.Struct, frozen=True):
     the stable predicate `until` holds, if there is one.
     `pipeline` is the directory of one in which processes of the system are services: then it takes
     the snapshots. With `may_migrate` it may go on from a snapshot that was taken of other code.
+    All but the newest `keep_count` snapshots are removed; None keeps all.
     """
 
     every_s: float | None
@@ -42,6 +43,7 @@ class Plan(msgspec.Struct, frozen=True):
     until: str | None = None
     marker_wait_s: float = 0.0
     may_migrate: bool = False
+    keep_count: int | None = None
 
 
 class Stop:

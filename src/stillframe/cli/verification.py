@@ -24,7 +24,8 @@ def verify(path: Path, name: str | None, *, is_json: bool) -> None:
         if name is None:
             _verify_all(Store.open(path), is_json=is_json)
         else:
-            _verify_one(Store.open(path), SnapshotId.parse(name), is_json=is_json)
+            store = Store.open(path)
+            _verify_one(store, store.find(name), is_json=is_json)
     except (Damaged, NotConsistent) as error:
         if is_json:
             kind = type(error).__name__

@@ -32,10 +32,27 @@ class RestoreSnapshot(msgspec.Struct, frozen=True, tag=True):
     snapshot: SnapshotId | None
 
 
+class Save(msgspec.Struct, frozen=True, tag=True):
+    """Keep a snapshot under a name, as a savepoint."""
+
+    snapshot: SnapshotId
+    name: str
+
+
+class Drop(msgspec.Struct, frozen=True, tag=True):
+    """Remove a snapshot by its id, or a savepoint by its name."""
+
+    text: str
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The request was carried out; the system is in `epoch`."""
+    """The request was carried out; the system is in `epoch`.
+
+    `detail` is why a snapshot stays whose name was dropped.
+    """
 
     epoch: int
+    detail: str | None = None
     entry: Entry | None = None
     abandoned: Abandoned | None = None
 
@@ -47,7 +64,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     is_usage: bool
 
 
-Request = TakeSnapshot | RestoreSnapshot
+Request = TakeSnapshot | RestoreSnapshot | Save | Drop
 
 # An entry names its directory: a path, which JSON has no word for.
 _encode = msgspec.json.Encoder(enc_hook=str).encode
@@ -82,6 +99,12 @@ async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Done |
         if isinstance(request, RestoreSnapshot):
             await system.restore(request.snapshot)
             return Done(system.store.epoch)
+        if isinstance(request, Save):
+            await asyncio.to_thread(system.store.save, request.snapshot, request.name)
+            return Done(system.store.epoch)
+        if isinstance(request, Drop):
+            reason = await asyncio.to_thread(system.store.drop, request.text)
+            return Done(system.store.epoch, reason)
         outcome = await system.snapshot(request.initiator)
         if isinstance(outcome, Abandoned):
             return Done(system.store.epoch, abandoned=outcome)

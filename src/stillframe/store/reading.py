@@ -77,6 +77,20 @@ class StoreReader:
         """
         return savepoints.named(text, self._head_now().savepoints)
 
+    def check_savepoint(self, name: str) -> None:
+        """Check that a savepoint can be called `name`.
+
+        Raises:
+            UsageError: it cannot, or there is one of that name.
+        """
+        savepoints.check_name(name)
+        known = self.savepoints
+        if name in known:
+            raise UsageError(
+                f"there is a savepoint {name!r} already, snapshot {known[name]}: give another "
+                f"name, or drop that one with 'stillframe drop {self._path} {name}'"
+            )
+
     def entries(self) -> list[Entry]:
         """Return all snapshots in the order in which they were published.
 

@@ -43,6 +43,6 @@ def named(text: str, savepoints: Mapping[str, SnapshotId]) -> SnapshotId:
         return SnapshotId.parse(text)
     except UsageError:
         raise UsageError(
-            f"there is no savepoint {text!r}, and snapshot ids look like P1-17; "
-            f"savepoints: {listed(savepoints) or 'none'}"
+            f"{text!r} is no snapshot id: they look like P1-17; nor is it a savepoint: "
+            f"there {'is ' + listed(savepoints) if savepoints else 'is none'}"
         ) from None

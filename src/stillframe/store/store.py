@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from stillframe.errors import StoreError, UsageError
 from stillframe.model import ProcessId, Snapshot, SnapshotId
-from stillframe.store import opening, retention, savepoints
+from stillframe.store import opening, retention
 from stillframe.store.chain import CHAIN_LENGTH_MAX, chain_length
 from stillframe.store.contents import check_described, write_snapshot
 from stillframe.store.disk import replace_durably
@@ -256,14 +256,9 @@ class Store(StoreReader):
             StoreError: the disk is full or failed.
         """
         self._check_writer()
-        savepoints.check_name(name)
         with self._writing:
+            self.check_savepoint(name)
             self.entry(snapshot)
-            if self._head.savepoints.get(name, snapshot) != snapshot:
-                raise UsageError(
-                    f"there is a savepoint {name!r} already, snapshot "
-                    f"{self._head.savepoints[name]}: give another name"
-                )
             self._put_savepoints({**self._head.savepoints, name: snapshot})
 
     def drop(self, text: str) -> str | None:
@@ -292,6 +287,11 @@ class Store(StoreReader):
                     return reason
         self._upkeep.drop(snapshot)
         return None
+
+    @property
+    def trouble(self) -> BaseException | None:
+        """What went wrong in the background the last time; None if nothing did."""
+        return self._upkeep.trouble
 
     def settle(self) -> None:
         """Wait until what goes on in the background is done.

@@ -1,0 +1,95 @@
+"""``savepoint``, ``drop`` and ``--keep``: what stays in a store, and under which name."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stillframe.model import SnapshotId
+from stillframe.store.store import Store
+from tests.cli.conftest import Call
+from tests.cli.test_runs import Start, start
+from tests.store import keyed_samples
+
+__all__ = ["start"]
+
+
+def test_a_savepoint_stands_for_its_snapshot(call: Call, money: Path) -> None:
+    """Whatever takes a snapshot takes the name, and the list shows it."""
+    made = call("savepoint", money, "audited", "--of", "A-1")
+    assert (made.exit_code, made.stdout) == (0, "A-1\n")
+    assert call("list", money).stdout.splitlines()[2].split()[-1] == "audited"
+    assert "snapshot A-1" in call("show", money, "audited").stderr
+    assert call("verify", money, "audited").exit_code == 0
+    assert json.loads(call("diff", money, "audited", "A-2", "--json").stdout)["fields"]
+    for name, cause in (("audited", "already"), ("A-9", "have ids like that"), ("a b", "use 1 to")):
+        refused = call("savepoint", money, name, "--of", "A-2")
+        assert refused.exit_code == 2
+        assert cause in refused.stderr
+    assert "no savepoint 'lost'" in call("show", money, "lost").stderr
+
+
+def test_a_dropped_snapshot_is_gone(call: Call, money: Path) -> None:
+    """By its id; a savepoint only by its name; and never the one that a restore goes back to."""
+    call("savepoint", money, "audited", "--of", "A-1")
+    assert "drop it by that name" in call("drop", money, "A-1").stderr
+    assert "A-3 stays: it" in call("drop", money, "A-3").stderr
+    assert "snapshot A-2 is gone" in call("drop", money, "A-2").stderr
+    assert json.loads(call("drop", money, "audited", "--json").stdout)["is_gone"]
+    assert [str(entry.id) for entry in Store.open(money).entries()] == ["A-3"]
+    call("savepoint", money, "last", "--of", "A-3")
+    dropped = call("drop", money, "last")
+    assert (dropped.exit_code, Store.open(money).savepoints) == (0, {})
+    assert "no savepoint last any more; snapshot A-3 stays: it is" in dropped.stderr
+
+
+def test_diff_shows_only_the_keys_that_differ(call: Call, tmp_path: Path) -> None:
+    """Of a keyed field, in whatever order its keys are; and what it is based on is read."""
+    path = tmp_path / "keyed"
+    store = Store.create(path, description=keyed_samples.DESCRIPTION)
+    store.raise_epoch(None)
+    before, after = keyed_samples.nothing(), keyed_samples.nothing()
+    before["accounts"] |= {"a": 1, "b": 2, "c": 3}
+    after["accounts"] |= {"b": 2, "a": 5, "d": 4}
+    nothing = keyed_samples.nothing()
+    store.publish(
+        keyed_samples.snapshot_of(
+            1, [keyed_samples.whole("P", before), keyed_samples.whole("Q", nothing)]
+        )
+    )
+    part = keyed_samples.part("P", before, after, SnapshotId("P", 1))
+    store.publish(keyed_samples.snapshot_of(2, [part, keyed_samples.whole("Q", nothing)]))
+    store.close()
+    found = json.loads(call("diff", path, "P-1", "P-2", "--json").stdout)["fields"]
+    assert {
+        "process": "P",
+        "field": "accounts",
+        "before": {"a": 1, "c": 3},
+        "after": {"a": 5, "d": 4},
+    } in found
+    assert [
+        entry["bases"] for entry in json.loads(call("list", path, "--json").stdout)["snapshots"]
+    ]
+    assert call("verify", path).exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_running_system_names_and_drops(call: Call, start: Start, tmp_path: Path) -> None:
+    """Its store has one writer, which does it; and with ``--keep`` old snapshots go by themselves,
+    savepoints do not."""
+    path = tmp_path / "money"
+    running = start("run", "examples.bank:bank", "--store", path, "--every", "50ms", "--keep", 2)
+    running.until("snapshot P1-2:")
+    made = call("savepoint", path, "first", "--json")
+    assert made.exit_code == 0, made.stderr
+    saved = json.loads(made.stdout)["entry"]["id"]
+    number = SnapshotId.parse(saved).number
+    running.until(f"snapshot P1-{number + 8}:")
+    assert call("drop", path, saved).exit_code == 2
+    running.process.terminate()
+    running.process.wait()
+    entries = Store.open(path).entries()
+    assert [str(entries[0].id), len(entries)] == [saved, 3]
+    assert entries[0].savepoints == ("first",)
+    assert msgspec.json.decode(call("drop", path, "first", "--json").stdout)["is_gone"]
