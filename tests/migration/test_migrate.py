@@ -8,7 +8,7 @@ import pytest
 
 from stillframe.errors import UsageError
 from stillframe.migration.migrate import Migration, migrate
-from stillframe.model import Channel, Snapshot
+from stillframe.model import Batch, Channel, Snapshot
 from stillframe.process import Message, Process
 from stillframe.restore import start_states
 from stillframe.topology import Joined, Topology
@@ -357,3 +357,78 @@ def test_a_state_that_is_damaged_is_refused_with_its_process() -> None:
     snapshot = msgspec.structs.replace(PLAIN, state=state)
     with pytest.raises(UsageError, match="process A"):
         migrate(snapshot, OLD.description, OLD)
+
+
+@pytest.mark.parametrize("raw", [b"\xc1", b"\x90", b"\x91\x01", b"\x01"])
+def test_bytes_that_are_no_message_are_refused_with_their_channel(raw: bytes) -> None:
+    """Nothing that a store could hold makes more trouble than an error that names the place."""
+    batch = Batch.of(1, [raw])
+    channel = msgspec.structs.replace(PLAIN.state.channels[0], sent_count=1, batches=(batch,))
+    state = msgspec.structs.replace(PLAIN.state, channels=(channel, PLAIN.state.channels[1]))
+    snapshot = msgspec.structs.replace(PLAIN, state=state)
+    with pytest.raises(UsageError, match=r"message 1 on channel A->B \(\S+\): B takes no"):
+        migrate(snapshot, OLD.description, OLD)
+    gone = Topology({"A": old.Account(), "B": old.Account()}, PAIR[1:])
+    with pytest.raises(UsageError, match="channel A->B is gone, and 1 messages are on it"):
+        migrate(snapshot, OLD.description, gone)
+
+
+def test_a_message_with_more_fields_than_its_class_had_is_refused() -> None:
+    """What nobody knows the name of cannot be passed on."""
+
+    class Pay(Message):
+        amount: int = 0
+
+    class Account(old.Holder):
+        def receive(self, channel: Channel, message: Pay | old.Ask) -> None:
+            """Take it."""
+
+    snapshot = snapshot_of(OLD, messages={("A", "B"): [["Pay", 1, "m", 3]]})
+    with pytest.raises(UsageError, match="it has 3 fields and not 2"):
+        to(accounts(Account), snapshot)
+
+
+def test_an_unchanged_message_is_read_all_the_same() -> None:
+    """One that its own class cannot read is refused before anything is said to go on."""
+    snapshot = snapshot_of(OLD, messages={("A", "B"): [["Pay", "much", ""]]})
+    with pytest.raises(UsageError, match=r"message 1 on channel A->B \(Pay\): Expected `int`"):
+        to(OLD, snapshot)
+
+
+class Point(msgspec.Struct, array_like=True):
+    """A value that is recorded as a list."""
+
+    x: int = 1
+    y: int = 2
+
+
+class Dot(msgspec.Struct, array_like=True):
+    """What a `Point` is without its y."""
+
+    x: int = 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "value", "is_cut"),
+    [
+        (Point, Dot, Point(), True),
+        (Dot, Point, Dot(), False),
+        (set[str], frozenset[str], set("abcdefgh"), False),
+        (list[int], set[int], [1, 1], True),
+        (list[int], list[float], [1, 2], False),
+        (list[float], list[float | None], [float("nan")], False),
+        (dict[str, Point], dict[str, Dot], {"a": Point()}, True),
+        (dict[str, dict[str, Point]], dict[str, dict[str, Dot]], {"a": {"b": Point()}}, True),
+    ],
+)
+def test_a_part_of_a_value_that_goes_is_a_loss(
+    before: Any, after: Any, value: Any, *, is_cut: bool
+) -> None:
+    """Less of a value is a loss; more, another order of a set, or 1 as 1.0 is none."""
+    kinds = [
+        type("Holder", (Process,), {"__annotations__": {"value": kind}}) for kind in (before, after)
+    ]
+    made = [Topology({"A": kind(value)}, []) for kind in kinds]
+    migration = to(made[1], snapshot_of(made[0]), made[0])
+    sentences = ["a part of value is gone"] if is_cut else []
+    assert [change.sentence for change in migration.losses] == sentences

@@ -83,8 +83,8 @@ def message_fields(topology: Topology) -> dict[str, Fields]:
 
 
 def is_unchanged(name: str, recorded: Description, now: Description) -> bool:
-    """Return whether values of the class called `name` are encoded now as they were."""
-    return name in now.shapes and recorded.shapes.get(name) == now.shapes[name]
+    """Return whether values of the class called `name`, of those of now, are encoded as before."""
+    return recorded.shapes.get(name) == now.shapes[name]
 
 
 def _process_changes(recorded: Description, now: Description) -> Iterator[Change]:

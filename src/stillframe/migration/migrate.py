@@ -166,7 +166,7 @@ class _Work:
         now = self._topology.description.channels
         for channel, state in before.items():
             if channel not in now and state.message_count:
-                kinds = sorted({_kind(raw) for b in state.batches for raw in b.messages()})
+                kinds = sorted({_kind(raw) for b in state.batches for raw in _messages(b)})
                 self.refusals.append(
                     f"channel {channel} is gone, and {state.message_count} messages are on it "
                     f"({listed(kinds)})"
@@ -197,7 +197,7 @@ class _Work:
             return converted
 
         converted = tuple(
-            Batch.of(b.first, [convert(raw, b.first + i) for i, raw in enumerate(b.messages())])
+            Batch.of(b.first, [convert(raw, b.first + i) for i, raw in enumerate(_messages(b))])
             for b in batches
         )
         for first, count in refused.values():
@@ -208,8 +208,10 @@ class _Work:
     def _message(self, kind: str, raw: bytes) -> bytes:
         if is_unchanged(kind, self._recorded, self._topology.description):
             return raw
-        names = [column.name for column in self._recorded.messages[kind]]
+        names = [column.name for column in self._recorded.messages.get(kind, ())]
         _, *values = _LIST.decode(raw)
+        if len(values) > len(names):
+            raise Misfit(f"it has {len(values)} fields and not {len(names)}")
         found = self._convert(
             f"{MESSAGE}{kind}",
             self._messages[kind],
@@ -226,6 +228,17 @@ class _Work:
         return converted
 
 
+def _messages(batch: Batch) -> list[bytes]:
+    """Return the messages of a batch, or all of it as one if it does not hold messages."""
+    try:
+        return batch.messages()
+    except msgspec.MsgspecError:
+        return [batch.encoded]
+
+
 def _kind(raw: bytes) -> str:
-    """Return the name of a message's class."""
-    return str(msgspec.msgpack.decode(_LIST.decode(raw)[0]))
+    """Return the name of a message's class; if it has none, one that no class has."""
+    try:
+        return str(msgspec.msgpack.decode(_LIST.decode(raw)[0]))
+    except (msgspec.MsgspecError, IndexError):
+        return "?"
