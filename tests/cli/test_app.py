@@ -26,7 +26,7 @@ PIPELINE_COMMANDS = [
     "spark progress",
     "spark drop",
 ]
-STUDY_COMMANDS = ["import", "cuts", "sim", "explore", "view"]
+STUDY_COMMANDS = ["join", "certificates", "import", "cuts", "sim", "explore", "view"]
 
 
 def test_help_loads_nothing_heavy() -> None:

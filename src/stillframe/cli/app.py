@@ -9,20 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stillframe.cli import pipelines, quantities, study
+from stillframe.cli import machines, pipelines, quantities, study
 from stillframe.cli.options import (
     AsJson,
+    Elsewhere,
     Every,
     For,
     InitiatorName,
     Initiators,
     InPipeline,
     Keep,
+    Listen,
     MarkerWait,
     OptionalSnapshotName,
     SnapshotName,
     StorePath,
     Timeout,
+    Tls,
     Until,
 )
 from stillframe.cli.verdict import Command
@@ -50,6 +53,7 @@ spark_app = typer.Typer(
 )
 spark_app.add_typer(pipelines.app)
 app.add_typer(spark_app, name="spark")
+app.add_typer(machines.app)
 app.add_typer(study.app)
 
 
@@ -78,10 +82,14 @@ def run(
     until: Until = None,
     keep: Keep = None,
     pipeline: InPipeline = None,
+    listen: Listen = None,
+    tls: Tls = None,
+    elsewhere: Elsewhere = None,
     as_json: AsJson = False,
 ) -> None:
     """Start a system afresh and keep it running, with snapshots, until Ctrl-C or SIGTERM."""
     plan = _plan(every, initiator, timeout, marker_wait, for_, as_json, pipeline, until, keep=keep)
+    plan = machines.on_site(plan, listen, tls, elsewhere)
     from stillframe.cli import runs
 
     runs.run(topology, store, plan)
@@ -113,6 +121,9 @@ def restore(
         bool,
         typer.Option("--migrate", help="Go on though the code is not what the snapshot is of."),
     ] = False,
+    listen: Listen = None,
+    tls: Tls = None,
+    elsewhere: Elsewhere = None,
     as_json: AsJson = False,
 ) -> None:
     """Go back to a snapshot, by default the last: live if the system is running (the options of
@@ -122,6 +133,7 @@ def restore(
         may_migrate=migrate,
         keep=keep,
     )
+    plan = machines.on_site(plan, listen, tls, elsewhere)
     if dry_run:
         from stillframe.cli import migration
 

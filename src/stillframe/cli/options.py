@@ -87,6 +87,33 @@ InPipeline = Annotated[
     ),
 ]
 
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS[:PORT]",
+        help="Where the coordinator listens; its processes use the same address and other ports. "
+        "Anything but loopback needs --tls.  [default: 127.0.0.1, any port; with an address, port "
+        "8640]",
+        show_default=False,
+    ),
+]
+Tls = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Speak TLS, with ca.pem, cert.pem and key.pem of this directory.",
+        show_default=False,
+    ),
+]
+Elsewhere = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PROCESS",
+        help="Do not start this process here: wait for it to join. May be repeated.",
+        show_default=False,
+    ),
+]
+
 NetworkName = Annotated[Network, typer.Option(help="What is assumed of every channel.")]
 RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]
 TraceFile = Annotated[

@@ -131,6 +131,7 @@ def _supervise(
             restore=wish,
             migrate=plan.may_migrate,
             pipeline=plan.pipeline,
+            site=plan.site,
             emit=emit,
         )
         plan = msgspec.structs.replace(plan, initiators=initiators)

@@ -18,6 +18,7 @@ from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
 from stillframe.runtime.commands import serve_commands
 from stillframe.runtime.periodic import take_periodically
+from stillframe.runtime.site import ALL_HERE, Site
 from stillframe.runtime.supervisor import Supervisor
 
 LAST_SNAPSHOT_S = 5.0
@@ -30,7 +31,8 @@ class Plan(msgspec.Struct, frozen=True):
     `every_s` None takes no periodic snapshots; `for_s` None runs until somebody says stop, or until
     the stable predicate `until` holds, if there is one.
     `pipeline` is the directory of one in which processes of the system are services: then it takes
-    the snapshots. With `may_migrate` it may go on from a snapshot that was taken of other code.
+    the snapshots. `site` is what of the system is on this machine. With `may_migrate` it may go on
+    from a snapshot that was taken of other code.
     All but the newest `keep_count` snapshots are removed; None keeps all.
     """
 
@@ -44,6 +46,7 @@ class Plan(msgspec.Struct, frozen=True):
     marker_wait_s: float = 0.0
     may_migrate: bool = False
     keep_count: int | None = None
+    site: Site = ALL_HERE
 
 
 class Stop:

@@ -1,9 +1,10 @@
-"""The main program of a process that the supervisor starts: ``python -m stillframe.runtime.child``.
+"""The main program of a process that we start: ``python -m stillframe.runtime.child``.
 
-What it must know, the secret among it, comes on standard input, which the supervisor keeps open:
-when that ends, the supervisor is gone, and so are we.
+What it must know, the secret among it, comes on standard input, which whoever started it (the
+supervisor, or ``joining.py`` on another machine) keeps open: when that ends, so do we.
 """
 
+import asyncio
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from stillframe.errors import StillframeError, UsageError
+from stillframe.errors import Refused, StillframeError, Unavailable, UsageError
 from stillframe.process import Process, attach
 from stillframe.restore import Start
 from stillframe.runtime import control
@@ -26,13 +27,19 @@ from stillframe.runtime.member import Member
 from stillframe.runtime.turns import Driver, TurnHost, has_async_handlers
 
 EXIT_FAILED = 1
+EXIT_NOT_LET_IN = 2
+"""The coordinator, or we ourselves, said no before we were let in."""
+RETRY_S_MIN = 0.1
+RETRY_S_MAX = 2.0
+"""How often a process on another machine looks for a coordinator that is away."""
 
 
 class Launch(msgspec.Struct, frozen=True):
     """What a child must know, as one line of JSON on its standard input.
 
     `pipeline` is the directory of the pipeline in which this process is a service, `system` the
-    name of its system there.
+    name of its system there. A process that `is_elsewhere` than the coordinator waits for it, says
+    itself what it has to say, and finds out by itself what it need not be told.
     """
 
     me: Credentials
@@ -42,11 +49,19 @@ class Launch(msgspec.Struct, frozen=True):
     listen: Address
     pipeline: str | None = None
     system: str = ""
+    is_elsewhere: bool = False
+
+
+class _NotLetIn(StillframeError):
+    """Trying again would not help."""
 
 
 async def _run(launch: Launch) -> None:
-    member = Member(launch.me, launch.coordinator, launch.listen)
-    start = await member.connect()
+    if launch.is_elsewhere:
+        launch, member, start = await _arrive(launch)
+    else:
+        member = Member(launch.me, launch.coordinator, launch.listen)
+        start = await member.connect()
     try:
         await _take_part(member, launch, start)
         failure = await member.failed
@@ -55,6 +70,50 @@ async def _run(launch: Launch) -> None:
         member.fail(error)
     await member.leave()
     raise failure
+
+
+async def _arrive(launch: Launch) -> tuple[Launch, Member, Start | None]:
+    """Wait for the coordinator, and be let in.
+
+    Raises:
+        _NotLetIn: we were not.
+    """
+    retry_s, said = RETRY_S_MIN, ""
+    while True:
+        try:
+            described = _described(launch)
+            member = Member(described.me, launch.coordinator, launch.listen)
+            try:
+                return described, member, await member.connect()
+            except BaseException:
+                await member.close()
+                raise
+        except Unavailable as error:
+            if str(error) != said:
+                said = str(error)
+                _say(launch, f"{said}; waiting for it")
+        except (Refused, UsageError) as error:
+            raise _NotLetIn(str(error)) from error
+        await asyncio.sleep(retry_s)
+        retry_s = min(retry_s * 2, RETRY_S_MAX)
+
+
+def _described(launch: Launch) -> Launch:
+    """Return `launch` with the hash of the topology as its module has it."""
+    topology, name = load_topology(launch.reference), launch.me.process
+    topology.description.check_process(name)
+    if not isinstance(topology.processes[name], Process):
+        raise UsageError(
+            f"process {name!r} is a program of its own: its place in the topology is Joined(...), "
+            "and the program calls stillframe.join"
+        )
+    me = msgspec.structs.replace(launch.me, topology_hash=topology.description.hash)
+    return msgspec.structs.replace(launch, me=me)
+
+
+def _say(launch: Launch, words: str) -> None:
+    sys.stderr.write(f"process {launch.me.process}: {words}\n")
+    sys.stderr.flush()
 
 
 async def _take_part(member: Member, launch: Launch, start: Start | None) -> None:
@@ -118,9 +177,11 @@ def main() -> None:
     threading.Thread(target=_exit_with_supervisor, daemon=True).start()
     try:
         uvloop.run(_run(launch))
-    except StillframeError:
-        # The supervisor was told; its words reach the user.
-        sys.exit(EXIT_FAILED)
+    except StillframeError as error:
+        # Elsewhere the coordinator was told; its words reach the user there, not here.
+        if launch.is_elsewhere:
+            _say(launch, str(error))
+        sys.exit(EXIT_NOT_LET_IN if isinstance(error, _NotLetIn) else EXIT_FAILED)
 
 
 if __name__ == "__main__":

@@ -181,6 +181,8 @@ class Roster:
     def departed(self, process: ProcessId) -> None:
         """A process's connection has ended."""
         if not self._is_over:
+            # This epoch ends: whoever comes now is to find the next one.
+            self.door.close()
             self._departed(process, self._failures.get(process))
 
     def heard(self, process: ProcessId, message: control.FromProcess) -> None:
