@@ -9,7 +9,7 @@ that was on its way: ``stillframe restore --migrate`` calls `redistribute` for t
 import os
 import zlib
 
-from stillframe import Channel, InTransit, Message, Process, Recorded, Topology, every
+from stillframe import Channel, InTransit, Keyed, Message, Process, Recorded, Topology, every
 from stillframe.process import Quantities
 
 ACCOUNTS = [f"account {number}" for number in range(500)]
@@ -36,7 +36,7 @@ def shard_of(account: str, shard_count: int) -> str:
 class Shard(Process):
     """Has some of the accounts; each pays another one in turn, one unit at a time."""
 
-    accounts: dict[str, int]
+    accounts: Keyed[str, int]
     paid_count: int = 0
 
     def conserved(self) -> Quantities:
@@ -87,7 +87,7 @@ def shards(shard_count: int) -> Topology:
     for account in ACCOUNTS:
         rows[shard_of(account, shard_count)][account] = START_BALANCE
     return Topology.mesh(
-        {process: Shard(accounts) for process, accounts in rows.items()},
+        {process: Shard(Keyed(accounts)) for process, accounts in rows.items()},
         redistribute=lambda recorded: redistribute(recorded, shard_count),
     )
 
