@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import markers, scale, snapshots, throughput
+from bench import markers, pause, scale, snapshots, throughput
 
 PARTS = ("throughput", "cost", "latency", "scale")
-LONG_PARTS = ("markers",)
+LONG_PARTS = ("markers", "pause")
 """These run only when they are named."""
 
 
@@ -30,6 +30,9 @@ async def _run(parts: list[str], console: Console) -> dict[str, Any]:
         if "latency" in parts:
             latencies = await snapshots.measure_latency(progress)
             figures["latency"] = snapshots.report_latency(latencies, console)
+        if "pause" in parts:
+            pauses = await pause.measure(progress)
+            figures["pause"] = pause.report(pauses, console)
         if "scale" in parts:
             sizes = await scale.measure(progress)
             figures["scale"] = scale.report(sizes, console)

@@ -13,6 +13,7 @@ from stillframe.model import KeyedChange
 from stillframe.process import ATTACHED, field_types, is_immutable
 
 _ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+_MUTABLE_BYTES: frozenset[type] = frozenset({bytearray, memoryview})
 NOTHING: Mapping[str, KeyedChange] = types.MappingProxyType({})
 
 
@@ -38,6 +39,9 @@ class StateCodec:
             name: _keyed_types(f"{kind.__name__}.{name}", annotation)
             for name, annotation in self.types.items()
             if _mentions_keyed(annotation)
+        }
+        self._names_with_bytes = {
+            name for name, (_, value) in self.keyed.items() if bytes in _parts(value)
         }
         self._names = tuple(self.types)
         self._other_names = tuple(name for name in self.types if name not in self.keyed)
@@ -124,8 +128,13 @@ class StateCodec:
         """Return keys or values of the keyed field `name` as a MessagePack array.
 
         Raises:
-            UsageError: one of them cannot be encoded.
+            UsageError: one of them cannot be encoded, or could be changed in place.
         """
+        if name in self._names_with_bytes and _MUTABLE_BYTES & set(map(type, values)):
+            raise UsageError(
+                f"{self.kind.__name__}.{name} cannot be recorded: it holds a bytearray or a "
+                "memoryview, which could be changed in place: set the key to bytes(...) of it"
+            )
         try:
             return self._encode(values)
         except _ENCODING_ERRORS as error:
@@ -229,18 +238,24 @@ def _keyed_types(where: str, annotation: Any) -> tuple[Any, Any]:
             f"declare '{where.rpartition('.')[2]}: Keyed[str, int]' or the like, not {annotation}"
         )
     key, value = typing.get_args(annotation)
-    if not (key is bytes or (is_immutable(key) and key is not float)):
+    if not all(part is bytes or (is_immutable(part) and part is not float) for part in _parts(key)):
         raise UsageError(
             f"{where}: its keys are declared as {_spelled(key)}: use str, int, bytes, a date, an "
             "Enum or a frozen Struct of such"
         )
-    if not (value is bytes or is_immutable(value)):
+    if not all(part is bytes or is_immutable(part) for part in _parts(value)):
         raise UsageError(
             f"{where}: its values are declared as {_spelled(value)}, which could be changed in "
             "place, and a snapshot would not notice: use a frozen Struct (class Row(msgspec.Struct,"
             " frozen=True)) and set the key to a new one, or declare the field as a dict"
         )
     return key, value
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the type itself."""
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return typing.get_args(kind) if is_union else (kind,)
 
 
 def _spelled(kind: Any) -> str:

@@ -1,0 +1,317 @@
+"""From the cut to the coordinator: slices, pieces, a forked process; what is abandoned or fails."""
+
+import asyncio
+import os
+import signal
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from stillframe.errors import ProtocolViolation, UsageError
+from stillframe.keyed import Keyed
+from stillframe.model import Fragment, KeyedRows, ProcessState, SnapshotId
+from stillframe.runtime import captures, control, forked, pieces
+from stillframe.runtime.captures import Captures
+from stillframe.runtime.pieces import Pieces
+from stillframe.state_codec import StateCodec
+from tests.runtime.links import until
+
+S1, S2 = SnapshotId("P", 1), SnapshotId("P", 2)
+ROW_COUNT = 100
+
+
+@dataclass
+class Books:
+    """A keyed field and another."""
+
+    accounts: Keyed[int, int] = field(default_factory=Keyed)
+    note: str = ""
+
+
+class Recording:
+    """A process's captures, and a coordinator that puts its parts together."""
+
+    def __init__(self, books: Books, scheduler: Any = None) -> None:
+        self.books = books
+        self.ready: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self.parts: dict[SnapshotId, Fragment] = {}
+        self.refused: dict[SnapshotId, str] = {}
+        self._pieces = Pieces()
+        self.captures = Captures(
+            "P",
+            codec=StateCodec(Books),
+            subject=books,
+            base=None,
+            scheduler=scheduler or self,
+            report=self._hear,
+        )
+
+    def call_soon(self, callback: Callable[..., Any], /, *args: Any) -> None:
+        """Call when the test lets it."""
+        self.ready.append((callback, args))
+
+    def add_reader(self, fd: int, callback: Callable[..., Any], /, *args: Any) -> None:
+        """Refuse: there is no loop."""
+        raise NotImplementedError
+
+    def remove_reader(self, fd: int, /) -> None:
+        """Nothing to do."""
+
+    def go_on(self) -> bool:
+        """Take one slice; False if nothing is left to do."""
+        if self.ready:
+            callback, args = self.ready.popleft()
+            callback(*args)
+        return bool(self.ready)
+
+    def cut(self, snapshot: SnapshotId, *, is_whole: bool = False) -> None:
+        """Record the state, and let the recorder be done at once."""
+        state = self.captures.begin(snapshot, is_whole=is_whole)
+        self.captures.stood_still(snapshot, 0.25)
+        self.captures.recorded(Fragment(snapshot, state, {}, ()))
+
+    def _hear(self, message: control.FromProcess) -> None:
+        match message:
+            case control.PartRows() | control.PartPiece():
+                self._pieces.add("P", message)
+            case control.Part(fragment):
+                self.parts[fragment.snapshot] = self._pieces.complete(fragment)
+            case control.CouldNotRecord(snapshot, detail):
+                self.refused[snapshot] = detail
+
+    def state(self, snapshot: SnapshotId) -> ProcessState:
+        """Return what the coordinator has of it."""
+        return self.parts[snapshot].state
+
+
+def accounts(state: ProcessState) -> dict[int, int]:
+    """Return the rows that were recorded."""
+    rows: dict[int, int] = {}
+    for some in state.keyed["accounts"].rows:
+        keys = msgspec.msgpack.decode(some.keys)
+        rows.update(zip(keys, msgspec.msgpack.decode(some.values), strict=True))
+    return rows
+
+
+def note(state: ProcessState) -> str:
+    """Return the field that is not keyed."""
+    return str(msgspec.msgpack.decode(state.encoded)["note"])
+
+
+def filled(row_count: int = ROW_COUNT, text: str = "") -> Books:
+    """Return books with so many rows, all 0."""
+    return Books(Keyed(dict.fromkeys(range(row_count), 0)), text)
+
+
+def test_a_small_state_is_recorded_at_once() -> None:
+    """No slice is needed: the part is there when the step ends."""
+    recording = Recording(filled(3, "hello"))
+    recording.cut(S1)
+    state = recording.state(S1)
+    assert (accounts(state), note(state), state.base) == ({0: 0, 1: 0, 2: 0}, "hello", None)
+    assert recording.parts[S1].pause_s == 0.25
+    assert not recording.go_on()
+
+
+def test_a_large_one_is_recorded_in_slices_between_which_it_changes() -> None:
+    """The part has what was there at the cut, and comes when its last slice is encoded."""
+    recording = Recording(filled())
+    recording.cut(S1)
+    slices = 1
+    while recording.go_on():
+        slices += 1
+        assert S1 not in recording.parts
+        for key in range(ROW_COUNT):
+            recording.books.accounts[key] += 1
+        recording.books.accounts.pop(ROW_COUNT + slices - 1, None)
+        recording.books.accounts[ROW_COUNT + slices] = 7
+    assert slices > 2
+    assert accounts(recording.state(S1)) == dict.fromkeys(range(ROW_COUNT), 0)
+    assert recording.parts[S1].capture_s > 0
+
+
+def test_snapshots_that_overlap_each_have_their_own_cut() -> None:
+    """And after the store has the first, the next ones have what changed since."""
+    recording = Recording(filled())
+    recording.cut(S1)
+    recording.books.accounts[5] = 50
+    recording.cut(S2)
+    recording.books.accounts[5] = 500
+    while recording.go_on():
+        pass
+    assert accounts(recording.state(S1))[5] == 0
+    assert accounts(recording.state(S2))[5] == 50
+    recording.captures.in_store(S1)
+    recording.cut(SnapshotId("P", 3))
+    assert accounts(recording.state(SnapshotId("P", 3))) == {5: 500}
+    assert recording.state(SnapshotId("P", 3)).base == S1
+    recording.captures.in_store(None)
+    recording.cut(SnapshotId("P", 4))
+    while recording.go_on():
+        pass
+    assert len(accounts(recording.state(SnapshotId("P", 4)))) == ROW_COUNT
+
+
+def test_for_a_log_all_is_recorded_at_once() -> None:
+    """As one map, in the step itself."""
+    recording = Recording(filled(ROW_COUNT, "x"))
+    recording.cut(S1, is_whole=True)
+    state = recording.state(S1)
+    assert state.keyed == {}
+    assert len(msgspec.msgpack.decode(state.encoded, strict=False)["accounts"]) == ROW_COUNT
+
+
+def test_an_abandoned_one_goes_no_further() -> None:
+    """No part comes, and the field keeps no old values for it; what it had comes with the next."""
+    recording = Recording(filled())
+    recording.cut(S1)
+    recording.captures.abandon(S1)
+    recording.captures.abandon(S1)
+    while recording.go_on():
+        pass
+    assert recording.parts == {}
+    assert recording.books.accounts._open == []
+
+
+def test_a_value_that_cannot_be_encoded_refuses_that_snapshot() -> None:
+    """In the step if it is small, in its slice if not; the next one can be recorded."""
+    recording = Recording(filled(3))
+    recording.books.accounts[1] = 2**70
+    with pytest.raises(UsageError, match=r"Books\.accounts cannot be recorded"):
+        recording.cut(S1)
+    assert recording.books.accounts._open == []
+    recording = Recording(filled())
+    recording.books.accounts[1] = 2**70
+    recording.cut(S1)
+    while recording.go_on():
+        pass
+    assert "Books.accounts cannot be recorded" in recording.refused[S1]
+    assert recording.parts == {}
+    recording.books.accounts[1] = 7
+    recording.cut(S2)
+    while recording.go_on():
+        pass
+    assert accounts(recording.state(S2))[1] == 7
+
+
+def test_what_is_not_keyed_goes_in_pieces() -> None:
+    """So that sending a large one does not hold messages up."""
+    text = "x" * (captures.PIECE_BYTES * 3)
+    recording = Recording(filled(3, text))
+    recording.cut(S1)
+    assert S1 not in recording.parts
+    slices = 1
+    while recording.go_on():
+        slices += 1
+    assert slices >= 4
+    assert note(recording.state(S1)) == text
+
+
+def test_a_part_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With how large it is, at the process, and at the coordinator if it does not keep to that."""
+    monkeypatch.setattr(captures, "PART_BYTES_MAX", 100)
+    recording = Recording(filled(3, "x" * 101))
+    recording.cut(S1)
+    assert "a part of a snapshot may have 100" in recording.refused[S1]
+    monkeypatch.setattr(pieces, "PART_BYTES_MAX", 100)
+    coordinator = Pieces()
+    coordinator.add("P", control.PartPiece(S1, b"x" * 60))
+    with pytest.raises(ProtocolViolation, match="more than 100 bytes"):
+        coordinator.add("P", control.PartRows(S1, "accounts", KeyedRows(1, b"x" * 30, b"x" * 30)))
+
+
+def test_what_came_ahead_of_an_abandoned_part_is_dropped() -> None:
+    """A part with the same name that came all the same has nothing of it."""
+    coordinator = Pieces()
+    coordinator.add("P", control.PartPiece(S1, b"x"))
+    coordinator.add("P", control.PartPiece(S2, b"y"))
+    coordinator.forget(S1)
+    state = ProcessState("P", "Books", b"own")
+    assert coordinator.complete(Fragment(S1, state, {}, ())).state.encoded == b"own"
+    assert coordinator.complete(Fragment(S2, state, {}, ())).state.encoded == b"y"
+
+
+def slow(recording: Recording) -> Recording:
+    """Let the last capture have taken long to encode."""
+    recording.captures._in_place_s = 1e9
+    return recording
+
+
+@pytest.mark.slow
+def test_one_that_takes_long_to_encode_is_encoded_in_a_forked_process() -> None:
+    """It holds what was there at the cut; rows go on in slices meanwhile."""
+
+    async def main() -> None:
+        recording = slow(Recording(filled(), asyncio.get_running_loop()))
+        recording.books.note = "before"
+        recording.cut(S1)
+        recording.books.note = "after"
+        assert recording.captures._fork_s > 0
+        await until(lambda: S1 in recording.parts)
+        assert note(recording.state(S1)) == "before"
+        assert len(accounts(recording.state(S1))) == ROW_COUNT
+        assert recording.captures._in_place_s < 1e9
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+@pytest.mark.slow
+def test_a_forked_process_that_is_killed_refuses_the_snapshot() -> None:
+    """With the cause; the process goes on, and its next snapshot can be recorded."""
+
+    async def main() -> None:
+        recording = slow(Recording(filled(3, "x" * 10**7), asyncio.get_running_loop()))
+        recording.cut(S1)
+        child = recording.captures._open[S1].forked
+        assert child is not None
+        os.kill(child._pid, signal.SIGKILL)
+        await until(lambda: S1 in recording.refused)
+        assert "ended before it was done, by signal 9" in recording.refused[S1]
+        recording.cut(S2)
+        await until(lambda: S2 in recording.parts)
+        assert recording.captures._open == {}
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+@pytest.mark.slow
+def test_ending_ends_the_forked_process_too() -> None:
+    """Nobody is left, also where the loop goes round no more."""
+
+    async def main() -> None:
+        recording = slow(Recording(filled(3, "x" * 10**7), asyncio.get_running_loop()))
+        recording.cut(S1)
+        recording.captures.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("error", [BlockingIOError("no process"), NotImplementedError()])
+def test_where_none_can_be_forked_it_is_encoded_here(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Slower is better than not at all."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(captures, "Forked", refuse)
+    recording = slow(Recording(filled(3, "here")))
+    recording.cut(S1)
+    assert note(recording.state(S1)) == "here"
+
+
+def test_a_fork_that_takes_longer_than_it_saves_is_not_taken_for_a_while() -> None:
+    """Then the state is encoded in place, and a fork is tried again some time."""
+    recording = Recording(filled(3))
+    recording.captures._in_place_s, recording.captures._fork_s = 0.010, 0.008
+    recording.cut(S1)
+    assert S1 in recording.parts
+    assert recording.captures._fork_s == 0.004
+    assert forked.READ_BYTES == captures.PIECE_BYTES
