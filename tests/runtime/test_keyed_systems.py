@@ -2,7 +2,10 @@
 store has only what changed."""
 
 import asyncio
+import contextlib
+import os
 import random
+import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import field
 from pathlib import Path
@@ -16,9 +19,13 @@ from stillframe.keyed import Keyed
 from stillframe.model import Abandoned, Channel, Reason, Snapshot
 from stillframe.process import Message, Process, every
 from stillframe.restore import start_states
+from stillframe.runtime.events import SystemRunning
+from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.manifest import Entry
+from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.runtime.local import LocalSystem
+from tests.runtime.watch import Watch, take
 
 ACCOUNT_COUNT = 1_000
 STARTED_WITH = 10
@@ -74,6 +81,10 @@ class SlowBranch(Branch):
 def bank(kind: type[Branch] = Branch) -> Topology:
     """Return three branches, each connected with both others."""
     return Topology.mesh({name: kind(seed=seed) for seed, name in enumerate("ABC")})
+
+
+system = bank()
+"""For processes of their own."""
 
 
 def balance(snapshot: Snapshot) -> int:
@@ -133,6 +144,28 @@ def test_the_books_balance_in_every_snapshot(tmp_path: Path, kind: type[Branch])
             assert balance(await system.take()) == TOTAL
 
     asyncio_test(main)
+
+
+@pytest.mark.slow
+def test_a_kill_takes_all_back_to_a_snapshot_of_changes(tmp_path: Path) -> None:
+    """To exactly what the chain of snapshots holds; the next one is based on that one."""
+    reference = "tests.runtime.test_keyed_systems:system"
+    store = Store.create(tmp_path / "store", description=system.description, reference=reference)
+
+    async def main() -> None:
+        watch = Watch()
+        async with Supervisor(reference, store, emit=watch.emit) as running:
+            for _ in range(3):
+                assert balance(await take(running)) == TOTAL
+            os.kill(running.children["B"].pid, signal.SIGKILL)
+            await watch.until_epoch(2)
+            begun_with = watch.of(SystemRunning)[-1].restored_from
+            assert begun_with is not None
+            assert balance(await take(running)) == TOTAL
+            assert store.entries()[-1].bases == (begun_with,)
+
+    with contextlib.closing(store):
+        asyncio_test(main)
 
 
 @pytest.mark.slow

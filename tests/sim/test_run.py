@@ -3,18 +3,18 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import field, replace
 
 import pytest
 
-from stillframe import Topology, every
+from stillframe import Channel, Keyed, Topology, every
 from stillframe.errors import ApplicationError
 from stillframe.protocol.colour import ColourRecorder
 from stillframe.sim.choices import parse_choice
 from stillframe.sim.drive import Load, Step
 from stillframe.sim.network import Network
 from stillframe.sim.run import Run, Setting, replay, run_seed
-from stillframe.sim.systems import Account, pair
+from stillframe.sim.systems import Account, Payment, pair
 from stillframe.sim.world import World
 
 SHORT = Load(safety_ms=40.0)
@@ -79,6 +79,29 @@ def test_a_printed_schedule_is_the_whole_run(setting: Setting) -> None:
         assert read == run.schedule, f"SEED={seed}"
         assert again.schedule == run.schedule, f"SEED={seed}"
         assert happened(again) == happened(run), f"SEED={seed}"
+
+
+class Till(Account):
+    """Keeps what each neighbour has paid in a keyed field, and its money there only."""
+
+    paid: Keyed[str, int] = field(default_factory=Keyed)
+
+    def receive(self, channel: Channel, message: Payment) -> None:
+        """Put the money with the rest from there; what is whole is taken out."""
+        paid = self.paid.pop(channel.source, 0) + message.amount
+        if paid % 5:
+            self.paid[channel.source] = paid
+        else:
+            self.balance += paid
+
+
+def test_keyed_fields_are_simulated_like_any_other() -> None:
+    """Snapshots, deaths and restores, judged: what was recorded is what was there at the cut."""
+    topology = Topology.mesh({"P1": Till(), "P2": Till(), "P3": Till()})
+    for seed in range(1, 9):
+        run = run_seed(seed, Setting(topology=topology, load=SHORT))
+        assert run.violation is None, f"SEED={seed}"
+        assert any(epoch.contents for epoch in run.world.epochs), f"SEED={seed}"
 
 
 def test_what_is_not_possible_is_left_out_of_a_replay() -> None:

@@ -6,6 +6,7 @@ left is encoded in slices, in turns with the messages, and sent piece by piece. 
 done and the recorder has its part too, the part goes to the coordinator.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from stillframe.errors import UsageError
 from stillframe.model import Fragment, ProcessId, ProcessState, SnapshotId
 from stillframe.protocol import wire
 from stillframe.runtime import control
-from stillframe.runtime.forked import Forked, Watcher
+from stillframe.runtime.forked import Forked, Watcher, resident_bytes
 from stillframe.state_codec import StateCodec
 
 PART_BYTES_MAX = wire.CONTROL_BYTES_MAX - 2**20
@@ -28,6 +29,10 @@ SLICE_COUNT_MIN = 16
 SLICE_COUNT_MAX = 16_384
 IN_PLACE_S = 0.005
 """A state whose encoding takes longer than this is encoded in a forked process, if that pays."""
+
+
+LARGE_BYTES = 2**28
+"""A process with more memory than this may have a large state: the first time, nobody knows."""
 
 
 class Scheduler(Watcher, Protocol):
@@ -100,7 +105,7 @@ class Captures:
         self._open: dict[SnapshotId, _Capture] = {}
         self._slice_count = SLICE_COUNT_MIN
         self._is_scheduled = False
-        self._in_place_s = 0.0
+        self._in_place_s: float | None = None
         self._fork_s = 0.0
 
     def begin(self, snapshot: SnapshotId, *, is_whole: bool) -> ProcessState:
@@ -149,7 +154,10 @@ class Captures:
 
     def _fork(self, capture: _Capture, others: dict[str, Any]) -> bool:
         """Let a forked process encode them, if that pays and can be done."""
-        if self._in_place_s < IN_PLACE_S or self._fork_s > self._in_place_s / 2:
+        in_place_s = self._in_place_s
+        if in_place_s is None:
+            in_place_s = math.inf if resident_bytes() > LARGE_BYTES else 0.0
+        if in_place_s < IN_PLACE_S or self._fork_s > in_place_s / 2:
             return False
 
         def ended(error: str | None, took_s: float) -> None:

@@ -13,6 +13,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from stillframe.errors import UsageError
@@ -148,6 +149,15 @@ class Forked:
         self._watcher.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process has; 0 where the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _encode_and_exit(encode: Callable[[], bytes], inlet: int) -> None:
