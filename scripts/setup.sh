@@ -1,6 +1,7 @@
 # Sourced by check, demo and bench/run: makes .venv and finds Java. A line per step, no wall of log.
 #
 #   set_up_python   .venv with everything that requirements.lock names; made anew when that changed
+#   set_up_network  ip, with which root's tests make network namespaces; others go without
 #   set_up_java     exports JAVA_HOME: a Java that Spark can use (after set_up_python)
 #   set_up_ends     .jars with Kafka, PostgreSQL and Spark's ways to them, for tests/spark/test_ends.py
 #                   (after set_up_java); got anew when scripts/jars.xml changed
@@ -77,6 +78,12 @@ set_up_python() {
             "$VENV/bin/python" -m pip install --disable-pip-version-check \
             --no-deps --no-build-isolation --editable "$ROOT"
         cat "$ROOT/requirements.lock" "$ROOT/pyproject.toml" >"$stamp"
+    fi
+}
+
+set_up_network() {
+    if [ "$(id -u)" = 0 ] && ! command -v ip >/dev/null; then
+        apt_install "ip, for tests between network namespaces" iproute2
     fi
 }
 

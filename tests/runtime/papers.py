@@ -15,11 +15,16 @@ DAYS = 10
 _PLACE = tempfile.TemporaryDirectory(prefix="stillframe-papers-")
 
 
+def make(directory: Path, *processes: str) -> None:
+    """Make a CA in `directory`, and folders for the coordinator and for `processes`."""
+    issue(directory, processes, days=DAYS)
+
+
 @functools.cache
 def papers() -> Path:
     """Return a directory with a CA, and the folders ``coordinator``, ``A``, ``B`` and ``C``."""
     directory = Path(_PLACE.name) / "good"
-    issue(directory, ("A", "B", "C"), days=DAYS)
+    make(directory, "A", "B", "C")
     return directory
 
 
@@ -45,7 +50,7 @@ def shifted(days: int) -> Path:
 def foreign() -> Path:
     """Return the directory of a certificate of A that another CA has signed."""
     directory = Path(_PLACE.name) / "foreign"
-    issue(directory, ("A",), days=DAYS)
+    make(directory, "A")
     return directory / "A"
 
 

@@ -1,0 +1,160 @@
+"""Several machines, each a network namespace: far away, at the end of a bad line, and cut off."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from examples.bank import TOTAL, Transfer
+from stillframe.model import Snapshot
+from stillframe.store.store import Store
+from tests.runtime.network import Machine, Wire, machines, why_impossible
+from tests.runtime.papers import make
+
+ROOT = Path(__file__).parent.parent.parent
+DELAY_S = 0.05
+LOSS = 5
+SEED = 1985
+DEADLINE_S = 180
+
+
+class Far:
+    """The command line on a machine, with its JSON read event by event."""
+
+    def __init__(self, machine: Machine, log: Path, *words: object) -> None:
+        self._log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                machine.command(sys.executable, "-m", "stillframe.cli.app", *words, "--json"),
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                cwd=ROOT,
+            )
+        self.seen: list[dict[str, Any]] = []
+        self._deadline = threading.Timer(DEADLINE_S, self.process.kill)
+        self._deadline.start()
+
+    def until(self, kind: str, condition: Callable[[dict[str, Any]], bool] = bool) -> None:
+        """Wait for an event of this kind for which `condition` holds."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            event = json.loads(line)
+            self.seen.append(event)
+            if event["event"] == kind and condition(event):
+                return
+        pytest.fail(f"no {kind} came; stderr: {self._log.read_text()}")
+
+    def kinds(self) -> set[str]:
+        """Return the kinds of the events so far."""
+        return {event["event"] for event in self.seen}
+
+    def stop(self) -> int:
+        """Ask it to stop, and return its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.stdout is not None
+        self.seen += map(json.loads, self.process.stdout)
+        return self.process.wait()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self._deadline.cancel()
+        self.process.kill()
+        self.process.communicate()
+
+
+def money_in(snapshot: Snapshot) -> int:
+    """Return how much money there is at the cut: in the accounts and on the way."""
+    balances: list[int] = [
+        msgspec.msgpack.decode(p.encoded)["balance"] for p in snapshot.state.processes
+    ]
+    amounts: list[int] = [
+        message[1]
+        for channel in snapshot.state.channels
+        for batch in channel.batches
+        for message in msgspec.msgpack.decode(batch.encoded)
+        if message[0] == Transfer.__name__
+    ]
+    return sum(balances) + sum(amounts)
+
+
+@contextlib.contextmanager
+def running_bank(place: Path, made: list[Machine]) -> Iterator[tuple[Far, dict[str, Far]]]:
+    """Run the bank, with P2 and P3 on machines of their own; yield it and them."""
+    make(place / "papers", "P2", "P3")
+    first = made[0]
+    with contextlib.ExitStack() as stack:
+
+        def start(machine: Machine, name: str, *words: object) -> Far:
+            far = Far(machine, place / f"{name}.log", *words)
+            stack.callback(far.close)
+            return far
+
+        system = start(
+            first,
+            "system",
+            *("run", "examples.bank:bank", "--store", place / "store", "--every", "500ms"),
+            *("--timeout", "2s", "--listen", first.address, "--elsewhere", "P2"),
+            *("--elsewhere", "P3", "--tls", place / "papers" / "coordinator"),
+        )
+        joined = {
+            name: start(
+                machine,
+                name,
+                *("join", "examples.bank:bank", name, "--coordinator", first.address),
+                *("--listen", machine.address, "--tls", place / "papers" / name),
+            )
+            for name, machine in zip(("P2", "P3"), made[1:], strict=True)
+        }
+        yield system, joined
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_impossible()), reason=why_impossible() or "it is possible")
+def test_a_bank_on_three_machines_over_a_bad_line_that_is_cut(tmp_path: Path) -> None:
+    """50 ms away, with 5 of 100 packets lost: snapshots go on. A cable that is out for seconds, and
+    two machines that cannot see each other for longer than their connections last: nothing is lost
+    and nobody goes back. A machine that is cut off for good is a death; when it is back, the system
+    goes on from the last snapshot. No snapshot has a coin too many or too few."""
+    with contextlib.ExitStack() as stack:
+        made = stack.enter_context(machines(3))
+        one, two, three = made
+        wire = Wire(made, delay_s=DELAY_S, loss=LOSS, seed=SEED)
+        stack.callback(wire.close)
+        system, joined = stack.enter_context(running_bank(tmp_path, made))
+        system.until("SystemRunning")
+        for _ in range(3):
+            system.until("SnapshotPublished")
+
+        two.disconnect()
+        system.until("SnapshotAbandoned")
+        two.connect()
+        system.until("SnapshotPublished")
+
+        wire.cut((two, three))
+        system.until("ConnectionTrouble", lambda event: "cannot be reached" in event["detail"])
+        wire.cut()
+        system.until("SnapshotPublished")
+        assert "ProcessDied" not in system.kinds()
+
+        wire.cut((one, three), (two, three))
+        system.until("ProcessDied", lambda event: event["process"] == "P3")
+        wire.cut()
+        system.until("SystemRunning", lambda event: event["epoch"] > 1)
+        system.until("SnapshotPublished")
+
+        assert system.stop() == 0
+        assert [far.stop() for far in joined.values()] == [0, 0]
+        assert wire.lost_count > 100
+    store = Store.open(tmp_path / "store")
+    totals = {str(entry.id): money_in(store.load(entry.id)) for entry in store.entries()}
+    assert len(totals) > 6
+    assert set(totals.values()) == {TOTAL}, totals
