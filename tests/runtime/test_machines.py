@@ -74,7 +74,7 @@ class Far:
 def money_in(snapshot: Snapshot) -> int:
     """Return how much money there is at the cut: in the accounts and on the way."""
     balances: list[int] = [
-        msgspec.msgpack.decode(p.encoded)["balance"] for p in snapshot.state.processes
+        msgspec.msgpack.decode(process.encoded)["balance"] for process in snapshot.state.processes
     ]
     amounts: list[int] = [
         message[1]
