@@ -5,12 +5,16 @@ import re
 import shlex
 import subprocess
 import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stillframe.model import Channel
 from stillframe.protocol.recorder import TRANSITIONS, Stimulus
 from stillframe.sim.scenario import play_text
+from stillframe.state_codec import StateCodec
 from stillframe.view import diagram, svg
 
 ROOT = Path(__file__).parent.parent
@@ -69,6 +73,22 @@ def test_the_readme_program_does_what_the_readme_shows(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert widen(shape(done.stdout + done.stderr)) == widen(shape(expected))
+
+
+def test_the_process_of_the_page_on_large_states_can_be_recorded() -> None:
+    """Its keyed field is one, and what it receives is what its row then holds."""
+    (program,) = blocks("python", ROOT / "docs" / "state.md")
+    module: Any = types.ModuleType("state")
+    sys.modules["state"] = module
+    try:
+        exec(program, vars(module))
+        branch = module.Branch()
+        branch.receive(Channel("A", "B"), module.Deposit("Ada", 7))
+        codec = StateCodec(module.Branch)
+    finally:
+        del sys.modules["state"]
+    assert codec.keyed.keys() == {"accounts"}
+    assert codec.decode(codec.capture(branch))["accounts"] == {"Ada": module.Account(7, 1)}
 
 
 @pytest.mark.slow
