@@ -12,7 +12,7 @@ import pytest
 
 from stillframe import Channel, Message, Process, Topology, every
 from stillframe.errors import Damaged, StillframeError, StoreError, Unavailable
-from stillframe.model import Abandoned, Reason, SnapshotId
+from stillframe.model import Abandoned, Reason
 from stillframe.restore import start_states
 from stillframe.runtime import events
 from stillframe.runtime.coordinator import PENDING_COUNT_MAX
@@ -342,12 +342,12 @@ def test_a_full_disk_makes_the_system_wait_not_end(
     raise_epoch = store.raise_epoch
     failing = 2
 
-    def full_at_first(restored_from: SnapshotId | None) -> int:
+    def full_at_first(*arguments: Any) -> int:
         nonlocal failing
         if store.epoch and failing:
             failing -= 1
             raise StoreError("store.json could not be written: No space left on device")
-        return raise_epoch(restored_from)
+        return raise_epoch(*arguments)
 
     monkeypatch.setattr(store, "raise_epoch", full_at_first)
 

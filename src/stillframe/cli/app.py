@@ -5,16 +5,17 @@ Only that module imports what is heavy (pyarrow, the event loop, Spark), so ``--
 # ruff: noqa: PLC0415 - see above
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from stillframe.cli import machines, pipelines, quantities, study
+from stillframe.cli import machines, pipelines, study
 from stillframe.cli.options import (
     AsJson,
     Elsewhere,
     Every,
     For,
+    IfIncomplete,
     InitiatorName,
     Initiators,
     InPipeline,
@@ -26,14 +27,12 @@ from stillframe.cli.options import (
     StorePath,
     Timeout,
     Tls,
+    Tolerate,
     Until,
 )
 from stillframe.cli.verdict import Command
-
-if TYPE_CHECKING:
-    from stillframe.cli.supervision import Plan
-
-MARKER_WAIT_S_MAX = 1.0
+from stillframe.errors import UsageError
+from stillframe.protocol.policy import Policy
 
 app = typer.Typer(
     name="stillframe",
@@ -78,6 +77,8 @@ def run(
     initiator: Initiators = None,
     timeout: Timeout = "10s",
     marker_wait: MarkerWait = "0",
+    if_incomplete: IfIncomplete = Policy.ABANDON,
+    tolerate: Tolerate = None,
     for_: For = None,
     until: Until = None,
     keep: Keep = None,
@@ -88,7 +89,14 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Start a system afresh and keep it running, with snapshots, until Ctrl-C or SIGTERM."""
-    plan = _plan(every, initiator, timeout, marker_wait, for_, as_json, pipeline, until, keep=keep)
+    from stillframe.cli.planning import plan_of
+
+    plan = plan_of(
+        *(every, initiator, timeout, marker_wait, for_, as_json, pipeline, until),
+        keep=keep,
+        policy=if_incomplete,
+        tolerated_count=tolerate,
+    )
     plan = machines.on_site(plan, listen, tls, elsewhere)
     from stillframe.cli import runs
 
@@ -108,6 +116,8 @@ def restore(
     initiator: Initiators = None,
     timeout: Timeout = "10s",
     marker_wait: MarkerWait = "0",
+    if_incomplete: IfIncomplete = Policy.ABANDON,
+    tolerate: Tolerate = None,
     for_: For = None,
     keep: Keep = None,
     pipeline: InPipeline = None,
@@ -128,10 +138,14 @@ def restore(
 ) -> None:
     """Go back to a snapshot, by default the last: live if the system is running (the options of
     its start stay), else by starting it again with these options."""
-    plan = _plan(
+    from stillframe.cli.planning import plan_of
+
+    plan = plan_of(
         *(every, initiator, timeout, marker_wait, for_, as_json, pipeline),
         may_migrate=migrate,
         keep=keep,
+        policy=if_incomplete,
+        tolerated_count=tolerate,
     )
     plan = machines.on_site(plan, listen, tls, elsewhere)
     if dry_run:
@@ -216,16 +230,31 @@ def list_(store: StorePath, as_json: AsJson = False) -> None:
 
 @app.command(
     cls=Command,
-    short_help="Show what a snapshot holds.",
-    epilog="Example: stillframe show money P1-17 --books",
+    short_help="Show what a snapshot holds, or what is under way.",
+    epilog="Examples: stillframe show money P1-17 --books; stillframe show money --live",
 )
 def show(
     store: StorePath,
-    snapshot: SnapshotName,
+    snapshot: OptionalSnapshotName = None,
     books: Annotated[bool, typer.Option("--books", help="Show only the books.")] = False,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Show the snapshots under way in the running system, and which processes and "
+            "channels hold them up, until none is.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a snapshot holds: process states, and what was sent, received and in channels."""
+    if live == (snapshot is not None) or (live and books):
+        raise UsageError("give either SNAPSHOT, with or without --books, or --live")
+    if snapshot is None:
+        from stillframe.cli.live import show_live
+
+        show_live(store, is_json=as_json)
+        return
     from stillframe.cli import contents
 
     contents.show_snapshot(store, snapshot, only_books=books, is_json=as_json)
@@ -322,39 +351,6 @@ def audit(
     from stillframe.cli import auditing
 
     auditing.audit(store, states_sql=states, messages_sql=messages, is_json=as_json)
-
-
-def _plan(
-    every: str,
-    initiators: list[str] | None,
-    timeout: str,
-    marker_wait: str,
-    for_: str | None,
-    is_json: bool,
-    pipeline: Path | None,
-    until: str | None = None,
-    *,
-    may_migrate: bool = False,
-    keep: int | None = None,
-) -> "Plan":
-    every_s = quantities.parse_interval("--every", every)
-    timeout_s = quantities.parse_duration("--timeout", timeout)
-    marker_wait_s = quantities.parse_wait("--marker-wait", marker_wait, max_s=MARKER_WAIT_S_MAX)
-    for_s = None if for_ is None else quantities.parse_duration("--for", for_)
-    from stillframe.cli.supervision import Plan
-
-    return Plan(
-        every_s,
-        tuple(initiators or ()),
-        timeout_s,
-        for_s,
-        is_json,
-        pipeline=pipeline,
-        until=until,
-        marker_wait_s=marker_wait_s,
-        may_migrate=may_migrate,
-        keep_count=keep,
-    )
 
 
 def main() -> None:

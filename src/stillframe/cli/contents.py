@@ -9,6 +9,7 @@ import msgspec
 
 from stillframe.cli import output, quantities
 from stillframe.cli.books import books, put_books
+from stillframe.cli.request import without
 from stillframe.model import ChannelState, ProcessState, Snapshot
 from stillframe.store.store import Store
 from stillframe.topology import Description
@@ -31,6 +32,7 @@ def show_snapshot(path: Path, name: str, *, only_books: bool, is_json: bool) -> 
     output.say(
         f"snapshot {snapshot.id}: epoch {snapshot.epoch}, initiated "
         f"{quantities.moment(snapshot.initiated_at)}, recorded in {quantities.duration(recorded_s)}"
+        f"{without(snapshot.excluded)}"
     )
     if only_books:
         put_books(snapshot.state)
@@ -72,6 +74,7 @@ def _document(snapshot: Snapshot, description: Description, *, only_books: bool)
         "epoch": snapshot.epoch,
         "initiated_at": snapshot.initiated_at,
         "completed_at": snapshot.completed_at,
+        "excluded": snapshot.excluded,
         "channels": channels,
     }
     if only_books:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from stillframe.cli import output, quantities
+from stillframe.cli.request import without
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 
@@ -42,6 +43,7 @@ def list_snapshots(path: Path, *, is_json: bool) -> None:
         output.say(f"the store {path} holds no snapshot yet")
         return
     output.put_table("", COLUMNS, map(_row, entries), texts=2)
+    output.say(*(f"{e.id}{without(e.excluded)}" for e in entries if e.excluded))
     output.say(f"{quantities.count(len(entries), 'snapshot')}; a restore goes back to {current.id}")
 
 

@@ -31,8 +31,8 @@ def sentence(event: events.Event) -> str:
             text = f"waiting for {', '.join(processes)} to join: start their programs"
         case events.SnapshotPublished(entry):
             text = published(entry)
-        case events.SnapshotAbandoned(abandoned):
-            text = str(abandoned)
+        case events.SnapshotAbandoned(abandoned, retried_as):
+            text = f"{abandoned}{f'; tried again as {retried_as}' if retried_as else ''}"
         case events.SnapshotSkipped(under_way):
             text = f"a snapshot was due and skipped: {under_way} is still under way"
         case events.ProcessDied(process, cause, story):
@@ -56,7 +56,8 @@ class Narrator:
     """Takes events. On a terminal a status line moves meanwhile, which `showing` turns on: epoch,
     processes, snapshots published; of the last one age, latency and how many messages it caught.
 
-    Of snapshots that succeed it writes only the first one of each epoch.
+    Of snapshots that succeed it writes only the first one of each epoch, and those that a process
+    took no part in.
 
     Args:
         process_count: how many processes the system has.
@@ -87,7 +88,7 @@ class Narrator:
                 is_first = self._last is None or self._last.epoch != entry.epoch
                 self._last = entry
                 self._published_count += 1
-                if not is_first:
+                if not is_first and not entry.excluded:
                     return
             case _:
                 pass

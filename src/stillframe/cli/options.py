@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from stillframe.cli.rules import Network, Rules
+from stillframe.protocol.policy import Policy
 
 StorePath = Annotated[
     Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)
@@ -56,6 +57,24 @@ MarkerWait = Annotated[
     typer.Option(
         metavar="DURATION",
         help="Let a marker wait this long for a message of its channel to ride on, at most 1s.",
+    ),
+]
+IfIncomplete = Annotated[
+    Policy,
+    typer.Option(
+        help="What to do with a snapshot for which a part is missing: abandon it; retry at once "
+        "from another initiator, three times at most; or exclude from it a process without "
+        "channels, with the state that it recorded last."
+    ),
+]
+Tolerate = Annotated[
+    int | None,
+    typer.Option(
+        metavar="COUNT",
+        min=0,
+        help="End the system when more snapshots than this in a row are abandoned.  "
+        "[default: never]",
+        show_default=False,
     ),
 ]
 For = Annotated[

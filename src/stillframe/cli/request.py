@@ -1,5 +1,6 @@
 """``stillframe snapshot``: ask the running system for one."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import typer
@@ -7,7 +8,7 @@ import uvloop
 
 from stillframe.cli import output, quantities
 from stillframe.cli.verdict import EXIT_NO
-from stillframe.model import ProcessId
+from stillframe.model import ProcessId, SnapshotId
 from stillframe.runtime.commands import TakeSnapshot, command
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -32,11 +33,19 @@ def take_snapshot(path: Path, initiator: ProcessId | None, *, is_json: bool) -> 
     output.say(published(done.entry))
 
 
+def without(excluded: Mapping[ProcessId, SnapshotId]) -> str:
+    """Say which processes took no part in a snapshot; nothing if all did."""
+    return "".join(
+        f"; {process} took no part, and its state is that of {snapshot}"
+        for process, snapshot in excluded.items()
+    )
+
+
 def published(entry: Entry) -> str:
     """Say what a published snapshot is."""
     return (
         f"snapshot {entry.id}: {quantities.count(entry.message_count, 'message')} caught in "
         f"channels, recorded in {quantities.duration(entry.completed_at - entry.initiated_at)}, "
         f"published after {quantities.duration(entry.published_at - entry.initiated_at)}, "
-        f"{quantities.size(entry.bytes)}"
+        f"{quantities.size(entry.bytes)}{without(entry.excluded)}"
     )

@@ -132,6 +132,8 @@ def _supervise(
             migrate=plan.may_migrate,
             pipeline=plan.pipeline,
             site=plan.site,
+            policy=plan.policy,
+            tolerated_count=plan.tolerated_count,
             emit=emit,
         )
         plan = msgspec.structs.replace(plan, initiators=initiators)

@@ -16,6 +16,7 @@ from stillframe.errors import StillframeError
 from stillframe.model import ProcessId
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
+from stillframe.protocol.policy import Policy
 from stillframe.runtime.commands import serve_commands
 from stillframe.runtime.periodic import take_periodically
 from stillframe.runtime.site import ALL_HERE, Site
@@ -34,6 +35,7 @@ class Plan(msgspec.Struct, frozen=True):
     the snapshots. `site` is what of the system is on this machine. With `may_migrate` it may go on
     from a snapshot that was taken of other code.
     All but the newest `keep_count` snapshots are removed; None keeps all.
+    `policy` and `tolerated_count` are about snapshots that are abandoned, as ``Supervisor`` has it.
     """
 
     every_s: float | None
@@ -47,6 +49,8 @@ class Plan(msgspec.Struct, frozen=True):
     may_migrate: bool = False
     keep_count: int | None = None
     site: Site = ALL_HERE
+    policy: Policy = Policy.ABANDON
+    tolerated_count: int | None = None
 
 
 class Stop:

@@ -13,6 +13,7 @@ import msgspec
 
 from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, ProcessId, SnapshotId
+from stillframe.protocol.holdup import UnderWay
 from stillframe.runtime.running import find
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.manifest import Entry
@@ -45,6 +46,10 @@ class Drop(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Say which snapshots are under way, and who holds each of them up."""
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The request was carried out; the system is in `epoch`.
 
@@ -55,6 +60,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     detail: str | None = None
     entry: Entry | None = None
     abandoned: Abandoned | None = None
+    under_way: tuple[UnderWay, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -64,7 +70,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     is_usage: bool
 
 
-Request = TakeSnapshot | RestoreSnapshot | Save | Drop
+Request = TakeSnapshot | RestoreSnapshot | Save | Drop | Look
 
 # An entry names its directory: a path, which JSON has no word for.
 _encode = msgspec.json.Encoder(enc_hook=str).encode
@@ -105,6 +111,10 @@ async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Done |
         if isinstance(request, Drop):
             reason = await asyncio.to_thread(system.store.drop, request.text)
             return Done(system.store.epoch, reason)
+        if isinstance(request, Look):
+            await system.until_running()
+            assert system.coordinator is not None
+            return Done(system.store.epoch, under_way=await system.coordinator.look())
         outcome = await system.snapshot(request.initiator)
         if isinstance(outcome, Abandoned):
             return Done(system.store.epoch, abandoned=outcome)
