@@ -53,6 +53,15 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
             ),
         ),
         (
+            events.SnapshotAbandoned(
+                Abandoned(SnapshotId("P1", 7), Reason.NOT_RECORDED), SnapshotId("P2", 8)
+            ),
+            (
+                "snapshot P1-7 was abandoned: a process could not record its state; tried again "
+                "as P2-8"
+            ),
+        ),
+        (
             events.SnapshotAbandoned(Abandoned(SnapshotId("P1", 7), Reason.DEADLINE, ("P3",))),
             (
                 "snapshot P1-7 was abandoned: the deadline passed before every process had "

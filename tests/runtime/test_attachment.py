@@ -16,6 +16,7 @@ from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline import Pipeline, join
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.published import Manifest
+from stillframe.protocol.policy import Policy
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.runtime.mixed import CHANNELS, COINS, SERVICES, START, Mint, system
@@ -133,3 +134,18 @@ def test_a_system_without_a_service_of_the_pipeline_is_refused(tmp_path: Path) -
         pytest.raises(UsageError, match=r"no process of the system \(bank, till\).*\(mint\)"),
     ):
         Supervisor(REFERENCE, store, pipeline=other.path)
+
+
+def test_a_system_in_a_pipeline_has_no_policy_of_its_own(tmp_path: Path) -> None:
+    """A try that the pipeline has not asked for would belong to none of its snapshots."""
+
+    async def main(store: Store) -> None:
+        pipeline = new_pipeline(tmp_path)
+        system = Supervisor(REFERENCE, store, pipeline=pipeline.path, policy=Policy.RETRY)
+        with pytest.raises(UsageError, match="the policy 'retry' is not for this system alone"):
+            await system.__aenter__()
+
+    with contextlib.closing(
+        Store.create(tmp_path / "store", description=system.description, reference=REFERENCE)
+    ) as store:
+        asyncio.run(main(store))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stillframe import Process, SnapshotId, Topology, every
+from stillframe import Keyed, Process, SnapshotId, Topology, every
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned, Reason
 from stillframe.protocol.policy import TRY_COUNT_MAX, Policy
@@ -32,12 +32,14 @@ class Alone(Process):
 
     gate = asyncio.Event()
     count: int = 0
+    seen: Keyed[int, int] = field(default_factory=Keyed)
     told: list[str] = field(default_factory=list)
 
     @every(ms=1)
     async def act(self) -> None:
         """Count, and wait to be let go on."""
         self.count += 1
+        self.seen[self.count] = self.count
         await Alone.gate.wait()
 
     def on_published(self, snapshot: SnapshotId) -> None:
@@ -64,11 +66,13 @@ def fields_of(system: LocalSystem, snapshot: SnapshotId) -> Alone:
     state = system.store.load(snapshot).state.processes[2]
     alone = Alone()
     StateCodec(Alone).restore(alone, state.encoded)
+    assert dict(alone.seen) == {number: number for number in range(1, alone.count + 1)}
     return alone
 
 
 def test_a_process_without_channels_is_left_out_and_that_is_said(tmp_path: Path) -> None:
-    """Its state is the one that it recorded last, and it is not told that its own cut is safe."""
+    """Its state is the one that it recorded last, keyed fields and all; it is not told that its own
+    cut is safe; and what changed meanwhile is in the next snapshot."""
 
     async def main() -> None:
         Alone.gate = asyncio.Event()

@@ -1,0 +1,126 @@
+"""``show --live`` and what is said of snapshots that a process took no part in."""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from stillframe.cli import live
+from stillframe.model import Abandoned, Channel, SnapshotId
+from stillframe.protocol.holdup import Cause, Holdup, UnderWay
+from stillframe.protocol.policy import Policy
+from stillframe.runtime.commands import serve_commands
+from stillframe.runtime.supervisor import Supervisor
+from tests.cli.conftest import Call
+from tests.runtime.watch import new_store, program
+
+TIMEOUT_S = 60
+HOLDUP = Holdup("C", Cause.SILENT, 3.0, (Channel("C", "A"),))
+
+
+@pytest.mark.parametrize("arguments", [(), ("A-1", "--live"), ("--live", "--books")])
+def test_what_to_show_is_one_of_two(call: Call, money: Path, arguments: tuple[str, ...]) -> None:
+    """A snapshot, or what is under way."""
+    result = call("show", money, *arguments)
+    assert result.exit_code == 2
+    assert "give either SNAPSHOT, with or without --books, or --live" in result.stderr
+
+
+def test_without_a_running_system_nothing_is_under_way(call: Call, money: Path) -> None:
+    """The error says how to start it."""
+    result = call("show", money, "--live")
+    assert result.exit_code == 2
+    assert "no system is running on the store" in result.stderr
+
+
+def test_a_line_comes_when_something_changes_and_not_because_time_goes_by(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A cause that stays is told once."""
+    told: dict[SnapshotId, str] = {}
+    waits = UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("A", "C"), (HOLDUP,))
+    for _ in range(2):
+        live._put_changes((waits,), told)
+    live._put_changes((UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("C",), (HOLDUP,)),), told)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("missing: ")[2].partition(";")[0] for line in lines] == ["A, C", "C"]
+    assert all("; markers are awaited on C->A" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_stopped_process_is_shown_while_the_snapshot_waits(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As JSON once, and as lines until the process goes on and the snapshot is published."""
+    store = new_store(tmp_path, "trio")
+    is_shown = threading.Event()
+    put_changes = live._put_changes
+
+    def put(shown: live.Shown, told: dict[SnapshotId, str]) -> None:
+        put_changes(shown, told)
+        if any(cause.process == "C" for under_way in shown for cause in under_way.holdups):
+            is_shown.set()
+
+    monkeypatch.setattr(live, "_put_changes", put)
+
+    async def main() -> tuple[str, str]:
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Supervisor(program("trio"), store, timeout_s=TIMEOUT_S) as system,
+            serve_commands(system),
+        ):
+            idle = await asyncio.to_thread(call, "show", store.path, "--live")
+            assert (idle.exit_code, idle.stdout) == (0, "")
+            assert "no snapshot is under way" in idle.stderr
+            os.kill(system.children["C"].pid, signal.SIGSTOP)
+            result = await system.begin_snapshot("A")
+            once = await asyncio.to_thread(call, "show", store.path, "--live", "--json")
+            following = asyncio.create_task(asyncio.to_thread(call, "show", store.path, "--live"))
+            await asyncio.to_thread(is_shown.wait, TIMEOUT_S)
+            os.kill(system.children["C"].pid, signal.SIGCONT)
+            await result
+            shown = await following
+            assert shown.exit_code == 0
+            assert "snapshot A-1 was published" in shown.stderr
+            return once.stdout, shown.stdout
+
+    once, shown = asyncio.run(main())
+    (under_way,) = json.loads(once)["under_way"]
+    assert under_way["snapshot"] == "A-1"
+    assert "C" in under_way["missing"]
+    (holdup,) = [found for found in under_way["holdups"] if found["cause"] == "SILENT"]
+    assert holdup["process"] == "C"
+    assert "C does not answer, and was not heard of for" in shown
+    store.close()
+
+
+@pytest.mark.slow
+def test_what_a_process_took_no_part_in_says_so(tmp_path: Path, call: Call) -> None:
+    """``list`` and ``show`` name the process and the snapshot that its state is from."""
+    store = new_store(tmp_path, "loose")
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Supervisor(program("loose"), store, timeout_s=1.0, policy=Policy.EXCLUDE) as system,
+        ):
+            while isinstance(await system.snapshot("A"), Abandoned):
+                pass
+            os.kill(system.children["R"].pid, signal.SIGSTOP)
+            while isinstance(await system.snapshot("A"), Abandoned):
+                pass
+
+    asyncio.run(main())
+    first, second = store.entries()[-2:]
+    store.close()
+    words = f"R took no part, and its state is that of {first.id}"
+    assert words in call("list", store.path).stderr
+    assert words in call("show", store.path, second.id).stderr
+    assert words not in call("show", store.path, first.id).stderr
+    shown = json.loads(call("show", store.path, second.id, "--json").stdout)
+    assert shown["excluded"] == {"R": str(first.id)}
+    assert call("verify", store.path).exit_code == 0
