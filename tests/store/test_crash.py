@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stillframe.errors import StoreError
-from stillframe.store import contents, disk
+from stillframe.store import contents, disk, upkeep
 from stillframe.store.store import Store
 from tests.store.samples import DESCRIPTION, Transfer, global_state, publish, snapshot_of
 
@@ -31,17 +31,13 @@ class StepCounter:
         self.steps = itertools.count(1)
         self.died = False
         for owner, name in (
-            *((contents, "sync"), (disk, "sync"), (Path, "mkdir")),
-            *((Path, "rename"), (Path, "replace")),
+            *((contents, "sync"), (disk, "sync"), (upkeep, "sync"), (Path, "mkdir")),
+            *((Path, "rename"), (Path, "replace"), (Path, "unlink"), (shutil, "rmtree")),
         ):
             monkeypatch.setattr(owner, name, self.step(getattr(owner, name)))
         write_new = disk.write_new
         for module in (contents, disk):
             monkeypatch.setattr(module, "write_new", self.torn(write_new))
-        rmtree = shutil.rmtree
-        monkeypatch.setattr(
-            shutil, "rmtree", lambda *args, **kw: None if self.died else rmtree(*args, **kw)
-        )
 
     def step(self, act: Callable[..., Any]) -> Callable[..., Any]:
         """Count a step; die before it when its turn has come."""
