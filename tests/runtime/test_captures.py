@@ -21,7 +21,7 @@ from stillframe.state_codec import StateCodec
 from tests.runtime.links import until
 
 S1, S2 = SnapshotId("P", 1), SnapshotId("P", 2)
-ROW_COUNT = 100
+ROW_COUNT = 2_000
 
 
 @dataclass
@@ -132,6 +132,21 @@ def test_a_large_one_is_recorded_in_slices_between_which_it_changes() -> None:
     assert slices > 2
     assert accounts(recording.state(S1)) == dict.fromkeys(range(ROW_COUNT), 0)
     assert recording.parts[S1].capture_s > 0
+
+
+def test_slices_grow_so_that_a_capture_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is always busy gives a capture few turns: an old one gets more of each."""
+    counts = []
+    for patience_s in (captures.PATIENCE_S * 1e9, 1e-9):
+        monkeypatch.setattr(captures, "PATIENCE_S", patience_s)
+        recording = Recording(filled(50_000))
+        recording.cut(S1)
+        while recording.go_on():
+            pass
+        rows = recording.state(S1).keyed["accounts"].rows
+        assert sum(some.count for some in rows) == 50_000
+        counts.append(max(some.count for some in rows))
+    assert counts[0] * 2 < counts[1]
 
 
 def test_snapshots_that_overlap_each_have_their_own_cut() -> None:

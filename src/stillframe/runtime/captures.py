@@ -25,8 +25,11 @@ PART_BYTES_MAX = wire.CONTROL_BYTES_MAX - 2**20
 PIECE_BYTES = 2**18
 SLICE_S = 0.0005
 """A slice may take so long; the number of keys in one is felt for, within these bounds."""
-SLICE_COUNT_MIN = 16
-SLICE_COUNT_MAX = 16_384
+SLICE_COUNT_MIN, SLICE_COUNT_FIRST = 16, 256
+SLICE_COUNT_MAX = 2**17
+PATIENCE_S = 0.5
+"""After so long a capture's slices grow with its age: a process that is always busy must not keep
+it from ending before the deadline."""
 IN_PLACE_S = 0.005
 """A state whose encoding takes longer than this is encoded in a forked process, if that pays."""
 
@@ -52,6 +55,7 @@ class _Capture:
         forked: the process that encodes the fields that are not keyed, while there is one.
         fragment: the recorder's part, when it is complete.
         byte_count: how much went before the part itself.
+        slice_count: how many keys the next slice has.
         pause_s: how long the process stood still for it.
         capture_s: how long it took from the cut until all was encoded, if it is.
     """
@@ -64,6 +68,7 @@ class _Capture:
         self.forked: Forked | None = None
         self.fragment: Fragment | None = None
         self.byte_count = 0
+        self.slice_count = SLICE_COUNT_FIRST
         self.began = time.perf_counter()
         self.pause_s = 0.0
         self.capture_s: float | None = None
@@ -103,7 +108,6 @@ class Captures:
         self.report = report
         self._changes = Changes(codec, subject, base)
         self._open: dict[SnapshotId, _Capture] = {}
-        self._slice_count = SLICE_COUNT_MIN
         self._is_scheduled = False
         self._in_place_s: float | None = None
         self._fork_s = 0.0
@@ -132,7 +136,7 @@ class Captures:
         try:
             if not self._fork(capture, others):
                 self._encode(capture, others)
-            while capture.cut is not None and cut.total_count <= SLICE_COUNT_MIN:
+            while capture.cut is not None and cut.total_count <= SLICE_COUNT_FIRST:
                 self._take_rows(capture)
         except UsageError:
             self._close(capture)
@@ -250,7 +254,7 @@ class Captures:
     def _take_rows(self, capture: _Capture) -> None:
         assert capture.cut is not None
         began = time.thread_time()  # what others keep us from must not make slices smaller
-        taken = capture.cut.take(self._slice_count)
+        taken = capture.cut.take(capture.slice_count)
         if taken is None:
             capture.state = msgspec.structs.replace(capture.state, keyed=capture.cut.removals())
             capture.cut = None
@@ -259,10 +263,12 @@ class Captures:
         capture.byte_count += len(rows.keys) + len(rows.values)
         self.report(control.PartRows(capture.snapshot, field, rows))
         took_s = time.thread_time() - began
-        if took_s > SLICE_S:
-            self._slice_count = max(SLICE_COUNT_MIN, self._slice_count // 2)
-        elif took_s < SLICE_S / 3 and rows.count * 2 > self._slice_count:
-            self._slice_count = min(SLICE_COUNT_MAX, self._slice_count * 2)
+        age_s = time.perf_counter() - capture.began
+        wanted_s = 0.8 * SLICE_S * max(1.0, age_s / PATIENCE_S)
+        factor = min(max(wanted_s / max(took_s, 1e-6), 0.5), 2.0)
+        if factor < 1 or rows.count * 2 > capture.slice_count:
+            wanted_count = int(capture.slice_count * factor)
+            capture.slice_count = min(max(wanted_count, SLICE_COUNT_MIN), SLICE_COUNT_MAX)
 
     def _send_piece(self, capture: _Capture, piece: bytes) -> None:
         capture.byte_count += len(piece)

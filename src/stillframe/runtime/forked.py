@@ -12,6 +12,7 @@ import os
 import signal
 import struct
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,7 +68,10 @@ class Forked:
         self._pipe, inlet = os.pipe()
         try:
             watcher.add_reader(self._pipe, self._read)
-            self._pid = os.fork()
+            with warnings.catch_warnings():
+                # Of threads in a process that forks: the child uses nothing that they may hold.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._pid = os.fork()
             if self._pid == 0:
                 _encode_and_exit(encode, inlet)
             self._pidfd = self._open_pidfd()
