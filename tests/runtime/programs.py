@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from stillframe import Channel, Joined, Message, Process, SnapshotId, Topology, every
+from stillframe import Channel, Joined, Keyed, Message, Process, SnapshotId, Topology, every
 
 
 class Tick(Message):
@@ -102,6 +102,14 @@ class Books:
     sent: int = 0
 
 
+@dataclass
+class Shelf:
+    """What a joined program records that keeps the newest tick of each place."""
+
+    places: Keyed[int, int] = field(default_factory=Keyed)
+    received: int = 0
+
+
 rally = Topology.mesh({"A": Player(serves=True), "B": Player()})
 pipeline = Topology({"A": Source(), "B": Relay(), "C": Sink()}, [("A", "B"), ("B", "C")])
 raising = Topology({"A": Source(), "B": Raises()}, [("A", "B")])
@@ -110,5 +118,6 @@ sending = Topology({"J": Joined(state=Books), "S": Sink()}, [("J", "S")])
 joining = Topology(
     {"A": Source(), "J": Joined(state=Books, accepts=Tick), "S": Sink()}, [("A", "J"), ("J", "S")]
 )
+shelving = Topology({"A": Source(), "J": Joined(state=Shelf, accepts=Tick)}, [("A", "J")])
 trio = Topology.mesh({"A": Sink(), "B": Sink(), "C": Sink()})
 loose = Topology({"A": Source(limit=9), "B": Sink(), "R": Sink()}, [("A", "B")])

@@ -134,6 +134,15 @@ def test_a_large_one_is_recorded_in_slices_between_which_it_changes() -> None:
     assert recording.parts[S1].capture_s > 0
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_waiting_for_markers_is_no_part_of_the_capture(*, is_whole: bool) -> None:
+    """Its time is known when all is encoded, whenever the recorder is done."""
+    recording = Recording(filled(3))
+    recording.captures.begin(S1, is_whole=is_whole)
+    assert recording.captures._open[S1].capture_s is not None
+    assert recording.parts == {}
+
+
 def test_slices_grow_so_that_a_capture_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is always busy gives a capture few turns: an old one gets more of each."""
     counts = []

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stillframe import join
 from stillframe.errors import StoreError
 from stillframe.keyed import Keyed
 from stillframe.model import Abandoned, Channel, Reason, Snapshot
@@ -21,10 +22,13 @@ from stillframe.process import Message, Process, every
 from stillframe.restore import start_states
 from stillframe.runtime.events import SystemRunning
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.turns import Participant
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.runtime.local import LocalSystem
+from tests.runtime.programs import Shelf, Tick, shelving
+from tests.runtime.test_joined import waiting_system
 from tests.runtime.watch import Watch, take
 
 ACCOUNT_COUNT = 1_000
@@ -166,6 +170,39 @@ def test_a_kill_takes_all_back_to_a_snapshot_of_changes(tmp_path: Path) -> None:
 
     with contextlib.closing(store):
         asyncio_test(main)
+
+
+@pytest.mark.slow
+def test_a_joined_program_has_keyed_fields_too(tmp_path: Path) -> None:
+    """Each snapshot has exactly the rows that the messages before its cut have set."""
+    place_count = 700
+
+    async def receive(me: Participant, shelf: Shelf) -> None:
+        async for _, message in me:
+            assert isinstance(message, Tick)
+            shelf.received += 1
+            shelf.places[message.serial % place_count] = message.serial
+
+    async def main() -> None:
+        shelf = Shelf()
+        async with (
+            waiting_system(tmp_path, "shelving") as (running, watch),
+            join("J", topology=shelving, store=tmp_path / "store", state=shelf) as me,
+        ):
+            receiving = asyncio.get_running_loop().create_task(receive(me, shelf))
+            await watch.until_epoch(1)
+            for _ in range(3):
+                snapshot = await take(running)
+                encoded = snapshot.state.processes[1].encoded
+                recorded = msgspec.msgpack.decode(encoded, type=dict[str, Any], strict=False)
+                count = recorded["received"]
+                serials = range(max(1, count - place_count + 1), count + 1)
+                assert recorded["places"] == {serial % place_count: serial for serial in serials}
+            assert running.store.entries()[-1].bases
+            receiving.cancel()
+            await asyncio.wait([receiving])
+
+    asyncio_test(main)
 
 
 @pytest.mark.slow

@@ -129,6 +129,7 @@ class Captures:
         if is_whole:
             state = ProcessState(self._process, kind, self._codec.capture(self._subject))
             self._open[snapshot] = _Capture(snapshot, state, None)
+            self._finish(self._open[snapshot])
             return state
         others = self._codec.others(self._subject)
         cut = self._changes.cut(snapshot)
@@ -142,6 +143,7 @@ class Captures:
             self._close(capture)
             raise
         self._open[snapshot] = capture
+        self._finish(capture)
         self._go_on_later()
         return capture.state
 
@@ -165,6 +167,8 @@ class Captures:
             return False
 
         def ended(error: str | None, took_s: float) -> None:
+            # What it took there it would take here. Of one that died nothing is known, and the
+            # next state is encoded in place: that needs less memory.
             self._in_place_s = took_s
             capture.forked = None
             if error is None:
