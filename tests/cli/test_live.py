@@ -101,12 +101,12 @@ def test_a_stopped_process_is_shown_while_the_snapshot_waits(
 @pytest.mark.slow
 def test_what_a_process_took_no_part_in_says_so(tmp_path: Path, call: Call) -> None:
     """``list`` and ``show`` name the process and the snapshot that its state is from."""
-    store = new_store(tmp_path, "loose")
+    store = new_store(tmp_path, "separate")
 
     async def main() -> None:
         async with (
             asyncio.timeout(TIMEOUT_S),
-            Supervisor(program("loose"), store, timeout_s=1.0, policy=Policy.EXCLUDE) as system,
+            Supervisor(program("separate"), store, timeout_s=1.0, policy=Policy.EXCLUDE) as system,
         ):
             while isinstance(await system.snapshot("A"), Abandoned):
                 pass

@@ -120,4 +120,4 @@ joining = Topology(
 )
 shelving = Topology({"A": Source(), "J": Joined(state=Shelf, accepts=Tick)}, [("A", "J")])
 trio = Topology.mesh({"A": Sink(), "B": Sink(), "C": Sink()})
-loose = Topology({"A": Source(limit=9), "B": Sink(), "R": Sink()}, [("A", "B")])
+separate = Topology({"A": Source(limit=9), "B": Sink(), "R": Sink()}, [("A", "B")])

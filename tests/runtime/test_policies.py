@@ -184,13 +184,13 @@ def test_after_a_restore_the_state_is_the_one_that_the_epoch_began_with(tmp_path
     """Nothing has been published in this epoch, and yet there is a recorded state."""
 
     async def main() -> None:
-        store = new_store(tmp_path, "loose")
+        store = new_store(tmp_path, "separate")
         async with asyncio.timeout(TIMEOUT_S):
-            async with Supervisor(program("loose"), store) as system:
+            async with Supervisor(program("separate"), store) as system:
                 first = await system.snapshot()
             assert isinstance(first, Entry)
             async with Supervisor(
-                program("loose"), store, timeout_s=1.0, restore=first.id, policy=Policy.EXCLUDE
+                program("separate"), store, timeout_s=1.0, restore=first.id, policy=Policy.EXCLUDE
             ) as system:
                 os.kill(system.children["R"].pid, signal.SIGSTOP)
                 while isinstance(outcome := await system.snapshot(), Abandoned):
@@ -244,7 +244,7 @@ def test_too_many_abandoned_in_a_row_end_the_system(tmp_path: Path) -> None:
         async with (
             asyncio.timeout(TIMEOUT_S),
             Supervisor(
-                program("loose"),
+                program("separate"),
                 store,
                 timeout_s=0.3,
                 policy=Policy.RETRY,
@@ -257,7 +257,7 @@ def test_too_many_abandoned_in_a_row_end_the_system(tmp_path: Path) -> None:
                 await system.snapshot("A")
             await system.finished
 
-    watch, store = Watch(), new_store(tmp_path, "loose")
+    watch, store = Watch(), new_store(tmp_path, "separate")
     with pytest.raises(StillframeError) as caught:
         asyncio.run(run(store, watch))
     assert "2 snapshots in a row were abandoned, and 1 are tolerated" in str(caught.value)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -45,19 +46,19 @@ async def _put_once(path: Path) -> None:
 
 
 async def _follow(path: Path) -> None:
-    console = Console(highlight=False)
-    if console.is_terminal:
+    console = output.words()
+    if console.is_terminal and sys.stdout.isatty():
         with Live(console=console, transient=True) as live:
-            async for shown in _looks(path):
+            async for shown in _looks(path, console):
                 live.update(_table(shown, time.time()))
     else:
         told: dict[SnapshotId, str] = {}
-        async for shown in _looks(path):
+        async for shown in _looks(path, console):
             _put_changes(shown, told)
     output.say("no snapshot is under way")
 
 
-async def _looks(path: Path) -> AsyncIterator[Shown]:
+async def _looks(path: Path, console: Console) -> AsyncIterator[Shown]:
     """Yield what is under way until nothing is; say of each snapshot how it ended."""
     before: Shown = ()
     while True:
@@ -65,7 +66,8 @@ async def _looks(path: Path) -> AsyncIterator[Shown]:
         present = {under_way.snapshot for under_way in shown}
         for under_way in before:
             if under_way.snapshot not in present:
-                output.say(_ending(path, under_way.snapshot))
+                # To the console that shows the table, which would else be drawn over it.
+                output.say(_ending(path, under_way.snapshot), console=console)
         if not shown:
             return
         yield shown
