@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stillframe.errors import UsageError
-from stillframe.model import ChannelState, IncomingRecord, ProcessId, Snapshot, SnapshotId
+from stillframe.errors import ProtocolViolation, UsageError
+from stillframe.model import Channel, ChannelState, IncomingRecord, ProcessId, Snapshot, SnapshotId
 from stillframe.topology import Description
 
 
@@ -80,6 +80,32 @@ def start_states(
         )
         for state in snapshot.state.processes
     }
+
+
+def check_start(start: Start, process: ProcessId, description: Description) -> None:
+    """Check that a process of `description` can begin with what it was told.
+
+    Raises:
+        ProtocolViolation: it is of another class or has other channels.
+        NotConsistent: the books of a channel do not balance.
+    """
+    sources = tuple(record.source for record in start.incoming)
+    targets = tuple(start.sent_counts)
+    if (
+        start.kind != description.processes[process]
+        or sources != description.incoming(process)
+        or targets != description.outgoing(process)
+        or min(start.sent_counts.values(), default=0) < 0
+    ):
+        raise ProtocolViolation(
+            f"process {process} is told to begin as {start.kind!r}, with channels from "
+            f"{', '.join(sources) or 'nobody'} and to {', '.join(targets) or 'nobody'}: the "
+            "coordinator runs another topology, or bytes were lost"
+        )
+    for record in start.incoming:
+        sent_count = record.received_count + sum(batch.count for batch in record.batches)
+        channel = Channel(record.source, process)
+        ChannelState(channel, sent_count, record.received_count, record.batches).check_books()
 
 
 def _incoming(state: ChannelState) -> IncomingRecord:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import DECODING_ERRORS, UsageError
 from stillframe.keyed import Keyed
 from stillframe.model import KeyedChange
 from stillframe.process import ATTACHED, field_types, is_immutable
@@ -162,7 +162,7 @@ class StateCodec:
                 raise msgspec.ValidationError(f"changes of {sorted(changes)} were recorded")
             for name, change in changes.items():
                 self._check_change(name, change)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except DECODING_ERRORS as error:
             raise UsageError(
                 f"a field of {self.kind.__name__} does not hold what it is declared with: {error}; "
                 "a restore could not read it"
@@ -176,7 +176,7 @@ class StateCodec:
         for decoder, encoded, count in arrays:
             try:
                 found = decoder.decode(encoded)
-            except msgspec.MsgspecError as error:
+            except DECODING_ERRORS as error:
                 raise msgspec.ValidationError(f"{error} (in {name})") from error
             if len(found) != count:
                 raise msgspec.ValidationError(f"{name} has {len(found)} entries and not {count}")
@@ -198,7 +198,7 @@ class StateCodec:
         """
         try:
             state = self._decoder.decode(encoded)
-        except msgspec.MsgspecError as error:
+        except DECODING_ERRORS as error:
             raise UsageError(
                 f"class {self.kind.__name__} does not fit the recorded state: {error}"
             ) from error

@@ -11,7 +11,7 @@ from typing import BinaryIO, NoReturn, TypeVar
 
 import msgspec
 
-from stillframe.errors import NotConsistent, UsageError
+from stillframe.errors import DECODING_ERRORS, NotConsistent, UsageError
 from stillframe.model import Channel, ProcessId, SnapshotId, check_process_id
 from stillframe.trace import Event, MarkerStep, Step, Trace, clean_label
 from stillframe.whole_file import write_whole
@@ -188,7 +188,7 @@ def _read_line(path: Path, number: int, file: BinaryIO) -> bytes:
 def _decode(path: Path, number: int, decoder: msgspec.json.Decoder[_Line], line: bytes) -> _Line:
     try:
         return decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODING_ERRORS as error:
         _refuse(path, number, str(error))
 
 

@@ -193,3 +193,15 @@ def test_deep_nesting_is_a_violation() -> None:
     body = b"STFR\x00\x02" + b"\x91" * 4000
     with pytest.raises(ProtocolViolation):
         feed(reader(is_open=False), (len(body) + 1).to_bytes(4, "big") + b"\x01" + body, 9999)
+
+
+def test_memory_follows_what_has_come_and_not_what_was_announced() -> None:
+    """Whoever announces the largest frame there is gets room for a few bytes at a time."""
+    announced = wire.FrameReader()
+    announced.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
+    head = wire.CONTROL_BYTES_MAX.to_bytes(4, "big") + bytes([wire.Kind.CONTROL])
+    came = 0
+    for piece in (head, *[bytes(100_000)] * 30):
+        assert feed(announced, piece, 2**20) == []
+        came += len(piece)
+        assert len(announced.writable()) <= max(2**16, came)

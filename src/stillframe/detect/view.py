@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import DECODING_ERRORS, UsageError
 from stillframe.model import Channel, ChannelState, ProcessId, ProcessState, Snapshot, SnapshotId
 from stillframe.process import Message, Process
 from stillframe.protocol.performer import Performer, union_of
@@ -93,7 +93,7 @@ def _messages(topology: Topology, state: ChannelState) -> tuple[Message, ...]:
     decoder = msgspec.msgpack.Decoder(list[union_of(accepts)])  # type: ignore[misc]
     try:
         return tuple(m for batch in state.batches for m in decoder.decode(batch.encoded))
-    except msgspec.MsgspecError as error:
+    except DECODING_ERRORS as error:
         raise UsageError(
             f"a message on channel {state.channel} does not fit the topology: {error}"
         ) from error

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import DECODING_ERRORS, UsageError
 
 VALUE_LENGTH_MAX = 60
 """So many characters of a value are shown."""
@@ -88,7 +88,7 @@ class Fields:
     def _decoded_again(self, name: str, raw: msgspec.Raw) -> msgspec.Raw:
         try:
             return msgspec.Raw(_encode(self._decoders[name].decode(raw)))
-        except (msgspec.MsgspecError, RecursionError, TypeError, ValueError) as error:
+        except (*DECODING_ERRORS, TypeError, ValueError) as error:
             raise Misfit(f"{name} was {shown(raw)}: {error}") from error
 
 

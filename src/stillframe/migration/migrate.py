@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import DECODING_ERRORS, UsageError
 from stillframe.migration.changes import (
     MESSAGE,
     Change,
@@ -149,7 +149,7 @@ class _Work:
             encoded = _encode(self._convert(f"class {kind}", self._states[kind], values, starts))
             codec.check(encoded)
             return ProcessState(state.process, kind, encoded)
-        except (Misfit, UsageError, msgspec.MsgspecError) as error:
+        except (Misfit, UsageError, *DECODING_ERRORS) as error:
             self.refusals.append(f"process {state.process} ({kind}): {error}")
             return state
 
@@ -189,7 +189,7 @@ class _Work:
                     raise Misfit(f"{channel.target} takes no {kind} any more")
                 converted = self._message(kind, raw)
                 decoder.decode(converted)
-            except (Misfit, msgspec.MsgspecError, RecursionError) as error:
+            except (Misfit, *DECODING_ERRORS) as error:
                 where = f"message {number} on channel {channel} ({kind}): {error}"
                 first, count = refused.get(kind, (where, 0))
                 refused[kind] = (first, count + 1)
@@ -232,7 +232,7 @@ def _messages(batch: Batch) -> list[bytes]:
     """Return the messages of a batch, or all of it as one if it does not hold messages."""
     try:
         return batch.messages()
-    except msgspec.MsgspecError:
+    except DECODING_ERRORS:
         return [batch.encoded]
 
 
@@ -240,5 +240,5 @@ def _kind(raw: bytes) -> str:
     """Return the name of a message's class; if it has none, one that no class has."""
     try:
         return str(msgspec.msgpack.decode(_LIST.decode(raw)[0]))
-    except (msgspec.MsgspecError, IndexError):
+    except (*DECODING_ERRORS, IndexError):
         return "?"

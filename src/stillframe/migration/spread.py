@@ -11,7 +11,7 @@ import msgspec
 
 from stillframe.detect.loss import find_loss, places_of, total
 from stillframe.detect.view import view_of
-from stillframe.errors import ApplicationError, UsageError
+from stillframe.errors import DECODING_ERRORS, ApplicationError, UsageError
 from stillframe.migration.changes import Change, listed
 from stillframe.model import (
     Batch,
@@ -140,7 +140,7 @@ def _plain(snapshot: Snapshot, recorded: Description) -> Recorded:
                 for raw in batch.messages()
             ),
         )
-    except (msgspec.MsgspecError, TypeError, ValueError, KeyError) as error:
+    except (*DECODING_ERRORS, TypeError, ValueError, KeyError) as error:
         raise UsageError(
             f"snapshot {snapshot.id} cannot be given to redistribute as plain values: {error}: go "
             "on with the code that it was taken of"

@@ -11,7 +11,13 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import ApplicationError, ProtocolViolation, StillframeError, UsageError
+from stillframe.errors import (
+    DECODING_ERRORS,
+    ApplicationError,
+    ProtocolViolation,
+    StillframeError,
+    UsageError,
+)
 from stillframe.model import Channel, ProcessId, ProcessState, SnapshotId
 from stillframe.process import Message, Process, attach
 from stillframe.topology import Topology
@@ -78,7 +84,7 @@ class Performer:
             raise ProtocolViolation(f"process {self.id} accepts no message")
         try:
             message: Message = self._decoder.decode(encoded)
-        except msgspec.MsgspecError as error:
+        except DECODING_ERRORS as error:
             raise ProtocolViolation(
                 f"process {self.id}: a message does not fit: {error}"
             ) from error

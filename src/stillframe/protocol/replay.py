@@ -12,7 +12,13 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import ApplicationError, NotConsistent, ProtocolViolation, UsageError
+from stillframe.errors import (
+    DECODING_ERRORS,
+    ApplicationError,
+    NotConsistent,
+    ProtocolViolation,
+    UsageError,
+)
 from stillframe.model import (
     Batch,
     Channel,
@@ -305,7 +311,7 @@ def _arguments(where: str, event: Event, performer: Performer) -> tuple[Snapshot
 def _messages(state: ChannelState) -> list[bytes]:
     try:
         return [message for batch in state.batches for message in batch.messages()]
-    except msgspec.MsgspecError as error:
+    except DECODING_ERRORS as error:
         raise NotConsistent(f"channel {state.channel}: a batch cannot be read: {error}") from error
 
 
@@ -314,7 +320,7 @@ def _difference(ours: bytes, theirs: bytes) -> tuple[str, str]:
     try:
         left = msgspec.msgpack.decode(ours, type=dict[str, Any])
         right = msgspec.msgpack.decode(theirs, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError):
+    except DECODING_ERRORS:
         return _shown(ours), _shown(theirs)
     same = {name for name in left if name in right and left[name] == right[name]}
     if not (left.keys() | right.keys()) - same:
@@ -329,7 +335,7 @@ def _shown_without(hidden: set[str], fields: dict[str, Any]) -> str:
 def _shown(encoded: bytes) -> str:
     try:
         return _shortened(repr(msgspec.msgpack.decode(encoded)))
-    except (msgspec.MsgspecError, RecursionError):
+    except DECODING_ERRORS:
         return f"unreadable {_shortened(encoded.hex())}"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, Refused
+from stillframe.errors import DECODING_ERRORS, ProtocolViolation, Refused
 from stillframe.model import ARRAY32, Batch, Marker
 from stillframe.protocol.handshake import Greeting
 
@@ -93,7 +93,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _encode_into = msgspec.msgpack.Encoder().encode_into
 _decode_greeting: Callable[[bytes], Greeting] = msgspec.msgpack.Decoder(Greeting).decode
 _decode_marker = msgspec.msgpack.Decoder(Marker).decode
-_DECODING_ERRORS = (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_UNREADABLE = (struct.error, *DECODING_ERRORS)
 
 
 def _frame(kind: Kind, body: bytes) -> bytes:
@@ -224,10 +224,18 @@ class FrameReader:
         )
 
     def _make_room(self, size: int) -> None:
-        """See to it that a frame of `size` bytes fits, and that no larger buffer is kept."""
-        wanted = max(_READ_BYTES_MIN, size)
-        if self._start + size > len(self._buffer) or len(self._buffer) > wanted:
-            self._replace_buffer(wanted)
+        """See to it that a frame of `size` bytes can come in, and that no larger buffer is kept.
+
+        For a large frame a full buffer is doubled: memory follows what has come, not what was
+        announced.
+        """
+        if size <= _READ_BYTES_MIN:
+            is_short = self._start + size > len(self._buffer)
+        else:
+            is_short = self._end == len(self._buffer)
+        if is_short or len(self._buffer) > max(_READ_BYTES_MIN, size):
+            doubled = 2 * (self._end - self._start)
+            self._replace_buffer(max(_READ_BYTES_MIN, min(size, doubled)))
 
     def _replace_buffer(self, size: int) -> None:
         # A new buffer, since the loop may still hold a view of the old one.
@@ -243,7 +251,7 @@ class FrameReader:
             _, _, size = _MARKED.unpack_from(self._view[start:stop])
             batch_start = start + _MARKED.size + size
             marker = _decode_marker(self._view[start + _MARKED.size : min(batch_start, stop)])
-        except _DECODING_ERRORS as error:
+        except _UNREADABLE as error:
             raise _unreadable(_MARKED_KIND, error) from error
         # The rest is what a MESSAGES frame has behind its kind.
         return Messages(*self._decode_batch(batch_start - _HEAD.size, stop), marker)
@@ -275,7 +283,7 @@ def _decode_other(kind: int, body: bytes) -> Frame:
                 return _decode_versioned(body)
             case _:
                 return Control(body)
-    except _DECODING_ERRORS as error:
+    except _UNREADABLE as error:
         raise _unreadable(kind, error) from error
 
 

@@ -1,6 +1,7 @@
 """Where something listens: an address and a port, as people write them."""
 
 import ipaddress
+from typing import Annotated
 
 import msgspec
 
@@ -19,7 +20,7 @@ class Address(msgspec.Struct, frozen=True):
     """
 
     host: str
-    port: int
+    port: Annotated[int, msgspec.Meta(ge=0, le=_PORT_MAX)]
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

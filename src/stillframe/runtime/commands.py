@@ -11,7 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, UsageError
+from stillframe.errors import (
+    DECODING_ERRORS,
+    ProtocolViolation,
+    StillframeError,
+    Unavailable,
+    UsageError,
+)
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.protocol.holdup import UnderWay
 from stillframe.runtime.running import find
@@ -121,7 +127,7 @@ async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Done |
         return Done(system.store.epoch, entry=outcome)
     except StillframeError as error:
         return Failed(str(error), isinstance(error, UsageError))
-    except (ValueError, msgspec.MsgspecError) as error:
+    except (ValueError, *DECODING_ERRORS) as error:
         return Failed(f"the command cannot be read: {error}", is_usage=True)
 
 
@@ -150,7 +156,7 @@ async def command(store: Path, request: Request) -> Done:
         raise Unavailable(f"the system on the store {store} ended before it answered")
     try:
         answer = _decode_answer(line)
-    except msgspec.MsgspecError as error:
+    except DECODING_ERRORS as error:
         raise ProtocolViolation(f"the system's answer cannot be read: {error}") from error
     if isinstance(answer, Done):
         return answer

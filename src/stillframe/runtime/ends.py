@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, UsageError
+from stillframe.errors import DECODING_ERRORS, ProtocolViolation, UsageError
 from stillframe.model import Batch, Channel, Marker
 from stillframe.process import Message
 from stillframe.protocol import wire
@@ -198,7 +198,7 @@ class Incoming:
             )
         try:
             return self._decoder.decode(batch.encoded)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except DECODING_ERRORS as error:
             raise ProtocolViolation(
                 f"channel {self.channel}: messages {batch.first} to {batch.last} are not what "
                 f"{self.channel.target} accepts: {error}"

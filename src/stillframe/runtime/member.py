@@ -14,11 +14,11 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, StillframeError, Unavailable
+from stillframe.errors import DECODING_ERRORS, ProtocolViolation, StillframeError, Unavailable
 from stillframe.model import Channel, SnapshotId
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Connector, Greeting, Proof, Welcome
-from stillframe.restore import Start
+from stillframe.restore import Start, check_start
 from stillframe.runtime import control
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.certificates import check_own
@@ -84,7 +84,7 @@ class CoordinatorLine(Connection):
 def _decode_control(frame: wire.Control) -> control.ToProcess:
     try:
         return _decode(frame.encoded)
-    except msgspec.MsgspecError as error:
+    except DECODING_ERRORS as error:
         raise ProtocolViolation(f"the coordinator's message cannot be read: {error}") from error
 
 
@@ -143,6 +143,8 @@ class Member:
             start: what `connect` returned.
         """
         process, description = self.me.process, topology.description
+        if start is not None:
+            check_start(start, process, description)
         return kind(
             process,
             codec=topology.codecs[process],
@@ -183,6 +185,8 @@ class Member:
         self._closers.append(host.captures.close)
         self.report(control.Listening(address))
         addresses = await self._hear(control.Addresses)
+        if missing := sorted(host.outgoing.keys() - addresses.addresses.keys()):
+            raise ProtocolViolation(f"the coordinator has no address of {', '.join(missing)}")
         begin()
         unconnected = {outgoing.channel for outgoing in host.outgoing.values()}
         if not unconnected:

@@ -7,6 +7,9 @@ from stillframe.model import Fragment, KeyedRows, ProcessId, SnapshotId
 from stillframe.runtime import control
 from stillframe.runtime.captures import PART_BYTES_MAX
 
+MESSAGE_EXTRA_BYTES = 256
+"""More than a message takes in memory besides its bytes: so empty ones are bounded, too."""
+
 
 class _Ahead:
     """What one process has sent ahead of its part of one snapshot."""
@@ -30,9 +33,10 @@ class Pieces:
             ProtocolViolation: it is more than a part may have.
         """
         ahead = self._ahead.setdefault((message.snapshot, process), _Ahead())
+        ahead.byte_count += MESSAGE_EXTRA_BYTES
         match message:
             case control.PartRows(_, field, rows):
-                ahead.byte_count += len(rows.keys) + len(rows.values)
+                ahead.byte_count += len(field) + len(rows.keys) + len(rows.values)
                 ahead.rows.setdefault(field, []).append(rows)
             case control.PartPiece(_, piece):
                 ahead.byte_count += len(piece)

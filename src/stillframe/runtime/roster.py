@@ -12,7 +12,7 @@ from typing import cast
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, Refused, StillframeError
+from stillframe.errors import DECODING_ERRORS, ProtocolViolation, Refused, StillframeError
 from stillframe.model import ProcessId
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import (
@@ -49,7 +49,7 @@ class MemberLine(Connection):
             assert self.process is not None
             try:
                 message = _decode(frame.encoded)
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except DECODING_ERRORS as error:
                 raise ProtocolViolation(f"its message cannot be read: {error}") from error
             self._roster.heard(self.process, message)
             return

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import Unavailable
+from stillframe.errors import DECODING_ERRORS, Unavailable
 from stillframe.runtime.addresses import Address
 
 FILE = "running.json"
@@ -66,7 +66,7 @@ def find(store: Path) -> RunningSystem:
             return system
     except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
         pass
-    except (OSError, OverflowError, msgspec.MsgspecError) as error:
+    except (OSError, OverflowError, *DECODING_ERRORS) as error:
         raise Unavailable(f"{path} cannot be read: {error}; if nothing runs, delete it") from error
     raise Unavailable(
         f"no system is running on the store {store}: start it with 'stillframe run' or, "
