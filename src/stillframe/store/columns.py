@@ -32,7 +32,14 @@ _FITTING: dict[str, frozenset[type]] = {
 }
 """Kind of column -> the types that MessagePack gives for it. Arrow alone would cut 0.5 to 0."""
 
-_CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, msgspec.MsgspecError)
+_CONVERSION_ERRORS = (
+    pa.ArrowException,
+    TypeError,
+    ValueError,
+    OverflowError,
+    RecursionError,
+    msgspec.MsgspecError,
+)
 
 
 def merged_columns(classes: Mapping[str, tuple[Column, ...]]) -> tuple[Column, ...]:

@@ -27,12 +27,10 @@ from stillframe.store.manifest import (
     Manifest,
     keyed_file,
 )
-from stillframe.store.parquet import different_column, read_parquet
+from stillframe.store.parquet import NO_TABLE, different_column, read_parquet
 from stillframe.store.seal import seal
 from stillframe.store.tables import Tables, read_state
 from stillframe.topology import Description
-
-_NO_TABLE = (pa.ArrowException, KeyError, TypeError, ValueError)
 
 
 class Chain(msgspec.Struct, frozen=True):
@@ -195,7 +193,7 @@ def _stored(chain: Chain, content: Mapping[str, bytes]) -> Snapshot:
     manifest, directory = chain.manifest, chain.directory
     try:
         state = read_state(content[PROCESSES], content[CHANNELS])
-    except _NO_TABLE as error:
+    except NO_TABLE as error:
         raise Damaged(
             f"{directory}: {PROCESSES} or {CHANNELS} is no table as the store writes it: {error}"
         ) from error
@@ -239,7 +237,7 @@ def _rows(table: KeyedTable, directory: Path, manifest: Manifest) -> dict[Proces
     name = keyed_file(table.name, is_whole=manifest.bases is None)
     try:
         return table.read(_read_verified(directory, manifest, name))
-    except _NO_TABLE as error:
+    except NO_TABLE as error:
         raise Damaged(
             f"{directory / name} is no table as the store writes it: {error}: {WHAT_TO_DO}"
         ) from error
@@ -263,13 +261,22 @@ def verify_snapshot(chain: Chain) -> None:
     for name, table in chain.tables.of(snapshot.id, _with_changes(chain, snapshot.state)).items():
         # Written and read once more, so that both have gone the same way.
         written = read_parquet(chain.tables.to_parquet(name, table))
-        different = different_column(written, read_parquet(content[name]))
+        different = different_column(written, _table(chain.directory / name, content[name]))
         if different is not None:
             raise NotConsistent(
                 f"{directory / name}: column {different} does not say what was recorded: use "
                 f"another snapshot; the recorded states and messages are in {PROCESSES} and "
                 f"{CHANNELS}"
             )
+
+
+def _table(path: Path, content: bytes) -> pa.Table:
+    try:
+        return read_parquet(content)
+    except NO_TABLE as error:
+        raise Damaged(
+            f"{path} is no table as the store writes it: {error}: {WHAT_TO_DO}"
+        ) from error
 
 
 def _with_changes(chain: Chain, state: GlobalState) -> GlobalState:
@@ -322,7 +329,9 @@ def read_tables(chain: Chain) -> dict[str, pa.Table]:
     """
     name = str(chain.manifest.snapshot)
     plain = {
-        Path(file).stem: read_parquet(_read_verified(chain.directory, chain.manifest, file))
+        Path(file).stem: _table(
+            chain.directory / file, _read_verified(chain.directory, chain.manifest, file)
+        )
         for file in FILES
     }
     return plain | {

@@ -14,14 +14,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from stillframe.columns import Column, KeyedColumns
-from stillframe.errors import NotConsistent, UsageError
+from stillframe.errors import DECODING_ERRORS, NotConsistent, UsageError
 from stillframe.model import KeyedChange, KeyedRows, ProcessId, ProcessState, encode_array
 from stillframe.store.columns import ARROW_TYPES, to_array
 from stillframe.store.manifest import table_name
-from stillframe.store.parquet import repeated, to_parquet
+from stillframe.store.parquet import read_parquet, repeated, to_parquet
 from stillframe.topology import Description
 
 _EXACT = frozenset({"bool", "int", "float", "text", "bytes"})
@@ -93,14 +92,9 @@ class KeyedTable:
         """Return the rows in a file of this table, by process.
 
         Raises:
-            pyarrow.ArrowException, ValueError: it is no such file.
+            parquet.NO_TABLE: it is no such file.
         """
-        table = pq.read_table(
-            pa.BufferReader(content),
-            columns=self._stored,
-            read_dictionary=["process"],
-            use_threads=False,
-        )
+        table = read_parquet(content, self._stored, dictionaries=["process"])
         expected = self.no_rows()
         if table.schema.names != expected.schema.names or any(
             found.type != wanted.type
@@ -257,7 +251,7 @@ def as_changes(snapshot: str, state: ProcessState, description: Description) -> 
             name: _whole_change(_decode(fields.pop(name), type=dict[Any, msgspec.Raw]))
             for name in names
         }
-    except (msgspec.MsgspecError, KeyError) as error:
+    except (*DECODING_ERRORS, KeyError) as error:
         raise UsageError(
             f"{where}: its state is no map with {', '.join(names)}: {error}"
         ) from error
@@ -283,7 +277,7 @@ def _whole_change(rows: dict[Any, msgspec.Raw]) -> KeyedChange:
 def _items(where: str, encoded: bytes, count: int, decoder: Any = None) -> list[Any]:
     try:
         items: list[Any] = _decode(encoded, type=list) if decoder is None else decoder(encoded)
-    except msgspec.MsgspecError as error:
+    except DECODING_ERRORS as error:
         raise NotConsistent(f"{where}: what was recorded cannot be read: {error}") from error
     if len(items) != count:
         raise NotConsistent(f"{where}: {count} entries were announced, and {len(items)} recorded")

@@ -5,6 +5,21 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+NO_TABLE = (pa.ArrowException, OSError, KeyError, TypeError, ValueError)
+"""What reading raises when a file is no table as the store writes it. Arrow says so with an
+``OSError``, too, of bytes that are in memory."""
+_UNPACKED_BYTES_MIN = 2**30
+_UNPACKED_PER_BYTE = 64
+
+
+def unpacked_bytes_max(size: int) -> int:
+    """Return how many bytes a file of `size` bytes may become in memory.
+
+    A few kilobytes can say that they are terabytes. What really packs better than this is written
+    without compression.
+    """
+    return _UNPACKED_BYTES_MIN + _UNPACKED_PER_BYTE * size
+
 
 def repeated(runs: Iterable[tuple[str, int]]) -> pa.Array:
     """Return texts, each repeated, as a dictionary: Parquet stores it so and need not search."""
@@ -24,8 +39,14 @@ def to_parquet(table: pa.Table, encodings: Mapping[str, str] | None = None) -> b
 
     `encodings` are those of columns that have one of their own, by name.
     """
+    content = _written(table, encodings or {}, "zstd")
+    if table.nbytes > unpacked_bytes_max(len(content)):
+        return _written(table, encodings or {}, "none")
+    return content
+
+
+def _written(table: pa.Table, encodings: Mapping[str, str], compression: str) -> bytes:
     sink = pa.BufferOutputStream()
-    encodings = encodings or {}
     # What is opaque does not repeat: no dictionary for it. Arrow's own schema would only make
     # readers see our dictionaries, and the file longer.
     texts = [
@@ -36,7 +57,7 @@ def to_parquet(table: pa.Table, encodings: Mapping[str, str] | None = None) -> b
     pq.write_table(
         table,
         sink,
-        compression="zstd",
+        compression=compression,
         use_dictionary=texts,
         column_encoding=dict(encodings) or None,
         store_schema=False,
@@ -44,13 +65,56 @@ def to_parquet(table: pa.Table, encodings: Mapping[str, str] | None = None) -> b
     return bytes(sink.getvalue())
 
 
-def read_parquet(content: bytes, columns: list[str] | None = None) -> pa.Table:
-    """Read a Parquet file, or some of its columns.
+def read_parquet(
+    content: bytes, columns: list[str] | None = None, *, dictionaries: Iterable[str] = ()
+) -> pa.Table:
+    """Read a Parquet file, or some of its columns, with `dictionaries` as they are in the file.
 
     Raises:
-        pyarrow.ArrowException: it is no Parquet file, or lacks a column.
+        pyarrow.ArrowException, OSError: it is no Parquet file, or lacks a column.
+        ValueError: what is in it is not what its types say, or it says that it is more than such a
+            file may become.
     """
-    return pq.read_table(pa.BufferReader(content), columns=columns, use_threads=False)
+    file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=list(dictionaries))
+    bytes_max = unpacked_bytes_max(len(content))
+    _check_size(sum(_announced_bytes(file.metadata, columns)), bytes_max)
+    groups, total_bytes = [], 0
+    for group in range(file.num_row_groups):
+        groups.append(file.read_row_group(group, columns=columns, use_threads=False))
+        total_bytes += groups[-1].nbytes
+        _check_size(total_bytes, bytes_max)
+    table = pa.concat_tables(groups) if groups else file.read(columns=columns, use_threads=False)
+    table.validate(full=True)
+    if columns is not None and table.column_names != columns:
+        raise ValueError(f"it has the columns {', '.join(table.column_names)}")
+    return table
+
+
+def _announced_bytes(metadata: pq.FileMetaData, columns: list[str] | None) -> Iterable[int]:
+    for group in range(metadata.num_row_groups):
+        for index in range(metadata.num_columns):
+            column = metadata.row_group(group).column(index)
+            if columns is None or column.path_in_schema.partition(".")[0] in columns:
+                yield column.total_uncompressed_size
+
+
+def _check_size(found: int, bytes_max: int) -> None:
+    if not 0 <= found <= bytes_max:
+        raise ValueError(f"it would be {found} bytes in memory, and may be {bytes_max}")
+
+
+def check_columns(table: pa.Table, schema: pa.Schema) -> None:
+    """Check that a table has the columns of `schema`, of these types and without empty places.
+
+    Raises:
+        KeyError, ValueError: it has not; the column is named.
+    """
+    for field in schema:
+        found = table.schema.field(field.name)
+        if found.type != field.type:
+            raise ValueError(f"column {field.name} is of type {found.type}, not {field.type}")
+        if table.column(field.name).null_count:
+            raise ValueError(f"column {field.name} has an empty place")
 
 
 def different_column(one: pa.Table, other: pa.Table) -> str | None:

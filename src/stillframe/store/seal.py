@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stillframe.errors import Damaged, StoreError
+from stillframe.errors import DECODING_ERRORS, Damaged, StoreError
 from stillframe.store.disk import PUT_BACK, read_file
 
 FORMAT = 1
@@ -72,5 +72,5 @@ def read_sealed(path: Path, kind: type[_Content], *, advice: str = PUT_BACK) -> 
                 "use the version that wrote it, or a newer one"
             )
         return msgspec.json.decode(sealed[1], type=kind)
-    except msgspec.MsgspecError as error:
+    except DECODING_ERRORS as error:
         raise Damaged(f"{path} does not hold what it should: {error}: {advice}") from error

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from stillframe.errors import NotConsistent, UsageError
+from stillframe.errors import DECODING_ERRORS, NotConsistent, UsageError
 from stillframe.model import (
     Batch,
     Channel,
@@ -26,7 +26,7 @@ from stillframe.model import (
 from stillframe.store.columns import merged_columns, to_array
 from stillframe.store.keyed import as_changes, keyed_tables
 from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file
-from stillframe.store.parquet import read_parquet, repeated, to_parquet
+from stillframe.store.parquet import check_columns, read_parquet, repeated, to_parquet
 from stillframe.topology import Description
 
 _BATCHES = pa.list_(
@@ -48,6 +48,13 @@ _CHANNELS_SCHEMA = pa.schema(
         pa.field("first", pa.int64()),  # received_count + 1
         pa.field("message_count", pa.int64()),  # how many were on the channel
         pa.field("encoded", _BATCHES),  # and which, as they travelled
+    ]
+)
+_RECORDED_SCHEMA = pa.schema(
+    [
+        pa.field("process", pa.string()),
+        pa.field("kind", pa.string()),  # the name of its class
+        pa.field("encoded", pa.binary()),  # its fields, as they were recorded
     ]
 )
 _COUNT_MAX = 2**63 - 1
@@ -186,7 +193,7 @@ class Tables:
         where = f"snapshot {snapshot}, channel {channel}, messages {batch.first} to {batch.last}"
         try:
             messages: list[Any] = self._decoder.decode(batch.encoded)
-        except msgspec.MsgspecError as error:
+        except DECODING_ERRORS as error:
             raise NotConsistent(
                 f"{where}: these are not messages of the classes that the topology accepts "
                 f"({', '.join(self._kinds) or 'none'}): {error}"
@@ -204,7 +211,7 @@ class Tables:
 def _decode_state(snapshot: str, state: ProcessState) -> dict[str, Any]:
     try:
         return msgspec.msgpack.decode(state.encoded, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except DECODING_ERRORS as error:
         raise UsageError(
             f"snapshot {snapshot}, process {state.process}: its state is no MessagePack map from "
             f"field to value: {error}"
@@ -244,17 +251,21 @@ def read_state(processes: bytes, channels: bytes) -> GlobalState:
     """Read a global state from the two files that hold it; its books are the caller's next step.
 
     Raises:
-        pyarrow.ArrowException, KeyError, TypeError: the files are not what ``Tables`` writes.
+        parquet.NO_TABLE: the files are not what ``Tables`` writes.
     """
-    rows = read_parquet(processes, ["process", "kind", "encoded"]).to_pydict()
-    states = map(ProcessState, rows["process"], rows["kind"], rows["encoded"])
-    return GlobalState(tuple(states), tuple(_channel_states(read_parquet(channels))))
+    recorded = read_parquet(processes, _RECORDED_SCHEMA.names)
+    check_columns(recorded, _RECORDED_SCHEMA)
+    states = map(ProcessState, *(column.to_pylist() for column in recorded.columns))
+    carried = read_parquet(channels)
+    check_columns(carried, _CHANNELS_SCHEMA)
+    return GlobalState(tuple(states), tuple(_channel_states(carried)))
 
 
 def _channel_states(table: pa.Table) -> Iterable[ChannelState]:
     columns = table.select(["source", "target", "sent_count", "received_count"]).to_pydict()
     lists = table.column("encoded").combine_chunks()
     flat = lists.flatten()
+    check_columns(pa.Table.from_struct_array(flat), pa.schema(list(_BATCHES.value_type)))
     batches = map(Batch, *(flat.field(name).to_pylist() for name in ("first", "count", "encoded")))
     for source, target, sent, received, count in zip(
         *columns.values(), lists.value_lengths().to_pylist(), strict=True
