@@ -1,0 +1,179 @@
+"""One connection at one place: real links, lines and hosts on a transport in memory."""
+
+import asyncio
+import copy
+from typing import Any, cast
+
+from stillframe.errors import ApplicationError, StillframeError
+from stillframe.process import Process, attach
+from stillframe.protocol import wire
+from stillframe.protocol.handshake import Hello
+from stillframe.restore import Start
+from stillframe.runtime.handlers import HandlerHost
+from stillframe.runtime.link import Connection, Credentials, ListeningLink
+from tests.runtime.links import SECRET
+from tests.runtime.memory import VirtualScheduler
+from tests.soak.hostile_shop import shop
+
+STEP_COUNT_MAX = 1_000
+NONCE = b"n" * 16
+
+
+SHOP = shop()
+
+
+class Found(Exception):
+    """What must not happen has happened."""
+
+
+class Wire:
+    """A transport in memory: what is written is kept."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray) -> None:
+        """Keep it."""
+        self.written += data
+
+    def is_closing(self) -> bool:
+        """Return whether it was closed."""
+        return self.is_closed
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
+
+    abort = close
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        """Return an address."""
+        return ("127.0.0.1", 1)
+
+    def greetings(self) -> list[Any]:
+        """Take the greetings that were written."""
+        reader, found = wire.FrameReader(), []
+        pour(reader, bytes(self.written))
+        while (frame := reader.next_frame()) is not None:
+            found.append(frame)
+        self.written.clear()
+        return found
+
+
+def pour(reader: wire.FrameReader, data: bytes) -> None:
+    """Write a little into a reader."""
+    reader.writable()[: len(data)] = data
+    reader.written(len(data))
+
+
+def feed(connection: Connection, data: bytes, piece: int) -> None:
+    """Hand over a stream as a socket would, as long as the connection is open."""
+    at = 0
+    while at < len(data) and connection.transport is not None:
+        room = connection.get_buffer(-1)
+        if not len(room):
+            raise Found("there is no room for the next byte")
+        size = min(piece, len(room), len(data) - at)
+        room[:size] = data[at : at + size]
+        at += size
+        connection.buffer_updated(size)
+
+
+class Trial:
+    """One connection at one place, and what became of it."""
+
+    def __init__(self) -> None:
+        self.topology = SHOP
+        self.wire = Wire()
+        self.scheduler = VirtualScheduler()
+        self.refusal: StillframeError | None = None
+        self.failure: StillframeError | None = None
+
+    def credentials(self, process: str) -> Credentials:
+        """Return what a process shows."""
+        return Credentials(process, 1, self.topology.description.hash, SECRET)
+
+    def hello(self, source: str, target: str | None) -> Hello:
+        """Return a hello that is right."""
+        return Hello(source, target, 1, self.topology.description.hash, NONCE)
+
+    def watch(self, connection: Connection) -> None:
+        """Connect, and note how the connection ends."""
+        broken = connection.broken
+
+        def note(error: StillframeError) -> None:
+            if not str(error).strip():
+                raise Found(f"an error that says nothing: {error!r}")
+            self.refusal = error
+            broken(error)
+
+        def found(error: Exception) -> None:
+            raise Found(f"{type(connection).__name__} fell over {error!r}") from error
+
+        connection.broken = note  # type: ignore[method-assign]
+        connection.crashed = found  # type: ignore[method-assign]
+        connection.begin(cast(asyncio.Transport, self.wire))
+
+    def fail(self, error: StillframeError) -> None:
+        """Note why the host ended."""
+        if isinstance(error, ApplicationError):
+            raise Found(f"a host fell over {error!r}") from error
+        self.failure = error
+
+    def host(self, process: str, start: Start | None = None) -> HandlerHost:
+        """Return the host of a process, which has begun."""
+        topology, description = self.topology, self.topology.description
+        subject = copy.copy(topology.processes[process])
+        assert isinstance(subject, Process)
+        host = HandlerHost(
+            process,
+            codec=topology.codecs[process],
+            subject=subject,
+            incoming=dict.fromkeys(description.incoming(process), topology.accepts[process]),
+            outgoing={t: topology.accepts[t] for t in description.outgoing(process)},
+            cyclic=description.cyclic_targets(process),
+            start=start,
+            report=lambda message: None,
+            fail=self.fail,
+            scheduler=self.scheduler,
+            marker_wait_s=0.0,
+        )
+        attach(
+            subject,
+            process_id=process,
+            incoming=tuple(host.incoming),
+            outgoing=tuple(host.outgoing),
+            send=host.send,
+            snapshot=lambda: None,
+        )
+        host.begin(is_fresh=start is None)
+        return host
+
+    def listener(self) -> ListeningLink:
+        """Return the end of a connection at B, which listens."""
+        return ListeningLink(
+            self.host("B"),
+            self.credentials("B"),
+            trouble=lambda detail: None,
+            refused=lambda detail: None,
+        )
+
+    def settle(self) -> None:
+        """Let the host do what it has to."""
+        for _ in range(STEP_COUNT_MAX):
+            if not self.scheduler.run_one():
+                return
+        raise Found(f"the host is not done after {STEP_COUNT_MAX} steps")
+
+    def end(self, connection: Connection, reached: str = "legal") -> str:
+        """Close, and say what became of it."""
+        was_closed = self.wire.is_closed
+        connection.connection_lost(None)
+        if self.refusal is not None:
+            if not was_closed:
+                raise Found(f"it went on after {self.refusal!r}")
+            return f"refused: {type(self.refusal).__name__}"
+        if self.failure is not None:
+            return f"ended the process: {type(self.failure).__name__}"
+        return reached

@@ -1,0 +1,95 @@
+"""The soak of hostile input in its short form; ``python -m tests.soak.hostile`` is the full one."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stillframe.protocol import wire
+from stillframe.runtime import control
+from tests.soak.hostile import throw_files, throw_frames
+from tests.soak.hostile_files import WAYS
+from tests.soak.hostile_frames import part
+from tests.soak.hostile_streams import PLACES, frame, giants
+from tests.soak.hostile_trial import Trial
+
+NO_TEXT = b"\xa2\xff\xfe"
+TOO_DEEP = b"\x91" * 2_000
+UNREADABLE = {"no text": NO_TEXT, "nested too deep": TOO_DEEP}
+
+
+def answer(place: str, data: bytes) -> str:
+    """Return what becomes of a stream at a place."""
+
+    async def trial() -> str:
+        return await PLACES[place][0](Trial(), data, 2**20)
+
+    return asyncio.run(trial())
+
+
+@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("place", ["a process at the coordinator", "the coordinator at a process"])
+def test_a_line_is_closed_by_what_cannot_be_read(place: str, content: bytes) -> None:
+    """Text that is none, and values nested too deep, are the other end's fault, not ours."""
+    assert answer(place, frame(wire.Kind.CONTROL, content)) == "refused: ProtocolViolation"
+
+
+@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_channel_is_closed_by_messages_that_cannot_be_read(content: bytes) -> None:
+    """They end the connection, which can be taken up again, and not the process."""
+    message = msgspec.Raw(b"\x92\xa6Narrow" + content)
+    data = bytes(wire.encode_messages(1, 1, [message]))
+    assert answer("a source at its target", data) == "refused: ProtocolViolation"
+
+
+def test_a_process_refuses_to_begin_elsewhere() -> None:
+    """A start with a channel that it does not have, or without one, is refused by name."""
+    whole = part("A")
+    start = {
+        "kind": "Keeper",
+        "encoded": whole.state.encoded,
+        "sent_counts": {"C": 1},
+        "incoming": whole.incoming,
+    }
+    setup = {"type": "Setup", "epoch": 1, "start": start, "marker_wait_s": 0.0}
+    data = frame(wire.Kind.CONTROL, msgspec.msgpack.encode(setup))
+    ended = "ended the process: ProtocolViolation"
+    assert answer("the coordinator at a process", data) == ended
+
+
+def test_a_port_that_there_is_not_is_refused() -> None:
+    """It never comes to whoever would connect to it."""
+    listening = {"type": "Listening", "address": {"host": "127.0.0.1", "port": 2**16}}
+    data = frame(wire.Kind.CONTROL, msgspec.msgpack.encode(listening))
+    assert answer("a process at the coordinator", data) == "refused: ProtocolViolation"
+
+
+def test_what_is_sent_ahead_of_a_part_is_bounded_also_if_it_is_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pieces without bytes count, and so do the names of fields."""
+    monkeypatch.setattr("stillframe.runtime.pieces.PART_BYTES_MAX", 10_000)
+    piece = wire.encode_control(control.PartPiece(part("A").snapshot, b""))
+    assert answer("a process at the coordinator", piece * 10) == "legal"
+    assert answer("a process at the coordinator", piece * 100) == "refused: ProtocolViolation"
+
+
+@pytest.mark.slow
+def test_hostile_frames_are_refused_with_a_reason_or_legal(tmp_path: Path) -> None:
+    """At every place: the valid ones, the giants, and mutations of all; some of them are legal."""
+    valid_count = sum(len(seeds) + len(giants()) for _, seeds in PLACES.values())
+    tally = asyncio.run(throw_frames(1, valid_count + 400, tmp_path))
+    assert tally.count == valid_count + 400
+    for place in PLACES:
+        assert any(outcome.startswith(f"{place}: refused") for outcome in tally.outcomes), place
+        assert tally.outcomes.get(f"{place}: legal"), place
+
+
+@pytest.mark.slow
+def test_hostile_files_are_refused_with_a_reason_or_legal(tmp_path: Path) -> None:
+    """Changed, cut, swapped and forged."""
+    tally = asyncio.run(throw_files(1, 100, tmp_path))
+    for way in WAYS:
+        name = way.__name__.strip("_").replace("_", " ")
+        assert any(outcome.startswith(f"{name}: refused") for outcome in tally.outcomes), name
