@@ -76,18 +76,26 @@ class Changes:
             },
         )
 
-    def in_store(self, snapshot: SnapshotId | None) -> None:
+    def in_store(self, snapshot: SnapshotId | None) -> list[KeySet[Any]]:
         """Note that `snapshot` was published; None: what we took for published is not there.
 
         The next cut records what changed since that one, or everything.
+
+        Returns:
+            sets of keys that no cut to come will ask for. To let a large one go takes as long as to
+            encode it; cuts that are open may still go through it.
         """
+        spent: list[PastCut] = []
         if snapshot is None:
+            spent = list(self._past)
             self._forget()
         for index, past in enumerate(self._past):
             if past.snapshot == snapshot:
                 self._base = snapshot
+                spent = self._past[: index + 1]
                 del self._past[: index + 1]
-                return
+                break
+        return [keys for past in spent for keys in past.changed.values()]
 
     def _forget(self) -> None:
         self._base = None

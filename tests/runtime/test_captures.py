@@ -32,10 +32,17 @@ class Books:
     note: str = ""
 
 
+@dataclass
+class Note:
+    """No keyed field."""
+
+    note: str = ""
+
+
 class Recording:
     """A process's captures, and a coordinator that puts its parts together."""
 
-    def __init__(self, books: Books, scheduler: Any = None) -> None:
+    def __init__(self, books: Any, scheduler: Any = None) -> None:
         self.books = books
         self.ready: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self.parts: dict[SnapshotId, Fragment] = {}
@@ -43,7 +50,7 @@ class Recording:
         self._pieces = Pieces()
         self.captures = Captures(
             "P",
-            codec=StateCodec(Books),
+            codec=StateCodec(type(books)),
             subject=books,
             base=None,
             scheduler=scheduler or self,
@@ -180,6 +187,35 @@ def test_snapshots_that_overlap_each_have_their_own_cut() -> None:
     assert len(accounts(recording.state(SnapshotId("P", 4)))) == ROW_COUNT
 
 
+def test_keys_that_nobody_needs_any_more_go_in_slices() -> None:
+    """Not all at once when the store has the snapshot; at once if an open cut goes through them."""
+    recording = Recording(filled())
+    for number in (1, 2, 3):
+        recording.cut(SnapshotId("P", number))
+        if number < 3:
+            while recording.go_on():
+                pass
+            recording.captures.in_store(SnapshotId("P", number))
+            for key in range(ROW_COUNT):
+                recording.books.accounts[key] += 1
+    recording.captures.in_store(SnapshotId("P", 3))
+    while recording.go_on():
+        pass
+    state = recording.state(SnapshotId("P", 3))
+    assert accounts(state) == dict.fromkeys(range(ROW_COUNT), 2)
+    for key in range(captures.SPENT_COUNT * 2):
+        recording.books.accounts[key] = 3
+    recording.cut(SnapshotId("P", 4))
+    while recording.go_on():
+        pass
+    recording.captures.in_store(SnapshotId("P", 4))
+    slices = 1
+    while recording.go_on():
+        slices += 1
+    assert slices == 2
+    assert recording.captures._spent == []
+
+
 def test_for_a_log_all_is_recorded_at_once() -> None:
     """As one map, in the step itself."""
     recording = Recording(filled(ROW_COUNT, "x"))
@@ -235,16 +271,27 @@ def test_what_is_not_keyed_goes_in_pieces() -> None:
     assert note(recording.state(S1)) == text
 
 
-def test_a_part_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With how large it is, at the process, and at the coordinator if it does not keep to that."""
-    monkeypatch.setattr(captures, "PART_BYTES_MAX", 100)
-    recording = Recording(filled(3, "x" * 101))
+@pytest.mark.parametrize("books", [filled(3, "x" * 1001), filled()], ids=["other", "keyed"])
+def test_a_part_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch, books: Books) -> None:
+    """Before the coordinator would take so much for an attack; the process goes on."""
+    monkeypatch.setattr(captures, "PART_BYTES_MAX", 1000)
+    recording = Recording(books)
     recording.cut(S1)
-    assert "a part of a snapshot may have 100" in recording.refused[S1]
-    monkeypatch.setattr(pieces, "PART_BYTES_MAX", 100)
+    while recording.go_on():
+        pass
+    assert "a part of a snapshot may have 1,000" in recording.refused[S1]
+    assert recording.captures._open == {}
+    assert books.accounts._open == []
+
+
+def test_more_than_a_part_may_have_is_refused_by_the_coordinator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a process that does not keep to the bound."""
+    monkeypatch.setattr(pieces, "PART_BYTES_MAX", 100 + 2 * captures.MESSAGE_EXTRA_BYTES)
     coordinator = Pieces()
     coordinator.add("P", control.PartPiece(S1, b"x" * 60))
-    with pytest.raises(ProtocolViolation, match="more than 100 bytes"):
+    with pytest.raises(ProtocolViolation, match=r"has more than 612 bytes"):
         coordinator.add("P", control.PartRows(S1, "accounts", KeyedRows(1, b"x" * 30, b"x" * 30)))
 
 
@@ -335,7 +382,8 @@ def test_where_none_can_be_forked_it_is_encoded_here(
 def test_the_first_time_a_large_process_forks(
     monkeypatch: pytest.MonkeyPatch, large_bytes: int, is_forked: bool
 ) -> None:
-    """How long encoding takes is not known yet: its memory is the best guess."""
+    """How long encoding takes is not known yet: its memory is the best guess, unless it has keyed
+    fields to explain it."""
     asked: list[object] = []
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -344,10 +392,12 @@ def test_the_first_time_a_large_process_forks(
 
     monkeypatch.setattr(captures, "Forked", refuse)
     monkeypatch.setattr(captures, "LARGE_BYTES", large_bytes)
-    recording = Recording(filled(3))
-    recording.cut(S1)
-    recording.cut(S2)
-    assert len(asked) == is_forked
+    for books, count in ((Note("hello"), is_forked), (filled(3), 0)):
+        asked.clear()
+        recording = Recording(books)
+        recording.cut(S1)
+        recording.cut(S2)
+        assert len(asked) == count
 
 
 def test_a_fork_that_takes_longer_than_it_saves_is_not_taken_for_a_while() -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from stillframe.changes import Changes, ChangesCut
 from stillframe.errors import UsageError
+from stillframe.keyed import KeySet
 from stillframe.model import Fragment, ProcessId, ProcessState, SnapshotId
 from stillframe.protocol import wire
 from stillframe.runtime import control
@@ -22,11 +23,15 @@ from stillframe.runtime.forked import Forked, Watcher, resident_bytes
 from stillframe.state_codec import StateCodec
 
 PART_BYTES_MAX = wire.CONTROL_BYTES_MAX - 2**20
+MESSAGE_EXTRA_BYTES = 256
+"""What a message ahead of a part is taken to cost beyond its bytes: those of small ones count."""
 PIECE_BYTES = 2**18
 SLICE_S = 0.0005
 """A slice may take so long; the number of keys in one is felt for, within these bounds."""
 SLICE_COUNT_MIN, SLICE_COUNT_FIRST = 16, 256
 SLICE_COUNT_MAX = 2**17
+SPENT_COUNT = 4096
+"""So many keys are let go in a slice."""
 PATIENCE_S = 0.5
 """After so long a capture's slices grow with its age: a process that is always busy must not keep
 it from ending before the deadline."""
@@ -35,7 +40,8 @@ IN_PLACE_S = 0.005
 
 
 LARGE_BYTES = 2**28
-"""A process with more memory than this may have a large state: the first time, nobody knows."""
+"""A process with more memory than this may have a large state, if it has no keyed field: the first
+time nobody knows."""
 
 
 class Scheduler(Watcher, Protocol):
@@ -108,6 +114,7 @@ class Captures:
         self.report = report
         self._changes = Changes(codec, subject, base)
         self._open: dict[SnapshotId, _Capture] = {}
+        self._spent: list[KeySet[Any]] = []
         self._is_scheduled = False
         self._in_place_s: float | None = None
         self._fork_s = 0.0
@@ -149,9 +156,9 @@ class Captures:
 
     def _encode(self, capture: _Capture, others: dict[str, Any]) -> None:
         """Encode the fields that are not keyed, here and now."""
-        began = time.perf_counter()
+        began = time.thread_time()
         encoded = self._codec.encode(others)
-        self._in_place_s = time.perf_counter() - began
+        self._in_place_s = time.thread_time() - began
         self._fork_s /= 2  # what was slow once is tried again some time
         if len(encoded) <= PIECE_BYTES:
             capture.state = msgspec.structs.replace(capture.state, encoded=encoded)
@@ -162,7 +169,8 @@ class Captures:
         """Let a forked process encode them, if that pays and can be done."""
         in_place_s = self._in_place_s
         if in_place_s is None:
-            in_place_s = math.inf if resident_bytes() > LARGE_BYTES else 0.0
+            is_large = not self._codec.keyed and resident_bytes() > LARGE_BYTES
+            in_place_s = math.inf if is_large else 0.0
         if in_place_s < IN_PLACE_S or self._fork_s > in_place_s / 2:
             return False
 
@@ -176,17 +184,23 @@ class Captures:
             else:
                 self._refuse(capture, error)
 
-        began = time.perf_counter()
+        def take(piece: bytes) -> None:
+            try:
+                self._send_piece(capture, piece)
+            except UsageError as error:
+                self._refuse(capture, str(error))
+
+        began = time.thread_time()
         try:
             capture.forked = Forked(
                 lambda: self._codec.encode(others),
                 watcher=self._scheduler,
-                take=lambda piece: self._send_piece(capture, piece),
+                take=take,
                 ended=ended,
             )
         except (OSError, NotImplementedError):
             return False
-        self._fork_s = time.perf_counter() - began
+        self._fork_s = time.thread_time() - began
         return True
 
     def stood_still(self, snapshot: SnapshotId, pause_s: float) -> None:
@@ -215,7 +229,10 @@ class Captures:
     def in_store(self, snapshot: SnapshotId | None) -> None:
         """Note that `snapshot` was published: only what changes since need be recorded. None: what
         we took for published is not there, so the next snapshot records everything."""
-        self._changes.in_store(snapshot)
+        spent = self._changes.in_store(snapshot)
+        if all(capture.cut is None for capture in self._open.values()):
+            self._spent += spent
+            self._go_on_later()
 
     def close(self) -> None:
         """End everything that is under way. Closing twice does nothing."""
@@ -233,15 +250,18 @@ class Captures:
             capture.forked.cancel()
 
     def _go_on_later(self) -> None:
-        if not self._is_scheduled and any(c.is_to_go_on for c in self._open.values()):
+        is_more = self._spent or any(c.is_to_go_on for c in self._open.values())
+        if is_more and not self._is_scheduled:
             self._is_scheduled = True
             self._scheduler.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Encode or send one slice of the oldest capture that has some left."""
+        """Encode or send one slice of the oldest capture that has some left, or clear up."""
         self._is_scheduled = False
         capture = next((c for c in self._open.values() if c.is_to_go_on), None)
         if capture is None:
+            self._let_go()
+            self._go_on_later()
             return
         try:
             if capture.cut is not None:
@@ -255,6 +275,15 @@ class Captures:
             self._finish(capture)
         self._go_on_later()
 
+    def _let_go(self) -> None:
+        """Let some keys go that nobody needs any more."""
+        if self._spent:
+            keys = self._spent[-1]
+            for _ in range(min(len(keys), SPENT_COUNT)):
+                keys.popitem()
+            if not keys:
+                self._spent.pop()
+
     def _take_rows(self, capture: _Capture) -> None:
         assert capture.cut is not None
         began = time.thread_time()  # what others keep us from must not make slices smaller
@@ -264,8 +293,8 @@ class Captures:
             capture.cut = None
             return
         field, rows = taken
-        capture.byte_count += len(rows.keys) + len(rows.values)
-        self.report(control.PartRows(capture.snapshot, field, rows))
+        size = len(field) + len(rows.keys) + len(rows.values)
+        self._send(capture, control.PartRows(capture.snapshot, field, rows), size)
         took_s = time.thread_time() - began
         age_s = time.perf_counter() - capture.began
         wanted_s = 0.8 * SLICE_S * max(1.0, age_s / PATIENCE_S)
@@ -275,8 +304,15 @@ class Captures:
             capture.slice_count = min(max(wanted_count, SLICE_COUNT_MIN), SLICE_COUNT_MAX)
 
     def _send_piece(self, capture: _Capture, piece: bytes) -> None:
-        capture.byte_count += len(piece)
-        self.report(control.PartPiece(capture.snapshot, piece))
+        self._send(capture, control.PartPiece(capture.snapshot, piece), len(piece))
+
+    def _send(
+        self, capture: _Capture, message: control.PartRows | control.PartPiece, size: int
+    ) -> None:
+        """Send something ahead of a part, unless that has too much then."""
+        capture.byte_count += size + MESSAGE_EXTRA_BYTES
+        _check_size(capture.byte_count)
+        self.report(message)
 
     def _finish(self, capture: _Capture) -> None:
         """Report the part, if nothing of it is missing any more."""
@@ -298,17 +334,21 @@ class Captures:
             + len(capture.state.encoded)
             + sum(len(b.encoded) for record in fragment.incoming for b in record.batches)
         )
-        if size <= PART_BYTES_MAX:
-            self.report(control.Part(fragment))
+        try:
+            _check_size(size)
+        except UsageError as error:
+            self.report(control.CouldNotRecord(fragment.snapshot, str(error)))
         else:
-            self.report(
-                control.CouldNotRecord(
-                    fragment.snapshot,
-                    f"its state and channels have {size:,} bytes; a part of a snapshot may have "
-                    f"{PART_BYTES_MAX:,}",
-                )
-            )
+            self.report(control.Part(fragment))
 
     def _refuse(self, capture: _Capture, detail: str) -> None:
         self.abandon(capture.snapshot)
         self.report(control.CouldNotRecord(capture.snapshot, detail))
+
+
+def _check_size(size: int) -> None:
+    if size > PART_BYTES_MAX:
+        raise UsageError(
+            f"its state and channels have {size:,} bytes or more; a part of a snapshot may have "
+            f"{PART_BYTES_MAX:,}"
+        )

@@ -41,8 +41,8 @@ class Forked:
         encode: what to do there; raises a UsageError if it cannot be done.
         watcher: the event loop.
         take: takes what was encoded, in pieces.
-        ended: called once: with None and how many seconds `encode` took, when all of it was taken;
-            or with the cause, when there will be no more.
+        ended: called once: with None and the seconds of processor time that `encode` took, when all
+            of it was taken; or with the cause, when there will be no more.
 
     Raises:
         OSError: no process can be forked.
@@ -171,13 +171,13 @@ def _encode_and_exit(encode: Callable[[], bytes], inlet: int) -> None:
         gc.disable()
         os.closerange(0, inlet)
         os.closerange(inlet + 1, _FD_MAX)
-        began = time.perf_counter()
+        began = time.thread_time()
         is_state = True
         try:
             encoded = encode()
         except UsageError as error:
             is_state, encoded = False, str(error).encode()
-        header = _HEADER.pack(is_state, time.perf_counter() - began, len(encoded))
+        header = _HEADER.pack(is_state, time.thread_time() - began, len(encoded))
         for part in (header, encoded):
             rest = memoryview(part)
             while rest:

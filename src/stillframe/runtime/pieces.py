@@ -5,10 +5,7 @@ import msgspec
 from stillframe.errors import ProtocolViolation
 from stillframe.model import Fragment, KeyedRows, ProcessId, SnapshotId
 from stillframe.runtime import control
-from stillframe.runtime.captures import PART_BYTES_MAX
-
-MESSAGE_EXTRA_BYTES = 256
-"""More than a message takes in memory besides its bytes: so empty ones are bounded, too."""
+from stillframe.runtime.captures import MESSAGE_EXTRA_BYTES, PART_BYTES_MAX
 
 
 class _Ahead:
