@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from stillframe.errors import ProtocolViolation, UsageError
+from stillframe.errors import UsageError
 from stillframe.keyed import Keyed
-from stillframe.model import Fragment, KeyedRows, ProcessState, SnapshotId
-from stillframe.runtime import captures, control, forked, pieces
+from stillframe.model import Fragment, ProcessState, SnapshotId
+from stillframe.runtime import captures, control, forked
 from stillframe.runtime.captures import Captures
 from stillframe.runtime.pieces import Pieces
 from stillframe.state_codec import StateCodec
@@ -282,28 +282,6 @@ def test_a_part_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch, bo
     assert "a part of a snapshot may have 1,000" in recording.refused[S1]
     assert recording.captures._open == {}
     assert books.accounts._open == []
-
-
-def test_more_than_a_part_may_have_is_refused_by_the_coordinator(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of a process that does not keep to the bound."""
-    monkeypatch.setattr(pieces, "PART_BYTES_MAX", 100 + 2 * captures.MESSAGE_EXTRA_BYTES)
-    coordinator = Pieces()
-    coordinator.add("P", control.PartPiece(S1, b"x" * 60))
-    with pytest.raises(ProtocolViolation, match=r"has more than 612 bytes"):
-        coordinator.add("P", control.PartRows(S1, "accounts", KeyedRows(1, b"x" * 30, b"x" * 30)))
-
-
-def test_what_came_ahead_of_an_abandoned_part_is_dropped() -> None:
-    """A part with the same name that came all the same has nothing of it."""
-    coordinator = Pieces()
-    coordinator.add("P", control.PartPiece(S1, b"x"))
-    coordinator.add("P", control.PartPiece(S2, b"y"))
-    coordinator.forget(S1)
-    state = ProcessState("P", "Books", b"own")
-    assert coordinator.complete(Fragment(S1, state, {}, ())).state.encoded == b"own"
-    assert coordinator.complete(Fragment(S2, state, {}, ())).state.encoded == b"y"
 
 
 def slow(recording: Recording) -> Recording:
