@@ -113,17 +113,19 @@ class KeyedTable:
 
     def merged(self, links: Sequence[pa.Table]) -> pa.Table:
         """Return the keys of one process that the last of the `links`, the oldest first, has."""
-        kept = list(links[-1:])
-        for link in reversed(links[:-1]):
-            # What a newer one says of a key is all that there is to say.
-            newer = pa.chunked_array(
-                [chunk for piece in kept for chunk in piece.column(self._identity).chunks],
-                link.schema.field(self._identity).type,
-            )
-            is_stale = pc.is_in(link.column(self._identity), value_set=newer)
-            kept.append(link.filter(pc.invert(is_stale)))
-        table = pa.concat_tables([self.no_rows(), *reversed(kept)])
+        oldest, *rest = links or [self.no_rows()]
+        newer = self._last_rows(pa.concat_tables([self.no_rows(), *rest]))
+        is_stale = pc.is_in(oldest.column(self._identity), value_set=newer.column(self._identity))
+        table = pa.concat_tables([self.no_rows(), oldest.filter(pc.invert(is_stale)), newer])
         return table.filter(pc.invert(table.column("is_removed")))
+
+    def _last_rows(self, table: pa.Table) -> pa.Table:
+        """Return the last row of each key: it is all that there is to say of it."""
+        keys = table.select([self._identity]).append_column(
+            "row", pa.array(range(table.num_rows), pa.int64())
+        )
+        last = keys.group_by(self._identity).aggregate([("row", "max")]).column("row_max")
+        return table.take(last.sort())
 
     def as_map(self, table: pa.Table) -> bytes:
         """Return the keys of one process, none of them removed, as a MessagePack map."""
