@@ -20,6 +20,7 @@ from stillframe.view import diagram, svg
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 STILLFRAME = Path(sys.executable).with_name("stillframe")
+STATE = ROOT / "docs" / "state.md"
 PROOF = ROOT / "docs" / "proof.md"
 PROVING_COMMANDS = tuple(
     f"stillframe {name} " for name in ("sim", "explore", "import", "cuts", "view")
@@ -77,7 +78,7 @@ def test_the_readme_program_does_what_the_readme_shows(tmp_path: Path) -> None:
 
 def test_the_process_of_the_page_on_large_states_can_be_recorded() -> None:
     """Its keyed field is one, and what it receives is what its row then holds."""
-    (program,) = blocks("python", ROOT / "docs" / "state.md")
+    (program,) = blocks("python", STATE)
     module: Any = types.ModuleType("state")
     sys.modules["state"] = module
     try:

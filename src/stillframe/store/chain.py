@@ -12,9 +12,9 @@ from stillframe.model import ProcessId, SnapshotId
 from stillframe.store.manifest import MANIFEST, Manifest
 
 CHAIN_LENGTH_MAX = 16
-"""A snapshot that needs more earlier ones than this is made whole. With 1 % changed in each, 16
-links add a sixth to what a restore reads, and the rewriting costs each snapshot a sixteenth of a
-whole one."""
+"""A snapshot that needs more earlier ones than this is made whole. Measured with 5.2 million keys
+(100 MB) of which 1 % change each time: to load a snapshot takes 4.7 s of CPU if it is whole, 5.1 s
+with 8 earlier ones and 6.4 s with 16; to make one whole takes 2.5 s, every 17th time."""
 
 Manifests = Mapping[SnapshotId, Manifest]
 
