@@ -277,6 +277,8 @@ class Reason(enum.Enum):
     NOT_CONSISTENT = "the recorded parts contradict each other"
     NOT_RECORDED = "a process could not record its state"
     STOPPED = "the system was stopped or restored before the snapshot was complete"
+    CONNECTION_BROKE = "the connection of a process to the coordinator broke before its part was in"
+    COORDINATOR_DIED = "the coordinator died before the snapshot was published"
 
     def __str__(self) -> str:
         return self.value

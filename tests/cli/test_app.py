@@ -14,8 +14,8 @@ from tests.cli.conftest import Call
 
 ROOT = Path(__file__).parent.parent.parent
 BANK = "examples.bank:bank"
-COMMANDS = ["run", "restore", "snapshot", "savepoint", "drop", "list", "show", "verify", "detect"]
-COMMANDS += ["diff", "spark audit"]
+COMMANDS = ["run", "restore", "snapshot", "savepoint", "drop", "list", "show"]
+COMMANDS += ["verify", "detect", "diff", "spark audit"]
 PIPELINE_COMMANDS = [
     "spark snapshot",
     "spark savepoint",
@@ -26,7 +26,17 @@ PIPELINE_COMMANDS = [
     "spark progress",
     "spark drop",
 ]
-STUDY_COMMANDS = ["join", "certificates", "import", "cuts", "sim", "explore", "view"]
+STUDY_COMMANDS = [
+    "resume",
+    "history",
+    "join",
+    "certificates",
+    "import",
+    "cuts",
+    "sim",
+    "explore",
+    "view",
+]
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -1,23 +1,84 @@
-"""A supervisor that will be killed: prints its processes' ids when a snapshot is published."""
+"""A supervisor that will be killed, or kills itself at a named moment of its second snapshot.
+
+    python -m tests.runtime.doomed DIRECTORY TOPOLOGY [MOMENT [ORPHANED_S]]
+
+It prints what its processes are to the operating system when the system runs, and takes a first
+snapshot if there is a MOMENT; "waits" is none of a second.
+"""
 
 import asyncio
+import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from stillframe.runtime.coordinator import Coordinator
+from stillframe.runtime.member import ORPHANED_S
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.store import contents
+from stillframe.store.history import Happening, History, SnapshotBegan, SnapshotPublished
+from stillframe.store.store import Store
 from tests.runtime.watch import new_store, program, take
 
 
-async def main() -> None:
+def die(*_: object) -> None:
+    """End at once, as by kill -9."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def dies_after(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `call` with an end to everything behind it."""
+
+    def last(*arguments: Any) -> None:
+        call(*arguments)
+        die()
+
+    return last
+
+
+def dies_after_noting(kind: type[Happening]) -> None:
+    """Die when the history says that something of `kind` happened."""
+    note = History.note
+
+    def last(history: History, what: Happening) -> None:
+        note(history, what)
+        if isinstance(what, kind):
+            die()
+
+    setattr(History, "note", last)  # noqa: B010 - mypy holds methods for constant
+
+
+MOMENTS: dict[str, Callable[[], None]] = {
+    "waits": lambda: None,
+    "numbered": lambda: dies_after_noting(SnapshotBegan),
+    "begun": lambda: setattr(Coordinator, "begin", dies_after(Coordinator.begin)),
+    "a part is in": lambda: setattr(Coordinator, "_take_part", dies_after(Coordinator._take_part)),
+    "is written": lambda: setattr(contents, "_rename", die),
+    "published": lambda: setattr(Store, "publish", dies_after(Store.publish)),
+    "said": lambda: dies_after_noting(SnapshotPublished),
+}
+"""What is put in the way of the second snapshot, so that it gets so far and no further."""
+
+
+async def main(directory: str, name: str, moment: str = "", orphaned_s: str = "") -> None:
     """Run until killed."""
-    store = new_store(Path(sys.argv[1]), "rally")
-    async with Supervisor(program("rally"), store) as system:
-        await take(system)
-        pids = [str(child.pid) for child in system.children.values()]
+    store = new_store(Path(directory), name)
+    patience_s = float(orphaned_s or ORPHANED_S)
+    async with Supervisor(program(name), store, orphaned_s=patience_s) as system:
+        if moment:
+            await take(system)
+        pids = [f"{process}={child.pid}" for process, child in system.children.items()]
         sys.stdout.write(" ".join(pids) + "\n")
         sys.stdout.flush()
+        if moment:
+            MOMENTS[moment]()
+            if moment != "waits":
+                await system.snapshot()
         await system.finished
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(*sys.argv[1:]))

@@ -18,6 +18,7 @@ from stillframe.runtime.host import Host
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.member import Member
 from stillframe.runtime.turns import Driver, TurnHost, has_async_handlers
+from stillframe.store.history import History
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
@@ -89,6 +90,7 @@ class LocalSystem:
     async def __aenter__(self) -> Self:
         """Start all; returns when every channel is connected, or a process has failed."""
         self.store.raise_epoch(None)
+        self.history = History(self.store.path)
         self.coordinator = Coordinator(
             self.store,
             check=self.topology.check_state,
@@ -100,6 +102,7 @@ class LocalSystem:
             policy=self._policy,
             emit=self.events.append,
             departed=lambda process, failure: self.departed.append((process, failure)),
+            history=self.history,
         )
         self.address = await self.coordinator.roster.listen(ANY_PORT, self._certificates)
         self.port = self.address.port
@@ -120,6 +123,7 @@ class LocalSystem:
         for member in self.members.values():
             await member.close()
         await hang_up()
+        self.history.close()
         self.store.close()
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -66,6 +66,15 @@ class RaisesAtStart(Process):
         raise LookupError("nowhere to begin")
 
 
+class Stubborn(Process):
+    """Never comes out of its handler."""
+
+    def receive(self, channel: Channel, message: Tick) -> None:
+        """Stay here."""
+        while True:
+            pass
+
+
 class Ball(Message):
     """Goes to and fro."""
 
@@ -114,6 +123,7 @@ rally = Topology.mesh({"A": Player(serves=True), "B": Player()})
 pipeline = Topology({"A": Source(), "B": Relay(), "C": Sink()}, [("A", "B"), ("B", "C")])
 raising = Topology({"A": Source(), "B": Raises()}, [("A", "B")])
 raising_at_start = Topology({"A": RaisesAtStart(), "B": Sink()}, [("A", "B")])
+stubborn = Topology({"A": Source(limit=1), "B": Stubborn()}, [("A", "B")])
 sending = Topology({"J": Joined(state=Books), "S": Sink()}, [("J", "S")])
 joining = Topology(
     {"A": Source(), "J": Joined(state=Books, accepts=Tick), "S": Sink()}, [("A", "J"), ("J", "S")]

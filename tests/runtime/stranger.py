@@ -8,6 +8,7 @@ import msgspec
 
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Challenge, Declined, Hello, Proof, _proof
+from stillframe.runtime import control
 from stillframe.runtime.addresses import LOOPBACK
 from tests.runtime.memory import parse
 
@@ -41,6 +42,18 @@ class Stranger:
             self.write(wire.encode_greeting(proof))
             answer = await self.hear()
         return answer.reason if isinstance(answer, Declined) else ""
+
+    async def say(self, message: control.FromProcess) -> control.ToProcess | None:
+        """Speak to the coordinator as a process that was let in; return what it answers, None if
+        it hangs up."""
+        self._frames.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
+        self.write(wire.encode_control(message))
+        answer = await self.hear()
+        if answer is None:
+            return None
+        assert isinstance(answer, wire.Control)
+        said: control.ToProcess = msgspec.msgpack.Decoder(control.ToProcess).decode(answer.encoded)
+        return said
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from stillframe import Topology
 from stillframe.errors import Refused, StillframeError, UsageError
-from stillframe.runtime import certificates
+from stillframe.runtime import certificates, control
 from stillframe.runtime.addresses import ANY_PORT, LOOPBACK, Address
 from stillframe.runtime.dialling import dial
 from stillframe.runtime.door import Door
@@ -49,7 +49,7 @@ def run(tmp_path: Path, body: Callable[[LocalSystem], Awaitable[None]]) -> None:
 async def knock(me: Credentials, address: Address, target: str | None) -> str:
     """Connect to `target` with the certificates of `me`, and return why it came to nothing; the
     connection's end without a word is an empty text."""
-    line = CoordinatorLine(me)
+    line = CoordinatorLine(me, control.Joining)
     try:
         await dial(line, address, me.certificates, target)
         heard = await line.heard.get()
@@ -125,7 +125,7 @@ def test_who_connects_refuses_a_bad_certificate_too(
     async def main() -> None:
         said: list[str] = []
         me = Credentials("B", 1, "", b"", str(papers() / "B"))
-        door = Door(lambda: CoordinatorLine(me), said.append)
+        door = Door(lambda: CoordinatorLine(me, control.Joining), said.append)
         address = await door.open(ANY_PORT, str(directory()))
         async with asyncio.timeout(20):
             assert why in await knock(me, address, "A")

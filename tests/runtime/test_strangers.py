@@ -11,6 +11,7 @@ import pytest
 from stillframe import Topology
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Hello
+from stillframe.runtime import control
 from stillframe.runtime.door import REPORT_COUNT_MAX
 from tests.runtime.links import SECRET
 from tests.runtime.local import LocalSystem
@@ -87,7 +88,6 @@ def test_a_process_refuses_what_does_not_belong_to_it(
         (changed(topology_hash="f" * 64), SECRET, "start every process from the same topology"),
         (changed(epoch=2), SECRET, "epoch 2 is not begun: this is epoch 1"),
         (SAME, OTHER_SECRET, "wrong secret: this is not a process of this run"),
-        (SAME, SECRET, "process 'A' is already there: each can join once"),
     ],
 )
 def test_the_coordinator_refuses_what_does_not_belong_to_it(
@@ -101,6 +101,33 @@ def test_the_coordinator_refuses_what_does_not_belong_to_it(
         await system.until(lambda: len(system.troubles()) == 1)
         assert "to the coordinator was closed: " in system.troubles()[0]
         assert reason in system.troubles()[0]
+
+    run(tmp_path, body)
+
+
+def test_who_takes_the_place_of_a_process_that_is_there_is_sent_away(tmp_path: Path) -> None:
+    """Also one that knows the secret, if it is new; the process keeps its place."""
+
+    async def body(system: LocalSystem) -> None:
+        async with stranger(system.port) as other:
+            assert await other.knock(hello_of_a(system, None), SECRET) == ""
+            reason = "process 'A' is already there: each can join once"
+            assert await other.say(control.Joining()) == control.Over(reason)
+        await system.until(lambda: len(system.troubles()) == 1)
+        assert f"the connection of A to the coordinator was closed: {reason}" in system.troubles()
+
+    run(tmp_path, body)
+
+
+def test_who_speaks_before_it_has_come_in_is_sent_away(tmp_path: Path) -> None:
+    """The first word is whether one is new; anything else ends the connection, and no process."""
+
+    async def body(system: LocalSystem) -> None:
+        async with stranger(system.port) as other:
+            assert await other.knock(hello_of_a(system, None), SECRET) == ""
+            assert await other.say(control.Running()) is None
+        await system.until(lambda: len(system.troubles()) == 1)
+        assert "speaks before it has said whether it is new" in system.troubles()[0]
 
     run(tmp_path, body)
 

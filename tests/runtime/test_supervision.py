@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import select
 import signal
-import sys
 import threading
 from pathlib import Path
 
@@ -193,50 +191,6 @@ def test_a_periodic_snapshot_is_skipped_while_one_is_under_way(tmp_path: Path) -
             periodic.cancel()
             await asyncio.wait([periodic])
         store.close()
-
-    asyncio.run(main())
-
-
-def until_ended(pid: int) -> None:
-    """Wait until a process that need not be our child has ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        ready, _, _ = select.select([descriptor], [], [], 20)
-        assert ready, f"process {pid} did not end"
-    finally:
-        os.close(descriptor)
-
-
-@pytest.mark.slow
-def test_processes_end_with_their_supervisor_and_the_store_stays(tmp_path: Path) -> None:
-    """After kill -9 of the supervisor its processes exit by themselves; who asks for the system
-    hears that it is not running; and it can be gone on with from the store."""
-
-    async def main() -> None:
-        async with asyncio.timeout(60):
-            doomed = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.runtime.doomed", str(tmp_path)),
-                stdout=asyncio.subprocess.PIPE,
-                cwd=ROOT,
-            )
-            assert doomed.stdout is not None
-            pids = [int(pid) for pid in (await doomed.stdout.readline()).split()]
-            assert len(pids) == 2
-            doomed.kill()
-            await doomed.wait()
-            for pid in pids:
-                await asyncio.to_thread(until_ended, pid)
-            with pytest.raises(Unavailable, match="start it with 'stillframe run'"):
-                find(tmp_path / "store")
-            watch, store = Watch(), Store.open_writer(tmp_path / "store")
-            async with Supervisor(program("rally"), store, emit=watch.emit) as system:
-                current = store.entries()[-1]
-                assert (await watch.until_epoch(2)).restored_from == current.id
-                assert hits(await take(system)) > hits(store.load(current.id))
-            store.close()
 
     asyncio.run(main())
 

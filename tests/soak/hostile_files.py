@@ -1,7 +1,6 @@
 """Hostile files in a store: changed, cut, swapped, and forged so that every hash is right again."""
 
 import hashlib
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from stillframe.model import (
 from stillframe.restore import start_states
 from stillframe.runtime import running
 from stillframe.runtime.addresses import ANY_PORT
+from stillframe.runtime.os_process import myself
 from stillframe.store.manifest import FILES, MANIFEST
 from stillframe.store.parquet import read_parquet
 from stillframe.store.store import Store
@@ -69,7 +69,16 @@ class Sample:
                 store.publish(fragment_state(number))
         identity = running.identity(self.store)
         system = running.RunningSystem(
-            os.getpid(), identity, 1, "0" * 64, ANY_PORT, False, b"s" * 32, "commands"
+            supervisor=myself(),
+            directory=identity,
+            epoch=1,
+            topology_hash="0" * 64,
+            coordinator=ANY_PORT,
+            has_tls=False,
+            secret=b"s" * 32,
+            commands="commands",
+            children={"A": myself()},
+            pipeline=None,
         )
         running.announce(self.store, system)
         message = MessageId(Channel("A", "B"), 1)

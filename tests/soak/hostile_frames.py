@@ -36,6 +36,7 @@ from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.link import ConnectingLink, Connection
 from stillframe.runtime.member import CoordinatorLine, Member
 from stillframe.store.contents import check_described
+from stillframe.store.history import Happening, History
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.store.tables import Tables
@@ -112,6 +113,8 @@ async def process_at_coordinator(trial: Trial, data: bytes, piece: int) -> str:
     introduce(helper, other, trial.hello("B", None))
     trial.watch(line)
     introduce(trial, line, trial.hello("A", None))
+    for connection in (other, line):
+        feed(connection, wire.encode_control(control.Joining()), 2**20)
     result = coordinator.begin("A")
     feed(other, wire.encode_control(control.Part(part("B"))), 2**20)
     feed(line, data, piece)
@@ -129,18 +132,25 @@ async def process_at_coordinator(trial: Trial, data: bytes, piece: int) -> str:
 
 async def stranger_at_line(trial: Trial, data: bytes, piece: int) -> str:
     """Before the handshake, at a process that looks for its coordinator."""
-    line = CoordinatorLine(trial.credentials("A"))
+    line = CoordinatorLine(trial.credentials("A"), control.Joining)
     trial.watch(line)
     feed(line, data, piece)
     return trial.end(line)
 
 
+class AloneMember(Member):
+    """A process to which no coordinator comes back."""
+
+    async def _come_back(self) -> control.Resumed:
+        raise Unavailable(HUNG_UP)
+
+
 async def coordinator_at_process(trial: Trial, data: bytes, piece: int) -> str:
     """After the handshake, at a process that does what its coordinator says."""
-    line = CoordinatorLine(trial.credentials("A"))
+    line = CoordinatorLine(trial.credentials("A"), control.Joining)
     trial.watch(line)
     listen_to(trial, line, None)
-    member = Member(trial.credentials("A"), ANY_PORT, ANY_PORT)
+    member = AloneMember(trial.credentials("A"), ANY_PORT, ANY_PORT)
     member._line = line
     feed(line, data, piece)
     line.heard.put_nowait(None)
@@ -218,6 +228,13 @@ class QuietStore:
         return cast(Entry, msgspec.convert({"is_restore_point": True}, _QuietEntry))
 
 
+class QuietHistory:
+    """A history that forgets."""
+
+    def note(self, what: Happening) -> None:
+        """Forget what happened."""
+
+
 class _QuietEntry(msgspec.Struct):
     is_restore_point: bool
 
@@ -244,6 +261,7 @@ def coordinator_of(trial: Trial) -> Coordinator:
         policy=Policy.ABANDON,
         emit=lambda event: None,
         departed=lambda process, failure: None,
+        history=cast(History, QuietHistory()),
     )
 
 

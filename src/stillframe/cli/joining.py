@@ -16,6 +16,8 @@ from stillframe.runtime.certificates import check_own
 from stillframe.runtime.child import Launch
 from stillframe.runtime.joining import stay_joined
 from stillframe.runtime.link import Credentials
+from stillframe.runtime.member import ORPHANED_S
+from stillframe.runtime.os_process import myself
 
 
 def join(
@@ -36,6 +38,8 @@ def join(
         search_path=sys.path,
         coordinator=Address.parse(coordinator, port=COORDINATOR_PORT),
         listen=Address.parse(listen, port=0),
+        supervisor=myself(),
+        orphaned_s=ORPHANED_S,
         is_elsewhere=True,
     )
 

@@ -27,6 +27,14 @@ def sentence(event: events.Event) -> str:
             text = f"snapshot {snapshot} was taken of other code:{lines}"
         case events.SystemRunning():
             text = _running(event)
+        case events.TakenOver(epoch, seconds):
+            text = (
+                f"epoch {epoch}: the system had gone on without its supervisor; all processes came "
+                f"back, after {quantities.duration(seconds)}"
+            )
+        case events.OrphansEnded(processes, reason):
+            names = ", ".join(processes)
+            text = f"{names} had gone on without their supervisor and were ended: {reason}"
         case events.Waiting(processes):
             text = f"waiting for {', '.join(processes)} to join: start their programs"
         case events.SnapshotPublished(entry):
@@ -80,8 +88,8 @@ class Narrator:
         match event:
             case events.EpochBegan(epoch):
                 self._epoch, self._is_running = epoch, False
-            case events.SystemRunning():
-                self._is_running = True
+            case events.SystemRunning(epoch) | events.TakenOver(epoch):
+                self._epoch, self._is_running = epoch, True
             case events.ProcessDied():
                 self._is_running = False
             case events.SnapshotPublished(entry):

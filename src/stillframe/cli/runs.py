@@ -25,6 +25,7 @@ from stillframe.model import SnapshotId
 from stillframe.runtime import events
 from stillframe.runtime.commands import RestoreSnapshot, command
 from stillframe.runtime.loading import load_topology
+from stillframe.runtime.running import explain_use, left_behind
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.store import Store
 from stillframe.topology import Description
@@ -81,6 +82,21 @@ def restore(path: Path, name: str | None, plan: Plan) -> None:
         _restore_stopped(path, wish, plan)
 
 
+def resume(path: Path, plan: Plan) -> None:
+    """Go on with the processes that the supervisor of the store at `path` left when it died; or,
+    if that is not possible, from its last snapshot."""
+    look_here()
+    with contextlib.closing(_open_writer(path)) as store:
+        left = left_behind(path)
+        if left is not None and left.pipeline is not None:
+            raise UsageError(
+                f"the system of {path} is part of the pipeline {left.pipeline}, and goes back with "
+                f"it alone: use 'stillframe spark restore {left.pipeline}', and then 'stillframe "
+                f"restore {path} --pipeline {left.pipeline}'"
+            )
+        _supervise(reference_of(store), store, None, plan, None, takes_over=True)
+
+
 def _restore_live(path: Path, wish: SnapshotId | None, *, is_json: bool) -> None:
     began = time.monotonic()
     done = uvloop.run(command(path, RestoreSnapshot(wish)))
@@ -96,12 +112,27 @@ def _restore_live(path: Path, wish: SnapshotId | None, *, is_json: bool) -> None
 
 def _restore_stopped(path: Path, wish: SnapshotId | None, plan: Plan) -> None:
     look_here()
-    with contextlib.closing(Store.open_writer(path)) as store:
+    with contextlib.closing(_open_writer(path)) as store:
         _supervise(reference_of(store), store, wish, plan, None)
 
 
+def _open_writer(path: Path) -> Store:
+    try:
+        return Store.open_writer(path)
+    except Unavailable as error:
+        if use := explain_use(path):
+            raise Unavailable(f"the store {path} is in use: {use}") from error
+        raise
+
+
 def _supervise(
-    reference: str, store: Store, wish: SnapshotId | None, plan: Plan, watch: Watch | None
+    reference: str,
+    store: Store,
+    wish: SnapshotId | None,
+    plan: Plan,
+    watch: Watch | None,
+    *,
+    takes_over: bool = False,
 ) -> None:
     # With other code the processes can be others; else the supervisor sees that they are the same.
     description = load_topology(reference).description if plan.may_migrate else store.description
@@ -134,6 +165,7 @@ def _supervise(
             site=plan.site,
             policy=plan.policy,
             tolerated_count=plan.tolerated_count,
+            takes_over=takes_over,
             emit=emit,
         )
         plan = msgspec.structs.replace(plan, initiators=initiators)

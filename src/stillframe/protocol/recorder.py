@@ -244,6 +244,13 @@ class Recordings(Generic[AnyRecording]):
             self._recordings.pop(snapshot, None)
             self._end(snapshot, Phase.ABANDONED)
 
+    def settle(self, last_number: int) -> None:
+        """Give up every snapshot with a number up to `last_number` that was not recorded, also
+        those of which nothing was heard here yet: their markers may still come."""
+        for snapshot in tuple(self._recordings):
+            self.abandon(snapshot)
+        self._forgotten_number = max(self._forgotten_number, last_number)
+
     def _begin_recording(self, state: ProcessState) -> AnyRecording:
         """Return a new recording, whose cut is now."""
         raise NotImplementedError

@@ -7,7 +7,8 @@ import msgspec
 from stillframe.errors import UsageError
 from stillframe.migration.changes import Change, differences, listed
 from stillframe.migration.migrate import migrate
-from stillframe.model import ProcessId, SnapshotId
+from stillframe.model import ProcessId, ProcessState, SnapshotId
+from stillframe.protocol.exclusion import LastRecorded
 from stillframe.restore import Start, start_states
 from stillframe.store.store import Store
 from stillframe.topology import Description, Topology
@@ -79,3 +80,26 @@ def changed_code(
         f"what it would make of it with '{command} --dry-run', and go on with '{command} "
         "--migrate', or with the old code"
     )
+
+
+def last_recorded(
+    store: Store, starts: dict[ProcessId, Start] | None
+) -> dict[ProcessId, LastRecorded]:
+    """Return with what each process begins, and from which snapshot; nothing if afresh."""
+    origin = store.restored_from
+    if starts is None or origin is None:
+        return {}
+    return {
+        process: LastRecorded(ProcessState(process, start.kind, start.encoded), origin)
+        for process, start in starts.items()
+    }
+
+
+def told_before(store: Store) -> dict[ProcessId, SnapshotId]:
+    """Return of what each process may know that went on without a coordinator: the newest restore
+    point of the epoch, if its cut is in there."""
+    current = store.current()
+    if current is None or current.epoch != store.epoch:
+        return {}
+    processes = store.description.processes
+    return {process: current.id for process in processes if process not in current.excluded}

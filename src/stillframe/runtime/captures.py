@@ -226,6 +226,11 @@ class Captures:
         if capture is not None:
             self._close(capture)
 
+    def abandon_all(self) -> None:
+        """Stop capturing for every snapshot that is under way."""
+        for snapshot in tuple(self._open):
+            self.abandon(snapshot)
+
     def in_store(self, snapshot: SnapshotId | None) -> None:
         """Note that `snapshot` was published: only what changes since need be recorded. None: what
         we took for published is not there, so the next snapshot records everything."""
@@ -237,8 +242,7 @@ class Captures:
     def close(self) -> None:
         """End everything that is under way. Closing twice does nothing."""
         forks = [c.forked for c in self._open.values() if c.forked is not None]
-        for snapshot in tuple(self._open):
-            self.abandon(snapshot)
+        self.abandon_all()
         for forked in forks:
             forked.wait()
 

@@ -1,14 +1,13 @@
 """The main program of a process that we start: ``python -m stillframe.runtime.child``.
 
-What it must know, the secret among it, comes on standard input, which whoever started it (the
-supervisor, or ``joining.py`` on another machine) keeps open: when that ends, so do we.
+What it must know, the secret among it, comes on standard input from whoever started it: the
+supervisor, or ``joining.py`` on another machine. Who stops it ends it. If its supervisor is gone it
+goes on for a while, and another one may take over; elsewhere it ends with who started it.
 """
 
 import asyncio
-import os
 import signal
 import sys
-import threading
 from pathlib import Path
 
 import msgspec
@@ -23,8 +22,10 @@ from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.logs import Logs
-from stillframe.runtime.member import Member
+from stillframe.runtime.member import Member, story_of
+from stillframe.runtime.os_process import OsProcess
 from stillframe.runtime.turns import Driver, TurnHost, has_async_handlers
+from stillframe.runtime.vigil import Vigil
 
 EXIT_FAILED = 1
 EXIT_NOT_LET_IN = 2
@@ -37,9 +38,10 @@ RETRY_S_MAX = 2.0
 class Launch(msgspec.Struct, frozen=True):
     """What a child must know, as one line of JSON on its standard input.
 
-    `pipeline` is the directory of the pipeline in which this process is a service, `system` the
-    name of its system there. A process that `is_elsewhere` than the coordinator waits for it, says
-    itself what it has to say, and finds out by itself what it need not be told.
+    `supervisor` watches over it, and `orphaned_s` is how long it goes on without a coordinator, in
+    seconds. `pipeline` is the directory of the pipeline in which this process is a service,
+    `system` the name of its system there. A process that `is_elsewhere` than the coordinator waits
+    for it, says itself what it has to say, and finds out by itself what it need not be told.
     """
 
     me: Credentials
@@ -47,6 +49,8 @@ class Launch(msgspec.Struct, frozen=True):
     search_path: list[str]
     coordinator: Address
     listen: Address
+    supervisor: OsProcess
+    orphaned_s: float
     pipeline: str | None = None
     system: str = ""
     is_elsewhere: bool = False
@@ -56,11 +60,17 @@ class _NotLetIn(StillframeError):
     """Trying again would not help."""
 
 
-async def _run(launch: Launch) -> None:
+async def _run(launch: Launch, vigil: Vigil) -> None:
     if launch.is_elsewhere:
         launch, member, start = await _arrive(launch)
     else:
-        member = Member(launch.me, launch.coordinator, launch.listen)
+        member = Member(
+            launch.me,
+            launch.coordinator,
+            launch.listen,
+            orphaned_s=launch.orphaned_s,
+            supervised=vigil.supervised_by,
+        )
         start = await member.connect()
     try:
         await _take_part(member, launch, start)
@@ -68,6 +78,9 @@ async def _run(launch: Launch) -> None:
     except StillframeError as error:
         failure = error
         member.fail(error)
+    if not member.is_heard and not launch.is_elsewhere:
+        # Nobody will ever say it for us.
+        sys.stderr.write(f"process {launch.me.process} ended: {failure}\n{story_of(failure)}")
     await member.leave()
     raise failure
 
@@ -82,7 +95,8 @@ async def _arrive(launch: Launch) -> tuple[Launch, Member, Start | None]:
     while True:
         try:
             described = _described(launch)
-            member = Member(described.me, launch.coordinator, launch.listen)
+            me, orphaned_s = described.me, launch.orphaned_s
+            member = Member(me, launch.coordinator, launch.listen, orphaned_s=orphaned_s)
             try:
                 return described, member, await member.connect()
             except BaseException:
@@ -161,22 +175,19 @@ async def _take_part(member: Member, launch: Launch, start: Start | None) -> Non
     await member.run(host, begin=begin, published=driver.published)
 
 
-def _exit_with_supervisor() -> None:
-    """End this process when the supervisor does, also while a handler keeps the loop busy."""
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    os._exit(EXIT_FAILED)
-
-
 def main() -> None:
     """Run one process until the supervisor ends it."""
     # Ctrl-C in a terminal reaches the supervisor too: it decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):  # the supervisor was gone before it had told us all
+        sys.exit(EXIT_FAILED)
+    launch = msgspec.json.decode(line, type=Launch)
     sys.path[:] = launch.search_path
-    threading.Thread(target=_exit_with_supervisor, daemon=True).start()
+    orphaned_s = 0.0 if launch.is_elsewhere else launch.orphaned_s
+    vigil = Vigil(launch.supervisor, orphaned_s=orphaned_s)
     try:
-        uvloop.run(_run(launch))
+        uvloop.run(_run(launch, vigil))
     except StillframeError as error:
         # Elsewhere the coordinator was told; its words reach the user there, not here.
         if launch.is_elsewhere:

@@ -1,14 +1,27 @@
-"""The operating-system processes that a supervisor starts for one epoch, and ends with it."""
+"""The operating-system processes of one epoch that run on this machine for its supervisor.
+
+Most were started by it. Those that an earlier supervisor had started, and that went on without it,
+are adopted: they are no children for the kernel, so how they end is not told, only that they do.
+"""
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from stillframe.model import ProcessId
 from stillframe.runtime.child import Launch
+from stillframe.runtime.os_process import OsProcess, identify, kill, open_process
+
+_EXIT_WAIT_S = 1.0
+UNKNOWN_END = (
+    "it ended, and how is not known, because it was started by a supervisor that is gone; if it "
+    "could, it said why where it writes its errors"
+)
 
 
 class Children:
@@ -21,31 +34,92 @@ class Children:
     def __init__(self, exited: Callable[[ProcessId], None]) -> None:
         self.running: dict[ProcessId, asyncio.subprocess.Process] = {}
         self._exited = exited
+        self._adopted: dict[ProcessId, OsProcess] = {}
+        self._descriptors: dict[ProcessId, int] = {}
 
-    async def spawn(self, launch: Launch) -> None:
-        """Start a child and tell it what it must know."""
-        process = launch.me.process
-        child = await asyncio.create_subprocess_exec(
+    async def spawn(self, process: ProcessId) -> None:
+        """Start a child; it waits until it is told what it must know."""
+        self.running[process] = child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "stillframe.runtime.child",
             stdin=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        self.running[process] = child
-        assert child.stdin is not None
-        child.stdin.write(msgspec.json.encode(launch) + b"\n")
         waiting = asyncio.get_running_loop().create_task(child.wait())
         waiting.add_done_callback(lambda _: self._ended(process, child))
 
+    def launch(self, launch: Launch) -> None:
+        """Tell a child what it must know: with this it begins."""
+        child = self.running[launch.me.process]
+        assert child.stdin is not None
+        child.stdin.write(msgspec.json.encode(launch) + b"\n")
+
+    def adopt(self, orphans: Mapping[ProcessId, OsProcess]) -> None:
+        """Watch over processes that an earlier supervisor started; `exited` is called in the next
+        turn of the loop for those that have ended."""
+        loop = asyncio.get_running_loop()
+        for process, orphan in orphans.items():
+            self._adopted[process] = orphan
+            descriptor = open_process(orphan)
+            if descriptor is None:
+                loop.call_soon(self._orphan_ended, process)
+            else:
+                self._descriptors[process] = descriptor
+                loop.add_reader(descriptor, self._orphan_ended, process)
+
+    def identities(self) -> dict[ProcessId, OsProcess]:
+        """Return by what each is known that runs."""
+        started = {process: identify(child.pid) for process, child in self.running.items()}
+        found = {process: known for process, known in started.items() if known is not None}
+        return found | {process: self._adopted[process] for process in self._descriptors}
+
+    def runs(self, process: ProcessId) -> bool:
+        """Return whether `process` runs here."""
+        child = self.running.get(process)
+        return process in self._descriptors or (child is not None and child.returncode is None)
+
     async def end(self) -> None:
-        """End all children, and wait until they are gone."""
+        """End all children, and wait until they are gone.
+
+        Raises:
+            Unavailable: one that was adopted does not end.
+        """
         ending, self.running = self.running, {}
         for child in ending.values():
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
+        for process in tuple(self._descriptors):
+            self._forget(process)
+        adopted, self._adopted = self._adopted, {}
+        await asyncio.gather(*(asyncio.to_thread(kill, orphan) for orphan in adopted.values()))
         await asyncio.gather(*(child.wait() for child in ending.values()))
+
+    async def describe_end(self, process: ProcessId) -> str:
+        """Return how `process` ended, as far as that is known."""
+        if process in self._adopted and not self.runs(process):
+            return UNKNOWN_END
+        code = None
+        if (child := self.running.get(process)) is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EXIT_WAIT_S):
+                    code = await child.wait()
+        if code is None:
+            return "its connection to the coordinator ended"
+        if code < 0:
+            return f"it was ended by {signal.Signals(-code).name}"
+        return f"it exited with code {code}"
 
     def _ended(self, process: ProcessId, child: asyncio.subprocess.Process) -> None:
         if self.running.get(process) is child:
             self._exited(process)
+
+    def _orphan_ended(self, process: ProcessId) -> None:
+        self._forget(process)
+        if process in self._adopted:
+            self._exited(process)
+
+    def _forget(self, process: ProcessId) -> None:
+        if (descriptor := self._descriptors.pop(process, None)) is not None:
+            asyncio.get_running_loop().remove_reader(descriptor)
+            os.close(descriptor)

@@ -6,6 +6,36 @@ from stillframe.model import Fragment, KeyedRows, ProcessId, SnapshotId
 from stillframe.protocol.holdup import Standing
 from stillframe.restore import Start
 from stillframe.runtime.addresses import Address
+from stillframe.runtime.os_process import OsProcess
+
+
+class Joining(msgspec.Struct, frozen=True, tag=True):
+    """From a process, first of all: it is new in this epoch. A ``Setup`` is due."""
+
+
+class Returning(msgspec.Struct, frozen=True, tag=True):
+    """From a process, first of all on a new connection: it went on while there was none. A
+    ``Resumed`` is due. `is_connected` says whether all its outgoing channels have been."""
+
+    is_connected: bool
+
+
+class Resumed(msgspec.Struct, frozen=True, tag=True):
+    """To a process that has come back: what happened meanwhile.
+
+    Every snapshot with a number up to `last_number` of which it has not sent its part is over.
+    `published` is the newest of which it may know. `supervisor` is who watches over it now.
+    """
+
+    last_number: int
+    published: SnapshotId | None
+    supervisor: OsProcess
+
+
+class Over(msgspec.Struct, frozen=True, tag=True):
+    """To a process: it has no place in the running system, or none any more; `detail` says why."""
+
+    detail: str
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
@@ -120,5 +150,6 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 
 AboutSnapshots = PartRows | PartPiece | Part | CouldNotRecord | Wanted | Answer
-FromProcess = Listening | Running | Trouble | Failure | AboutSnapshots
-ToProcess = Setup | Addresses | Initiate | Abandon | Published | InStore | Ask
+First = Joining | Returning
+FromProcess = First | Listening | Running | Trouble | Failure | AboutSnapshots
+ToProcess = Setup | Resumed | Over | Addresses | Initiate | Abandon | Published | InStore | Ask

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
-from stillframe.errors import ProtocolViolation, StillframeError, UsageError
+from stillframe.errors import ProtocolViolation, StillframeError, StoreError, UsageError
 from stillframe.model import (
     Abandoned,
     Fragment,
@@ -22,16 +22,19 @@ from stillframe.model import (
 )
 from stillframe.protocol.announcements import Announcements
 from stillframe.protocol.assembler import Assembler
-from stillframe.protocol.exclusion import LastRecorded, LastStates
+from stillframe.protocol.exclusion import LastStates
 from stillframe.protocol.holdup import UnderWay
 from stillframe.protocol.policy import Policy, next_initiator
 from stillframe.restore import Start
 from stillframe.runtime import control, events
+from stillframe.runtime.beginning import last_recorded, told_before
 from stillframe.runtime.deadlines import Deadlines
 from stillframe.runtime.host import describe
 from stillframe.runtime.inquiry import Inquiry
+from stillframe.runtime.os_process import myself
 from stillframe.runtime.pieces import Pieces
-from stillframe.runtime.roster import Roster
+from stillframe.runtime.roster import RETURN_S, Roster
+from stillframe.store.history import History, SnapshotBegan
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 
@@ -52,7 +55,11 @@ class Coordinator:
         marker_wait_s: how long a marker may wait for messages to ride on; 0 sends it at once.
         policy: what to do with one for which a part is missing.
         emit: takes what happens.
-        departed: called with a process whose connection ended, and with its last words.
+        departed: called with a process that is gone for good, and with its last words.
+        history: told of each snapshot before anybody else is.
+        runs: whether the operating-system process that was started for a process still runs here.
+        is_taken_over: whether the epoch goes on, and every process is to come back.
+        return_s: how long a process is waited for that may come back, in seconds.
     """
 
     def __init__(
@@ -68,6 +75,10 @@ class Coordinator:
         policy: Policy,
         emit: Callable[[events.Event], None],
         departed: Callable[[ProcessId, control.Failure | None], None],
+        history: History,
+        runs: Callable[[ProcessId], bool] = lambda process: False,
+        is_taken_over: bool = False,
+        return_s: float = RETURN_S,
     ) -> None:
         self.store = store
         self.emit = emit
@@ -85,7 +96,13 @@ class Coordinator:
             emit=emit,
             heard=self._heard,
             departed=departed,
+            runs=runs,
+            returned=self._returned,
+            is_taken_over=is_taken_over,
+            return_s=return_s,
         )
+        self._history = history
+        self._told = told_before(store) if is_taken_over else {}
         self._assembler = Assembler(self._description, store.epoch)
         self._pieces = Pieces()
         self._inquiry = Inquiry(
@@ -98,7 +115,7 @@ class Coordinator:
             now=self._now,
             late=self._give_up_late,
         )
-        self._last_states = LastStates(self._description, _last_recorded(store, starts))
+        self._last_states = LastStates(self._description, last_recorded(store, starts))
         self._announcements = Announcements()
         self._excluded: dict[SnapshotId, frozenset[ProcessId]] = {}
         self._wanted: set[ProcessId] = set()
@@ -156,9 +173,27 @@ class Coordinator:
         self._tried[snapshot] = (*tried, initiator)
         self._assembler.begin(snapshot, self._now(), timeout_s=self._timeout_s)
         self._deadlines.set_timer()
+        try:
+            self._history.note(SnapshotBegan(snapshot))
+        except StoreError as error:
+            # In the next turn of the loop: whoever waits for it must know it first.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._give_up, snapshot, Reason.NOT_PUBLISHED, str(error))
+            return snapshot
         for process in self._description.initiators(initiator):
             self.roster.say(process, control.Initiate(snapshot))
         return snapshot
+
+    def _returned(self, process: ProcessId) -> None:
+        """Tell a process that has come back what it missed. Of what it had begun to send some may
+        be lost: those snapshots are over."""
+        resumed = control.Resumed(self.next_number - 1, self._told.get(process), myself())
+        self.roster.say(process, resumed)
+        self._inquiry.returned(process)
+        for snapshot in self._assembler.pending:
+            if process in self._assembler.missing(snapshot):
+                detail = f"{process} came back with a new one"
+                self._give_up(snapshot, Reason.CONNECTION_BROKE, detail)
 
     def _heard(self, process: ProcessId, message: control.AboutSnapshots) -> None:
         self._inquiry.heard(process)
@@ -260,7 +295,9 @@ class Coordinator:
 
     def _announce(self, snapshots: Iterable[SnapshotId]) -> None:
         for snapshot in snapshots:
-            self._say_but(self._excluded.pop(snapshot), control.Published(snapshot))
+            excluded = self._excluded.pop(snapshot)
+            self._told |= {p: snapshot for p in self._description.processes if p not in excluded}
+            self._say_but(excluded, control.Published(snapshot))
 
     def _say_but(self, excluded: Collection[ProcessId], message: control.ToProcess) -> None:
         """Tell all whose cut is in a snapshot: of the `excluded` it holds an older state."""
@@ -346,16 +383,3 @@ class Coordinator:
             description=self._description,
         )
         return None if initiator is None else self._begin(initiator, result, tried)
-
-
-def _last_recorded(
-    store: Store, starts: dict[ProcessId, Start] | None
-) -> dict[ProcessId, LastRecorded]:
-    """Return with what each process begins, and from which snapshot; nothing if afresh."""
-    origin = store.restored_from
-    if starts is None or origin is None:
-        return {}
-    return {
-        process: LastRecorded(ProcessState(process, start.kind, start.encoded), origin)
-        for process, start in starts.items()
-    }

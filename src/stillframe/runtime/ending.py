@@ -2,8 +2,15 @@
 
 import msgspec
 
-from stillframe.model import SnapshotId
-from stillframe.runtime.death import Death
+from stillframe.model import ProcessId, SnapshotId
+from stillframe.runtime import control
+
+
+class Death(msgspec.Struct, frozen=True):
+    """A process is gone for good; `failure` is what it said last, if it said why."""
+
+    process: ProcessId
+    failure: control.Failure | None
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -17,4 +24,4 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 Cause = Death | Wish | Stop
-"""What ends an epoch."""
+"""What ends an epoch of a system."""

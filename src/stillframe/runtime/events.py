@@ -29,6 +29,21 @@ class CodeChanged(msgspec.Struct, frozen=True, tag=True):
     changes: tuple[Change, ...]
 
 
+class TakenOver(msgspec.Struct, frozen=True, tag=True):
+    """The supervisor had died, its processes went on and have come back, after `seconds`."""
+
+    epoch: int
+    seconds: float
+
+
+class OrphansEnded(msgspec.Struct, frozen=True, tag=True):
+    """The supervisor had died, and these processes, which had gone on, were ended; `reason` says
+    why they could not go on."""
+
+    processes: tuple[ProcessId, ...]
+    reason: str
+
+
 class Waiting(msgspec.Struct, frozen=True, tag=True):
     """The system waits for these processes to join."""
 
@@ -78,6 +93,8 @@ Event = (
     CodeChanged
     | EpochBegan
     | SystemRunning
+    | TakenOver
+    | OrphansEnded
     | Waiting
     | SnapshotPublished
     | SnapshotAbandoned

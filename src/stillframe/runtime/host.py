@@ -194,6 +194,13 @@ class Host:
         self.recorder.abandon(snapshot)
         self.captures.abandon(snapshot)
 
+    def settle(self, last_number: int) -> None:
+        """Stop recording every snapshot up to `last_number`. What was published of them is not
+        known: so the next one records everything."""
+        self.recorder.settle(last_number)
+        self.captures.abandon_all()
+        self.captures.in_store(None)
+
     def fail(self, error: BaseException) -> None:
         """Stop for good: no further step is taken."""
         if self.error is not None:

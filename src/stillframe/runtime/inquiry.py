@@ -67,6 +67,10 @@ class Inquiry:
         """Note that `process` said something."""
         self._heard_at[process] = self._now()
 
+    def returned(self, process: ProcessId) -> None:
+        """Note that `process` has come back on a new connection: what it was asked is lost."""
+        self._unanswered[process] = 0
+
     def answered(self, process: ProcessId, answer: control.Answer) -> None:
         """Take an answer; one to a question that is over only shows that the process is there."""
         self._unanswered[process] = 0

@@ -34,7 +34,8 @@ async def stay_joined(
         while True:
             began = loop.time()
             emit("Started", f"looking for the coordinator at {launch.coordinator}")
-            await children.spawn(launch)
+            await children.spawn(process)
+            children.launch(launch)
             child = children.running[process]
             await _first(child.wait(), stop)
             if stop.done():

@@ -3,6 +3,9 @@
 ``Member`` is what an operating-system process has, whether we started it (``child.py``) or its own
 program joined (``turns.py``). The order of things: say hello to the coordinator; be told where to
 begin; listen; be told where the others listen; connect; run.
+
+From then on the process needs the coordinator for snapshots only. When the line to it ends without
+a word, the process goes on, and tries to reach it again, or the one that takes its place.
 """
 
 import asyncio
@@ -14,7 +17,13 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from stillframe.errors import DECODING_ERRORS, ProtocolViolation, StillframeError, Unavailable
+from stillframe.errors import (
+    DECODING_ERRORS,
+    ProtocolViolation,
+    Refused,
+    StillframeError,
+    Unavailable,
+)
 from stillframe.model import Channel, SnapshotId
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Connector, Greeting, Proof, Welcome
@@ -22,25 +31,36 @@ from stillframe.restore import Start, check_start
 from stillframe.runtime import control
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.certificates import check_own
-from stillframe.runtime.dialling import dial, keep_connected
+from stillframe.runtime.dialling import RETRY_S_MAX, RETRY_S_MIN, dial, keep_connected
 from stillframe.runtime.door import Door
 from stillframe.runtime.host import Host, describe
 from stillframe.runtime.link import Carrier, Connection, Credentials, ListeningLink
+from stillframe.runtime.os_process import OsProcess
 from stillframe.runtime.standing import standing_of
 from stillframe.topology import Topology
 
 SomeHost = TypeVar("SomeHost", bound=Host)
 
-Expected = TypeVar("Expected", control.Setup, control.Addresses)
+Expected = TypeVar("Expected", control.Setup, control.Addresses, control.Resumed)
+
+ORPHANED_S = 60.0
+"""So long a process goes on without a coordinator; if none comes back by then, it ends."""
 
 _decode: Callable[[bytes], control.ToProcess] = msgspec.msgpack.Decoder(control.ToProcess).decode
 
 
 class CoordinatorLine(Connection):
-    """The connection to the coordinator: what it says goes into `heard`, None when it is gone."""
+    """The connection to the coordinator: what it says goes into `heard`, None when it is gone.
 
-    def __init__(self, me: Credentials) -> None:
+    Args:
+        me: who this is, and how to prove it.
+        first: asked for what to say first of all, when the coordinator has let us in.
+    """
+
+    def __init__(self, me: Credentials, first: Callable[[], control.First]) -> None:
         super().__init__()
+        self.is_open = False
+        self._first = first
         self.heard: asyncio.Queue[control.ToProcess | StillframeError | None] = asyncio.Queue()
         self.gone = asyncio.Event()
         self._connector = Connector(me.hello(None), me.secret)
@@ -60,10 +80,12 @@ class CoordinatorLine(Connection):
                 self.write_greeting(proof)
             case Welcome():
                 self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
+                self.is_open = True
+                self.say(self._first())
 
     def say(self, message: control.FromProcess) -> None:
-        """Tell the coordinator; silently nothing once it is gone, which `heard` tells."""
-        if self.transport is not None:
+        """Tell the coordinator; silently nothing while it is not there, which `heard` tells."""
+        if self.is_open and self.transport is not None:
             self.transport.write(wire.encode_control(message))
 
     def broken(self, error: StillframeError) -> None:
@@ -76,6 +98,7 @@ class CoordinatorLine(Connection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Pass on that it ended."""
+        self.is_open = False
         self.heard.put_nowait(None)
         self.gone.set()
         super().connection_lost(exc)
@@ -95,10 +118,24 @@ class Member:
         me: who this is, and how to prove it.
         coordinator: where the coordinator listens.
         listen: where this process listens, at an address at which the others can reach it.
+        orphaned_s: how long to go on without a coordinator, in seconds.
+        supervised: told who watches over this process, each time that it has come back.
     """
 
-    def __init__(self, me: Credentials, coordinator: Address, listen: Address) -> None:
+    def __init__(
+        self,
+        me: Credentials,
+        coordinator: Address,
+        listen: Address,
+        *,
+        orphaned_s: float = ORPHANED_S,
+        supervised: Callable[[OsProcess], None] = lambda supervisor: None,
+    ) -> None:
         self.me = me
+        self._orphaned_s = orphaned_s
+        self._supervised = supervised
+        self._unconnected: set[Channel] = set()
+        self._last_published: SnapshotId | None = None
         self._coordinator = coordinator
         self._listen = listen
         self._marker_wait_s = 0.0
@@ -116,16 +153,8 @@ class Member:
         """
         if self.me.certificates is not None:
             check_own(Path(self.me.certificates), self.me.process)
-        line = CoordinatorLine(self.me)
-        try:
-            self._line = await dial(line, self._coordinator, self.me.certificates, None)
-        except OSError as error:
-            reason = str(error) or "no answer"
-            raise Unavailable(
-                f"the coordinator does not answer at {self._coordinator}: {reason}; "
-                "is the system running?"
-            ) from error
-        self._closers.append(self._line.close)
+        self._line = await self._reach(control.Joining)
+        self._closers.append(self._hang_up)
         setup = await self._hear(control.Setup)
         self._marker_wait_s = setup.marker_wait_s
         self.me = msgspec.structs.replace(self.me, epoch=setup.epoch)
@@ -188,14 +217,14 @@ class Member:
         if missing := sorted(host.outgoing.keys() - addresses.addresses.keys()):
             raise ProtocolViolation(f"the coordinator has no address of {', '.join(missing)}")
         begin()
-        unconnected = {outgoing.channel for outgoing in host.outgoing.values()}
-        if not unconnected:
+        self._unconnected = {outgoing.channel for outgoing in host.outgoing.values()}
+        if not self._unconnected:
             self.report(control.Running())
 
         def connected(channel: Channel) -> None:
-            if channel in unconnected:
-                unconnected.remove(channel)
-                if not unconnected:
+            if channel in self._unconnected:
+                self._unconnected.remove(channel)
+                if not self._unconnected:
                     self.report(control.Running())
 
         for target, outgoing in host.outgoing.items():
@@ -211,21 +240,24 @@ class Member:
             )
         self._spawn(self._listen_to_coordinator(host, published))
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether the coordinator is there to hear what this process says."""
+        return self._line.is_open
+
     def report(self, message: control.FromProcess) -> None:
-        """Tell the coordinator."""
+        """Tell the coordinator, if it is there."""
         self._line.say(message)
 
     def fail(self, error: StillframeError) -> None:
         """Tell the coordinator that this process cannot go on, and why; sets `failed`."""
-        cause = error.__cause__
-        story = "".join(traceback.format_exception(cause)) if cause else ""
-        self.report(control.Failure(str(error), story))
+        self.report(control.Failure(str(error), story_of(error)))
         if not self.failed.done():
             self.failed.set_result(error)
 
     async def leave(self) -> None:
         """Wait until the coordinator has been sent everything that we reported, and hang up."""
-        self._line.close()
+        self._hang_up()
         await self._line.gone.wait()
 
     async def close(self) -> None:
@@ -238,16 +270,32 @@ class Member:
         for close in self._closers:
             close()
 
+    def _hang_up(self) -> None:
+        self._line.close()
+
     def _trouble(self, detail: str) -> None:
         self.report(control.Trouble(detail))
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
 
+    async def _reach(self, first: Callable[[], control.First]) -> CoordinatorLine:
+        line = CoordinatorLine(self.me, first)
+        try:
+            return await dial(line, self._coordinator, self.me.certificates, None)
+        except OSError as error:
+            reason = str(error) or "no answer"
+            raise Unavailable(
+                f"the coordinator does not answer at {self._coordinator}: {reason}; "
+                "is the system running?"
+            ) from error
+
     async def _hear(self, kind: type[Expected]) -> Expected:
         message = await self._line.heard.get()
         if isinstance(message, StillframeError):
             raise message
+        if isinstance(message, control.Over):
+            raise Refused(message.detail)
         if not isinstance(message, kind):
             raise Unavailable(
                 "the coordinator closed the connection"
@@ -259,7 +307,7 @@ class Member:
     async def _listen_to_coordinator(
         self, host: Host, published: Callable[[SnapshotId], None]
     ) -> None:
-        while True:
+        while host.error is None:
             match await self._line.heard.get():
                 case control.Initiate(snapshot):
                     host.initiate(snapshot)
@@ -268,14 +316,69 @@ class Member:
                 case control.InStore(base):
                     host.captures.in_store(base)
                 case control.Published(snapshot):
+                    self._last_published = snapshot
                     published(snapshot)
                 case control.Ask(number, snapshots):
                     self.report(control.Answer(number, standing_of(host, snapshots)))
                 case None:
-                    host.fail(
-                        Unavailable("the coordinator is gone: this epoch of the system is over")
-                    )
-                    return
+                    await self._outlive_coordinator(host, published)
+                case control.Over(detail):
+                    host.fail(Unavailable(detail))
                 case other:
                     host.fail(Unavailable(f"the coordinator's connection broke: {other}"))
-                    return
+
+    async def _outlive_coordinator(
+        self, host: Host, published: Callable[[SnapshotId], None]
+    ) -> None:
+        """Go on until there is a coordinator again, or end this process; not if it has failed."""
+        if host.error is not None:
+            return
+        try:
+            resumed = await self._come_back()
+        except StillframeError as error:
+            host.fail(error)
+            return
+        host.settle(resumed.last_number)
+        # The newest is told again to whoever comes back.
+        newest = resumed.published
+        if newest is not None and newest != self._last_published:
+            self._last_published = newest
+            published(newest)
+
+    async def _come_back(self) -> control.Resumed:
+        """Reach the coordinator again, or the one that takes its place.
+
+        Raises:
+            Refused: it says that there is no place for this process any more.
+            Unavailable: none came in time.
+        """
+        retry_s = RETRY_S_MIN
+        try:
+            async with asyncio.timeout(self._orphaned_s):
+                while True:
+                    try:
+                        self._line = await self._reach(self._returning)
+                        resumed = await self._hear(control.Resumed)
+                    except Refused:
+                        raise
+                    except StillframeError:  # nobody is there yet, or somebody else is
+                        self._line.close()
+                        await asyncio.sleep(retry_s)
+                        retry_s = min(retry_s * 2, RETRY_S_MAX)
+                    else:
+                        self._supervised(resumed.supervisor)
+                        return resumed
+        except TimeoutError:
+            raise Unavailable(
+                "the coordinator is gone: this epoch of the system is over, because nobody took "
+                f"its place within {self._orphaned_s:.0f} s"
+            ) from None
+
+    def _returning(self) -> control.Returning:
+        return control.Returning(is_connected=not self._unconnected)
+
+
+def story_of(error: StillframeError) -> str:
+    """Return the traceback of what caused `error`; nothing if nothing did."""
+    cause = error.__cause__
+    return "".join(traceback.format_exception(cause)) if cause else ""

@@ -5,27 +5,34 @@ Only the owner may read it: it holds the secret of the run.
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 import msgspec
 
 from stillframe.errors import DECODING_ERRORS, Unavailable
+from stillframe.model import ProcessId
 from stillframe.runtime.addresses import Address
+from stillframe.runtime.os_process import OsProcess, is_stopped, is_there
 
 FILE = "running.json"
-_BYTES_MAX = 64 * 2**10
+_BYTES_MAX = 2**20
+_COMMANDS = "commands"
+_COMMANDS_PREFIX = "stillframe-"
+_TMPDIR_LENGTH_MAX = 70
 
 
-class RunningSystem(msgspec.Struct, frozen=True):
-    """Where a running system can be reached.
+class RunningSystem(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a running system can be reached, and what is left of it if its supervisor is gone.
 
-    `coordinator` is where it listens, for processes that join, and `has_tls` whether they need
-    certificates; `commands` is the path of the socket that takes commands, for people. `directory`
-    is the store itself, as the file system knows it: a copy of the store has this file as well, and
-    is another store.
+    `coordinator` is where it listens, for processes that join or come back, and `has_tls` whether
+    they need certificates; `commands` is the path of the socket that takes commands, for people.
+    `directory` is the store itself, as the file system knows it: a copy of the store has this file
+    as well, and is another store. `children` are the processes that were started on this machine.
+    `pipeline` is the directory of the pipeline that the system is part of.
     """
 
-    pid: int
+    supervisor: OsProcess
     directory: str
     epoch: int
     topology_hash: str
@@ -33,6 +40,30 @@ class RunningSystem(msgspec.Struct, frozen=True):
     has_tls: bool
     secret: bytes
     commands: str
+    children: dict[ProcessId, OsProcess]
+    pipeline: str | None
+
+
+def make_commands() -> tempfile.TemporaryDirectory[str]:
+    """Make the directory for the socket that takes commands; the caller removes it."""
+    # The path of a socket may have about a hundred bytes, wherever TMPDIR leads.
+    is_long = len(tempfile.gettempdir()) > _TMPDIR_LENGTH_MAX
+    short = "/tmp" if is_long else None  # noqa: S108 - a directory of our own is made in it
+    return tempfile.TemporaryDirectory(prefix=_COMMANDS_PREFIX, dir=short)
+
+
+def commands_path(directory: str) -> Path:
+    """Return where in `directory` the socket belongs."""
+    return Path(directory) / _COMMANDS
+
+
+def remove_commands(system: RunningSystem) -> None:
+    """Remove the socket of a supervisor that died, and its directory if nothing else is there."""
+    socket = Path(system.commands)
+    if socket.name == _COMMANDS and socket.parent.name.startswith(_COMMANDS_PREFIX):
+        with contextlib.suppress(OSError):
+            socket.unlink(missing_ok=True)
+            socket.parent.rmdir()
 
 
 def announce(store: Path, system: RunningSystem) -> None:
@@ -56,22 +87,58 @@ def find(store: Path) -> RunningSystem:
     Raises:
         Unavailable: it is not running, with what to do.
     """
+    system = _read(store)
+    if system is None:
+        raise Unavailable(
+            f"no system is running on the store {store}: start it with 'stillframe run' or, "
+            "to go on from a snapshot, with 'stillframe restore'"
+        )
+    if not is_there(system.supervisor):
+        raise Unavailable(
+            f"no system is running on the store {store}: its supervisor, process "
+            f"{system.supervisor.pid}, died; bring it back with 'stillframe resume {store}'"
+        )
+    return system
+
+
+def left_behind(store: Path) -> RunningSystem | None:
+    """Return the system of `store` whose supervisor died; None if the last one was stopped in
+    order. The caller has the store open for writing: so no supervisor is there.
+
+    Raises:
+        Unavailable: what it left cannot be read.
+    """
+    return _read(store)
+
+
+def explain_use(store: Path) -> str:
+    """Return who has `store` open for writing, for the error of who may not; "" if unknown."""
+    try:
+        system = _read(store)
+    except Unavailable:
+        return ""
+    if system is None or not is_there(system.supervisor):
+        return ""
+    pid = system.supervisor.pid
+    if is_stopped(system.supervisor):
+        return (
+            f"its supervisor, process {pid}, was stopped by a signal and stands still: let it go "
+            f"on (kill -CONT {pid}), or end it first (kill -9 {pid})"
+        )
+    return f"its supervisor, process {pid}, runs: there is nothing to bring back"
+
+
+def _read(store: Path) -> RunningSystem | None:
     path = store / FILE
     try:
-        encoded = path.read_bytes()[: _BYTES_MAX + 1]
+        with path.open("rb") as file:
+            encoded = file.read(_BYTES_MAX + 1)
         system = msgspec.json.decode(encoded, type=RunningSystem)
-        with contextlib.suppress(PermissionError):  # it is there, and somebody else's
-            os.kill(system.pid, 0)
-        if system.directory == identity(store):
-            return system
-    except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
-        pass
-    except (OSError, OverflowError, *DECODING_ERRORS) as error:
+        return system if system.directory == identity(store) else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, *DECODING_ERRORS) as error:
         raise Unavailable(f"{path} cannot be read: {error}; if nothing runs, delete it") from error
-    raise Unavailable(
-        f"no system is running on the store {store}: start it with 'stillframe run' or, "
-        "to go on from a snapshot, with 'stillframe restore'"
-    )
 
 
 def identity(store: Path) -> str:

@@ -150,6 +150,11 @@ def snapshot_directories(snapshots: Path) -> list[Path]:
     return found
 
 
+def is_published(path: Path, snapshot: SnapshotId) -> bool:
+    """Return whether the store at `path` has `snapshot`: one that is there is there whole."""
+    return (path / SNAPSHOTS / str(snapshot)).is_dir()
+
+
 def remove_partial(path: Path) -> None:
     """Remove what a crashed writer left; only the writer may.
 

@@ -2,6 +2,7 @@
 
     STORE/store.json                         what is described, the epoch; replaced as a whole
     STORE/lock                               held by the one writer, as long as it lives
+    STORE/history.ndjson                     what happened, one line an event (``history.py``)
     STORE/snapshots/P1-17/manifest.json      every file of the snapshot, with length and SHA-256
     STORE/snapshots/P1-17/processes.parquet  one row per process
     STORE/snapshots/P1-17/channels.parquet   one row per channel

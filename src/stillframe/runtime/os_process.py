@@ -1,0 +1,126 @@
+"""Operating-system processes that are not our children, told apart from later ones by their start.
+
+A number is used again after its process has ended. A process is therefore known by its number, the
+moment when it started, and the start of the machine; and it is ended through a descriptor that is
+opened before the three are compared, so that no stranger is ever hit.
+"""
+
+import os
+import select
+import signal
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Unavailable
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_STATUS = 0
+_START_TICKS = 19
+"""Where these stand in ``/proc/PID/stat`` behind the program's name; man page proc(5)."""
+_STOPPED = b"T"
+END_TIMEOUT_S = 10.0
+
+
+class OsProcess(msgspec.Struct, frozen=True):
+    """One operating-system process of one run of one machine."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+def identify(pid: int) -> OsProcess | None:
+    """Return the process that has the number `pid` now; None if none has."""
+    status = _status(pid)
+    if status is None:
+        return None
+    return OsProcess(pid, int(status[_START_TICKS]), _BOOT_ID.read_text().strip())
+
+
+def myself() -> OsProcess:
+    """Return the process that this is."""
+    found = identify(os.getpid())
+    assert found is not None
+    return found
+
+
+def is_stopped(process: OsProcess) -> bool:
+    """Return whether `process` was stopped by a signal (SIGSTOP) and stands still."""
+    status = _status(process.pid)
+    return status is not None and status[_STATUS] == _STOPPED and is_there(process)
+
+
+def is_there(process: OsProcess) -> bool:
+    """Return whether `process` has not ended."""
+    descriptor = open_process(process)
+    if descriptor is None:
+        return False
+    os.close(descriptor)
+    return True
+
+
+def open_process(process: OsProcess) -> int | None:
+    """Return a descriptor that becomes readable when `process` ends; None if it has ended.
+
+    The caller closes it.
+    """
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (OSError, OverflowError):  # there is none, or the number is no process's
+        return None
+    if identify(process.pid) == process and not _has_ended(descriptor, timeout_s=0):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def wait_for(process: OsProcess) -> None:
+    """Wait until `process` has ended."""
+    descriptor = open_process(process)
+    if descriptor is not None:
+        _has_ended(descriptor, timeout_s=None)
+        os.close(descriptor)
+
+
+def kill(process: OsProcess) -> None:
+    """End `process` by SIGKILL and wait until it has ended; nothing if it has.
+
+    Raises:
+        Unavailable: it is somebody else's, or hangs in the kernel.
+    """
+    descriptor = open_process(process)
+    if descriptor is None:
+        return
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        has_ended = _has_ended(descriptor, timeout_s=END_TIMEOUT_S)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise Unavailable(
+            f"process {process.pid} is left of an earlier run and belongs to another user: end it "
+            f"first (kill -9 {process.pid})"
+        ) from error
+    finally:
+        os.close(descriptor)
+    if not has_ended:
+        raise Unavailable(
+            f"process {process.pid} is left of an earlier run and does not end, even by SIGKILL: "
+            "it hangs in the kernel, most likely on a disk; see to that first"
+        )
+
+
+def _has_ended(descriptor: int, *, timeout_s: float | None) -> bool:
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def _status(pid: int) -> list[bytes] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The program's name stands in brackets and may hold any sign.
+    return text.rpartition(b")")[2].split()

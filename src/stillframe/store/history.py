@@ -1,0 +1,245 @@
+"""What happened to a system, one line an event, in ``STORE/history.ndjson``.
+
+The writer of the store appends to it. What it says outlives the writer: a coordinator that takes
+the place of a dead one learns from it which numbers were given to snapshots, and which of those
+have not ended. Therefore the beginning of a snapshot is forced to the disk before any process hears
+of it; everything else is only written, which is enough unless the machine itself goes down.
+
+Each line is exactly ``{"happening":<JSON>,"crc32":"<8 digits>"}``. A crash can cut the last line
+short; that one is taken off again. A file that has become long is put aside as
+``history.1.ndjson``, in the place of the one before, and the next begins with what must be known.
+"""
+
+import os
+import re
+import time
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import DECODING_ERRORS, Damaged
+from stillframe.model import ProcessId, SnapshotId
+from stillframe.store.disk import PUT_BACK, partial_path, read_file, sync, write_new
+from stillframe.store.opening import explained
+
+NEWER = "history.ndjson"
+OLDER = "history.1.ndjson"
+FILE_BYTES_MAX = 2**20
+"""A file that has become longer is put aside."""
+_READ_BYTES_MAX = 2 * FILE_BYTES_MAX
+_TEXT_LENGTH_MAX = 2000
+
+_LINE = re.compile(rb'\{"happening":(\{.*\}),"crc32":"([0-9a-f]{8})"\}')
+
+
+class EpochBegan(msgspec.Struct, frozen=True, tag=True):
+    """The system started: from a snapshot, or afresh."""
+
+    epoch: int
+    restored_from: SnapshotId | None
+
+
+class TakenOver(msgspec.Struct, frozen=True, tag=True):
+    """A coordinator took the place of one that had died; the processes had gone on."""
+
+    epoch: int
+
+
+class ProcessDied(msgspec.Struct, frozen=True, tag=True):
+    """A process died, which ended the epoch."""
+
+    process: ProcessId
+    cause: str
+
+
+class SnapshotBegan(msgspec.Struct, frozen=True, tag=True):
+    """A snapshot was given its number."""
+
+    snapshot: SnapshotId
+
+
+class SnapshotPublished(msgspec.Struct, frozen=True, tag=True):
+    """A snapshot was published."""
+
+    snapshot: SnapshotId
+
+
+class SnapshotAbandoned(msgspec.Struct, frozen=True, tag=True):
+    """A snapshot was given up; `reason` is the name of a ``model.Reason``."""
+
+    snapshot: SnapshotId
+    reason: str
+    missing: tuple[ProcessId, ...]
+    detail: str
+
+
+class Continued(msgspec.Struct, frozen=True, tag=True):
+    """The beginning of a file: what of the files before must be known."""
+
+    last_number: int
+    under_way: tuple[SnapshotId, ...]
+
+
+Happening = (
+    EpochBegan
+    | TakenOver
+    | ProcessDied
+    | SnapshotBegan
+    | SnapshotPublished
+    | SnapshotAbandoned
+    | Continued
+)
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line: what happened, and when, in seconds since 1970."""
+
+    at: float
+    what: Happening
+
+
+class History:
+    """The history of a store, for its writer.
+
+    Args:
+        store: the directory, which the caller has open for writing.
+
+    Raises:
+        Damaged: a line was changed since it was written.
+        StoreError: it cannot be read, or the disk is full or failed.
+
+    Attributes:
+        last_number: the highest number of a snapshot so far.
+        under_way: the snapshots that have begun and not ended, oldest first.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._path = store / NEWER
+        self.last_number = 0
+        self._under_way: dict[SnapshotId, None] = {}
+        lines, length = _read(store)
+        for line in lines:
+            self._follow(line.what)
+        with explained(self._path, "written"):
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
+            self._length = length
+            os.ftruncate(self._file, length)
+            if not length:
+                self._append(self._continued())
+                sync(store)
+
+    @property
+    def under_way(self) -> tuple[SnapshotId, ...]:
+        """The snapshots that have begun and not ended, oldest first."""
+        return tuple(self._under_way)
+
+    def note(self, what: Happening) -> None:
+        """Append what happened now.
+
+        Raises:
+            StoreError: the disk is full or failed; the line was not written.
+        """
+        with explained(self._path, "written"):
+            if self._length > FILE_BYTES_MAX:
+                self._put_aside()
+            self._append(what)
+        self._follow(what)
+
+    def close(self) -> None:
+        """Write no more. Closing twice does nothing."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _append(self, what: Happening) -> None:
+        written = _line(what)
+        try:
+            if os.pwrite(self._file, written, self._length) < len(written):
+                raise OSError(0, "the disk is full")
+            if isinstance(what, SnapshotBegan):
+                os.fdatasync(self._file)
+        except OSError:
+            os.ftruncate(self._file, self._length)
+            raise
+        self._length += len(written)
+
+    def _put_aside(self) -> None:
+        partial = partial_path(self._path)
+        partial.unlink(missing_ok=True)
+        beginning = _line(self._continued())
+        write_new(partial, beginning)
+        sync(partial)
+        # A crash between the two leaves the older file alone, and the next writer begins a newer.
+        self._path.replace(self._store / OLDER)
+        partial.replace(self._path)
+        sync(self._store)
+        self.close()
+        self._file = os.open(self._path, os.O_WRONLY)
+        self._length = len(beginning)
+
+    def _continued(self) -> Continued:
+        return Continued(self.last_number, self.under_way)
+
+    def _follow(self, what: Happening) -> None:
+        match what:
+            case SnapshotBegan(snapshot):
+                self.last_number = max(self.last_number, snapshot.number)
+                self._under_way[snapshot] = None
+            case SnapshotPublished(snapshot) | SnapshotAbandoned(snapshot):
+                self._under_way.pop(snapshot, None)
+            case Continued(last_number, under_way):
+                self.last_number = max(self.last_number, last_number)
+                self._under_way = dict.fromkeys(under_way)
+
+
+def read_history(store: Path) -> list[Line]:
+    """Return what happened to the system of `store`, the oldest first; nothing if it never ran.
+
+    Raises:
+        Damaged: a line was changed since it was written.
+        StoreError: it cannot be read.
+    """
+    return _read(store)[0]
+
+
+def _read(store: Path) -> tuple[list[Line], int]:
+    """Return all lines, and how many bytes of the newer file they take."""
+    lines: list[Line] = []
+    length = 0
+    for name in (OLDER, NEWER):
+        path, length = store / name, 0
+        if path.exists():
+            content = read_file(path, bytes_max=_READ_BYTES_MAX)
+            length = content.rfind(b"\n") + 1
+            lines += _parse(path, content[:length].splitlines())
+    return lines, length
+
+
+def _parse(path: Path, encoded: Iterable[bytes]) -> Iterable[Line]:
+    for number, line in enumerate(encoded, 1):
+        found = _LINE.fullmatch(line)
+        if found is None or _checksum(found[1]) != found[2]:
+            raise Damaged(f"line {number} of {path} was changed since it was written: {PUT_BACK}")
+        try:
+            yield msgspec.json.decode(found[1], type=Line)
+        except DECODING_ERRORS as error:
+            raise Damaged(
+                f"line {number} of {path} does not hold what it should: {error}: {PUT_BACK}"
+            ) from error
+
+
+def _line(what: Happening) -> bytes:
+    encoded = msgspec.json.encode(Line(time.time(), what))
+    return b'{"happening":%b,"crc32":"%b"}\n' % (encoded, _checksum(encoded))
+
+
+def _checksum(encoded: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(encoded)
+
+
+def shortened(text: str) -> str:
+    """Return `text` as far as a line of the history has room for it."""
+    return text if len(text) <= _TEXT_LENGTH_MAX else f"{text[:_TEXT_LENGTH_MAX]} ..."
