@@ -47,9 +47,9 @@ def test_a_savepoint_has_a_name(call: Call, shop: Pipeline) -> None:
 def test_a_snapshot_that_is_given_up_names_the_culprit(call: Call, shop: Pipeline) -> None:
     """A service that is busy and never ends its action: exit 1, who was missing and why."""
     with join("till", pipeline=shop.path, state=Till()):
-        result = call("spark", "snapshot", shop.path, "--timeout", "50ms")
+        result = call("spark", "snapshot", shop.path, "--timeout", "1s")
         found = json.loads(
-            call("spark", "snapshot", shop.path, "--timeout", "50ms", "--json").stdout
+            call("spark", "snapshot", shop.path, "--timeout", "1s", "--json").stdout
         )
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("no: snapshot shop-1 was abandoned: the deadline passed")
@@ -65,7 +65,7 @@ def test_a_snapshot_that_is_given_up_names_the_culprit(call: Call, shop: Pipelin
 def test_a_service_that_never_ran_is_named(call: Call, tmp_path: Path) -> None:
     """Without its state there is no snapshot; the words say what to start."""
     fresh = make_shop(tmp_path / "fresh.pipeline")
-    result = call("spark", "snapshot", fresh.path, "--timeout", "50ms")
+    result = call("spark", "snapshot", fresh.path, "--timeout", "1s")
     assert result.exit_code == 1
     assert "service till has not joined: start it" in " ".join(result.stderr.split())
 
@@ -110,7 +110,7 @@ def test_a_terminal_shows_who_is_awaited(
     words = Console(file=terminal, force_terminal=True, width=100, highlight=False)
     monkeypatch.setattr(output, "words", lambda: words)
     with join("till", pipeline=shop.path, state=Till()):
-        result = call("spark", "snapshot", shop.path, "--timeout", "400ms")
+        result = call("spark", "snapshot", shop.path, "--timeout", "2s")
     assert result.exit_code == 1
     assert "0 of 3 have recorded" in terminal.getvalue()
     assert "books waits for the barrier on sales (from till), for" in terminal.getvalue()
