@@ -1,7 +1,9 @@
 """Certificates of every kind, good and bad, made once for a run of the tests."""
 
+import atexit
 import datetime
 import functools
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,7 +14,8 @@ pytest.importorskip("cryptography", reason="needs the extra 'tls'")
 from stillframe.runtime.issuing import issue
 
 DAYS = 10
-_PLACE = tempfile.TemporaryDirectory(prefix="stillframe-papers-")
+_PLACE = Path(tempfile.mkdtemp(prefix="stillframe-papers-"))
+atexit.register(shutil.rmtree, _PLACE)
 
 
 def make(directory: Path, *processes: str) -> None:
@@ -23,7 +26,7 @@ def make(directory: Path, *processes: str) -> None:
 @functools.cache
 def papers() -> Path:
     """Return a directory with a CA, and the folders ``coordinator``, ``A``, ``B`` and ``C``."""
-    directory = Path(_PLACE.name) / "good"
+    directory = _PLACE / "good"
     make(directory, "A", "B", "C")
     return directory
 
@@ -37,7 +40,7 @@ def everybody() -> Path:
 def shifted(days: int) -> Path:
     """Return the directory of a certificate of A that is valid `days` later, or earlier, than a
     good one."""
-    directory = Path(_PLACE.name) / f"shifted{days}"
+    directory = _PLACE / f"shifted{days}"
     directory.mkdir()
     for name in ("ca.pem", "ca-key.pem"):
         (directory / name).write_bytes((papers() / name).read_bytes())
@@ -49,7 +52,7 @@ def shifted(days: int) -> Path:
 @functools.cache
 def foreign() -> Path:
     """Return the directory of a certificate of A that another CA has signed."""
-    directory = Path(_PLACE.name) / "foreign"
+    directory = _PLACE / "foreign"
     make(directory, "A")
     return directory / "A"
 
@@ -57,7 +60,7 @@ def foreign() -> Path:
 @functools.cache
 def smuggled() -> Path:
     """Return a directory with the foreign certificate of A and the CA that the others trust."""
-    directory = Path(_PLACE.name) / "smuggled"
+    directory = _PLACE / "smuggled"
     directory.mkdir()
     for name in ("cert.pem", "key.pem"):
         (directory / name).write_bytes((foreign() / name).read_bytes())

@@ -1,0 +1,167 @@
+"""``run --elsewhere``, ``join`` and ``certificates`` as people use them; and the page on them."""
+
+import json
+import re
+import shlex
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography", reason="needs the extra 'tls'")
+
+from examples.bank import bank
+from stillframe.runtime.addresses import COORDINATOR_PORT
+from stillframe.store.store import Store
+from tests.cli.conftest import Call
+from tests.cli.test_runs import ROOT, Program
+from tests.runtime.papers import papers, shifted
+
+PAGE = ROOT / "docs" / "machines.md"
+
+
+@pytest.fixture
+def programs() -> Iterator[list[Program]]:
+    """Hold programs, which end with the test."""
+    started: list[Program] = []
+    yield started
+    for program in started:
+        program.close()
+
+
+def free_port(host: str) -> int:
+    """Return a port of `host` that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind((host, 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def commands_of_the_page(port: int) -> list[list[str]]:
+    """Return the commands of docs/machines.md, with addresses of this machine alone."""
+    blocks = re.findall(r"^```console\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("10.0.0.", "127.0.0.").splitlines()
+    commands = [shlex.split(line)[2:] for line in lines]
+    for command in commands:
+        for position, word in enumerate(command):
+            if word == "127.0.0.1":
+                command[position] = f"{word}:{port}"
+    return commands
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run_a_system(programs: list[Program], tmp_path: Path) -> None:
+    """Certificates are made, the system waits for its processes, and runs with them; one that is
+    stopped is waited for, and comes back to what the snapshot says; all end in order."""
+    certificates, run, *joins = commands_of_the_page(free_port("127.0.0.1"))
+
+    def start(command: list[str]) -> Program:
+        programs.append(Program(*command, cwd=tmp_path))
+        return programs[-1]
+
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    made = start(certificates)
+    assert made.end()[:2] == (0, "papers/coordinator\npapers/P2\npapers/P3\n")
+    system = start(run)
+    assert "waiting for P2, P3 to join" in system.until("waiting for")
+    joined = [start(command) for command in joins]
+    system.until("epoch 1: the system runs")
+    system.until("caught in channels")
+    code, _, err = joined[0].end(signal.SIGTERM)
+    assert code == 0
+    assert err.endswith("process P2: stopped; the system waits until it joins again\n")
+    system.until("process P2 died: its connection to the coordinator ended; going back")
+    start(joins[0])
+    assert "from snapshot P1-" in system.until("epoch 2: the system runs")
+    joined[1].until("this epoch is over for it; joining again")
+    code, _, err = system.end(signal.SIGINT)
+    assert code == 0
+    assert "to go on from snapshot" in err
+    programs[-1].until("the coordinator does not answer at 127.0.0.1:")
+    assert [program.end(signal.SIGINT)[0] for program in (programs[-1], joined[1])] == [0, 0]
+    assert len(Store.open(tmp_path / "money").entries()) >= 2
+
+
+@pytest.mark.slow
+def test_who_is_refused_at_its_first_coming_ends(programs: list[Program], tmp_path: Path) -> None:
+    """Another's certificate, another topology, no such process: exit 2, and the reason."""
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    tls = ("--listen", address, "--tls", papers() / "coordinator")
+    system = Program(
+        *("run", "tests.runtime.programs:rally", "--store", tmp_path / "store"),
+        *("--elsewhere", "B", *tls),
+    )
+    programs.append(system)
+    system.until("waiting for B to join")
+    for reference, process, words in (
+        ("examples.bank:bank", "A", "there is no process 'A'; there are P1, P2"),
+        ("tests.runtime.programs:joining", "A", "the topologies differ"),
+    ):
+        other = Program(
+            *("join", reference, process, "--coordinator", address, "--listen", "127.0.0.1"),
+            *("--tls", papers() / "A"),
+        )
+        programs.append(other)
+        code, _, err = other.end()
+        assert code == 2
+        assert words in err
+    assert "the topologies differ" in system.until("to the coordinator was closed")
+
+
+BANK = "examples.bank:bank"
+AWAY = ("--coordinator", "127.0.0.1:1", "--listen", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["run", BANK, "--store", "s", "--listen", "10.0.0.1"],
+            "TLS is required; give a directory",
+        ),
+        (["run", BANK, "--store", "s", "--listen", "0.0.0.0"], "does not say at which address"),
+        (["run", BANK, "--store", "s", "--listen", "a:b"], "'a:b' is not an address"),
+        (["join", BANK, "P2", *AWAY, "--tls", "none"], "none/cert.pem cannot be read"),
+        (["join", BANK, "P2", *AWAY], "Missing option '--tls'"),
+        (["certificates", "new", "1st"], "'1st' cannot name a process"),
+        (["certificates", "new", "P1", "P1"], "process 'P1' is named twice"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_to_do(
+    call: Call, arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Exit 2 before anything is started."""
+    monkeypatch.chdir(tmp_path)
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_bad_certificate_is_seen_before_anything_is_started(call: Call, tmp_path: Path) -> None:
+    """The file is named, with its dates; and what a process of this machine would need."""
+    result = call("join", BANK, "A", *AWAY, "--tls", shifted(-20))
+    assert result.exit_code == 2
+    assert re.search(r"cert.pem has expired: it is for A\.\S+, valid from", result.stderr)
+    result = call("run", BANK, "--store", tmp_path / "s", "--tls", papers() / "A")
+    assert result.exit_code == 2
+    assert "not for coordinator.stillframe" in result.stderr
+    result = call("run", BANK, "--store", tmp_path / "t", "--elsewhere", "Q")
+    assert result.exit_code == 2
+    assert "there is no process 'Q'" in result.stderr
+
+
+def test_the_page_names_what_there_is() -> None:
+    """The port, the processes and the addresses of the page are those of the program."""
+    assert f"is {COORDINATOR_PORT} unless" in PAGE.read_text()
+    assert {"P2", "P3"} < set(bank.processes)
+
+
+def test_certificates_as_json(call: Call, tmp_path: Path) -> None:
+    """The folders, for a program that copies them."""
+    result = call("certificates", tmp_path / "new", "P1", "--days", "3", "--json")
+    folders = [str(tmp_path / "new" / name) for name in ("coordinator", "P1")]
+    assert json.loads(result.stdout) == {"folders": folders, "days": 3}
+    assert "keep " in result.stderr
