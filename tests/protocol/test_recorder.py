@@ -41,6 +41,26 @@ def test_initiating_records_and_sends_one_marker_on_every_channel() -> None:
     assert p.initiate(S1) == []
 
 
+def test_what_was_given_up_meanwhile_is_not_recorded_any_more() -> None:
+    """Up to a number nothing is recorded: not what had begun, and not what is heard of later; what
+    was recorded stays so, and newer snapshots are recorded."""
+    p = recorder(incoming="A", outgoing="")
+    (recorded,) = p.initiate(S1) + p.marker("A", Marker(S1))
+    assert isinstance(recorded, Recorded)
+    p.initiate(S2)
+    late, new = SnapshotId("P", 3), SnapshotId("P", 4)
+    p.settle(3)
+    assert [p.phase(s) for s in (S1, S2, late)] == [
+        Phase.RECORDED,
+        Phase.ABANDONED,
+        Phase.ABANDONED,
+    ]
+    assert p.progress(S2) is None
+    assert p.marker("A", Marker(S2)) == p.marker("A", Marker(late)) == p.initiate(late) == []
+    assert p.initiate(new) == []
+    assert p.phase(new) is Phase.RECORDING
+
+
 def test_the_first_markers_channel_is_empty_and_the_others_are_recorded() -> None:
     """What comes between the cut and a channel's marker belongs to that channel."""
     p = recorder()

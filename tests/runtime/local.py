@@ -55,6 +55,7 @@ class LocalSystem:
         timeout_s: how long a snapshot may take.
         marker_wait_s: how long a marker may wait for messages to ride on.
         policy: what to do with one for which a part is missing.
+        survives: whether processes are known to run though a connection of theirs has ended.
         may_fail: whether ``until`` goes on when a process has failed.
         certificates: of everybody; None for no TLS.
     """
@@ -69,6 +70,7 @@ class LocalSystem:
         timeout_s: float = 30.0,
         marker_wait_s: float = 0.0,
         policy: Policy = Policy.ABANDON,
+        survives: bool = False,
         may_fail: bool = False,
         certificates: Path | None = None,
     ) -> None:
@@ -84,6 +86,7 @@ class LocalSystem:
         self._timeout_s = timeout_s
         self._marker_wait_s = marker_wait_s
         self._policy = policy
+        self._survives = survives
         self._may_fail = may_fail
         self._certificates = None if certificates is None else str(certificates)
 
@@ -103,6 +106,7 @@ class LocalSystem:
             emit=self.events.append,
             departed=lambda process, failure: self.departed.append((process, failure)),
             history=self.history,
+            runs=lambda process: self._survives,
         )
         self.address = await self.coordinator.roster.listen(ANY_PORT, self._certificates)
         self.port = self.address.port

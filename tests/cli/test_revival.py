@@ -1,0 +1,127 @@
+"""``resume`` and ``history`` as a person uses them: real processes, kill -9, two who try."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from examples.bank import bank
+from stillframe.runtime import running
+from stillframe.runtime.addresses import ANY_PORT
+from stillframe.runtime.os_process import myself
+from stillframe.store.store import Store
+from tests.cli.conftest import Call
+from tests.cli.test_runs import Program, Start, start
+
+__all__ = ["start"]
+
+BANK = "examples.bank:bank"
+
+
+def first_word_of(*programs: Program) -> Iterator[tuple[Program, str]]:
+    """Yield each program with the first line that it says."""
+    for program in programs:
+        yield program, program.until("")
+
+
+@pytest.mark.slow
+def test_a_killed_supervisor_is_replaced_by_one_of_two(
+    start: Start, call: Call, tmp_path: Path
+) -> None:
+    """One wins, and the processes go on under it; the other is told who has the store, also when
+    that one stands still, and the one that stood still goes on when it may. No money is lost."""
+    path = tmp_path / "money"
+    system = start("run", BANK, "--store", path, "--every", "100ms")
+    system.until("caught in channels")
+    system.process.kill()
+    assert system.process.wait() == -signal.SIGKILL
+    refused = call("snapshot", path)
+    assert refused.exit_code == 2
+    assert f"bring it back with 'stillframe resume {path}'" in refused.stderr
+
+    both = [start("resume", path, "--every", "never") for _ in range(2)]
+    words = dict(first_word_of(*both))
+    (winner,) = [program for program, said in words.items() if "all processes came back" in said]
+    (loser,) = [program for program in both if program is not winner]
+    assert f"the store {path} is in use" in words[loser]
+    assert loser.process.wait() == 2
+
+    winner.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, winner.process.pid, os.WSTOPPED | os.WNOWAIT)
+    refused = call("resume", path)
+    assert refused.exit_code == 2
+    assert f"let it go on (kill -CONT {winner.process.pid}), or end it" in refused.stderr
+    winner.process.send_signal(signal.SIGCONT)
+    assert call("snapshot", path, "--initiator", "P2").exit_code == 0
+
+    code, _, _ = winner.end(signal.SIGINT)
+    assert code == 0
+    assert call("verify", path).exit_code == 0
+    assert call("detect", path, "loss").exit_code == 1
+    store = Store.open(path)
+    assert {entry.epoch for entry in store.entries()} == {1}
+    told = json.loads(call("history", path, "--json").stdout)["history"]
+    assert [event["event"] for event in told].count("TakenOver") == 1
+    published = [event["snapshot"] for event in told if event["event"] == "SnapshotPublished"]
+    assert published == [str(entry.id) for entry in store.entries()]
+    shown = call("history", path).stdout
+    assert "epoch 1 began afresh" in shown
+    assert "epoch 1 goes on: a new supervisor took it over" in shown
+    assert f"snapshot {published[-1]} was published" in shown
+
+
+@pytest.mark.slow
+def test_resume_starts_what_has_nothing_to_go_on_from(start: Start, tmp_path: Path) -> None:
+    """A store whose system was never photographed: it begins afresh, and stops in order."""
+    path = tmp_path / "money"
+    begun = start("run", BANK, "--store", path, "--every", "never")
+    begun.until("epoch 1: the system runs")
+    left = running.find(path)
+    begun.process.kill()
+    begun.process.wait()
+    for child in left.children.values():
+        os.kill(child.pid, signal.SIGKILL)
+    again = start("resume", path, "--every", "never")
+    again.until("the system runs")
+    code, _, err = again.end(signal.SIGTERM)
+    assert code == 0
+    assert "to go on from snapshot P1-1" in err
+
+
+def test_a_part_of_a_pipeline_is_not_brought_back_alone(call: Call, tmp_path: Path) -> None:
+    """The error says how both go back together."""
+    path = tmp_path / "money"
+    description = bank.description
+    Store.create(path, description=description, reference=BANK).close()
+    running.announce(
+        path,
+        running.RunningSystem(
+            supervisor=msgspec.structs.replace(myself(), start_ticks=1),
+            directory=running.identity(path),
+            epoch=0,
+            topology_hash=description.hash,
+            coordinator=ANY_PORT,
+            has_tls=False,
+            secret=b"",
+            commands="",
+            children={},
+            pipeline="/data/shop",
+        ),
+    )
+    refused = call("resume", path)
+    assert refused.exit_code == 2
+    assert "use 'stillframe spark restore /data/shop', and then 'stillframe restore" in (
+        refused.stderr
+    )
+
+
+def test_a_store_without_a_history_has_none_to_show(call: Call, tmp_path: Path) -> None:
+    """Nothing happened yet; and what is no store is refused."""
+    Store.create(tmp_path / "money", description=bank.description).close()
+    shown = call("history", tmp_path / "money")
+    assert (shown.exit_code, shown.stdout) == (0, "")
+    assert call("history", tmp_path).exit_code == 2

@@ -1,0 +1,141 @@
+"""The history of a store: what a crash, a full disk or a changed byte make of it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stillframe.errors import Damaged, StoreError
+from stillframe.model import SnapshotId
+from stillframe.store import history
+from stillframe.store.history import (
+    NEWER,
+    OLDER,
+    Continued,
+    EpochBegan,
+    Happening,
+    History,
+    ProcessDied,
+    SnapshotAbandoned,
+    SnapshotBegan,
+    SnapshotPublished,
+    TakenOver,
+    read_history,
+)
+
+FIRST, SECOND, THIRD = (SnapshotId("A", number) for number in (1, 2, 3))
+EVENTS: list[Happening] = [
+    EpochBegan(1, None),
+    SnapshotBegan(FIRST),
+    SnapshotPublished(FIRST),
+    SnapshotBegan(SECOND),
+    SnapshotBegan(THIRD),
+    SnapshotAbandoned(SECOND, "DEADLINE", ("B",), "B does not answer"),
+    ProcessDied("B", "it was ended by SIGKILL"),
+    EpochBegan(2, FIRST),
+    TakenOver(2),
+]
+
+
+def write(store: Path, *events: Happening) -> None:
+    """Append `events` as one writer does."""
+    past = History(store)
+    for event in events:
+        past.note(event)
+    past.close()
+
+
+def read(store: Path) -> list[Happening]:
+    """Return what happened, without the beginnings of files."""
+    lines = read_history(store)
+    assert [line.at for line in lines] == sorted(line.at for line in lines)
+    return [line.what for line in lines if not isinstance(line.what, Continued)]
+
+
+def test_what_was_noted_is_read_by_the_next_writer(tmp_path: Path) -> None:
+    """All events in order; and from them which numbers were given, and what has not ended."""
+    write(tmp_path, *EVENTS)
+    assert read(tmp_path) == EVENTS
+    past = History(tmp_path)
+    assert (past.last_number, past.under_way) == (3, (THIRD,))
+    past.close()
+
+
+def test_a_system_that_never_ran_has_no_history(tmp_path: Path) -> None:
+    """Nothing is no error, and looking makes no file."""
+    assert read_history(tmp_path) == []
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 2, 40])
+def test_a_last_line_that_a_crash_cut_short_is_taken_off(tmp_path: Path, cut_bytes: int) -> None:
+    """What is before stays, and what comes after is whole."""
+    write(tmp_path, *EVENTS)
+    path = tmp_path / NEWER
+    path.write_bytes(path.read_bytes()[:-cut_bytes])
+    assert read(tmp_path) == EVENTS[:-1]
+    write(tmp_path, EVENTS[0])
+    assert read(tmp_path) == [*EVENTS[:-1], EVENTS[0]]
+
+
+def test_a_changed_byte_is_found_and_its_line_named(tmp_path: Path) -> None:
+    """Whichever byte it is, but for the last end of a line, which looks like a crash."""
+    write(tmp_path, *EVENTS[:3])
+    path = tmp_path / NEWER
+    content = path.read_bytes()
+    for index in range(len(content) - 1):
+        path.write_bytes(content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :])
+        number = content[:index].count(b"\n") + 1
+        with pytest.raises(Damaged, match=f"line {number} of .*{NEWER} was changed"):
+            read_history(tmp_path)
+        with pytest.raises(Damaged):
+            History(tmp_path)
+
+
+def test_a_history_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long file is put aside in the place of the one before; the highest number, and what has not
+    ended, are known all the same."""
+    monkeypatch.setattr(history, "FILE_BYTES_MAX", 1000)
+    past = History(tmp_path)
+    past.note(SnapshotBegan(FIRST))
+    for number in range(2, 200):
+        past.note(SnapshotBegan(SnapshotId("A", number)))
+        past.note(SnapshotPublished(SnapshotId("A", number)))
+    past.close()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2500
+    assert len(read(tmp_path)) < 30
+    again = History(tmp_path)
+    assert (again.last_number, again.under_way) == (199, (FIRST,))
+    again.close()
+
+
+def test_a_crash_while_a_file_is_put_aside_loses_nothing(tmp_path: Path) -> None:
+    """Between the two renames there is the older file alone: the next writer begins a newer."""
+    write(tmp_path, *EVENTS)
+    (tmp_path / NEWER).rename(tmp_path / OLDER)
+    past = History(tmp_path)
+    assert (past.last_number, past.under_way) == (3, (THIRD,))
+    past.note(SnapshotPublished(THIRD))
+    past.close()
+    assert read(tmp_path) == [*EVENTS, SnapshotPublished(THIRD)]
+
+
+def test_a_line_that_does_not_fit_on_the_disk_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the file; the snapshot has not begun, and the next line follows the last."""
+    write_at = os.pwrite
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        return write_at(descriptor, data[:10], offset)
+
+    past = History(tmp_path)
+    past.note(EVENTS[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(StoreError, match=NEWER):
+            past.note(SnapshotBegan(FIRST))
+    assert past.under_way == ()
+    past.note(SnapshotBegan(SECOND))
+    past.close()
+    assert read(tmp_path) == [EVENTS[0], SnapshotBegan(SECOND)]
