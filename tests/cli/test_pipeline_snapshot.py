@@ -48,9 +48,7 @@ def test_a_snapshot_that_is_given_up_names_the_culprit(call: Call, shop: Pipelin
     """A service that is busy and never ends its action: exit 1, who was missing and why."""
     with join("till", pipeline=shop.path, state=Till()):
         result = call("spark", "snapshot", shop.path, "--timeout", "1s")
-        found = json.loads(
-            call("spark", "snapshot", shop.path, "--timeout", "1s", "--json").stdout
-        )
+        found = json.loads(call("spark", "snapshot", shop.path, "--timeout", "1s", "--json").stdout)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("no: snapshot shop-1 was abandoned: the deadline passed")
     assert "missing: audit, books, till; till has its barrier in sight" in " ".join(
