@@ -9,7 +9,6 @@ short form runs with the tests.
 
 import argparse
 import asyncio
-import faulthandler
 import random
 import subprocess
 import sys
@@ -22,43 +21,30 @@ import msgspec
 from rich.progress import Progress
 
 from tests.soak.hostile_files import Sample
-from tests.soak.hostile_search import Corpus, Tally, peak_kb, timed
+from tests.soak.hostile_search import Corpus, Tally, Watch
 from tests.soak.hostile_streams import PIECES, PLACES, giants, hostile_stream
 from tests.soak.hostile_trial import Trial
 
 MEMORY_BYTES_MAX = 128 * 2**20
 """So much may one input take; the largest frame thrown has 10 MB."""
-HANG_S = 60
 INPUT = "input"
-"""The last stream, as long as nobody knows what it does."""
-
-
-class Bar:
-    """What is done so far, as lines that another program reads."""
-
-    def __init__(self, every_count: int = 500) -> None:
-        self._every_count = every_count
-        self._count = 0
-
-    def __call__(self) -> None:
-        """One more is done."""
-        self._count += 1
-        if self._count % self._every_count == 0:
-            print(self._every_count, flush=True)
+"""The file with a stream that did what it should not."""
 
 
 async def throw_frames(
-    seed: int, count: int, directory: Path, tell: Callable[[], None] = lambda: None
+    seed: int, count: int, directory: Path, tell: Callable[[int], None] = lambda count: None
 ) -> Tally:
     """Throw `count` streams, the valid ones of each place and the giants first; return the tally.
 
     Raises:
         Exception: whatever an input led to that it should not; the input is in `directory`.
     """
-    chance, tally = random.Random(seed), Tally(begun_kb=peak_kb())
+    chance = random.Random(seed)
     corpora = {name: Corpus(seeds, chance) for name, (_, seeds) in PLACES.items()}
     names = list(PLACES)
-    first = [(name, data) for name in names for data in (*PLACES[name][1], *giants())]
+    large = giants()
+    first = [(name, data) for name in names for data in (*PLACES[name][1], *large)]
+    watch = Watch(MEMORY_BYTES_MAX, tell)
     for number in range(count):
         if number < len(first):
             name, data = first[number]
@@ -66,8 +52,6 @@ async def throw_frames(
             name = chance.choice(names)
             data = hostile_stream(chance, corpora[name].seeds)
         piece = chance.choice(PIECES) if len(data) < 10_000 else PIECES[-1]
-        (directory / INPUT).write_bytes(data)
-        faulthandler.dump_traceback_later(HANG_S, exit=True)
 
         async def take(name: str = name, data: bytes = data, piece: int = piece) -> str:
             corpus = corpora[name]
@@ -76,16 +60,22 @@ async def throw_frames(
             with corpus.traced(data):
                 return await PLACES[name][0](Trial(), data, piece)
 
-        await timed(tally, take, name, bytes_max=MEMORY_BYTES_MAX)
-        tell()
-    faulthandler.cancel_dump_traceback_later()
+        try:
+            await watch.take(take, name)
+            if number < len(first):  # a giant may take much, but not together with the others
+                watch.look()
+        except Exception:
+            (directory / INPUT).write_bytes(data)
+            raise
+    watch.look()
+    tally = watch.tally
     tally.line_count = len({line for corpus in corpora.values() for line in corpus.lines})
     tally.kept_count = sum(corpus.kept_count for corpus in corpora.values())
     return tally
 
 
 async def throw_files(
-    seed: int, count: int, directory: Path, tell: Callable[[], None] = lambda: None
+    seed: int, count: int, directory: Path, tell: Callable[[int], None] = lambda count: None
 ) -> Tally:
     """Change a store `count` times, each time from what is right; return the tally.
 
@@ -94,15 +84,13 @@ async def throw_files(
     """
     chance, sample = random.Random(seed), Sample(directory)
     await sample.ask()
-    tally = Tally(begun_kb=peak_kb())
+    watch = Watch(MEMORY_BYTES_MAX, tell)
     for _ in range(count):
-        faulthandler.dump_traceback_later(HANG_S, exit=True)
         way = sample.change(chance)
-        await timed(tally, sample.ask, way, bytes_max=MEMORY_BYTES_MAX)
+        await watch.take(sample.ask, way)
         sample.right()
-        tell()
-    faulthandler.cancel_dump_traceback_later()
-    return tally
+    watch.look()
+    return watch.tally
 
 
 THROWS = {"frames": throw_frames, "files": throw_files}
@@ -110,7 +98,7 @@ THROWS = {"frames": throw_frames, "files": throw_files}
 
 def work(what: str, seed: int, count: int, directory: Path) -> None:
     """Throw one half, and leave the tally in `directory`."""
-    tally = asyncio.run(THROWS[what](seed, count, directory, Bar()))
+    tally = asyncio.run(THROWS[what](seed, count, directory, lambda done: print(done, flush=True)))
     (directory / "tally").write_bytes(msgspec.json.encode(tally))
 
 

@@ -40,10 +40,9 @@ from stillframe.store.history import Happening, History
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.store.tables import Tables
-from stillframe.topology import Topology
 from tests.runtime.links import SECRET
 from tests.soak.hostile_shop import MESSAGES
-from tests.soak.hostile_trial import NONCE, SHOP, Found, Trial, feed
+from tests.soak.hostile_trial import NONCE, SHOP, Trial, feed
 
 SNAPSHOT = SnapshotId("A", 1)
 MARKER = Marker(SNAPSHOT)
@@ -211,20 +210,22 @@ class QuietStore:
     epoch = 1
     restored_from = None
 
-    def __init__(self, topology: Topology) -> None:
-        self.description = topology.description
-        self._tables = Tables(topology.description)
+    def __init__(self, trial: Trial) -> None:
+        self.description = trial.topology.description
+        self._tables = Tables(trial.topology.description)
+        self._trial = trial
 
     def publish(self, snapshot: Snapshot) -> Entry:
         """Check and convert a snapshot as a store does."""
         try:
             check_described(snapshot, self.description)
             snapshot.state.check_books()
-            self._tables.of(snapshot.id, snapshot.state)
+            self._tables.of(snapshot.id, self._tables.split(snapshot.id, snapshot.state))
         except StillframeError:
             raise
         except Exception as error:
-            raise Found(f"a store would fall over {error!r}") from error
+            self._trial.found = error
+            raise
         return cast(Entry, msgspec.convert({"is_restore_point": True}, _QuietEntry))
 
 
@@ -248,10 +249,11 @@ def coordinator_of(trial: Trial) -> Coordinator:
         except StillframeError:
             raise
         except Exception as error:
-            raise Found(f"the check of a state fell over {error!r}") from error
+            trial.found = error
+            raise
 
     return Coordinator(
-        cast(Store, QuietStore(trial.topology)),
+        cast(Store, QuietStore(trial)),
         check=check,
         secret=SECRET,
         starts=None,

@@ -3,6 +3,8 @@
 Inputs that reach lines of the package which none reached before become seeds of further ones.
 """
 
+import faulthandler
+import gc
 import random
 import resource
 import sys
@@ -20,6 +22,9 @@ PACKAGE = f"{Path('src') / 'stillframe'}/"
 TRACED_SHARE = 0.03
 SEED_COUNT_MAX = 2_000
 SEED_BYTES_MAX = 20_000
+FEW_COUNT = 100
+HANG_S = 60
+"""So long may a few inputs take together."""
 
 
 class Tally(msgspec.Struct):
@@ -98,17 +103,45 @@ class Corpus:
         return self._trace
 
 
-async def timed(
-    tally: Tally, take: Callable[[], Awaitable[str]], name: str, *, bytes_max: int
-) -> None:
-    """Let one input be taken; note what became of it, and refuse one that took too much memory.
+class Watch:
+    """Notes what became of inputs, one after the other, and how much time and memory they took.
 
-    Raises:
-        MemoryError: the memory of this operating-system process grew by more than `bytes_max`.
+    To ask for the memory, and to set the alarm for one that hangs, takes longer than most inputs:
+    so both are done once for each few of them.
+
+    Args:
+        bytes_max: how much the memory may grow with a few inputs.
+        tell: called with how many were taken.
     """
-    before_kb, began = peak_kb(), time.perf_counter()
-    outcome = await take()
-    tally.note(f"{name}: {outcome}", time.perf_counter() - began)
-    after_kb = tally.peak_kb = peak_kb()
-    if (after_kb - before_kb) * 1024 > bytes_max:
-        raise MemoryError(f"{(after_kb - before_kb) / 1024:.0f} MiB for one input at {name}")
+
+    def __init__(self, bytes_max: int, tell: Callable[[int], None]) -> None:
+        self.tally = Tally(begun_kb=peak_kb(), peak_kb=peak_kb())
+        self._bytes_max = bytes_max
+        self._tell = tell
+        self._few = 0
+
+    async def take(self, take: Callable[[], Awaitable[str]], name: str) -> None:
+        """Let one input be taken.
+
+        Raises:
+            MemoryError: the memory of this operating-system process has grown too much.
+        """
+        if self._few == 0:
+            faulthandler.dump_traceback_later(HANG_S, exit=True)
+        began = time.perf_counter()
+        outcome = await take()
+        self.tally.note(f"{name}: {outcome}", time.perf_counter() - began)
+        self._few += 1
+        if self._few == FEW_COUNT:
+            self.look()
+
+    def look(self) -> None:
+        """Look at the memory."""
+        faulthandler.cancel_dump_traceback_later()
+        gc.collect()
+        before_kb, self.tally.peak_kb = self.tally.peak_kb, peak_kb()
+        grown = (self.tally.peak_kb - before_kb) * 1024
+        if grown > self._bytes_max:
+            raise MemoryError(f"{grown / 2**20:.0f} MiB for one of {self._few} inputs")
+        self._tell(self._few)
+        self._few = 0

@@ -89,6 +89,7 @@ class Trial:
         self.scheduler = VirtualScheduler()
         self.refusal: StillframeError | None = None
         self.failure: StillframeError | None = None
+        self.found: Exception | None = None
 
     def credentials(self, process: str) -> Credentials:
         """Return what a process shows."""
@@ -170,6 +171,8 @@ class Trial:
         """Close, and say what became of it."""
         was_closed = self.wire.is_closed
         connection.connection_lost(None)
+        if self.found is not None:
+            raise Found(f"somebody would have fallen over {self.found!r}") from self.found
         if self.refusal is not None:
             if not was_closed:
                 raise Found(f"it went on after {self.refusal!r}")
