@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from stillframe.errors import Damaged
+from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.store import parquet
 from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES
@@ -70,6 +70,28 @@ def test_bytes_that_are_no_table_are_refused(tmp_path: Path, name: str) -> None:
     for read in (store.verify, store.tables):
         with pytest.raises(Damaged, match=f"{name}.* is no table as the store writes it"):
             read(FIRST)
+
+
+def test_a_state_that_is_no_map_is_refused(tmp_path: Path) -> None:
+    """A state is put together with its keyed fields only if it can be."""
+
+    def broken(table: pa.Table) -> pa.Table:
+        at = table.column_names.index("encoded")
+        return table.set_column(at, "encoded", pa.array([b"\x83"] * table.num_rows, pa.binary()))
+
+    store = forged(tmp_path, PROCESSES, broken)
+    with pytest.raises(Damaged, match="is no table as the store writes it: "):
+        store.load(FIRST)
+    with pytest.raises(UsageError, match="its state is no MessagePack map"):
+        store.verify(FIRST)
+
+
+def test_a_footer_that_ends_whoever_looks_at_its_columns_is_refused() -> None:
+    """Arrow ends the operating-system process that asks what a column says of itself in a footer
+    like this one; it is never asked."""
+    content = Path(__file__).with_name("forged_footer.parquet").read_bytes()
+    with pytest.raises(Damaged), parquet.as_written(Path("a")):
+        parquet.read_parquet(content)
 
 
 @pytest.mark.parametrize("size", [100_000, 1_000_000])

@@ -27,9 +27,9 @@ from stillframe.store.manifest import (
     Manifest,
     keyed_file,
 )
-from stillframe.store.parquet import NO_TABLE, different_column, read_parquet
+from stillframe.store.parquet import as_written, different_column, read_parquet
 from stillframe.store.seal import seal
-from stillframe.store.tables import Tables, read_state
+from stillframe.store.tables import Tables, read_channels, read_processes
 from stillframe.topology import Description
 
 
@@ -176,14 +176,15 @@ def read_snapshot(chain: Chain) -> Snapshot:
     content = {name: _read_verified(directory, manifest, name) for name in (PROCESSES, CHANNELS)}
     stored = _stored(chain, content)
     maps: dict[ProcessId, dict[str, bytes]] = {}
-    for table in chain.tables.keyed:
-        for process, rows in merged_rows(chain, table).items():
-            maps.setdefault(process, {})[table.field] = table.as_map(rows)
     description = chain.tables.description
-    processes = tuple(
-        as_whole(state, maps[state.process], description) if state.process in maps else state
-        for state in stored.state.processes
-    )
+    with as_written(directory):
+        for table in chain.tables.keyed:
+            for process, rows in merged_rows(chain, table).items():
+                maps.setdefault(process, {})[table.field] = table.as_map(rows)
+        processes = tuple(
+            as_whole(state, maps[state.process], description) if state.process in maps else state
+            for state in stored.state.processes
+        )
     state = GlobalState(processes, stored.state.channels)
     return msgspec.structs.replace(stored, state=state)
 
@@ -191,12 +192,10 @@ def read_snapshot(chain: Chain) -> Snapshot:
 def _stored(chain: Chain, content: Mapping[str, bytes]) -> Snapshot:
     """Return the snapshot without its keyed fields."""
     manifest, directory = chain.manifest, chain.directory
-    try:
-        state = read_state(content[PROCESSES], content[CHANNELS])
-    except NO_TABLE as error:
-        raise Damaged(
-            f"{directory}: {PROCESSES} or {CHANNELS} is no table as the store writes it: {error}"
-        ) from error
+    with as_written(directory / PROCESSES):
+        processes = read_processes(content[PROCESSES])
+    with as_written(directory / CHANNELS):
+        state = GlobalState(processes, read_channels(content[CHANNELS]))
     state.check_books()
     _check_counts(directory / MANIFEST, manifest, state)
     snapshot = Snapshot(
@@ -235,12 +234,9 @@ def merged_rows(chain: Chain, table: KeyedTable) -> dict[ProcessId, pa.Table]:
 
 def _rows(table: KeyedTable, directory: Path, manifest: Manifest) -> dict[ProcessId, pa.Table]:
     name = keyed_file(table.name, is_whole=manifest.bases is None)
-    try:
-        return table.read(_read_verified(directory, manifest, name))
-    except NO_TABLE as error:
-        raise Damaged(
-            f"{directory / name} is no table as the store writes it: {error}: {WHAT_TO_DO}"
-        ) from error
+    content = _read_verified(directory, manifest, name)
+    with as_written(directory / name):
+        return table.read(content)
 
 
 def verify_snapshot(chain: Chain) -> None:
@@ -258,25 +254,19 @@ def verify_snapshot(chain: Chain) -> None:
     manifest, directory = chain.manifest, chain.directory
     content = {f.name: _read_verified(directory, manifest, f.name) for f in manifest.files}
     snapshot = _stored(chain, content)
-    for name, table in chain.tables.of(snapshot.id, _with_changes(chain, snapshot.state)).items():
+    with as_written(directory):
+        made = chain.tables.of(snapshot.id, _with_changes(chain, snapshot.state))
+    for name, table in made.items():
         # Written and read once more, so that both have gone the same way.
         written = read_parquet(chain.tables.to_parquet(name, table))
-        different = different_column(written, _table(chain.directory / name, content[name]))
+        with as_written(directory / name):
+            different = different_column(written, read_parquet(content[name]))
         if different is not None:
             raise NotConsistent(
                 f"{directory / name}: column {different} does not say what was recorded: use "
                 f"another snapshot; the recorded states and messages are in {PROCESSES} and "
                 f"{CHANNELS}"
             )
-
-
-def _table(path: Path, content: bytes) -> pa.Table:
-    try:
-        return read_parquet(content)
-    except NO_TABLE as error:
-        raise Damaged(
-            f"{path} is no table as the store writes it: {error}: {WHAT_TO_DO}"
-        ) from error
 
 
 def _with_changes(chain: Chain, state: GlobalState) -> GlobalState:
@@ -327,19 +317,17 @@ def read_tables(chain: Chain) -> dict[str, pa.Table]:
         Damaged: a file is not what was written; it is named.
         StoreError: a file cannot be read.
     """
+    found = {}
+    for file in FILES:
+        content = _read_verified(chain.directory, chain.manifest, file)
+        with as_written(chain.directory / file):
+            found[Path(file).stem] = read_parquet(content)
     name = str(chain.manifest.snapshot)
-    plain = {
-        Path(file).stem: _table(
-            chain.directory / file, _read_verified(chain.directory, chain.manifest, file)
-        )
-        for file in FILES
-    }
-    return plain | {
-        table.name: table.queryable(
-            table.of_snapshot(name, list(merged_rows(chain, table).values()))
-        )
-        for table in chain.tables.keyed
-    }
+    for table in chain.tables.keyed:
+        with as_written(chain.directory):
+            rows = table.of_snapshot(name, list(merged_rows(chain, table).values()))
+            found[table.name] = table.queryable(rows)
+    return found
 
 
 def _read_verified(directory: Path, manifest: Manifest, name: str) -> bytes:

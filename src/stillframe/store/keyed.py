@@ -92,7 +92,7 @@ class KeyedTable:
         """Return the rows in a file of this table, by process.
 
         Raises:
-            parquet.NO_TABLE: it is no such file.
+            pyarrow.ArrowException, OSError, KeyError, ValueError: it is no such file.
         """
         table = read_parquet(content, self._stored, dictionaries=["process"])
         expected = self.no_rows()

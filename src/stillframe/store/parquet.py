@@ -1,13 +1,17 @@
 """Tables as the bytes of Parquet files, and back."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-NO_TABLE = (pa.ArrowException, OSError, KeyError, TypeError, ValueError)
-"""What reading raises when a file is no table as the store writes it. Arrow says so with an
-``OSError``, too, of bytes that are in memory."""
+from stillframe.errors import Damaged
+from stillframe.store.disk import WHAT_TO_DO
+
+# Arrow says with an ``OSError``, too, that bytes in memory are no table.
+_NO_TABLE = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError)
 _UNPACKED_BYTES_MIN = 2**30
 _UNPACKED_PER_BYTE = 64
 
@@ -19,6 +23,24 @@ def unpacked_bytes_max(size: int) -> int:
     without compression.
     """
     return _UNPACKED_BYTES_MIN + _UNPACKED_PER_BYTE * size
+
+
+@contextlib.contextmanager
+def as_written(where: Path) -> Iterator[None]:
+    """Refuse what is no table as the store writes it.
+
+    Args:
+        where: the file, or the directory with the files, of which the body makes something.
+
+    Raises:
+        Damaged: it cannot be made of them, and why.
+    """
+    try:
+        yield
+    except _NO_TABLE as error:
+        raise Damaged(
+            f"{where} is no table as the store writes it: {error}: {WHAT_TO_DO}"
+        ) from error
 
 
 def repeated(runs: Iterable[tuple[str, int]]) -> pa.Array:
@@ -77,7 +99,9 @@ def read_parquet(
     """
     file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=list(dictionaries))
     bytes_max = unpacked_bytes_max(len(content))
-    _check_size(sum(_announced_bytes(file.metadata, columns)), bytes_max)
+    # Of groups only: to ask what a column says of itself can end this operating-system process.
+    announced = [file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups)]
+    _check_size(sum(announced) if min(announced, default=0) >= 0 else -1, bytes_max)
     groups, total_bytes = [], 0
     for group in range(file.num_row_groups):
         groups.append(file.read_row_group(group, columns=columns, use_threads=False))
@@ -88,14 +112,6 @@ def read_parquet(
     if columns is not None and table.column_names != columns:
         raise ValueError(f"it has the columns {', '.join(table.column_names)}")
     return table
-
-
-def _announced_bytes(metadata: pq.FileMetaData, columns: list[str] | None) -> Iterable[int]:
-    for group in range(metadata.num_row_groups):
-        for index in range(metadata.num_columns):
-            column = metadata.row_group(group).column(index)
-            if columns is None or column.path_in_schema.partition(".")[0] in columns:
-                yield column.total_uncompressed_size
 
 
 def _check_size(found: int, bytes_max: int) -> None:

@@ -247,18 +247,26 @@ def _channels(snapshot: str, states: Sequence[ChannelState]) -> pa.Table:
     )
 
 
-def read_state(processes: bytes, channels: bytes) -> GlobalState:
-    """Read a global state from the two files that hold it; its books are the caller's next step.
+def read_processes(content: bytes) -> tuple[ProcessState, ...]:
+    """Read what the processes recorded.
 
     Raises:
-        parquet.NO_TABLE: the files are not what ``Tables`` writes.
+        pyarrow.ArrowException, OSError, KeyError, ValueError: it is not what ``Tables`` writes.
     """
-    recorded = read_parquet(processes, _RECORDED_SCHEMA.names)
+    recorded = read_parquet(content, _RECORDED_SCHEMA.names)
     check_columns(recorded, _RECORDED_SCHEMA)
-    states = map(ProcessState, *(column.to_pylist() for column in recorded.columns))
-    carried = read_parquet(channels)
-    check_columns(carried, _CHANNELS_SCHEMA)
-    return GlobalState(tuple(states), tuple(_channel_states(carried)))
+    return tuple(map(ProcessState, *(column.to_pylist() for column in recorded.columns)))
+
+
+def read_channels(content: bytes) -> tuple[ChannelState, ...]:
+    """Read the states of the channels; their books are the caller's next step.
+
+    Raises:
+        pyarrow.ArrowException, OSError, KeyError, ValueError: it is not what ``Tables`` writes.
+    """
+    table = read_parquet(content)
+    check_columns(table, _CHANNELS_SCHEMA)
+    return tuple(_channel_states(table))
 
 
 def _channel_states(table: pa.Table) -> Iterable[ChannelState]:
