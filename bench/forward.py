@@ -9,7 +9,9 @@ from pathlib import Path
 from bench.measure import IN_FLIGHT_COUNT, PROCESS_COUNT, Running, my_counts, shared_counts
 from stillframe import Channel, Message, Process, Topology, every
 from stillframe.runtime.events import Event
+from stillframe.runtime.issuing import issue
 from stillframe.runtime.loading import load_topology
+from stillframe.runtime.site import ALL_HERE, Site
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.store import Store
 
@@ -73,13 +75,17 @@ async def system(
     *,
     emit: Callable[[Event], None] = lambda event: None,
     marker_wait_s: float = 0.0,
+    has_tls: bool = False,
 ) -> AsyncIterator[Supervisor]:
     """Start a topology on a store of its own, which goes away with it."""
     directory = Path(tempfile.mkdtemp(prefix="stillframe-bench-"))
     description = load_topology(reference).description
     store = Store.create(directory / "store", description=description, reference=reference)
+    site = Site(certificates=str(issue(directory, (), days=1)[0])) if has_tls else ALL_HERE
     try:
-        async with Supervisor(reference, store, marker_wait_s=marker_wait_s, emit=emit) as running:
+        async with Supervisor(
+            reference, store, marker_wait_s=marker_wait_s, site=site, emit=emit
+        ) as running:
             yield running
     finally:
         store.close()
@@ -87,10 +93,10 @@ async def system(
 
 
 @asynccontextmanager
-async def stillframe(shape: str) -> AsyncIterator[Running]:
+async def stillframe(shape: str, *, has_tls: bool = False) -> AsyncIterator[Running]:
     """Start the contender."""
     async with (
         shared_counts(PROCESS_COUNT) as counts,
-        system(f"bench.forward:{shape}") as running,
+        system(f"bench.forward:{shape}", has_tls=has_tls) as running,
     ):
         yield Running([child.pid for child in running.children.values()], counts)

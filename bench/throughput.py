@@ -1,6 +1,7 @@
 """Messages per core-second of four processes, against the floor and the peers, in one run."""
 
 import asyncio
+import functools
 from typing import Any
 
 from rich.console import Console
@@ -28,10 +29,11 @@ PYZMQ_FACTOR_MIN = 1.5
 CONTENDERS: dict[str, Contender] = {
     "floor (uvloop + msgspec)": contender(floor),
     "stillframe": stillframe,
+    "stillframe over TLS": functools.partial(stillframe, has_tls=True),
     "pyzmq PUSH/PULL": contender(pyzmq),
     "grpc.aio stream": contender(grpc_aio),
 }
-FLOOR, OURS, PYZMQ, GRPC = CONTENDERS
+FLOOR, OURS, _, PYZMQ, GRPC = CONTENDERS
 
 Round = dict[tuple[str, str], Rate]
 """What one round showed, by contender and shape; one that failed is missing."""

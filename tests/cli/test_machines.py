@@ -86,7 +86,7 @@ def test_the_commands_of_the_page_run_a_system(programs: list[Program], tmp_path
 
 @pytest.mark.slow
 def test_who_is_refused_at_its_first_coming_ends(programs: list[Program], tmp_path: Path) -> None:
-    """Another's certificate, another topology, no such process: exit 2, and the reason."""
+    """Another topology, no such process: exit 2 and the reason. Whose place is taken waits."""
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
     tls = ("--listen", address, "--tls", papers() / "coordinator")
     system = Program(
@@ -108,6 +108,13 @@ def test_who_is_refused_at_its_first_coming_ends(programs: list[Program], tmp_pa
         assert code == 2
         assert words in err
     assert "the topologies differ" in system.until("to the coordinator was closed")
+    place = ("--coordinator", address, "--listen", "127.0.0.1", "--tls", papers() / "B")
+    both = [Program("join", "tests.runtime.programs:rally", "B", *place) for _ in range(2)]
+    programs.extend(both)
+    system.until("epoch 1: the system runs")
+    assert "each can join once" in system.until("process 'B' is already there")
+    assert [program.process.poll() for program in both] == [None, None]
+    assert [program.end(signal.SIGTERM)[0] for program in (system, *both)] == [0, 0, 0]
 
 
 BANK = "examples.bank:bank"

@@ -22,7 +22,7 @@ from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.logs import Logs
-from stillframe.runtime.member import Member, story_of
+from stillframe.runtime.member import Member, NotNow, story_of
 from stillframe.runtime.os_process import OsProcess
 from stillframe.runtime.turns import Driver, TurnHost, has_async_handlers
 from stillframe.runtime.vigil import Vigil
@@ -102,10 +102,10 @@ async def _arrive(launch: Launch) -> tuple[Launch, Member, Start | None]:
             except BaseException:
                 await member.close()
                 raise
-        except Unavailable as error:
+        except (NotNow, Unavailable) as error:
             if str(error) != said:
                 said = str(error)
-                _say(launch, f"{said}; waiting for it")
+                _say(launch, f"{said}; waiting")
         except (Refused, UsageError) as error:
             raise _NotLetIn(str(error)) from error
         await asyncio.sleep(retry_s)

@@ -49,6 +49,10 @@ ORPHANED_S = 60.0
 _decode: Callable[[bytes], control.ToProcess] = msgspec.msgpack.Decoder(control.ToProcess).decode
 
 
+class NotNow(Refused):
+    """The coordinator knows us, and has no place for us now; it may have one later."""
+
+
 class CoordinatorLine(Connection):
     """The connection to the coordinator: what it says goes into `heard`, None when it is gone.
 
@@ -295,7 +299,7 @@ class Member:
         if isinstance(message, StillframeError):
             raise message
         if isinstance(message, control.Over):
-            raise Refused(message.detail)
+            raise NotNow(message.detail)
         if not isinstance(message, kind):
             raise Unavailable(
                 "the coordinator closed the connection"
