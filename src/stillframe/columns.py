@@ -105,6 +105,11 @@ def keyed_columns(
                     f"the rows of {owner}.{field} would be in a table {owner}_{field}, and another "
                     "field of another class has one of that name already: rename the field"
                 )
+            if key is types.NoneType or types.NoneType in typing.get_args(key):
+                raise UsageError(
+                    f"{owner}.{field}: a key cannot be None: give what None stands for a key of its"
+                    " own, or a field of its own"
+                )
             _check_key(f"{owner}.{field}", key)
             columns = KeyedColumns(_column_kind(key), *_value_columns(f"{owner}.{field}", value))
             found.setdefault(owner, {})[field] = columns
@@ -118,6 +123,13 @@ def _check_key(where: str, key: Any) -> None:
         raise UsageError(
             f"{where}: a key cannot be, or hold, a {key.__name__}: floats that are equal need not "
             "be written alike, and a Struct is a key only with array_like=True"
+        )
+    members = set(typing.get_args(key)) - {types.NoneType}
+    if key is datetime.time or (bool in members and len(members) > 1):
+        raise UsageError(
+            f"{where}: a key cannot be, or hold, a {getattr(key, '__name__', key)}: two that are "
+            "equal (1 and True, or the same time in two time zones) need not be written alike: use "
+            "an int or a str"
         )
     parts = typing.get_type_hints(key).values() if struct is not None else typing.get_args(key)
     for part in parts:

@@ -38,7 +38,7 @@ def at(number: int) -> dict[str, int]:
     return {f"k{key}": number for key in range(1, 6) if number % key == 0}
 
 
-def fill(store: Store, bases: dict[int, int | None]) -> None:
+def fill(store: Store, bases: dict[int, int | None], *, took_s: float = 0.5) -> None:
     """Publish the snapshots with these numbers, each based on the one given."""
     for number, base in bases.items():
         before, now = {} if base is None else at(base), at(number)
@@ -46,7 +46,8 @@ def fill(store: Store, bases: dict[int, int | None]) -> None:
         keyed = {"accounts": change_of(now, before.keys() - now.keys())}
         state = ProcessState("P", "Till", msgspec.msgpack.encode({}), known, keyed)
         taken = GlobalState((state,), ())
-        store.publish(Snapshot(SnapshotId("P", number), store.epoch, number, number + 0.5, taken))
+        began = number + 0.5 - took_s
+        store.publish(Snapshot(SnapshotId("P", number), store.epoch, began, number + 0.5, taken))
 
 
 def check(store: Store) -> list[int]:
@@ -104,7 +105,7 @@ Act = Callable[[Store], object]
 ACTS: dict[str, tuple[Act, list[int]]] = {
     "whole": (make_whole, [1, 2, 3, 4]),
     "drop a base": (lambda store: store.drop("P-1"), [2, 3, 4]),
-    "keep": (make_few, [4]),
+    "keep": (make_few, [3, 4]),
     "save": (lambda store: store.save(SnapshotId("P", 2), "kept"), [1, 2, 3, 4]),
 }
 
@@ -207,7 +208,19 @@ def test_a_reader_goes_on_when_files_go(eager: Path, monkeypatch: pytest.MonkeyP
     assert reader.load(SnapshotId("P", 4)).state == store.load(SnapshotId("P", 4)).state
     with pytest.raises(UsageError, match="no snapshot P-2 in the store"):
         reader.load(SnapshotId("P", 2))
-    assert check(reader) == [4]
+    assert check(reader) == [3, 4]
+    store.close()
+
+
+def test_what_a_snapshot_under_way_is_based_on_stays(eager: Path) -> None:
+    """Three are under way at any time, each based on what was published when it began, and the
+    newest is made whole at once: the others can be published still."""
+    store = Store.open_writer(eager)
+    store.keep(1)
+    for number in range(5, 20):
+        fill(store, {number: None if number < 8 else number - 3}, took_s=2.5)
+        store.settle()
+    assert check(store) == [16, 17, 18, 19]
     store.close()
 
 

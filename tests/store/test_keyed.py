@@ -207,11 +207,43 @@ class OfGuests(Process):
     rows: Keyed[Guest, int] = field(default_factory=Keyed)
 
 
-@pytest.mark.parametrize(("process", "says"), [(OfSpots(), "float"), (OfGuests(), "array_like")])
+class OfTimes(Process):
+    """Has keys that are the same in two time zones."""
+
+    rows: Keyed[datetime.time, int] = field(default_factory=Keyed)
+
+
+class OfFlags(Process):
+    """Has the keys 1 and True, which are equal."""
+
+    rows: Keyed[int | bool, int] = field(default_factory=Keyed)
+
+
+@pytest.mark.parametrize(
+    ("process", "says"),
+    [
+        (OfSpots(), "float"),
+        (OfGuests(), "array_like"),
+        (OfTimes(), "time zones"),
+        (OfFlags(), "1 and True"),
+    ],
+)
 def test_a_key_that_could_be_written_in_two_ways_is_refused(process: Process, says: str) -> None:
     """Equal keys must be equal on the disk, too."""
     with pytest.raises(UsageError, match=f"rows: a key cannot be, or hold, a .*{says}"):
         Topology({"P": process}, [])
+
+
+class OfNones(Process):
+    """Has a key for what has none."""
+
+    rows: Keyed[str | None, int] = field(default_factory=Keyed)
+
+
+def test_none_is_no_key() -> None:
+    """An empty place in the column of keys is not read back."""
+    with pytest.raises(UsageError, match=r"OfNones\.rows: a key cannot be None"):
+        Topology({"P": OfNones()}, [])
 
 
 def _with_state_page() -> Any:

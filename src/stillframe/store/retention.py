@@ -7,6 +7,10 @@ import msgspec
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.store.chain import CHAIN_LENGTH_MAX, Manifests, reached_from
+from stillframe.store.manifest import FILES, Manifest
+
+OVERLAP_COUNT_MAX = 64
+"""So many snapshots may overlap. More are not looked at: a clock may have been set back."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -27,13 +31,14 @@ def needed(
 
     A running process has been told of one of the newest snapshots, and may base its next part on
     that. Whatever the processes of the newest snapshot are based on was told to them before, so
-    they will name that or a later one: from there on all stay.
+    they will name that or a later one: from there on all stay. The newest may be based on nothing
+    (any more), while others are under way that are: on what was published while it was.
     """
     kept: dict[SnapshotId, str] = {}
     if manifests:
         newest = max(manifests.values(), key=lambda manifest: manifest.sequence)
         bases = [manifests[base] for base in (newest.bases or {}).values() if base in manifests]
-        oldest = min((manifest.sequence for manifest in bases), default=newest.sequence)
+        oldest = min(m.sequence for m in (*bases, *_overlapping(manifests, newest)))
         for manifest in manifests.values():
             if manifest.sequence >= oldest:
                 kept[manifest.snapshot] = "is so new that a running process may be based on it"
@@ -45,6 +50,20 @@ def needed(
     for name, snapshot in savepoints.items():
         kept[snapshot] = f"is the savepoint {name!r}: drop it by that name"
     return kept
+
+
+def _overlapping(manifests: Manifests, newest: Manifest) -> list[Manifest]:
+    """Return the newest snapshot, and those of its epoch that were not complete yet when it began,
+    with the last that was: if it has keyed fields, others that overlap it may be based on these."""
+    found = [newest]
+    if len(newest.files) > len(FILES):
+        earlier = [m for m in manifests.values() if m.epoch == newest.epoch]
+        earlier.sort(key=lambda manifest: manifest.sequence, reverse=True)
+        for manifest in earlier[:OVERLAP_COUNT_MAX]:
+            found.append(manifest)
+            if manifest.completed_at <= newest.initiated_at:
+                break
+    return found
 
 
 def decide(manifests: Manifests, kept: Collection[SnapshotId], count: int) -> Decision:

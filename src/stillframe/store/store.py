@@ -235,9 +235,10 @@ class Store(StoreReader):
         """Remove all but the newest `count` snapshots, now and after each that is published.
 
         That happens in the background. Never removed are savepoints, the snapshot that a restore
-        goes back to, and the newest together with all since those that it is based on: a running
-        process may be based on them. What others are based on goes when they do not need it any
-        more: up to `CHAIN_LENGTH_MAX` snapshots more can be there.
+        goes back to, and the newest together with all since those that it is based on or, if there
+        are keyed fields, overlapped: a running process may be based on them. What others are based
+        on goes when they do not need it any more: up to `CHAIN_LENGTH_MAX` snapshots more can be
+        there.
 
         Raises:
             UsageError: `count` is below 1, or the store is open for reading only.
