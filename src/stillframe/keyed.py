@@ -52,10 +52,8 @@ class Keyed(MutableMapping[Key, Value]):
         self._rows[key] = value
 
     def __delitem__(self, key: Key) -> None:
-        if key in self._rows and self._changed is not None:
-            if key not in self._changed:
-                self._note(key)
-            self._expect_other_size()
+        if key in self._rows:
+            self._note_removal(key)
         del self._rows[key]
 
     def __contains__(self, key: object) -> bool:
@@ -89,9 +87,14 @@ class Keyed(MutableMapping[Key, Value]):
         Raises:
             KeyError: it is empty.
         """
-        for key in reversed(self._rows):
-            return key, self.pop(key)
-        raise KeyError("popitem(): the mapping is empty")
+        if not self._rows:
+            raise KeyError("popitem(): the mapping is empty")
+        # The dict itself takes it out: one whose last keys were deleted instead goes through all of
+        # them to find its end, each time, and ``clear`` would take forever.
+        key, value = self._rows.popitem()
+        self._rows[key] = value
+        self._note_removal(key)
+        return self._rows.popitem()
 
     def track(self) -> None:
         """Begin to note which keys change, if that is not done yet: now is a cut."""
@@ -130,6 +133,13 @@ class Keyed(MutableMapping[Key, Value]):
         elif len(self._changed) > max(UNTRACKED_COUNT_MIN, 2 * len(self._rows)):
             # Keys that come and go, and no snapshot is taken: they must not fill the memory.
             self._changed = None
+
+    def _note_removal(self, key: Key) -> None:
+        """`key`, which is there, is about to go."""
+        if self._changed is not None:
+            if key not in self._changed:
+                self._note(key)
+            self._expect_other_size()
 
     def _expect_other_size(self) -> None:
         for cut in self._open:
