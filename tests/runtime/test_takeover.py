@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import types
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import pytest
 from stillframe import join
 from stillframe.errors import Refused, Unavailable
 from stillframe.model import Reason, Snapshot
-from stillframe.runtime import events
+from stillframe.runtime import coordinator, events
 from stillframe.runtime.children import UNKNOWN_END
 from stillframe.runtime.os_process import is_there
 from stillframe.runtime.running import find, left_behind
@@ -158,6 +160,26 @@ def test_a_system_goes_on_when_its_supervisor_dies_in_a_snapshot(
         check_history(tmp_path / "store")
         kinds = [type(line.what) for line in read_history(tmp_path / "store")]
         assert kinds.count(TakenOver) == kinds.count(EpochBegan) == 1
+
+    asyncio.run(main())
+
+
+def test_a_clock_that_was_set_back_does_not_keep_new_snapshots_from_being_restore_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new supervisor's clock goes on from what the store has of this epoch."""
+
+    async def main() -> None:
+        await kill_a_supervisor(tmp_path, "rally", "waits")
+        a_day_ago = types.SimpleNamespace(
+            time=lambda: time.time() - 86_400, monotonic=time.monotonic
+        )
+        monkeypatch.setattr(coordinator, "time", a_day_ago)
+        async with asyncio.timeout(60), resumed(tmp_path, "rally") as (system, _):
+            await take(system)
+            first, second = system.store.entries()
+            assert second.is_restore_point
+            assert first.completed_at <= second.initiated_at <= second.completed_at
 
     asyncio.run(main())
 

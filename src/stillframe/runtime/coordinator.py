@@ -124,8 +124,11 @@ class Coordinator:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._writing: set[asyncio.Task[None]] = set()
         self._is_closed = False
-        # Wall time that goes on evenly: a clock that is set must not move a deadline.
-        self._clock_offset_s = time.time() - time.monotonic()
+        # Wall time that goes on evenly, and never back in an epoch: a clock that is set must move
+        # no deadline, and make no snapshot look as if it was begun before an earlier one.
+        earlier = store.entries() if is_taken_over else []
+        ended_at = [entry.completed_at for entry in earlier if entry.epoch == store.epoch]
+        self._clock_offset_s = max(time.time(), *ended_at, 0.0) - time.monotonic()
 
     @property
     def under_way(self) -> tuple[SnapshotId, ...]:
