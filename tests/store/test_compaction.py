@@ -17,7 +17,7 @@ from stillframe.model import GlobalState, ProcessState, Snapshot, SnapshotId
 from stillframe.process import Process
 from stillframe.store import contents, disk, upkeep
 from stillframe.store.contents import Chain
-from stillframe.store.manifest import MANIFEST
+from stillframe.store.manifest import MANIFEST, Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.store.keyed_samples import change_of
@@ -221,6 +221,19 @@ def test_what_a_snapshot_under_way_is_based_on_stays(eager: Path) -> None:
         fill(store, {number: None if number < 8 else number - 3}, took_s=2.5)
         store.settle()
     assert check(store) == [16, 17, 18, 19]
+    store.close()
+
+
+def test_what_is_dropped_while_all_are_verified_is_no_damage(eager: Path) -> None:
+    """Those that are left are verified, and counted."""
+    store, seen = Store.open_writer(eager), []
+
+    def progress(entry: Entry, total: int) -> None:
+        seen.append((entry.id.number, total))
+        make_few(store)
+
+    assert Store.open(eager).verify_all(progress) == 3
+    assert seen == [(1, 4), (3, 4), (4, 4)]
     store.close()
 
 
