@@ -1,5 +1,6 @@
 """The recorded state of a class: its declared fields as a MessagePack map, and back."""
 
+import dataclasses
 import types
 import typing
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from stillframe.model import KeyedChange
 from stillframe.process import ATTACHED, field_types, is_immutable
 
 _ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
-_MUTABLE_BYTES: frozenset[type] = frozenset({bytearray, memoryview})
+_LOOKALIKES = (bytearray, memoryview, dict)
+"""What is encoded like bytes or a Struct, and can be changed in place."""
 NOTHING: Mapping[str, KeyedChange] = types.MappingProxyType({})
 
 
@@ -40,8 +42,10 @@ class StateCodec:
             for name, annotation in self.types.items()
             if _mentions_keyed(annotation)
         }
-        self._names_with_bytes = {
-            name for name, (_, value) in self.keyed.items() if bytes in _parts(value)
+        self._names_to_look_at = {
+            name
+            for name, (_, value) in self.keyed.items()
+            if any(part is bytes or _is_struct(part) for part in _parts(value))
         }
         self._names = tuple(self.types)
         self._other_names = tuple(name for name in self.types if name not in self.keyed)
@@ -130,11 +134,16 @@ class StateCodec:
         Raises:
             UsageError: one of them cannot be encoded, or could be changed in place.
         """
-        if name in self._names_with_bytes and _MUTABLE_BYTES & set(map(type, values)):
-            raise UsageError(
-                f"{self.kind.__name__}.{name} cannot be recorded: it holds a bytearray or a "
-                "memoryview, which could be changed in place: set the key to bytes(...) of it"
+        if name in self._names_to_look_at:
+            changeable = sorted(
+                kind.__name__ for kind in set(map(type, values)) if _can_change(kind)
             )
+            if changeable:
+                raise UsageError(
+                    f"{self.kind.__name__}.{name} cannot be recorded: it holds a {changeable[0]}, "
+                    "which could be changed in place: set the key to a value of the type that is "
+                    "declared"
+                )
         try:
             return self._encode(values)
         except _ENCODING_ERRORS as error:
@@ -260,3 +269,15 @@ def _parts(kind: Any) -> tuple[Any, ...]:
 
 def _spelled(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _can_change(kind: type) -> bool:
+    """Return whether a value of this class can be changed in place, if it passes for one that is
+    declared."""
+    if _is_struct(kind):
+        return not kind.__struct_config__.frozen  # type: ignore[attr-defined]
+    return issubclass(kind, _LOOKALIKES) or dataclasses.is_dataclass(kind)

@@ -1,6 +1,7 @@
 """``detect``: stable predicates on the snapshots of a store."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,39 @@ def test_a_no_says_what_it_sees(call: Call, money: Path) -> None:
     assert result.stderr == (
         "no: termination does not hold in A-3: messages on their way: A->B 5\n"
     )
+
+
+dropped: list[Path] = []
+
+
+def drops_the_oldest(view: View) -> bool:
+    """Answer no, and delete a snapshot as ``run --keep`` may at that moment."""
+    while dropped:
+        shutil.rmtree(dropped.pop())
+    return False
+
+
+@pytest.mark.parametrize("predicate", ["tests.cli.test_detection:drops_the_oldest", "loss"])
+def test_what_is_dropped_meanwhile_is_passed_over(
+    call: Call, money: Path, monkeypatch: pytest.MonkeyPatch, predicate: str
+) -> None:
+    """A system that runs with ``--keep`` drops snapshots while they are looked at."""
+    gone = money / "snapshots" / ("A-2" if "drops" in predicate else "A-1")
+    if predicate == "loss":
+        load = Store.load
+
+        def drop_first(store: Store, snapshot: SnapshotId) -> Snapshot:
+            shutil.rmtree(gone, ignore_errors=True)
+            return load(store, snapshot)
+
+        monkeypatch.setattr(Store, "load", drop_first)
+    else:
+        dropped.append(gone)
+    result = call("detect", money, predicate, *PURSES, "--json")
+    assert result.stdout, result.stderr
+    found = json.loads(result.stdout)
+    assert not gone.exists()
+    assert (found["snapshot"], found["snapshot_count"]) == ("A-3", 2)
 
 
 def test_the_answer_can_be_json(call: Call, money: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import typer
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -9,7 +10,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 from stillframe.cli import output, quantities
 from stillframe.cli.here import load_function, look_here
 from stillframe.cli.verdict import EXIT_NO
-from stillframe.detect.loss import places_of
+from stillframe.detect.loss import Places, places_of
 from stillframe.detect.predicate import (
     Sighting,
     StablePredicate,
@@ -30,6 +31,7 @@ from stillframe.topology import Topology
 
 SHIPPED = ("termination", "deadlock", "loss")
 EXAMPLE = "select sum(balance) < 100 from processes"
+Read = TypeVar("Read")
 Look = Callable[[Entry], Sighting]
 """Asks a predicate of one snapshot; raises a StillframeError if it cannot."""
 
@@ -161,18 +163,30 @@ def _predicate(name: str, store: Store, topology: Topology) -> StablePredicate:
         case "deadlock":
             return deadlock
         case "loss":
-            # Of those that this code can read: see ``migration`` for what a change of it conserves.
-            now = topology.description.hash
-            ours = [e for e in store.entries() if store.description_of(e.id).hash == now]
-            oldest = min(ours, key=lambda entry: (entry.epoch, entry.initiated_at)).id
-            places = places_of(view_of(store.load(oldest), topology))
-            if not places:
-                raise UsageError(
-                    f"in snapshot {oldest} nobody has anything that is conserved: write "
-                    "'conserved' for the processes and messages that do"
-                )
-            return loss_against(places)
+            return loss_against(_places_at_first(store, topology))
     return _own(name)
+
+
+def _places_at_first(store: Store, topology: Topology) -> Places:
+    """Return what the oldest snapshot holds of conserved quantities, of those that this code can
+    read: see ``migration`` for what a change of it conserves."""
+
+    def places_in(entry: Entry) -> Places | None:
+        if store.description_of(entry.id).hash != topology.description.hash:
+            return None
+        places = places_of(view_of(store.load(entry.id), topology))
+        if not places:
+            raise UsageError(
+                f"in snapshot {entry.id} nobody has anything that is conserved: write 'conserved' "
+                "for the processes and messages that do"
+            )
+        return places
+
+    for entry in sorted(store.entries(), key=lambda entry: (entry.epoch, entry.initiated_at)):
+        places = unless_dropped(entry, places_in)
+        if places is not None:
+            return places
+    raise UsageError(f"no snapshot in {store.path} is of this topology any more: take one")
 
 
 def _own(name: str) -> StablePredicate:
@@ -191,4 +205,26 @@ def _look_at_all(look: Look, entries: list[Entry]) -> list[Sighting]:
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        return [look(entry) for entry in bar.track(entries, description="looking at snapshots")]
+        seen = [
+            unless_dropped(entry, look)
+            for entry in bar.track(entries, description="looking at snapshots")
+        ]
+    sightings = [sighting for sighting in seen if sighting is not None]
+    if not sightings:
+        raise UsageError("every snapshot was dropped while it was looked at: ask again")
+    return sightings
+
+
+def unless_dropped(entry: Entry, read: Callable[[Entry], Read]) -> Read | None:
+    """Return what `read` gives for a snapshot; None if it was dropped meanwhile, as ``run --keep``
+    does.
+
+    Raises:
+        StillframeError: it cannot be read.
+    """
+    try:
+        return read(entry)
+    except UsageError:
+        if entry.directory.is_dir():
+            raise
+        return None

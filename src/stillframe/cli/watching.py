@@ -5,7 +5,7 @@ import contextlib
 import threading
 from pathlib import Path
 
-from stillframe.cli.detection import Look, look_for
+from stillframe.cli.detection import Look, look_for, unless_dropped
 from stillframe.detect.predicate import Sighting
 from stillframe.runtime import events
 from stillframe.store.manifest import Entry
@@ -54,7 +54,7 @@ class Watch:
         while True:
             entry = await self._published.get()
             seen = await self._beside(entry)
-            if seen.verdict.holds and seen.epoch == self._epoch:
+            if seen is not None and seen.verdict.holds and seen.epoch == self._epoch:
                 return seen
 
     def look_at_last(self) -> bool:
@@ -83,16 +83,16 @@ class Watch:
             raise failures[0]
         return not thread.is_alive()
 
-    async def _beside(self, entry: Entry) -> Sighting:
+    async def _beside(self, entry: Entry) -> Sighting | None:
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Sighting] = loop.create_future()
+        done: asyncio.Future[Sighting | None] = loop.create_future()
 
         def finish(seen: Sighting | None, error: BaseException | None) -> None:
             if done.done():
                 return
-            if seen is not None:
+            if error is None:
                 done.set_result(seen)
-            elif error is not None:
+            else:
                 done.set_exception(error)
 
         def go() -> None:
@@ -108,9 +108,11 @@ class Watch:
         threading.Thread(target=go, name="predicate", daemon=True).start()
         return await done
 
-    def _judge(self, entry: Entry) -> Sighting:
+    def _judge(self, entry: Entry) -> Sighting | None:
+        """Ask of a snapshot; None if it was dropped while one before was asked of."""
         if self._look is None:
             self._look = look_for(self.name, Store.open(self._path), lambda: self._topology)
-        seen = self._look(entry)
-        self.sightings.append(seen)
+        seen = unless_dropped(entry, self._look)
+        if seen is not None:
+            self.sightings.append(seen)
         return seen
