@@ -14,11 +14,6 @@ Expected outcomes are values, not errors: a snapshot that could not be completed
 ``model.Abandoned``.
 """
 
-import msgspec
-
-DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what they should be: no text, or nested too deep."""
-
 
 class StillframeError(Exception):
     """The root: ``except StillframeError`` catches everything that this package raises on purpose.

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import DECODING_ERRORS, UsageError
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import UsageError
 from stillframe.keyed import Keyed
 from stillframe.model import KeyedChange
 from stillframe.process import ATTACHED, field_types, is_immutable

@@ -11,7 +11,8 @@ from typing import BinaryIO, NoReturn, TypeVar
 
 import msgspec
 
-from stillframe.errors import DECODING_ERRORS, NotConsistent, UsageError
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import Channel, ProcessId, SnapshotId, check_process_id
 from stillframe.trace import Event, MarkerStep, Step, Trace, clean_label
 from stillframe.whole_file import write_whole

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import DECODING_ERRORS, UsageError
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import UsageError
 from stillframe.model import Channel, ChannelState, ProcessId, ProcessState, Snapshot, SnapshotId
 from stillframe.process import Message, Process
 from stillframe.protocol.performer import Performer, union_of

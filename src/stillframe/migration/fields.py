@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import DECODING_ERRORS, UsageError
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import UsageError
 
 VALUE_LENGTH_MAX = 60
 """So many characters of a value are shown."""

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stillframe.errors import DECODING_ERRORS, UsageError
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import UsageError
 from stillframe.migration.changes import (
     MESSAGE,
     Change,

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
+from stillframe.decoding import DECODING_ERRORS
 from stillframe.detect.loss import find_loss, places_of, total
 from stillframe.detect.view import view_of
-from stillframe.errors import DECODING_ERRORS, ApplicationError, UsageError
+from stillframe.errors import ApplicationError, UsageError
 from stillframe.migration.changes import Change, listed
 from stillframe.model import (
     Batch,

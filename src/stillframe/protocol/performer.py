@@ -11,13 +11,8 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import (
-    DECODING_ERRORS,
-    ApplicationError,
-    ProtocolViolation,
-    StillframeError,
-    UsageError,
-)
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import ApplicationError, ProtocolViolation, StillframeError, UsageError
 from stillframe.model import Channel, ProcessId, ProcessState, SnapshotId
 from stillframe.process import Message, Process, attach
 from stillframe.topology import Topology

@@ -12,13 +12,8 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import (
-    DECODING_ERRORS,
-    ApplicationError,
-    NotConsistent,
-    ProtocolViolation,
-    UsageError,
-)
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import ApplicationError, NotConsistent, ProtocolViolation, UsageError
 from stillframe.model import (
     Batch,
     Channel,

@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import DECODING_ERRORS, ProtocolViolation, Refused
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import ProtocolViolation, Refused
 from stillframe.model import ARRAY32, Batch, Marker
 from stillframe.protocol.handshake import Greeting
 

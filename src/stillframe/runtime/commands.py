@@ -11,13 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import (
-    DECODING_ERRORS,
-    ProtocolViolation,
-    StillframeError,
-    Unavailable,
-    UsageError,
-)
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.protocol.holdup import UnderWay
 from stillframe.runtime.running import find

@@ -17,13 +17,8 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from stillframe.errors import (
-    DECODING_ERRORS,
-    ProtocolViolation,
-    Refused,
-    StillframeError,
-    Unavailable,
-)
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import ProtocolViolation, Refused, StillframeError, Unavailable
 from stillframe.model import Channel, SnapshotId
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Connector, Greeting, Proof, Welcome

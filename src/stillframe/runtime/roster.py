@@ -17,7 +17,8 @@ from typing import cast
 
 import msgspec
 
-from stillframe.errors import DECODING_ERRORS, ProtocolViolation, Refused, StillframeError
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import ProtocolViolation, Refused, StillframeError
 from stillframe.model import ProcessId
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import (

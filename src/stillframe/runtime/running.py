@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import DECODING_ERRORS, Unavailable
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import Unavailable
 from stillframe.model import ProcessId
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.os_process import OsProcess, is_stopped, is_there

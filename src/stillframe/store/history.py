@@ -19,7 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import DECODING_ERRORS, Damaged
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import Damaged
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.store.disk import PUT_BACK, partial_path, read_file, sync, write_new
 from stillframe.store.opening import explained

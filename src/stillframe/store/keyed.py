@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stillframe.columns import Column, KeyedColumns
-from stillframe.errors import DECODING_ERRORS, NotConsistent, UsageError
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import KeyedChange, KeyedRows, ProcessId, ProcessState, encode_array
 from stillframe.store.columns import ARROW_TYPES, to_array
 from stillframe.store.manifest import table_name

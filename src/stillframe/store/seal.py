@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
-from stillframe.errors import DECODING_ERRORS, Damaged, StoreError
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import Damaged, StoreError
 from stillframe.store.disk import PUT_BACK, read_file
 
 FORMAT = 1

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from stillframe.errors import DECODING_ERRORS, NotConsistent, UsageError
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import (
     Batch,
     Channel,
