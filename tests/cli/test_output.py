@@ -48,6 +48,7 @@ def test_json_has_ids_as_people_write_them() -> None:
     assert output.plain(SnapshotAbandoned(abandoned)) == {
         "event": "SnapshotAbandoned",
         "abandoned": {"snapshot": "P1-7", "reason": "DEADLINE", "missing": ["P2"], "detail": ""},
+        "retried_as": None,
     }
     assert output.plain({Channel("P1", "P2"): 1, (1, 2): [SnapshotId("A", 1)]}) == {
         "P1->P2": 1,

@@ -143,9 +143,11 @@ def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
     """The bound is what it says; the buffer grows to the one frame, and shrinks after it."""
     made, size = reader(frame_bytes_max=100_000), 100_000
     whole = frame(wire.Kind.CONTROL, bytes(size - 1))
-    for start in range(0, len(whole), 30_000):
-        piece = whole[start : start + 30_000]
-        made.writable()[: len(piece)] = piece
+    left, found = whole, None
+    while left:
+        room = made.writable()
+        piece, left = left[: min(30_000, len(room))], left[min(30_000, len(room)) :]
+        room[: len(piece)] = piece
         made.written(len(piece))
         found = made.next_frame()
     assert found == wire.Control(bytes(size - 1))
