@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 
 from stillframe.errors import StillframeError
 from stillframe.process import Process, attach
@@ -24,6 +25,12 @@ STEP_COUNT_MAX = 2_000_000
 async def turn() -> None:
     """Let the event loop go round once."""
     await asyncio.sleep(0)
+
+
+def children() -> set[int]:
+    """Return the processes that this one has started and not waited for, dead or alive."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for path in tasks for pid in path.read_text(encoding="ascii").split()}
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from stillframe.errors import UsageError
 from stillframe.runtime.forked import Forked
-from tests.runtime.links import until
+from tests.runtime.links import children, until
 
 pytestmark = pytest.mark.slow
 
@@ -25,10 +25,9 @@ def open_descriptors() -> set[str]:
 @pytest.fixture(autouse=True)
 def nothing_is_left_over() -> Iterator[None]:
     """No child, dead or alive, and no descriptor remains."""
-    before = open_descriptors()
+    before, others = open_descriptors(), children()
     yield
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert not children() - others
     assert open_descriptors() == before
 
 
