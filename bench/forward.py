@@ -12,7 +12,7 @@ from stillframe.runtime.events import Event
 from stillframe.runtime.issuing import issue
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.site import ALL_HERE, Site
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.supervisor import TIMEOUT_S, Supervisor
 from stillframe.store.store import Store
 
 
@@ -76,6 +76,7 @@ async def system(
     emit: Callable[[Event], None] = lambda event: None,
     marker_wait_s: float = 0.0,
     has_tls: bool = False,
+    timeout_s: float = TIMEOUT_S,
 ) -> AsyncIterator[Supervisor]:
     """Start a topology on a store of its own, which goes away with it."""
     directory = Path(tempfile.mkdtemp(prefix="stillframe-bench-"))
@@ -84,7 +85,12 @@ async def system(
     site = Site(certificates=str(issue(directory, (), days=1)[0])) if has_tls else ALL_HERE
     try:
         async with Supervisor(
-            reference, store, marker_wait_s=marker_wait_s, site=site, emit=emit
+            reference,
+            store,
+            timeout_s=timeout_s,
+            marker_wait_s=marker_wait_s,
+            site=site,
+            emit=emit,
         ) as running:
             yield running
     finally:
