@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 
 from stillframe.protocol import wire
 from stillframe.runtime.addresses import LOOPBACK
@@ -121,8 +121,7 @@ class ChangingProxies:
                 far[1].write(frame)
                 await far[1].drain()
 
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await asyncio.gather(pass_frames(), _pass_bytes(far[0], near[1]))
+        await _pass_until_the_end(pass_frames(), far[0], near[1])
 
 
 class TearingProxies:
@@ -157,8 +156,17 @@ class TearingProxies:
                 if is_torn:
                     raise ConnectionAbortedError
 
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await asyncio.gather(pass_frames(), _pass_bytes(far[0], near[1]))
+        await _pass_until_the_end(pass_frames(), far[0], near[1])
+
+
+async def _pass_until_the_end(
+    pass_frames: Coroutine[None, None, None],
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Pass frames on one way and bytes the other until either end closes."""
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        await asyncio.gather(pass_frames, _pass_bytes(reader, writer))
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytearray:
