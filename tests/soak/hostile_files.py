@@ -134,7 +134,7 @@ class Sample:
         is_sealed = "content" in document
         changed = mutated_value(chance, document["content"] if is_sealed else document)
         encoded = _json(changed)
-        path.write_bytes(_sealed(encoded) if is_sealed else encoded)
+        path.write_bytes(sealed(encoded) if is_sealed else encoded)
 
     def _forged_trace(self, chance: random.Random) -> None:
         lines = self._files[self.store / TRACE].splitlines()
@@ -173,7 +173,7 @@ class Sample:
         if row_count is not None:
             noun = {"processes": "process", "channels": "channel", "messages": "message"}
             document[f"{noun[path.stem]}_count"] = row_count
-        manifest.write_bytes(_sealed(_json(document)))
+        manifest.write_bytes(sealed(_json(document)))
 
     async def ask(self) -> str:
         """Read everything that is read of a store; return the first refusal, or that all is legal.
@@ -245,7 +245,8 @@ def _json(value: Any) -> bytes:
     return msgspec.json.encode(value, enc_hook=repr)
 
 
-def _sealed(encoded: bytes) -> bytes:
+def sealed(encoded: bytes) -> bytes:
+    """Return JSON with its hash around it, as the files of a store have it."""
     digest = hashlib.sha256(encoded).hexdigest().encode()
     return b'{"content":%b,"hash":"%b"}' % (encoded, digest)
 

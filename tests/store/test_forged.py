@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.store import parquet
-from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES
+from stillframe.store.manifest import CHANNELS, MANIFEST, MESSAGES, PROCESSES
 from stillframe.store.store import Store
-from tests.soak.hostile_files import Sample
+from tests.soak.hostile_files import Sample, sealed
 
 FIRST = SnapshotId("A", 1)
 
@@ -120,3 +121,26 @@ def test_text_that_is_repeated_cannot_become_much_in_memory(
     monkeypatch.setattr(parquet, "_UNPACKED_BYTES_MIN", 2**20)
     with pytest.raises(ValueError, match="bytes in memory, and may be"):
         parquet.read_parquet(content)
+
+
+OUTSIDE = ("../A", "../../store/snapshots/A", "A" * 300, "A\0", "", ".")
+
+
+@pytest.mark.parametrize("initiator", OUTSIDE)
+def test_an_id_that_is_none_makes_no_path(tmp_path: Path, initiator: str) -> None:
+    """However a snapshot is called by whoever asks, nothing is looked for outside of the store."""
+    store = Store.open(Sample(tmp_path).store)
+    for read in (store.entry, store.load, store.verify, store.tables, store.description_of):
+        with pytest.raises(UsageError, match=r"there is no snapshot .* there are A-1, A-2"):
+            read(SnapshotId(initiator, 1))
+
+
+def test_a_base_that_is_no_id_is_missing(tmp_path: Path) -> None:
+    """What a forged manifest is based on is not looked for outside of the store."""
+    sample = Sample(tmp_path)
+    manifest = sample.store / "snapshots" / str(FIRST) / MANIFEST
+    document = msgspec.json.decode(manifest.read_bytes())["content"]
+    document["parent"] = {"A": {"initiator": "../" + "x" * 300, "number": 1}}
+    manifest.write_bytes(sealed(msgspec.json.encode(document)))
+    with pytest.raises(Damaged):
+        Store.open(sample.store).load(FIRST)

@@ -256,7 +256,7 @@ class StoreReader:
 
     def _manifest_if_there(self, snapshot: SnapshotId) -> Manifest | None:
         directory = self._snapshots / str(snapshot)
-        if not directory.is_dir():
+        if not _names_a_directory(snapshot) or not directory.is_dir():
             return None
         self._head_now()
         return self._read_if_there(directory)
@@ -278,3 +278,11 @@ class StoreReader:
         ]
         directory = self._snapshots / str(manifest.snapshot)
         return entry_of(manifest, directory, savepoints=names, chain_length=length)
+
+
+def _names_a_directory(snapshot: SnapshotId) -> bool:
+    """Return whether an id, which may come from anywhere, is one; any other makes no path."""
+    try:
+        return SnapshotId.parse(str(snapshot)) == snapshot
+    except UsageError:
+        return False
