@@ -50,7 +50,7 @@ async def throw_frames(
             name, data = first[number]
         else:
             name = chance.choice(names)
-            data = hostile_stream(chance, corpora[name].seeds)
+            data = hostile_stream(chance, name, corpora[name].seeds)
         piece = chance.choice(PIECES) if len(data) < 10_000 else PIECES[-1]
 
         async def take(name: str = name, data: bytes = data, piece: int = piece) -> str:

@@ -27,7 +27,9 @@ from stillframe.model import (
 )
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Challenge, Connector, Hello, Listener, Proof, Welcome
+from stillframe.protocol.holdup import ChannelEnd, RecordingStanding, Standing
 from stillframe.protocol.policy import Policy
+from stillframe.protocol.recorder import Phase
 from stillframe.restore import Start
 from stillframe.runtime import control
 from stillframe.runtime.addresses import ANY_PORT
@@ -46,6 +48,12 @@ from tests.soak.hostile_trial import NONCE, SHOP, Trial, feed
 
 SNAPSHOT = SnapshotId("A", 1)
 MARKER = Marker(SNAPSHOT)
+STANDING = Standing(
+    is_busy=False,
+    snapshots=(RecordingStanding(SNAPSHOT, Phase.RECORDING, ("B",), 0.5),),
+    incoming={"B": ChannelEnd(is_connected=True, unhandled_bytes=7)},
+    outgoing={"B": ChannelEnd(is_connected=True, unhandled_bytes=7, is_full=True)},
+)
 ROWS = KeyedRows(1, msgspec.msgpack.encode(["x"]), msgspec.msgpack.encode([{"amount": 1}]))
 HUNG_UP = "the coordinator "
 """How the end of every trial at a process begins: there is no more to hear."""
@@ -116,7 +124,10 @@ async def process_at_coordinator(trial: Trial, data: bytes, piece: int) -> str:
         feed(connection, wire.encode_control(control.Joining()), 2**20)
     result = coordinator.begin("A")
     feed(other, wire.encode_control(control.Part(part("B"))), 2**20)
+    question = coordinator._inquiry.ask(coordinator.under_way)
     feed(line, data, piece)
+    for under_way in coordinator._inquiry.close(question, coordinator.under_way):
+        assert all(under_way.sentences(coordinator._now()))
     if coordinator._writing:
         await asyncio.gather(*coordinator._writing)
     reached = "legal"

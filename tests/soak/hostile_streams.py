@@ -10,6 +10,8 @@ from stillframe.protocol import wire
 from stillframe.protocol.handshake import Challenge, Declined, Hello, Proof, Welcome
 from stillframe.runtime import control
 from stillframe.runtime.addresses import LOOPBACK, Address
+from stillframe.runtime.os_process import myself
+from tests.soak import hostile_commands
 from tests.soak import hostile_frames as frames
 from tests.soak.hostile_shop import MESSAGES, shop
 from tests.soak.hostile_trial import NONCE
@@ -54,6 +56,9 @@ TO_COORDINATOR = [
         control.Wanted(),
         control.Trouble("some"),
         control.Failure("it", "story"),
+        control.Joining(),
+        control.Returning(is_connected=True),
+        control.Answer(1, frames.STANDING),
     )
 ]
 _BEGINNINGS = [
@@ -71,6 +76,9 @@ FROM_COORDINATOR = [
             control.Published(frames.SNAPSHOT),
             control.InStore(frames.SNAPSHOT),
             control.InStore(None),
+            control.Ask(1, (frames.SNAPSHOT,)),
+            control.Over("why"),
+            control.Resumed(1, frames.SNAPSHOT, myself()),
         )
     ),
 ]
@@ -84,6 +92,7 @@ PLACES: dict[str, tuple[frames.Take, list[bytes]]] = {
     "a process at the coordinator": (frames.process_at_coordinator, TO_COORDINATOR),
     "a stranger at a line": (frames.stranger_at_line, GREETINGS),
     "the coordinator at a process": (frames.coordinator_at_process, FROM_COORDINATOR),
+    hostile_commands.PLACE: (hostile_commands.anybody_at_commands, hostile_commands.LINES),
 }
 """Where frames come: what happens with them there, and what is valid there."""
 
@@ -135,8 +144,10 @@ def frame(kind: int, body: bytes) -> bytes:
     return (len(body) + 1).to_bytes(4, "big") + bytes([kind]) + body
 
 
-def hostile_stream(chance: random.Random, seeds: list[bytes]) -> bytes:
-    """Return a stream: valid frames of a place, with a hostile one among them."""
+def hostile_stream(chance: random.Random, place: str, seeds: list[bytes]) -> bytes:
+    """Return a stream for a place: valid frames of it, with a hostile one among them."""
+    if place == hostile_commands.PLACE:
+        return hostile_commands.hostile_line(chance, seeds)
     if chance.random() < 0.1:
         seeds = _EVERYTHING
     hostile = _hostile_frame(chance, seeds)
