@@ -1,6 +1,8 @@
 """The history of a store: what a crash, a full disk or a changed byte make of it."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -120,22 +122,88 @@ def test_a_crash_while_a_file_is_put_aside_loses_nothing(tmp_path: Path) -> None
     assert read(tmp_path) == [*EVENTS, SnapshotPublished(THIRD)]
 
 
-def test_a_line_that_does_not_fit_on_the_disk_leaves_no_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error names the file; the snapshot has not begun, and the next line follows the last."""
+@contextmanager
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let ten bytes of each line fit on the disk while the body runs."""
     write_at = os.pwrite
 
     def full(descriptor: int, data: bytes, offset: int) -> int:
         return write_at(descriptor, data[:10], offset)
 
-    past = History(tmp_path)
-    past.note(EVENTS[0])
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", full)
-        with pytest.raises(StoreError, match=NEWER):
-            past.note(SnapshotBegan(FIRST))
+        yield
+
+
+def test_a_snapshot_whose_beginning_does_not_fit_on_the_disk_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the file; the snapshot has not begun, and the next line follows the last."""
+    past = History(tmp_path)
+    past.note(EVENTS[0])
+    given_up = SnapshotAbandoned(FIRST, "NOT_PUBLISHED", (), "the disk is full")
+    with full_disk(monkeypatch):
+        for what in (SnapshotBegan(FIRST), given_up):
+            with pytest.raises(StoreError, match=NEWER):
+                past.note(what)
     assert past.under_way == ()
     past.note(SnapshotBegan(SECOND))
     past.close()
     assert read(tmp_path) == [EVENTS[0], SnapshotBegan(SECOND)]
+
+
+def test_what_happened_on_a_full_disk_is_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a snapshot and a death come before the next line, in order, each once."""
+    past = History(tmp_path)
+    past.note(EVENTS[1])
+    later: list[Happening] = [
+        SnapshotAbandoned(FIRST, "DEADLINE", ("B",), ""),
+        ProcessDied("B", "it was ended"),
+    ]
+    with full_disk(monkeypatch):
+        for what in later:
+            with pytest.raises(StoreError, match=NEWER):
+                past.note(what)
+        with pytest.raises(StoreError, match=NEWER):
+            past.note(SnapshotBegan(SECOND))
+    assert past.under_way == ()
+    past.note(SnapshotBegan(THIRD))
+    past.close()
+    assert read(tmp_path) == [EVENTS[1], *later, SnapshotBegan(THIRD)]
+
+
+def test_what_happened_on_a_full_disk_is_written_at_the_end_at_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing happens after it; if there is still no room then, the next writer settles it."""
+    past = History(tmp_path)
+    past.note(EVENTS[1])
+    with full_disk(monkeypatch), pytest.raises(StoreError, match=NEWER):
+        past.note(SnapshotPublished(FIRST))
+    past.close()
+    assert read(tmp_path) == [EVENTS[1], SnapshotPublished(FIRST)]
+    past = History(tmp_path)
+    past.note(SnapshotBegan(SECOND))
+    with full_disk(monkeypatch):
+        with pytest.raises(StoreError, match=NEWER):
+            past.note(SnapshotPublished(SECOND))
+        past.close()
+    assert History(tmp_path).under_way == (SECOND,)
+
+
+def test_what_cannot_be_written_is_kept_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that stays full does not fill the memory."""
+    past = History(tmp_path)
+    died = [ProcessDied(f"P{number}", "x" * 2000) for number in range(200)]
+    with full_disk(monkeypatch):
+        for what in died:
+            with pytest.raises(StoreError, match=NEWER):
+                past.note(what)
+    past.close()
+    kept = read(tmp_path)
+    assert kept == died[: len(kept)]
+    assert 100 < len(kept) < 130

@@ -10,6 +10,7 @@ short; that one is taken off again. A file that has become long is put aside as
 ``history.1.ndjson``, in the place of the one before, and the next begins with what must be known.
 """
 
+import contextlib
 import os
 import re
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.decoding import DECODING_ERRORS
-from stillframe.errors import Damaged
+from stillframe.errors import Damaged, StoreError
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.store.disk import PUT_BACK, partial_path, read_file, sync, write_new
 from stillframe.store.opening import explained
@@ -30,6 +31,8 @@ OLDER = "history.1.ndjson"
 FILE_BYTES_MAX = 2**20
 """A file that has become longer is put aside."""
 _READ_BYTES_MAX = 2 * FILE_BYTES_MAX
+UNWRITTEN_BYTES_MAX = 2**18
+"""So much is kept of lines for which the disk has no room."""
 _TEXT_LENGTH_MAX = 2000
 
 _LINE = re.compile(rb'\{"happening":(\{.*\}),"crc32":"([0-9a-f]{8})"\}')
@@ -121,6 +124,7 @@ class History:
         self._path = store / NEWER
         self.last_number = 0
         self._under_way: dict[SnapshotId, None] = {}
+        self._unwritten: list[bytes] = []
         lines, length = _read(store)
         for line in lines:
             self._follow(line.what)
@@ -129,7 +133,7 @@ class History:
             self._length = length
             os.ftruncate(self._file, length)
             if not length:
-                self._append(self._continued())
+                self._append(_line(self._continued(), time.time()), is_forced=False)
                 sync(store)
 
     @property
@@ -141,43 +145,68 @@ class History:
         """Append what happened now.
 
         Raises:
-            StoreError: the disk is full or failed; the line was not written.
+            StoreError: the disk is full or failed. A snapshot whose beginning could not be written
+                must not begin; anything else is written with the next line that can be.
         """
-        with explained(self._path, "written"):
-            if self._length > FILE_BYTES_MAX:
-                self._put_aside()
-            self._append(what)
+        at = time.time()
+        line = _line(what, at)
+        try:
+            with explained(self._path, "written"):
+                if self._length > FILE_BYTES_MAX and not self._unwritten:
+                    self._put_aside(at)
+                self._append(line, is_forced=isinstance(what, SnapshotBegan))
+        except StoreError:
+            kept_bytes = len(line) + sum(map(len, self._unwritten))
+            if self._must_be_known(what) and kept_bytes <= UNWRITTEN_BYTES_MAX:
+                self._unwritten.append(line)
+                self._follow(what)
+            raise
         self._follow(what)
 
     def close(self) -> None:
         """Write no more. Closing twice does nothing."""
         if self._file >= 0:
+            if self._unwritten:
+                # If there is no room still, whoever is next finds out how the snapshots ended.
+                with contextlib.suppress(OSError):
+                    self._append(b"", is_forced=False)
             os.close(self._file)
             self._file = -1
 
-    def _append(self, what: Happening) -> None:
-        written = _line(what)
+    def _must_be_known(self, what: Happening) -> bool:
+        """Return whether the history is wrong without it: not what became of snapshots that could
+        not begin, of which there may be many."""
+        match what:
+            case SnapshotBegan():
+                return False
+            case SnapshotPublished(snapshot) | SnapshotAbandoned(snapshot):
+                return snapshot in self._under_way
+        return True
+
+    def _append(self, line: bytes, *, is_forced: bool) -> None:
+        written = b"".join((*self._unwritten, line))
         try:
             if os.pwrite(self._file, written, self._length) < len(written):
                 raise OSError(0, "the disk is full")
-            if isinstance(what, SnapshotBegan):
+            if is_forced:
                 os.fdatasync(self._file)
         except OSError:
             os.ftruncate(self._file, self._length)
             raise
         self._length += len(written)
+        self._unwritten.clear()
 
-    def _put_aside(self) -> None:
+    def _put_aside(self, at: float) -> None:
         partial = partial_path(self._path)
         partial.unlink(missing_ok=True)
-        beginning = _line(self._continued())
+        beginning = _line(self._continued(), at)
         write_new(partial, beginning)
         sync(partial)
         # A crash between the two leaves the older file alone, and the next writer begins a newer.
         self._path.replace(self._store / OLDER)
         partial.replace(self._path)
         sync(self._store)
-        self.close()
+        os.close(self._file)
         self._file = os.open(self._path, os.O_WRONLY)
         self._length = len(beginning)
 
@@ -232,8 +261,8 @@ def _parse(path: Path, encoded: Iterable[bytes]) -> Iterable[Line]:
             ) from error
 
 
-def _line(what: Happening) -> bytes:
-    encoded = msgspec.json.encode(Line(time.time(), what))
+def _line(what: Happening, at: float) -> bytes:
+    encoded = msgspec.json.encode(Line(at, what))
     return b'{"happening":%b,"crc32":"%b"}\n' % (encoded, _checksum(encoded))
 
 
