@@ -190,3 +190,20 @@ def test_to_clear_a_large_one_takes_no_longer_for_each_key() -> None:
     keyed.clear()
     assert time.process_time() - began < 10  # about 0.2 s, and most of a minute if it does
     assert not keyed
+
+
+@pytest.mark.parametrize("key_count", range(320, 360))
+def test_a_key_that_is_popped_and_a_full_dict_hide_no_other_key(key_count: int) -> None:
+    """A dict that has no room left (341 keys, of 512 places) moves its rows together when one is
+    put back: whoever went through it would pass over as many as had been removed before."""
+    keyed = Keyed((key, key) for key in range(key_count))
+    for key in range(50):
+        del keyed[key]
+    held = dict(keyed)
+    keyed.put_changes_aside()
+    cut = keyed.cut(None)
+    keys, values, removed = cut.take(100) or ([], [], [])
+    keyed.popitem()
+    rest = cut.take(key_count) or ([], [], [])
+    assert dict(zip(keys + rest[0], values + rest[1], strict=True)) == held
+    assert not removed + rest[2]

@@ -89,6 +89,8 @@ class Keyed(MutableMapping[Key, Value]):
         """
         if not self._rows:
             raise KeyError("popitem(): the mapping is empty")
+        # To put a key back can make the dict move its rows, under whoever goes through them.
+        self._expect_other_size()
         # The dict itself takes it out: one whose last keys were deleted instead goes through all of
         # them to find its end, each time, and ``clear`` would take forever.
         key, value = self._rows.popitem()
