@@ -3,7 +3,9 @@
 import itertools
 
 import pytest
+from msgspec.structs import replace
 
+from stillframe.errors import ProtocolViolation
 from stillframe.model import Channel, SnapshotId
 from stillframe.protocol.holdup import (
     SENTENCE_COUNT_MAX,
@@ -13,6 +15,7 @@ from stillframe.protocol.holdup import (
     RecordingStanding,
     Standing,
     UnderWay,
+    check_standing,
     judge,
 )
 from stillframe.protocol.recorder import Phase
@@ -215,3 +218,24 @@ def test_whatever_is_said_every_missing_part_is_explained() -> None:
             assert set(missing) <= explained | recording, (phases, missing)
             assert all(h.sentence(NOW) for h in found.holdups)
     assert count == 448
+
+
+RIGHT = standing(CHAIN, "B", Phase.RECORDING, awaited="A")
+OTHER = SnapshotId("A", 2)
+WRONG = {
+    "another snapshot": replace(RIGHT, snapshots=(replace(RIGHT.snapshots[0], snapshot=OTHER),)),
+    "a snapshot too many": replace(RIGHT, snapshots=RIGHT.snapshots * 2),
+    "none": replace(RIGHT, snapshots=()),
+    "no channel of that name": replace(RIGHT, incoming={"x": RIGHT.incoming["A"]}),
+    "a channel too many": replace(RIGHT, outgoing=RIGHT.outgoing | RIGHT.incoming),
+    "a marker that cannot come": standing(CHAIN, "B", Phase.RECORDING, awaited="C"),
+    "the same marker often": standing(CHAIN, "B", Phase.RECORDING, awaited="AA"),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
+def test_an_answer_to_something_else_is_refused(answer: Standing) -> None:
+    """A process can say what it likes: what it says of others' channels is not judged."""
+    check_standing(RIGHT, "B", (S,), CHAIN)
+    with pytest.raises(ProtocolViolation, match="not to what it was asked"):
+        check_standing(answer, "B", (S,), CHAIN)

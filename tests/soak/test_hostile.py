@@ -10,7 +10,7 @@ from stillframe.protocol import wire
 from stillframe.runtime import control
 from tests.soak.hostile import throw_files, throw_frames
 from tests.soak.hostile_files import WAYS
-from tests.soak.hostile_frames import part
+from tests.soak.hostile_frames import STANDING, part
 from tests.soak.hostile_streams import PLACES, frame, giants
 from tests.soak.hostile_trial import Trial
 
@@ -63,6 +63,14 @@ def test_a_port_that_there_is_not_is_refused() -> None:
     listening = {"type": "Listening", "address": {"host": "127.0.0.1", "port": 2**16}}
     data = frame(wire.Kind.CONTROL, msgspec.msgpack.encode(listening))
     assert answer("a process at the coordinator", data) == "refused: ProtocolViolation"
+
+
+def test_an_answer_that_names_others_closes_the_line() -> None:
+    """It is the fault of the process that says so; who holds a snapshot up is told without it."""
+    strange = msgspec.structs.replace(STANDING, incoming={"C": STANDING.incoming["B"]})
+    for standing, became in ((STANDING, "legal"), (strange, "refused: ProtocolViolation")):
+        data = wire.encode_control(control.Answer(1, standing))
+        assert answer("a process at the coordinator", data) == became
 
 
 def test_what_is_sent_ahead_of_a_part_is_bounded_also_if_it_is_empty(

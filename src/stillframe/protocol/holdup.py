@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from stillframe.errors import ProtocolViolation
 from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.protocol.recorder import Phase
 from stillframe.topology import Description
@@ -63,6 +64,31 @@ class Standing(msgspec.Struct, frozen=True):
             if standing.snapshot == snapshot:
                 return standing
         return RecordingStanding(snapshot, Phase.IDLE)
+
+
+def check_standing(
+    standing: Standing,
+    process: ProcessId,
+    asked: tuple[SnapshotId, ...],
+    description: Description,
+) -> None:
+    """See that what `process` says of itself is an answer to what it was `asked`.
+
+    Raises:
+        ProtocolViolation: it is not: it names other snapshots, or channels that it does not have.
+    """
+    sources = set(description.incoming(process))
+    awaited = [source for told in standing.snapshots for source in told.awaited]
+    if (
+        tuple(told.snapshot for told in standing.snapshots) != asked
+        or standing.incoming.keys() != sources
+        or standing.outgoing.keys() != set(description.outgoing(process))
+        or not sources.issuperset(awaited)
+        or len(awaited) > len(sources) * len(asked)
+    ):
+        raise ProtocolViolation(
+            "its answer is not to what it was asked: it names other snapshots or channels"
+        )
 
 
 class Cause(enum.Enum):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.protocol.assembler import Assembler
-from stillframe.protocol.holdup import Standing, UnderWay, judge
+from stillframe.protocol.holdup import Standing, UnderWay, check_standing, judge
 from stillframe.runtime import control
 from stillframe.topology import Description
 
@@ -22,12 +22,13 @@ UNANSWERED_COUNT_MAX = 4
 
 
 class Question:
-    """One question to all processes, and what was answered until now."""
+    """One question to all processes about some snapshots, and what was answered until now."""
 
-    def __init__(self, asked: Iterable[ProcessId]) -> None:
+    def __init__(self, processes: Iterable[ProcessId], snapshots: tuple[SnapshotId, ...]) -> None:
+        self.snapshots = snapshots
         self.answers: dict[ProcessId, Standing] = {}
         self.is_answered = asyncio.Event()
-        self._awaited = set(asked)
+        self._awaited = set(processes)
 
     def take(self, process: ProcessId, standing: Standing) -> None:
         """Note the answer of `process`."""
@@ -72,10 +73,15 @@ class Inquiry:
         self._unanswered[process] = 0
 
     def answered(self, process: ProcessId, answer: control.Answer) -> None:
-        """Take an answer; one to a question that is over only shows that the process is there."""
+        """Take an answer; one to a question that is over only shows that the process is there.
+
+        Raises:
+            ProtocolViolation: it does not answer the question.
+        """
         self._unanswered[process] = 0
         question = self._open.get(answer.number)
         if question is not None:
+            check_standing(answer.standing, process, question.snapshots, self._description)
             question.take(process, answer.standing)
 
     def ask(self, snapshots: tuple[SnapshotId, ...]) -> int:
@@ -84,7 +90,7 @@ class Inquiry:
         Call ``close`` with it, whatever becomes of the answers.
         """
         self._number += 1
-        self._open[self._number] = Question(self._description.processes)
+        self._open[self._number] = Question(self._description.processes, snapshots)
         for process in self._description.processes:
             if self._unanswered[process] < UNANSWERED_COUNT_MAX:
                 self._unanswered[process] += 1
