@@ -54,6 +54,8 @@ class Machine:
     def __init__(self) -> None:
         _run("ip", "link", "set", "lo", "up")
         _run("mount", "-t", "tmpfs", "tmpfs", "/mnt")
+        # libfaketime leaves a file there for each process that was killed.
+        _run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
         _DISK.mkdir()
         _run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(_DISK))
         self.disk = _DISK
