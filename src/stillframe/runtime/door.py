@@ -84,9 +84,11 @@ class Door:
             self._report(detail)
 
     def close(self) -> None:
-        """Let nobody in any more; who is in stays."""
+        """Let nobody in any more, also nobody who is at the handshake; who is in stays."""
         if self._listener is not None:
             self._listener.close()
+        for connection in tuple(self._greeting.values()):
+            connection.abort()
 
     def _let_in(self, certificates: str | None) -> asyncio.BufferedProtocol:
         inner = self._answer()

@@ -235,6 +235,10 @@ class Roster:
         Raises:
             ProtocolViolation: it speaks before it has said whether it is new.
         """
+        if self._is_over and self._lines.get(process) is not line:
+            # It was let in too late to hear it with the others: it is to find the next epoch.
+            line.close()
+            return
         match message:
             case control.Joining():
                 self._join(process, line)

@@ -1,0 +1,81 @@
+"""Who comes to an epoch that is over is not kept: another one may wait for it already."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from stillframe import Topology
+from stillframe.runtime import control
+from stillframe.runtime.addresses import ANY_PORT, LOOPBACK
+from stillframe.runtime.dialling import dial
+from stillframe.runtime.link import HANDSHAKE_TIMEOUT_S, Credentials
+from stillframe.runtime.member import CoordinatorLine
+from stillframe.runtime.roster import RETURN_S, Roster
+from tests.runtime.conformance import Caller
+from tests.runtime.links import SECRET, hang_up, until
+
+DESCRIPTION = Topology.mesh({"A": Caller(), "B": Caller()}).description
+
+
+def roster_of(*, is_taken_over: bool) -> Roster:
+    """Return the roster of an epoch in which nothing happens."""
+    return Roster(
+        DESCRIPTION,
+        epoch=1,
+        secret=SECRET,
+        starts=None,
+        marker_wait_s=0.0,
+        emit=lambda event: None,
+        heard=lambda process, message: None,
+        departed=lambda process, failure: None,
+        runs=lambda process: False,
+        returned=lambda process: None,
+        is_taken_over=is_taken_over,
+        return_s=RETURN_S,
+    )
+
+
+def end(roster: Roster) -> None:
+    """End the epoch, as the coordinator does."""
+    roster.expect_departures()
+    roster.hang_up()
+
+
+@pytest.mark.parametrize("word", [control.Joining, lambda: control.Returning(is_connected=True)])
+def test_who_is_let_in_when_the_epoch_ends_is_sent_away(word: Callable[[], control.First]) -> None:
+    """It comes again, and finds the next epoch: it would wait here for ever, and that for it."""
+
+    async def main() -> None:
+        roster = roster_of(is_taken_over=word is not control.Joining)
+        address = await roster.listen(ANY_PORT, None)
+
+        def first() -> control.First:
+            end(roster)
+            return word()
+
+        line = CoordinatorLine(Credentials("A", 1, DESCRIPTION.hash, SECRET), first)
+        async with asyncio.timeout(30):
+            await dial(line, address, None, None)
+            assert await line.heard.get() is None
+        await hang_up()
+
+    asyncio.run(main())
+
+
+def test_who_is_at_the_handshake_when_the_epoch_ends_is_sent_away() -> None:
+    """It need not say who it is any more."""
+
+    async def main() -> None:
+        roster = roster_of(is_taken_over=False)
+        address = await roster.listen(ANY_PORT, None)
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S / 2):
+            reader, writer = await asyncio.open_connection(LOOPBACK, address.port)
+            await until(lambda: bool(roster.door._greeting))
+            end(roster)
+            assert await reader.read() == b""
+            assert not roster.door._greeting
+            writer.transport.abort()
+        await hang_up()
+
+    asyncio.run(main())
