@@ -68,6 +68,12 @@ class Children:
                 self._descriptors[process] = descriptor
                 loop.add_reader(descriptor, self._orphan_ended, process)
 
+    def release(self) -> None:
+        """Let those that were adopted go on by themselves."""
+        for process in tuple(self._descriptors):
+            self._forget(process)
+        self._adopted.clear()
+
     def identities(self) -> dict[ProcessId, OsProcess]:
         """Return by what each is known that runs."""
         started = {process: identify(child.pid) for process, child in self.running.items()}

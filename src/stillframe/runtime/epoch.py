@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import Unavailable
+from stillframe.errors import StoreError, Unavailable
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.protocol.policy import Policy
 from stillframe.restore import Start
@@ -121,19 +121,22 @@ class Epoch:
         something (it may be that one did not) has ended the epoch.
 
         Raises:
-            Unavailable: the port is not to be had to which they come back; nothing was done.
+            Unavailable: the port is not to be had to which they come back.
+            StoreError: it cannot be written down who took over.
+            In each case nothing was done.
         """
         coordinator = self._coordinate(left.secret, None, is_taken_over=True)
         try:
             self.listen = await coordinator.roster.listen(
                 left.coordinator, self._terms.site.certificates
             )
-        except Unavailable:
+            self.children.adopt(left.children)
+            self._announce(left.secret)
+        except (Unavailable, StoreError):
+            self.children.release()
             await coordinator.close()
             raise
         self.coordinator = coordinator
-        self.children.adopt(left.children)
-        self._announce(left.secret)
         await first_of(coordinator.roster.running, self.ended)
 
     def end(self, cause: Cause) -> bool:

@@ -14,7 +14,8 @@ from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import Unavailable
 from stillframe.model import ProcessId
 from stillframe.runtime.addresses import Address
-from stillframe.runtime.os_process import OsProcess, is_stopped, is_there
+from stillframe.runtime.os_process import OsProcess, is_stopped, is_there, myself
+from stillframe.store.opening import explained
 
 FILE = "running.json"
 _BYTES_MAX = 2**20
@@ -68,18 +69,27 @@ def remove_commands(system: RunningSystem) -> None:
 
 
 def announce(store: Path, system: RunningSystem) -> None:
-    """Write where `system` can be reached, readable by the owner alone, in one step."""
+    """Write where `system` can be reached, readable by the owner alone, in one step.
+
+    Raises:
+        StoreError: the disk is full or failed; what was written before is still there.
+    """
     partial = store / f".{FILE}.partial"
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(system))
-    partial.rename(store / FILE)
+    with explained(store / FILE, "written"):
+        partial.unlink(missing_ok=True)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(system))
+        partial.rename(store / FILE)
 
 
 def withdraw(store: Path) -> None:
-    """The system is no longer running."""
-    (store / FILE).unlink(missing_ok=True)
+    """The system that this program announced is no longer running. What another one announced
+    stays: its processes may run, and whoever comes next must know of them."""
+    with contextlib.suppress(Unavailable):
+        system = _read(store)
+        if system is not None and system.supervisor == myself():
+            (store / FILE).unlink()
 
 
 def find(store: Path) -> RunningSystem:
