@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from stillframe.errors import StillframeError
-from stillframe.process import Process, attach
+from stillframe.process import Process
 from stillframe.runtime.addresses import ANY_PORT
 from stillframe.runtime.dialling import keep_connected
 from stillframe.runtime.door import Door
@@ -16,7 +16,7 @@ from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.host import Host
 from stillframe.runtime.link import Credentials, ListeningLink
 from stillframe.topology import Topology
-from tests.runtime.memory import MemoryNetwork
+from tests.runtime.memory import MemoryNetwork, hosted
 
 SECRET = bytes(range(32))
 STEP_COUNT_MAX = 2_000_000
@@ -209,30 +209,16 @@ class TcpPair:
         return all(carrier(end) is None for host in self.hosts.values() for end in ends(host))
 
     def _host(self, topology: Topology, name: str) -> HandlerHost:
-        process, description = topology.processes[name], topology.description
+        process = topology.processes[name]
         assert isinstance(process, Process)
-        host = HandlerHost(
+        return hosted(
+            topology,
             name,
-            codec=topology.codecs[name],
-            subject=process,
-            incoming=dict.fromkeys(description.incoming(name), topology.accepts[name]),
-            outgoing={t: topology.accepts[t] for t in description.outgoing(name)},
-            cyclic=description.cyclic_targets(name),
-            start=None,
-            report=lambda message: None,
+            process,
             fail=self._errors.append,
             scheduler=asyncio.get_running_loop(),
             marker_wait_s=self._marker_wait_s,
         )
-        attach(
-            process,
-            process_id=name,
-            incoming=tuple(host.incoming),
-            outgoing=tuple(host.outgoing),
-            send=host.send,
-            snapshot=lambda: None,
-        )
-        return host
 
 
 @contextlib.asynccontextmanager

@@ -221,30 +221,55 @@ class MemoryNetwork:
         report: Callable[[ProcessId, control.FromProcess], None],
         start: Start | None,
     ) -> HandlerHost:
-        topology, process = self.topology, self.topology.processes[name]
+        process = self.topology.processes[name]
         assert isinstance(process, Process)
-        host = HandlerHost(
+        return hosted(
+            self.topology,
             name,
-            codec=topology.codecs[name],
-            subject=process,
-            incoming=dict.fromkeys(topology.description.incoming(name), topology.accepts[name]),
-            outgoing={t: topology.accepts[t] for t in topology.description.outgoing(name)},
-            cyclic=topology.description.cyclic_targets(name),
+            process,
             start=start,
             report=lambda message: report(name, message),
             fail=_give_up,
             scheduler=self.scheduler,
             marker_wait_s=self._marker_wait_s,
         )
-        attach(
-            process,
-            process_id=name,
-            incoming=tuple(host.incoming),
-            outgoing=tuple(host.outgoing),
-            send=host.send,
-            snapshot=lambda: report(name, control.Wanted()),
-        )
-        return host
+
+
+def hosted(
+    topology: Topology,
+    name: ProcessId,
+    process: Process,
+    *,
+    fail: Callable[[StillframeError], None],
+    scheduler: Any,
+    report: Callable[[control.FromProcess], None] = lambda message: None,
+    start: Start | None = None,
+    marker_wait_s: float = 0.0,
+) -> HandlerHost:
+    """Return the host of a process that has its place in a topology; it has not begun."""
+    description = topology.description
+    host = HandlerHost(
+        name,
+        codec=topology.codecs[name],
+        subject=process,
+        incoming=dict.fromkeys(description.incoming(name), topology.accepts[name]),
+        outgoing={target: topology.accepts[target] for target in description.outgoing(name)},
+        cyclic=description.cyclic_targets(name),
+        start=start,
+        report=report,
+        fail=fail,
+        scheduler=scheduler,
+        marker_wait_s=marker_wait_s,
+    )
+    attach(
+        process,
+        process_id=name,
+        incoming=tuple(host.incoming),
+        outgoing=tuple(host.outgoing),
+        send=host.send,
+        snapshot=lambda: report(control.Wanted()),
+    )
+    return host
 
 
 def _give_up(error: StillframeError) -> None:

@@ -5,14 +5,14 @@ import copy
 from typing import Any, cast
 
 from stillframe.errors import ApplicationError, StillframeError
-from stillframe.process import Process, attach
+from stillframe.process import Process
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Hello
 from stillframe.restore import Start
 from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.link import Connection, Credentials, ListeningLink
 from tests.runtime.links import SECRET
-from tests.runtime.memory import VirtualScheduler
+from tests.runtime.memory import VirtualScheduler, hosted
 from tests.soak.hostile_shop import shop
 
 STEP_COUNT_MAX = 1_000
@@ -124,29 +124,10 @@ class Trial:
 
     def host(self, process: str, start: Start | None = None) -> HandlerHost:
         """Return the host of a process, which has begun."""
-        topology, description = self.topology, self.topology.description
-        subject = copy.copy(topology.processes[process])
+        subject = copy.copy(self.topology.processes[process])
         assert isinstance(subject, Process)
-        host = HandlerHost(
-            process,
-            codec=topology.codecs[process],
-            subject=subject,
-            incoming=dict.fromkeys(description.incoming(process), topology.accepts[process]),
-            outgoing={t: topology.accepts[t] for t in description.outgoing(process)},
-            cyclic=description.cyclic_targets(process),
-            start=start,
-            report=lambda message: None,
-            fail=self.fail,
-            scheduler=self.scheduler,
-            marker_wait_s=0.0,
-        )
-        attach(
-            subject,
-            process_id=process,
-            incoming=tuple(host.incoming),
-            outgoing=tuple(host.outgoing),
-            send=host.send,
-            snapshot=lambda: None,
+        host = hosted(
+            self.topology, process, subject, start=start, fail=self.fail, scheduler=self.scheduler
         )
         host.begin(is_fresh=start is None)
         return host
