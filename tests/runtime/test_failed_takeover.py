@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.errors import StillframeError, StoreError, Unavailable
+from stillframe.errors import StillframeError, StoreError, Unavailable, UsageError
 from stillframe.runtime import chronicle, events
 from stillframe.runtime import supervisor as supervisor_module
+from stillframe.runtime.addresses import LOOPBACK, Address
+from stillframe.runtime.os_process import is_there
 from stillframe.runtime.running import left_behind
+from stillframe.runtime.site import Site
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.takeover import check_place
 from stillframe.store.store import Store
+from tests.runtime.papers import everybody
 from tests.runtime.test_takeover import kill_a_supervisor, resumed
 from tests.runtime.watch import program, take
 
@@ -55,5 +60,36 @@ def test_a_supervisor_that_cannot_begin_leaves_what_it_found(
             assert {name: known.pid for name, known in left.children.items()} == pids
             await take(system)
         assert left_behind(tmp_path / "store") is None
+
+    asyncio.run(main())
+
+
+def test_what_runs_is_not_ended_for_options_that_were_forgotten(tmp_path: Path) -> None:
+    """Other options than those of the start are refused as long as something runs: it goes on, and
+    is taken over with the right ones. When nothing runs any more they are as good as any."""
+
+    async def main() -> None:
+        await kill_a_supervisor(tmp_path, "rally", "waits")
+        left = left_behind(tmp_path / "store")
+        assert left is not None
+        port = 1 + left.coordinator.port % 65535
+        for site, what in (
+            (Site(elsewhere=("B",)), "A are the processes of this machine now, and A, B were"),
+            (Site(Address(LOOPBACK, port)), f"the coordinator is at {LOOPBACK}:{port} now"),
+            (Site(certificates=str(everybody())), "they run without TLS"),
+        ):
+            with (
+                contextlib.closing(Store.open_writer(tmp_path / "store")) as store,
+                pytest.raises(UsageError, match=f"{what}; give the options --listen, --tls"),
+            ):
+                async with Supervisor(program("rally"), store, takes_over=True, site=site):
+                    pass
+        async with asyncio.timeout(60), resumed(tmp_path, "rally") as (_, watch):
+            assert watch.of(events.TakenOver)
+            now = left_behind(tmp_path / "store")
+            assert now is not None
+            assert now.children == left.children
+        assert not any(map(is_there, left.children.values()))
+        check_place(left, Site(elsewhere=("B",)), ("A",))
 
     asyncio.run(main())

@@ -105,9 +105,11 @@ def find(store: Path) -> RunningSystem:
             "to go on from a snapshot, with 'stillframe restore'"
         )
     if not is_there(system.supervisor):
+        again = " and the options --listen, --tls and --elsewhere of its start"
         raise Unavailable(
             f"no system is running on the store {store}: its supervisor, process "
             f"{system.supervisor.pid}, died; bring it back with 'stillframe resume {store}'"
+            f"{again if system.has_tls else ''}"
         )
     return system
 

@@ -38,7 +38,7 @@ from stillframe.runtime.running import (
     withdraw,
 )
 from stillframe.runtime.site import ALL_HERE, Site
-from stillframe.runtime.takeover import WISHED, end_all, why_not
+from stillframe.runtime.takeover import WISHED, check_place, end_all, why_not
 from stillframe.runtime.telling import Telling
 from stillframe.store.history import History
 from stillframe.store.manifest import Entry
@@ -73,7 +73,7 @@ class Supervisor:
     Raises:
         UsageError: on entering; the topology cannot be loaded, or is not the one of the store; in
             a pipeline, which takes the snapshots, a policy of the system's own; the certificates
-            are not what they must be.
+            are not what they must be; what is to be taken over runs at another place.
     """
 
     def __init__(
@@ -131,6 +131,8 @@ class Supervisor:
         if self._restore is not None:
             self.store.entry(self._restore)
         left = left_behind(self.store.path)
+        if left is not None and self._takes_over:
+            check_place(left, self._site, started_here)
         self._history = History(self.store.path)
         self._directory = make_commands()
         terms = Terms(

@@ -7,6 +7,7 @@ or each of them is ended before the next one begins.
 
 import asyncio
 
+from stillframe.errors import UsageError
 from stillframe.model import ProcessId
 from stillframe.runtime.os_process import is_there, kill
 from stillframe.runtime.running import RunningSystem, remove_commands
@@ -33,14 +34,39 @@ def why_not(
         return f"they are of epoch {left.epoch}, and epoch {store.epoch} had begun"
     if left.topology_hash != store.description.hash:
         return "they run another topology than the store is for now"
+    if (other := _other_place(left, site, started_here)) is not None:
+        return other
+    if left.children and not any(map(is_there, left.children.values())):
+        return "none of them runs any more"
+    return None
+
+
+def check_place(left: RunningSystem, site: Site, started_here: tuple[ProcessId, ...]) -> None:
+    """Check that who wants to take over runs the system where it ran, as long as it runs.
+
+    Raises:
+        UsageError: it would have to be ended instead.
+    """
+    reason = _other_place(left, site, started_here)
+    if reason is not None and any(map(is_there, left.children.values())):
+        raise UsageError(
+            f"what runs of the system cannot be taken over: {reason}; give the options --listen, "
+            "--tls and --elsewhere that it was started with, or end it and go back to its last "
+            "snapshot with 'stillframe restore'"
+        )
+
+
+def _other_place(
+    left: RunningSystem, site: Site, started_here: tuple[ProcessId, ...]
+) -> str | None:
+    """Return what `site` has otherwise than what is `left`; None if nothing."""
     if left.has_tls != (site.certificates is not None):
         return f"they run {'with' if left.has_tls else 'without'} TLS"
     if site.listen.port and site.listen != left.coordinator:
         return f"they come back to {left.coordinator}, and the coordinator is at {site.listen} now"
     if left.children.keys() != set(started_here):
-        return f"{', '.join(started_here) or 'none'} are the processes of this machine now"
-    if left.children and not any(map(is_there, left.children.values())):
-        return "none of them runs any more"
+        now, then = ", ".join(started_here) or "none", ", ".join(left.children) or "none"
+        return f"{now} are the processes of this machine now, and {then} were"
     return None
 
 
