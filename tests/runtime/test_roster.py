@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from stillframe import Topology
-from stillframe.runtime import control
+from stillframe.runtime import control, door, link
 from stillframe.runtime.addresses import ANY_PORT, LOOPBACK
 from stillframe.runtime.dialling import dial
 from stillframe.runtime.link import HANDSHAKE_TIMEOUT_S, Credentials
@@ -76,6 +76,39 @@ def test_who_is_at_the_handshake_when_the_epoch_ends_is_sent_away() -> None:
             assert await reader.read() == b""
             assert not roster.door._greeting
             writer.transport.abort()
+        await hang_up()
+
+    asyncio.run(main())
+
+
+class Silent(CoordinatorLine):
+    """One that says who it is, and nothing else."""
+
+    def say(self, message: control.FromProcess) -> None:
+        """Say nothing."""
+
+
+def test_who_only_says_who_it_is_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could come so often that no descriptor is left for the others."""
+    monkeypatch.setattr(link, "HANDSHAKE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(door, "GREETING_COUNT_MAX", 1)
+
+    async def main() -> None:
+        roster = roster_of(is_taken_over=False)
+        address = await roster.listen(ANY_PORT, None)
+        me = Credentials("A", 1, DESCRIPTION.hash, SECRET)
+        async with asyncio.timeout(30):
+            lines = [Silent(me, control.Joining) for _ in range(2)]
+            for line in lines:
+                await dial(line, address, None, None)
+                await until(lambda line=line: line.is_open)  # type: ignore[misc]
+            for line in lines:
+                assert await line.heard.get() is None
+            assert roster.door.refused_count == 1
+            process = CoordinatorLine(me, control.Joining)
+            await dial(process, address, None, None)
+            assert isinstance(await process.heard.get(), control.Setup)
+        end(roster)
         await hang_up()
 
     asyncio.run(main())

@@ -57,11 +57,15 @@ class MemberLine(Connection):
         self._roster = roster
         self._listener = listener
         self._is_dropped = False
+        self._has_spoken = False
 
     def take(self, frame: wire.Frame) -> None:
         """Hand on what the process says."""
         if isinstance(frame, wire.Control):
             assert self.process is not None
+            if not self._has_spoken:
+                self._has_spoken = True
+                self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
             try:
                 message = _decode(frame.encoded)
             except DECODING_ERRORS as error:
@@ -75,7 +79,8 @@ class MemberLine(Connection):
             self.write_greeting(answer)
             return
         self.process = answer
-        self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
+        # Its first word belongs to the handshake: who is silent, however often, is not kept.
+        self.reader.open(wire.Kind.CONTROL, frame_bytes_max=wire.GREETING_BYTES_MAX)
         self.write_greeting(Welcome(0))
 
     def say(self, message: control.ToProcess) -> None:
