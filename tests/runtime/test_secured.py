@@ -2,12 +2,11 @@
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from stillframe import Topology
 from stillframe.errors import Refused, StillframeError, UsageError
 from stillframe.runtime import certificates, control
 from stillframe.runtime.addresses import ANY_PORT, LOOPBACK, Address
@@ -17,33 +16,8 @@ from stillframe.runtime.link import Credentials
 from stillframe.runtime.member import CoordinatorLine, Member
 from tests.runtime.local import LocalSystem
 from tests.runtime.papers import everybody, foreign, papers, shifted, smuggled
-from tests.runtime.programs import Player, Sink
+from tests.runtime.rally import beside_players, players
 from tests.runtime.stranger import stranger
-
-
-def players() -> Topology:
-    """Return a fresh rally with an onlooker."""
-    return Topology(
-        {"A": Player(serves=True), "B": Player(), "C": Sink()}, [("A", "B"), ("B", "A")]
-    )
-
-
-def run(tmp_path: Path, body: Callable[[LocalSystem], Awaitable[None]]) -> None:
-    """Run `body` beside a system that speaks TLS, and must go on during and after it."""
-
-    async def main() -> None:
-        async with (
-            asyncio.timeout(60),
-            LocalSystem(players(), tmp_path, certificates=everybody()) as system,
-        ):
-            before = await system.take("A")
-            await body(system)
-            after = await system.take("B")
-            assert after.state.channels[0].sent_count > before.state.channels[0].sent_count
-            assert system.failures == []
-            assert system.departed == []
-
-    asyncio.run(main())
 
 
 async def knock(me: Credentials, address: Address, target: str | None) -> str:
@@ -70,7 +44,7 @@ def test_a_system_speaks_tls_on_every_connection(tmp_path: Path) -> None:
             assert member._line.transport._tls.version() == "TLSv1.3"  # type: ignore[union-attr]
         assert system.troubles() == []
 
-    run(tmp_path, body)
+    beside_players(tmp_path, body, certificates=everybody())
 
 
 REFUSALS = [
@@ -105,7 +79,7 @@ def test_a_bad_certificate_is_refused_with_words_at_both_ends(
         assert f"to {place} was closed: its certificate is refused: " in trouble
         assert here in trouble
 
-    run(tmp_path, body)
+    beside_players(tmp_path, body, certificates=everybody())
 
 
 @pytest.mark.parametrize(
@@ -146,7 +120,7 @@ def test_a_certificate_speaks_for_nobody_else(tmp_path: Path) -> None:
         await system.until(lambda: len(system.troubles()) == 2)
         assert all("not for A.process.stillframe" in words for words in system.troubles())
 
-    run(tmp_path, body)
+    beside_players(tmp_path, body, certificates=everybody())
 
 
 @pytest.mark.parametrize("place", ["B", "the coordinator"])
@@ -169,7 +143,7 @@ def test_who_shows_no_certificate_or_speaks_no_tls_is_refused(tmp_path: Path, pl
         assert "it showed no certificate: start it with --tls" in system.troubles()[0]
         assert "it does not speak TLS 1.3: both ends need --tls" in system.troubles()[1]
 
-    run(tmp_path, body)
+    beside_players(tmp_path, body, certificates=everybody())
 
 
 def test_tls_to_who_speaks_none_ends_with_words(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,32 +15,11 @@ from stillframe.runtime import control
 from stillframe.runtime.door import REPORT_COUNT_MAX
 from tests.runtime.links import SECRET
 from tests.runtime.local import LocalSystem
-from tests.runtime.programs import Player, Sink, Source
+from tests.runtime.programs import Sink, Source
+from tests.runtime.rally import beside_players
 from tests.runtime.stranger import changed, stranger
 
 SEED = 1985
-
-
-def players() -> Topology:
-    """Return a fresh rally with an onlooker who has no channel to anybody."""
-    return Topology(
-        {"A": Player(serves=True), "B": Player(), "C": Sink()}, [("A", "B"), ("B", "A")]
-    )
-
-
-def run(tmp_path: Path, body: Callable[[LocalSystem], Awaitable[None]]) -> None:
-    """Run `body` beside a system, which must go on during and after it."""
-
-    async def main() -> None:
-        async with asyncio.timeout(30), LocalSystem(players(), tmp_path) as system:
-            before = await system.take("A")
-            await body(system)
-            after = await system.take("B")
-            assert after.state.channels[0].sent_count > before.state.channels[0].sent_count
-            assert system.failures == []
-            assert system.departed == []
-
-    asyncio.run(main())
 
 
 def hello_of_a(system: LocalSystem, target: str | None) -> Hello:
@@ -77,7 +56,7 @@ def test_a_process_refuses_what_does_not_belong_to_it(
         assert "to B was closed: " in system.troubles()[0]
         assert reason in system.troubles()[0]
 
-    run(tmp_path, body)
+    beside_players(tmp_path, body)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +81,7 @@ def test_the_coordinator_refuses_what_does_not_belong_to_it(
         assert "to the coordinator was closed: " in system.troubles()[0]
         assert reason in system.troubles()[0]
 
-    run(tmp_path, body)
+    beside_players(tmp_path, body)
 
 
 def test_who_takes_the_place_of_a_process_that_is_there_is_sent_away(tmp_path: Path) -> None:
@@ -116,7 +95,7 @@ def test_who_takes_the_place_of_a_process_that_is_there_is_sent_away(tmp_path: P
         await system.until(lambda: len(system.troubles()) == 1)
         assert f"the connection of A to the coordinator was closed: {reason}" in system.troubles()
 
-    run(tmp_path, body)
+    beside_players(tmp_path, body)
 
 
 def test_who_speaks_before_it_has_come_in_is_sent_away(tmp_path: Path) -> None:
@@ -129,7 +108,7 @@ def test_who_speaks_before_it_has_come_in_is_sent_away(tmp_path: Path) -> None:
         await system.until(lambda: len(system.troubles()) == 1)
         assert "speaks before it has said whether it is new" in system.troubles()[0]
 
-    run(tmp_path, body)
+    beside_players(tmp_path, body)
 
 
 @pytest.mark.parametrize("place", ["B", "the coordinator"])
@@ -148,7 +127,7 @@ def test_another_version_is_refused_at_both_ends(tmp_path: Path, place: str) -> 
         assert said in system.troubles()[0]
         assert "run the same release of stillframe on both sides" in system.troubles()[0]
 
-    run(tmp_path, body)
+    beside_players(tmp_path, body)
 
 
 TOO_LARGE = struct.pack("!IB", 2**31, wire.Kind.GREETING)
@@ -186,7 +165,7 @@ def test_bytes_that_are_no_greeting_close_the_connection(
         assert f"to {place} was closed: " in system.troubles()[0]
         assert reason in system.troubles()[0]
 
-    run(tmp_path, body)
+    beside_players(tmp_path, body)
 
 
 def test_a_frame_that_is_cut_short_harms_nobody(tmp_path: Path) -> None:
@@ -200,7 +179,7 @@ def test_a_frame_that_is_cut_short_harms_nobody(tmp_path: Path) -> None:
         await system.take()
         assert system.troubles() == []
 
-    run(tmp_path, body)
+    beside_players(tmp_path, body)
 
 
 def test_random_bytes_at_every_port_harm_nobody(tmp_path: Path) -> None:
@@ -225,7 +204,7 @@ def test_random_bytes_at_every_port_harm_nobody(tmp_path: Path) -> None:
             await system.until(lambda goal=goal: sum(d.refused_count for d in doors) == goal)  # type: ignore[misc]
         assert len(system.troubles()) == len(doors) * REPORT_COUNT_MAX
 
-    run(tmp_path, body)
+    beside_players(tmp_path, body)
 
 
 def test_nonsense_from_a_process_ends_its_connection(tmp_path: Path) -> None:
@@ -254,4 +233,4 @@ def test_a_second_connection_takes_the_place_of_the_first(tmp_path: Path) -> Non
             assert await other.knock(hello_of_a(system, "B"), SECRET) == ""
         assert system.troubles() == []
 
-    run(tmp_path, body)
+    beside_players(tmp_path, body)
