@@ -15,7 +15,7 @@ from stillframe.runtime.door import Door
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.member import CoordinatorLine, Member
 from tests.runtime.local import LocalSystem
-from tests.runtime.papers import everybody, foreign, papers, shifted, smuggled
+from tests.runtime.papers import everybody, foreign, make, papers, shifted, smuggled
 from tests.runtime.rally import beside_players, players
 from tests.runtime.stranger import stranger
 
@@ -195,6 +195,23 @@ def test_files_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").unlink()
     with pytest.raises(UsageError, match=r"ca.pem cannot be read: No such file"):
         certificates.check_own(tmp_path, "A")
+
+
+def test_files_are_read_again_only_when_they_have_changed(tmp_path: Path) -> None:
+    """To read them costs more than all else that a stranger can ask for; a renewed certificate is
+    shown on the next connection, and one that is gone on none."""
+    make(tmp_path, "A")
+    for is_listening in (False, True):
+        first = certificates.context(tmp_path / "A", is_listening=is_listening)
+        assert certificates.context(tmp_path / "A", is_listening=is_listening) is first
+    other = certificates.context(tmp_path / "coordinator", is_listening=True)
+    assert other is not first
+    make(tmp_path, "A")
+    renewed = certificates.context(tmp_path / "A", is_listening=True)
+    assert renewed is not first
+    (tmp_path / "A" / "key.pem").unlink()
+    with pytest.raises(FileNotFoundError):
+        certificates.context(tmp_path / "A", is_listening=True)
 
 
 def test_names_are_compared_sign_by_sign() -> None:

@@ -6,10 +6,12 @@ subjectAltName: ``P1.process.stillframe`` for the process P1, ``*.process.stillf
 process, ``coordinator.stillframe`` for the coordinator. The names are compared sign by sign; where
 a machine is has no part in it, so machines may move.
 
-The files are read anew for every connection: they can be renewed while the system runs.
+The files are looked at for every connection, and read again when they have changed: they can be
+renewed while the system runs.
 """
 
 import datetime
+import os
 import ssl
 from pathlib import Path
 
@@ -43,6 +45,8 @@ _ALERTS = {
     "VERSION": "it does not speak TLS 1.3",
 }
 """What the other end's alert says of the certificate that we showed -> what we say."""
+_made: dict[tuple[Path, bool], tuple[tuple[tuple[int, ...], ...], ssl.SSLContext]] = {}
+"""By directory and side: what the three files were, and what was made of them."""
 
 
 class Validity(msgspec.Struct, frozen=True):
@@ -158,15 +162,22 @@ def context(directory: Path, *, is_listening: bool) -> ssl.SSLContext:
     Raises:
         OSError: the files cannot be read, or do not fit (``describe_unreadable`` says which).
     """
+    files = (directory / CA_FILE, directory / CERTIFICATE_FILE, directory / KEY_FILE)
+    # To read them takes most of what a stranger who only connects costs, and handlers wait for it.
+    found = tuple((s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in map(os.stat, files))
+    known = _made.get((directory, is_listening))
+    if known is not None and known[0] == found:
+        return known[1]
     side = ssl.PROTOCOL_TLS_SERVER if is_listening else ssl.PROTOCOL_TLS_CLIENT
     made = ssl.SSLContext(side)
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.check_hostname = False  # the names are ours to check: they say who, not where
     made.verify_mode = ssl.CERT_REQUIRED
-    made.load_verify_locations(directory / CA_FILE)
-    made.load_cert_chain(directory / CERTIFICATE_FILE, directory / KEY_FILE)
+    made.load_verify_locations(files[0])
+    made.load_cert_chain(files[1], files[2])
     if is_listening:
         made.num_tickets = 0  # no session is taken up again: every connection shows certificates
+    _made[directory, is_listening] = (found, made)
     return made
 
 
