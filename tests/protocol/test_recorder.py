@@ -43,13 +43,15 @@ def test_initiating_records_and_sends_one_marker_on_every_channel() -> None:
 
 def test_what_was_given_up_meanwhile_is_not_recorded_any_more() -> None:
     """Up to a number nothing is recorded: not what had begun, and not what is heard of later; what
-    was recorded stays so, and newer snapshots are recorded."""
+    was recorded stays so, and newer snapshots are recorded, also those that have begun already."""
     p = recorder(incoming="A", outgoing="")
     (recorded,) = p.initiate(S1) + p.marker("A", Marker(S1))
     assert isinstance(recorded, Recorded)
     p.initiate(S2)
-    late, new = SnapshotId("P", 3), SnapshotId("P", 4)
+    late, new = SnapshotId("P", 3), SnapshotId("P", 5)
+    p.initiate(SnapshotId("P", 4))
     p.settle(3)
+    assert p.phase(SnapshotId("P", 4)) is Phase.RECORDING
     assert [p.phase(s) for s in (S1, S2, late)] == [
         Phase.RECORDED,
         Phase.ABANDONED,

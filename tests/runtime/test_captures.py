@@ -237,6 +237,17 @@ def test_an_abandoned_one_goes_no_further() -> None:
     assert recording.books.accounts._open == []
 
 
+def test_what_is_settled_is_captured_no_more_and_what_is_newer_goes_on() -> None:
+    """A newer snapshot can have begun before it is heard which ones are over."""
+    recording = Recording(filled())
+    recording.cut(S1)
+    recording.cut(S2)
+    recording.captures.settle(S1.number)
+    while recording.go_on():
+        pass
+    assert recording.parts.keys() == {S2}
+
+
 def test_a_value_that_cannot_be_encoded_refuses_that_snapshot() -> None:
     """In the step if it is small, in its slice if not; the next one can be recorded."""
     recording = Recording(filled(3))

@@ -248,7 +248,9 @@ class Recordings(Generic[AnyRecording]):
         """Give up every snapshot with a number up to `last_number` that was not recorded, also
         those of which nothing was heard here yet: their markers may still come."""
         for snapshot in tuple(self._recordings):
-            self.abandon(snapshot)
+            # A newer one can have begun here: its marker may overtake who tells of the last number.
+            if snapshot.number <= last_number:
+                self.abandon(snapshot)
         self._forgotten_number = max(self._forgotten_number, last_number)
 
     def _begin_recording(self, state: ProcessState) -> AnyRecording:

@@ -231,6 +231,14 @@ class Captures:
         for snapshot in tuple(self._open):
             self.abandon(snapshot)
 
+    def settle(self, last_number: int) -> None:
+        """Stop capturing for every snapshot up to `last_number`. What was published of them is not
+        known: so the next one records everything."""
+        for snapshot in tuple(self._open):
+            if snapshot.number <= last_number:
+                self.abandon(snapshot)
+        self.in_store(None)
+
     def in_store(self, snapshot: SnapshotId | None) -> None:
         """Note that `snapshot` was published: only what changes since need be recorded. None: what
         we took for published is not there, so the next snapshot records everything."""

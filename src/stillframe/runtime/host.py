@@ -198,8 +198,7 @@ class Host:
         """Stop recording every snapshot up to `last_number`. What was published of them is not
         known: so the next one records everything."""
         self.recorder.settle(last_number)
-        self.captures.abandon_all()
-        self.captures.in_store(None)
+        self.captures.settle(last_number)
 
     def fail(self, error: BaseException) -> None:
         """Stop for good: no further step is taken."""
