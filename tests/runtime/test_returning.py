@@ -76,6 +76,21 @@ def test_a_process_goes_on_while_it_is_cut_off_and_comes_back(tmp_path: Path, pr
     asyncio.run(main())
 
 
+def test_who_comes_back_hears_how_long_markers_may_wait_now(tmp_path: Path) -> None:
+    """The coordinator that it comes back to can have been started with another wait."""
+    topology, _, _ = rally()
+
+    async def main() -> None:
+        async with asyncio.timeout(30), LocalSystem(topology, tmp_path, survives=True) as system:
+            system.coordinator._marker_wait_s = 0.005
+            await until_back(system, "A", cut(system, "A"))
+            await system.until(lambda: system.hosts["A"].marker_wait_s == 0.005)
+            assert system.hosts["B"].marker_wait_s == 0.0
+            await system.take("B")
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("process", ["A", "B"])
 def test_a_snapshot_under_way_is_abandoned_when_a_process_comes_back(
     tmp_path: Path, process: str

@@ -78,7 +78,7 @@ FROM_COORDINATOR = [
             control.InStore(None),
             control.Ask(1, (frames.SNAPSHOT,)),
             control.Over("why"),
-            control.Resumed(1, frames.SNAPSHOT, myself()),
+            control.Resumed(1, frames.SNAPSHOT, myself(), 0.0),
         )
     ),
 ]

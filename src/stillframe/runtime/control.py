@@ -24,12 +24,14 @@ class Resumed(msgspec.Struct, frozen=True, tag=True):
     """To a process that has come back: what happened meanwhile.
 
     Every snapshot with a number up to `last_number` of which it has not sent its part is over.
-    `published` is the newest of which it may know. `supervisor` is who watches over it now.
+    `published` is the newest of which it may know. `supervisor` is who watches over it now, and
+    `marker_wait_s` how long a marker may wait for messages to ride on from now on, in seconds.
     """
 
     last_number: int
     published: SnapshotId | None
     supervisor: OsProcess
+    marker_wait_s: float
 
 
 class Over(msgspec.Struct, frozen=True, tag=True):

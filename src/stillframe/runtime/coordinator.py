@@ -85,6 +85,7 @@ class Coordinator:
         self.next_number = first_number
         self._check = check
         self._timeout_s = timeout_s
+        self._marker_wait_s = marker_wait_s
         self._policy = policy
         self._description = store.description
         self.roster = Roster(
@@ -190,7 +191,12 @@ class Coordinator:
     def _returned(self, process: ProcessId) -> None:
         """Tell a process that has come back what it missed. Of what it had begun to send some may
         be lost: those snapshots are over."""
-        resumed = control.Resumed(self.next_number - 1, self._told.get(process), myself())
+        resumed = control.Resumed(
+            last_number=self.next_number - 1,
+            published=self._told.get(process),
+            supervisor=myself(),
+            marker_wait_s=self._marker_wait_s,
+        )
         self.roster.say(process, resumed)
         self._inquiry.returned(process)
         for snapshot in self._assembler.pending:

@@ -115,7 +115,7 @@ class Host:
         self.has_room = True
         self.on_cut: Callable[[SnapshotId, ProcessState], None] | None = None
         self._fail = fail
-        self._marker_wait_s = marker_wait_s
+        self.marker_wait_s = marker_wait_s
         self.subject = subject
         self._is_flush_scheduled = False
         self.replayed_count = 0
@@ -318,7 +318,7 @@ class Host:
                     assert_never(effect)
 
     def _send_marker(self, outgoing: Outgoing, marker: Marker) -> None:
-        wait_s = self._marker_wait_s
+        wait_s = self.marker_wait_s
         outgoing.send_marker(marker, may_wait=wait_s > 0)
         if wait_s:
             self.scheduler.call_later(wait_s, outgoing.release, marker)

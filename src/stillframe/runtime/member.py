@@ -337,6 +337,7 @@ class Member:
         except StillframeError as error:
             host.fail(error)
             return
+        host.marker_wait_s = resumed.marker_wait_s
         host.settle(resumed.last_number)
         # The newest is told again to whoever comes back.
         newest = resumed.published
