@@ -1,6 +1,9 @@
 """Parts in; a whole snapshot or ``Abandoned`` out."""
 
+import math
+
 import pytest
+from msgspec import structs
 
 from stillframe.errors import ProtocolViolation
 from stillframe.model import (
@@ -108,10 +111,13 @@ def test_snapshots_overlap() -> None:
         (part("R"), "no such process"),
         (part("P", kind="Other"), "not those agreed on"),
         (Fragment(S1, ProcessState("P", "Account", b""), {}, ()), "not those agreed on"),
+        (structs.replace(part("P"), pause_s=math.inf), "stood still for inf s and took 0.0 s"),
+        (structs.replace(part("P"), capture_s=math.nan), "stood still for 0.0 s and took nan s"),
+        (structs.replace(part("P"), capture_s=-1.0), "took -1.0 s"),
     ],
 )
 def test_a_part_that_does_not_fit_is_a_violation(wrong: Fragment, found: str) -> None:
-    """By process, class or channels."""
+    """By process, class or channels, or by times that no manifest could be read with again."""
     with pytest.raises(ProtocolViolation, match=found):
         assembler(S1).add(wrong, 101.0)
 

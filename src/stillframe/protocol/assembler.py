@@ -1,5 +1,7 @@
 """Fragments in; a snapshot, whole and checked, or ``Abandoned`` out. Time is an argument."""
 
+import math
+
 import msgspec
 
 from stillframe.errors import NotConsistent, ProtocolViolation
@@ -155,6 +157,12 @@ class Assembler:
             or fragment.state.kind != self._description.processes[process]
         ):
             raise ProtocolViolation(f"{where}: its channels or its class are not those agreed on")
+        pause_s, capture_s = fragment.pause_s, fragment.capture_s
+        # JSON has no word for what is no number: a manifest with it could not be read again.
+        if not all(0 <= seconds < math.inf for seconds in (pause_s, capture_s)):
+            raise ProtocolViolation(
+                f"{where}: it stood still for {pause_s} s and took {capture_s} s"
+            )
 
     def _assemble(self, fragments: dict[ProcessId, Fragment]) -> GlobalState:
         incoming = {
