@@ -152,6 +152,14 @@ def test_a_snapshot_whose_beginning_does_not_fit_on_the_disk_leaves_no_trace(
     assert read(tmp_path) == [EVENTS[0], SnapshotBegan(SECOND)]
 
 
+def test_a_number_that_is_only_known_of_an_end_is_not_given_again(tmp_path: Path) -> None:
+    """The disk was full when the snapshot was to begin, and had room when it was given up."""
+    write(tmp_path, SnapshotAbandoned(SECOND, "NOT_PUBLISHED", (), "the disk is full"))
+    past = History(tmp_path)
+    assert (past.last_number, past.under_way) == (2, ())
+    past.close()
+
+
 def test_what_happened_on_a_full_disk_is_written_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,6 +219,8 @@ class History:
                 self.last_number = max(self.last_number, snapshot.number)
                 self._under_way[snapshot] = None
             case SnapshotPublished(snapshot) | SnapshotAbandoned(snapshot):
+                # One that could not begin, on a full disk, was given its number all the same.
+                self.last_number = max(self.last_number, snapshot.number)
                 self._under_way.pop(snapshot, None)
             case Continued(last_number, under_way):
                 self.last_number = max(self.last_number, last_number)
