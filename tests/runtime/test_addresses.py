@@ -1,9 +1,13 @@
 """Addresses as people write them, and which are open to other machines."""
 
+import asyncio
+
 import pytest
 
 from stillframe.errors import UsageError
 from stillframe.runtime.addresses import Address, check_guarded
+from stillframe.runtime.dialling import dial
+from stillframe.runtime.link import Connection
 
 
 @pytest.mark.parametrize(
@@ -28,7 +32,8 @@ def test_an_address_is_read(text: str, address: Address) -> None:
     "text",
     [
         *("", ":1", "a:", "a:b", "a b:1", "[::1", "[::1]1", "a:1:2", "10.0.0.1:-1"),
-        *("10.0.0.1:65536", "0.0.0.0:1", "::", "10.0.0.1:²"),
+        *("10.0.0.1:65536", "0.0.0.0:1", "::", "10.0.0.1:²", "10.0.0..1", "a..b:1", "a" * 64),
+        "a\0b",
     ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
@@ -56,3 +61,13 @@ def test_any_other_address_needs_tls(host: str) -> None:
     with pytest.raises(UsageError, match="TLS is required; give a directory"):
         check_guarded(Address(host, 1), None)
     check_guarded(Address(host, 1), "certificates")
+
+
+def test_a_host_that_can_be_no_name_cannot_be_reached() -> None:
+    """A process said that it listens there: whoever connects to it says so, and tries again."""
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="it cannot be looked up: "):
+            await dial(Connection(), Address("a..b", 1), None, None)
+
+    asyncio.run(main())

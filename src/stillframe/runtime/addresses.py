@@ -53,7 +53,7 @@ class Address(msgspec.Struct, frozen=True):
         number = int(digits) if digits.isascii() and digits.isdigit() else None
         if not colon:
             number = port
-        if not is_written or not host or any(c.isspace() for c in host) or number is None:
+        if not is_written or not _can_be_looked_up(host) or number is None:
             example = "10.0.0.1:8640" if port is None else "10.0.0.1 or 10.0.0.1:8640"
             raise UsageError(f"{text!r} is not an address: write for example {example}")
         if number > _PORT_MAX:
@@ -84,6 +84,14 @@ def check_guarded(listen: Address, certificates: str | None) -> None:
             f"other machines could connect to {listen}: off 127.0.0.1 and ::1 TLS is required; "
             "give a directory of certificates with --tls ('stillframe certificates' makes some)"
         )
+
+
+def _can_be_looked_up(host: str) -> bool:
+    try:
+        is_name = bool(host.encode("idna"))
+    except UnicodeError:  # two dots in a row, or a part with over 63 signs
+        return False
+    return is_name and host.isprintable() and not any(c.isspace() for c in host)
 
 
 def _is_ip(host: str) -> bool:

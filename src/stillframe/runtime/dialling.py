@@ -40,10 +40,13 @@ async def dial(
     protocol: Connection | Secured = connection
     if certificates is not None:
         protocol = Secured(connection, Path(certificates), is_listening=False, target=target)
-    async with asyncio.timeout(DIAL_TIMEOUT_S):
-        await asyncio.get_running_loop().create_connection(
-            lambda: protocol, address.host, address.port
-        )
+    try:
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            await asyncio.get_running_loop().create_connection(
+                lambda: protocol, address.host, address.port
+            )
+    except ValueError as error:  # of a host that can be no name
+        raise OSError(f"it cannot be looked up: {error}") from error
     return connection
 
 
