@@ -96,7 +96,7 @@ def find(store: Path) -> RunningSystem:
     """Return where the system of `store` can be reached.
 
     Raises:
-        Unavailable: it is not running, with what to do.
+        Unavailable: it is not running, or stands still, with what to do.
     """
     system = _read(store)
     if system is None:
@@ -110,6 +110,10 @@ def find(store: Path) -> RunningSystem:
             f"no system is running on the store {store}: its supervisor, process "
             f"{system.supervisor.pid}, died; bring it back with 'stillframe resume {store}'"
             f"{again if system.has_tls else ''}"
+        )
+    if is_stopped(system.supervisor):
+        raise Unavailable(
+            f"the system on the store {store} cannot answer: {_still(system.supervisor)}"
         )
     return system
 
@@ -132,13 +136,17 @@ def explain_use(store: Path) -> str:
         return ""
     if system is None or not is_there(system.supervisor):
         return ""
-    pid = system.supervisor.pid
     if is_stopped(system.supervisor):
-        return (
-            f"its supervisor, process {pid}, was stopped by a signal and stands still: let it go "
-            f"on (kill -CONT {pid}), or end it first (kill -9 {pid})"
-        )
-    return f"its supervisor, process {pid}, runs: there is nothing to bring back"
+        return _still(system.supervisor)
+    return f"its supervisor, process {system.supervisor.pid}, runs: there is nothing to bring back"
+
+
+def _still(supervisor: OsProcess) -> str:
+    pid = supervisor.pid
+    return (
+        f"its supervisor, process {pid}, was stopped by a signal and stands still: let it go on "
+        f"(kill -CONT {pid}), or end it first (kill -9 {pid})"
+    )
 
 
 def _read(store: Path) -> RunningSystem | None:
