@@ -75,6 +75,15 @@ class Stubborn(Process):
             pass
 
 
+class Immovable(Sink):
+    """Never comes out of its start."""
+
+    def start(self) -> None:
+        """Stay here."""
+        while True:
+            pass
+
+
 class Ball(Message):
     """Goes to and fro."""
 
@@ -123,6 +132,7 @@ rally = Topology.mesh({"A": Player(serves=True), "B": Player()})
 pipeline = Topology({"A": Source(), "B": Relay(), "C": Sink()}, [("A", "B"), ("B", "C")])
 raising = Topology({"A": Source(), "B": Raises()}, [("A", "B")])
 raising_at_start = Topology({"A": RaisesAtStart(), "B": Sink()}, [("A", "B")])
+immovable = Topology({"A": Source(), "B": Immovable(), "C": Sink()}, [("A", "C")])
 stubborn = Topology({"A": Source(limit=1), "B": Stubborn()}, [("A", "B")])
 sending = Topology({"J": Joined(state=Books), "S": Sink()}, [("J", "S")])
 joining = Topology(

@@ -165,6 +165,24 @@ class SlowStore(Store):
 
 
 @pytest.mark.slow
+def test_a_process_that_never_comes_out_of_its_start_is_named(tmp_path: Path) -> None:
+    """It has no channel that it could keep waiting: the system runs, and its part does not come."""
+
+    async def main() -> None:
+        store = new_store(tmp_path, "immovable")
+        async with (
+            asyncio.timeout(60),
+            Supervisor(program("immovable"), store, timeout_s=1.5) as system,
+        ):
+            abandoned = await system.snapshot("A")
+            assert isinstance(abandoned, Abandoned)
+            assert "B does not answer" in abandoned.detail
+        store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
 def test_a_periodic_snapshot_is_skipped_while_one_is_under_way(tmp_path: Path) -> None:
     """It is said which one is under way; when that has ended, the next begins, in turn."""
 

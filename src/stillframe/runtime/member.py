@@ -215,10 +215,12 @@ class Member:
         addresses = await self._hear(control.Addresses)
         if missing := sorted(host.outgoing.keys() - addresses.addresses.keys()):
             raise ProtocolViolation(f"the coordinator has no address of {', '.join(missing)}")
-        begin()
         self._unconnected = {outgoing.channel for outgoing in host.outgoing.values()}
         if not self._unconnected:
             self.report(control.Running())
+            # A handler that never returns must not keep it from being sent: the loop does that.
+            await asyncio.sleep(0)
+        begin()
 
         def connected(channel: Channel) -> None:
             if channel in self._unconnected:
