@@ -10,6 +10,8 @@ import pytest
 from stillframe import Channel, Message, Process, Topology, every
 from stillframe.errors import ApplicationError, StillframeError, UsageError
 from stillframe.model import Abandoned, Reason
+from stillframe.runtime import control, member
+from stillframe.runtime.host import Host
 from tests.runtime.local import LocalSystem
 from tests.runtime.programs import Sink, Source, Tick
 
@@ -299,5 +301,32 @@ def test_a_value_that_no_column_holds_abandons_the_snapshot_only(tmp_path: Path)
             assert "content" in outcome.detail
             counter.content = 2**63 - 1
             await system.take()
+
+    asyncio.run(main())
+
+
+def test_a_bug_in_what_listens_to_the_coordinator_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that hears nothing any more would hold every snapshot up, and not be named."""
+
+    def standing(host: Host, snapshots: object) -> None:
+        raise LookupError("what nobody foresaw")
+
+    monkeypatch.setattr(member, "standing_of", standing)
+    topology = Topology({"A": Taker(), "B": Taker()}, [])
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(30),
+            LocalSystem(topology, tmp_path, may_fail=True) as system,
+        ):
+            system.coordinator.roster.say("A", control.Ask(1, ()))
+            await system.until(lambda: bool(system.failures))
+            [failure] = system.failures
+            assert str(failure) == (
+                "process A: a bug in stillframe: LookupError: what nobody foresaw"
+            )
+            assert "in standing" in member.story_of(failure)
 
     asyncio.run(main())

@@ -9,7 +9,6 @@ a word, the process goes on, and tries to reach it again, or the one that takes 
 """
 
 import asyncio
-import contextlib
 import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -265,9 +264,7 @@ class Member:
         """Close everything that this member opened."""
         for task in self._tasks:
             task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)  # `_ended` has told of those
         for close in self._closers:
             close()
 
@@ -278,7 +275,19 @@ class Member:
         self.report(control.Trouble(detail))
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
+        task = asyncio.get_running_loop().create_task(coroutine)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """A process that has become deaf must not go on as if it heard."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            failure = StillframeError(
+                f"process {self.me.process}: a bug in stillframe: {describe(error)}"
+            )
+            failure.__cause__ = error
+            self.fail(failure)
 
     async def _reach(self, first: Callable[[], control.First]) -> CoordinatorLine:
         line = CoordinatorLine(self.me, first)
