@@ -148,7 +148,7 @@ def report(seen: dict[str, Taken], console: Console) -> dict[str, Any]:
     table = Table(title="one snapshot: all, against what changed since the one before; medians")
     for column in ("state", "changed", "field", "snapshots", "MB", "of opaque"):
         table.add_column(column, justify="right")
-    for column in ("sync, ms", "async, ms", "published after, ms"):
+    for column in ("sync, ms", "async, ms"):
         table.add_column(column, justify="right")
     figures: dict[str, Any] = {}
     for size_mb in SIZES_MB:
@@ -166,8 +166,6 @@ def report(seen: dict[str, Taken], console: Console) -> dict[str, Any]:
                     "bytes_share": written / opaque,
                     "sync_ms": 1000 * median([entry.pause_s for entry in taken.after]),
                     "async_ms": 1000 * median([entry.capture_s for entry in taken.after]),
-                    "published_ms": 1000
-                    * median([entry.published_at - entry.initiated_at for entry in taken.after]),
                 }
                 table.add_row(
                     f"{size_mb} MB",
@@ -176,7 +174,7 @@ def report(seen: dict[str, Taken], console: Console) -> dict[str, Any]:
                     str(found["snapshot_count"]),
                     f"{written / 1e6:.2f}",
                     f"{found['bytes_share']:.2f}",
-                    *(f"{found[k]:.1f}" for k in ("sync_ms", "async_ms", "published_ms")),
+                    *(f"{found[k]:.1f}" for k in ("sync_ms", "async_ms")),
                 )
     console.print(table)
     return figures
