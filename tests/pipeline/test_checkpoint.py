@@ -68,6 +68,23 @@ def test_only_what_the_pinned_version_refers_to_is_linked(
     assert not (pinned / "8.changelog").exists()
 
 
+def test_what_spark_is_still_writing_is_not_linked(tmp_path: Path) -> None:
+    """Neither the file nor its checksum: both change, or go, after the snapshot was published."""
+    path = make_checkpoint(tmp_path / "checkpoint", planned=8, done=8)
+    (path / "sources" / "0").mkdir(parents=True)
+    for directory in ("state/0/0", "state/0/0/_metadata", "sources/0"):
+        (path / directory).mkdir(exist_ok=True)
+        for name in (".10.delta.5f2e.TID363.tmp", ".9.snapshot.5f2e.tmp", ".schema.5f2e.tmp"):
+            (path / directory / name).write_text("half of i")
+            (path / directory / f".{name}.crc").write_text("half of i")
+            (path / directory / name.removesuffix(".tmp")).write_text("all of it")
+    checkpoint.pin(path, 8, tmp_path / "pinned")
+    names = [file.name for file in (tmp_path / "pinned").rglob("*") if file.is_file()]
+    assert "9.changelog" in names
+    assert ".schema.5f2e" in names
+    assert [name for name in names if ".tmp" in name] == []
+
+
 @pytest.mark.parametrize(
     "name",
     ["../../../../secret.key", "../../../../secret.sst", "/etc/passwd", "", ".sst", "x/y.sst"],

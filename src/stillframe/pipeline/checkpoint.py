@@ -48,6 +48,8 @@ _ARCHIVED_BYTES_MAX = 16 * 2**20
 """A full file's metadata has some 100 bytes for each file that it names."""
 _SHOWN_LENGTH_MAX = 100
 _NOT_SPARKS = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError)
+_GROWING = (".tmp", ".tmp.crc")
+"""How the names of files end that Spark is still writing, and of their checksums."""
 _LINK_ATTEMPT_COUNT = 5
 
 
@@ -292,7 +294,8 @@ def _needed(checkpoint: Path, batch: int) -> Iterator[Path]:
                 found = names
             base = _base_version(found, batch + 1)
             for name in found:
-                if part == _SOURCES or _is_needed(name, base, batch + 1):
+                is_needed = part == _SOURCES or _is_needed(name, base, batch + 1)
+                if is_needed and not name.endswith(_GROWING):
                     yield relative / name
 
 
@@ -353,7 +356,5 @@ def _archived(file: BinaryIO) -> bytes:
 
 def _is_needed(name: str, base: int, version: int) -> bool:
     match = _VERSIONED.fullmatch(name)
-    if match is None:
-        # Schemas, metadata, RocksDB's own files: named once, never changed. Not what is being made.
-        return not name.endswith(".tmp")
-    return base <= int(match[1]) <= version
+    # Without a version: schemas, metadata, RocksDB's own files, named once and never changed.
+    return match is None or base <= int(match[1]) <= version
