@@ -27,7 +27,7 @@ LAYERS = (
     ),
     ("protocol",),
     ("whole_file",),
-    ("store", "restore", "detect", "importer", "tracefile"),
+    ("store", "restore", "detect", "importer", "tracefile", "eventlog"),
     ("pipeline", "migration"),
     ("sim", "runtime"),
     ("spark", "view"),

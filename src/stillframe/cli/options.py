@@ -133,6 +133,18 @@ Elsewhere = Annotated[
     ),
 ]
 
+Master = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        help="Where Spark runs, in Spark's own words: local[2], spark://HOST:7077.",
+    ),
+]
+EventLog = Annotated[
+    Path,
+    typer.Option("--log", metavar="DIR", help="Directory of the event log.", show_default=False),
+]
+
 NetworkName = Annotated[Network, typer.Option(help="What is assumed of every channel.")]
 RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]
 TraceFile = Annotated[

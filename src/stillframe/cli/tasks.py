@@ -1,0 +1,73 @@
+"""A Spark session for a command, and a bar of the tasks that it runs."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from stillframe.cli import output
+from stillframe.spark import spark_session
+
+if TYPE_CHECKING:  # a session is made by what says so if PySpark is missing
+    from pyspark.sql import SparkSession
+
+MASTER = "local[*]"
+"""Where Spark runs if nobody says otherwise: here, on all cores."""
+_LOOK_S = 0.2
+
+
+@contextlib.contextmanager
+def session(master: str, description: str) -> Iterator["SparkSession"]:
+    """Start Spark for the body, or use the active session, with a bar on a terminal.
+
+    Args:
+        master: where Spark runs, in Spark's own words.
+        description: of what the body does, for people.
+
+    Raises:
+        Unavailable: PySpark or Java is missing, or Spark did not start.
+    """
+    console = output.words()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tasks"),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("starting Spark", total=None)
+        spark = spark_session(master=master)
+        bar.update(task, description=description)
+        over = threading.Event()
+        watching = threading.Thread(
+            target=_watch,
+            args=(spark, over, lambda done, known: bar.update(task, completed=done, total=known)),
+            daemon=True,
+        )
+        if console.is_terminal:
+            watching.start()
+        try:
+            yield spark
+        finally:
+            over.set()
+            if watching.ident is not None:
+                watching.join()
+
+
+def _watch(spark: "SparkSession", over: threading.Event, show: Callable[[int, int], None]) -> None:
+    """Show how many tasks are done, and of how many that are known by now, until it is over."""
+    tracker = spark.sparkContext.statusTracker()
+    counts: dict[int, tuple[int, int]] = {}
+    while not over.wait(_LOOK_S):
+        for job in tracker.getActiveJobsIds():
+            found = tracker.getJobInfo(job)
+            for stage in () if found is None else found.stageIds:
+                now = tracker.getStageInfo(stage)
+                if now is not None:
+                    counts[stage] = now.numCompletedTasks, now.numTasks
+        show(sum(done for done, _ in counts.values()), sum(known for _, known in counts.values()))
