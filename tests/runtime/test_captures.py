@@ -6,6 +6,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -150,19 +151,35 @@ def test_waiting_for_markers_is_no_part_of_the_capture(*, is_whole: bool) -> Non
     assert recording.parts == {}
 
 
+class TimedRecording(Recording):
+    """One in which time passes only with keys: a microsecond for each."""
+
+    def __init__(self, books: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now_s = 0.0
+        clock = SimpleNamespace(thread_time=lambda: self._now_s, perf_counter=lambda: self._now_s)
+        monkeypatch.setattr(captures, "time", clock)
+        super().__init__(books)
+
+    def _hear(self, message: control.FromProcess) -> None:
+        if isinstance(message, control.PartRows):
+            self._now_s += message.rows.count / 1e6
+        super()._hear(message)
+
+
 def test_slices_grow_so_that_a_capture_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is always busy gives a capture few turns: an old one gets more of each."""
     counts = []
     for patience_s in (captures.PATIENCE_S * 1e9, 1e-9):
         monkeypatch.setattr(captures, "PATIENCE_S", patience_s)
-        recording = Recording(filled(50_000))
+        recording = TimedRecording(filled(50_000), monkeypatch)
         recording.cut(S1)
         while recording.go_on():
             pass
         rows = recording.state(S1).keyed["accounts"].rows
         assert sum(some.count for some in rows) == 50_000
         counts.append(max(some.count for some in rows))
-    assert counts[0] * 2 < counts[1]
+    assert counts[0] <= captures.SLICE_S * 1e6
+    assert counts[1] > 10 * counts[0]
 
 
 def test_snapshots_that_overlap_each_have_their_own_cut() -> None:
