@@ -6,12 +6,12 @@ deadlocked, in the AND model, the OR model, and any mixture (Knapp 1987, section
 none of these sends before another of them has.
 """
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
 from stillframe.detect.asked import waits_for
+from stillframe.detect.rings import Graph, blocked_for_ever, ring_text, rings
 from stillframe.detect.view import View
 from stillframe.errors import UsageError
 from stillframe.model import Channel, ProcessId
@@ -31,9 +31,8 @@ class Ring(msgspec.Struct, frozen=True):
     waits: dict[ProcessId, Waiting]
 
     def __str__(self) -> str:
-        if self.is_cycle:
-            return " waits for ".join((*self.processes, self.processes[0]))
-        return "; ".join(f"{name} waits for {self.waits[name]}" for name in self.processes)
+        words = None if self.is_cycle else {name: str(self.waits[name]) for name in self.processes}
+        return ring_text(self.processes, words)
 
 
 class Deadlock(msgspec.Struct, frozen=True):
@@ -54,33 +53,41 @@ def find_deadlock(view: View) -> Deadlock | None:
         UsageError: a process waits for one that there is not, or that cannot send to it.
         ApplicationError: a process does not say for whom it waits.
     """
-    waits = _waits_of(view)
-    open_waits = {
-        name: _without_granted(waiting, granted)
-        for name, waiting in waits.items()
+    return _deadlock_among(open_waits(view))
+
+
+def open_waits(view: View) -> dict[ProcessId, Waiting]:
+    """Return who waits, and for whom still: less those from whom what ends it is on its way.
+
+    Raises:
+        UsageError, ApplicationError: as ``find_deadlock``.
+    """
+    return {
+        name: msgspec.structs.replace(waiting, processes=waiting.processes - granted)
+        for name, waiting in _waits_of(view).items()
         if (granted := _granted(view, name, waiting)) is not None
     }
-    deadlocked = blocked_for_ever(open_waits)
-    if not deadlocked:
+
+
+def _deadlock_among(waits: Mapping[ProcessId, Waiting]) -> Deadlock | None:
+    names = sorted(set(waits).union(*(waiting.processes for waiting in waits.values())))
+    numbers = {name: number for number, name in enumerate(names)}
+    graph = Graph(
+        [
+            sorted(numbers[other] for other in waits[n].processes) if n in waits else []
+            for n in names
+        ],
+        [n in waits and waits[n].needs_all for n in names],
+    )
+    blocked = blocked_for_ever(graph)
+    if not any(blocked):
         return None
-    among = {name: open_waits[name] for name in deadlocked}
-    return Deadlock(tuple(sorted(deadlocked)), tuple(_rings(among)))
-
-
-def blocked_for_ever(waits: Mapping[ProcessId, Waiting]) -> set[ProcessId]:
-    """Return which processes stay blocked, whatever those that are not in `waits` send."""
-    blocked = set(waits)
-    while True:
-        freed = {name for name in blocked if _may_end(waits[name], blocked)}
-        if not freed:
-            return blocked
-        blocked -= freed
-
-
-def _may_end(waiting: Waiting, blocked: set[ProcessId]) -> bool:
-    if waiting.needs_all:
-        return waiting.processes.isdisjoint(blocked)
-    return not waiting.processes <= blocked
+    found = []
+    for ring in rings(graph, blocked):
+        processes = tuple(names[number] for number in ring.processes)
+        found.append(Ring(processes, ring.is_cycle, {name: waits[name] for name in processes}))
+    deadlocked = tuple(name for name, is_blocked in zip(names, blocked, strict=True) if is_blocked)
+    return Deadlock(deadlocked, tuple(found))
 
 
 def _waits_of(view: View) -> dict[ProcessId, Waiting]:
@@ -90,7 +97,7 @@ def _waits_of(view: View) -> dict[ProcessId, Waiting]:
         waiting = waits_for(process, f"process {name}", view.snapshot)
         if waiting is None:
             continue
-        strangers = sorted(waiting.processes - view.processes.keys())
+        strangers = sorted(other for other in waiting.processes if other not in view.processes)
         if strangers:
             raise UsageError(
                 f"process {name} waits for {strangers[0]!r}, and there is no such process; there "
@@ -111,81 +118,9 @@ def _granted(view: View, name: ProcessId, waiting: Waiting) -> set[ProcessId] | 
     what is on its way."""
     kinds = waiting.ended_by or (object,)
     granted = {
-        channel.source
-        for channel, messages in view.channels.items()
-        if channel.target == name
-        and channel.source in waiting.processes
-        and any(isinstance(message, kinds) for message in messages)
+        source
+        for source in waiting.processes
+        if any(isinstance(message, kinds) for message in view.channels[Channel(source, name)])
     }
     is_over = granted == waiting.processes if waiting.needs_all else bool(granted)
     return None if is_over else granted
-
-
-def _without_granted(waiting: Waiting, granted: set[ProcessId]) -> Waiting:
-    return msgspec.structs.replace(waiting, processes=waiting.processes - granted)
-
-
-def _rings(waits: Mapping[ProcessId, Waiting]) -> Iterable[Ring]:
-    """Yield sets of deadlocked processes that keep each other blocked, whatever all others do."""
-    for names in _components(waits):
-        inside = {name: waits[name] for name in names}
-        core = blocked_for_ever(inside)
-        if not core:
-            continue  # these wait for another ring
-        # Whoever needs just this one is as blocked as one who needs all.
-        needing = {
-            name: sorted(waits[name].processes & core)
-            for name in sorted(core)
-            if waits[name].needs_all or len(waits[name].processes) == 1
-        }
-        cycle = _shortest_cycle(needing)
-        ring = cycle or tuple(sorted(core))
-        yield Ring(ring, bool(cycle), {name: waits[name] for name in ring})
-
-
-def _components(waits: Mapping[ProcessId, Waiting]) -> list[list[ProcessId]]:
-    """Return the strongly connected components of the wait-for graph, each sorted."""
-    reached = {name: _reached(waits, name) for name in waits}
-    components: list[list[ProcessId]] = []
-    placed: set[ProcessId] = set()
-    for name in sorted(waits):
-        if name not in placed and name in reached[name]:
-            component = sorted(other for other in reached[name] if name in reached[other])
-            placed.update(component)
-            components.append(component)
-    return components
-
-
-def _reached(waits: Mapping[ProcessId, Waiting], start: ProcessId) -> set[ProcessId]:
-    """Return for whom `start` waits, for whom those wait, and so on, among the keys of `waits`."""
-    reached: set[ProcessId] = set()
-    frontier = [start]
-    while frontier:
-        for name in waits[frontier.pop()].processes:
-            if name in waits and name not in reached:
-                reached.add(name)
-                frontier.append(name)
-    return reached
-
-
-def _shortest_cycle(waits: Mapping[ProcessId, Sequence[ProcessId]]) -> tuple[ProcessId, ...]:
-    """Return a shortest cycle, from its smallest name on; nothing if there is none."""
-    cycles = [cycle for start in sorted(waits) if (cycle := _way_back(waits, start))]
-    return min(cycles, key=len, default=())
-
-
-def _way_back(
-    waits: Mapping[ProcessId, Sequence[ProcessId]], start: ProcessId
-) -> tuple[ProcessId, ...]:
-    """Return a shortest cycle through `start`, or nothing."""
-    ways: deque[tuple[ProcessId, ...]] = deque([(start,)])
-    seen: set[ProcessId] = set()
-    while ways:
-        way = ways.popleft()
-        for name in waits.get(way[-1], ()):
-            if name == start:
-                return way
-            if name not in seen:
-                seen.add(name)
-                ways.append((*way, name))
-    return ()

@@ -7,9 +7,12 @@ import msgspec
 from stillframe.detect.asked import yes_or_no
 from stillframe.detect.deadlock import find_deadlock
 from stillframe.detect.loss import Number, find_loss, total
+from stillframe.detect.rings import deadlock_text
 from stillframe.detect.termination import find_activity
 from stillframe.detect.view import View
 from stillframe.model import SnapshotId
+
+NO_DEADLOCK = "no processes keep each other blocked"
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -36,12 +39,10 @@ def deadlock(view: View) -> Verdict:
     """Judge whether processes keep each other blocked for ever."""
     found = find_deadlock(view)
     if found is None:
-        return Verdict(holds=False, sentence="no processes keep each other blocked")
-    rings = "; ".join(map(str, found.rings))
+        return Verdict(holds=False, sentence=NO_DEADLOCK)
     among = {name for ring in found.rings for name in ring.processes}
     behind = [name for name in found.processes if name not in among]
-    sentence = f"{rings}; behind them: {', '.join(behind)}" if behind else rings
-    return Verdict(holds=True, sentence=sentence)
+    return Verdict(holds=True, sentence=deadlock_text([str(ring) for ring in found.rings], behind))
 
 
 def loss_against(expected: Mapping[str, Mapping[str, Number]]) -> StablePredicate:
