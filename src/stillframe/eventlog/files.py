@@ -1,0 +1,166 @@
+"""The files of one process's log in one epoch, as it writes them.
+
+A file is begun as a stream of Arrow record batches, and written again as Parquet when it is
+complete: it is a quarter of the size then, or less. A crash at any moment leaves what a reader can
+read; where both are there, the one in Parquet is whole.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stillframe.eventlog.parts import Span, part_of, part_path, with_span
+from stillframe.eventlog.schema import ROW_GROUP_COUNT
+
+STREAM_ROW_COUNT = 2**22
+STREAM_BYTES = 2**28
+"""A file with so many rows or bytes is complete: many small batches take more than their rows."""
+PART_COUNT_MAX = 64
+"""So many files of a process and epoch stay; the oldest go."""
+DICTIONARIES = ["kind", "channel", "snapshot"]
+_COUNTING_UP = {"event": "DELTA_BINARY_PACKED", "number": "DELTA_BINARY_PACKED"}
+
+
+class Stream:
+    """A file that is being written.
+
+    Args:
+        log: the directory of the event log.
+        span: what it is a part of; there must be no such file yet.
+
+    Raises:
+        OSError: it cannot be begun; nothing of it stays.
+    """
+
+    def __init__(self, log: Path, span: Span) -> None:
+        self.path = part_path(log, span, is_complete=False)
+        self.span = span
+        self.row_count = 0
+        self._is_whole = True
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch(exist_ok=False)
+        try:
+            self._file = pa.OSFile(str(self.path), "wb")
+            self._writer = pa.ipc.new_stream(self._file, with_span(span))
+        except OSError:
+            self.path.unlink(missing_ok=True)
+            raise
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next rows belong into another file."""
+        return self.row_count >= STREAM_ROW_COUNT or self._file.tell() >= STREAM_BYTES
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Write rows; the operating system has them then, whatever becomes of this process.
+
+        Raises:
+            OSError: they are not there, or in part; this file takes no more.
+        """
+        try:
+            for start in range(0, batch.num_rows, ROW_GROUP_COUNT):
+                self._writer.write_batch(batch.slice(start, ROW_GROUP_COUNT))
+        except OSError:
+            self._is_whole = False
+            raise
+        self.row_count += batch.num_rows
+
+    def end(self) -> None:
+        """Write no more. A file without rows goes, unless it says that some were lost.
+
+        Raises:
+            OSError: the end cannot be written; what was appended is there.
+        """
+        try:
+            if self._is_whole:
+                self._writer.close()
+        finally:
+            self._file.close()
+            if not self.row_count and not (self._is_whole and self.span.lost_count):
+                self.path.unlink()
+
+
+def pack(path: Path) -> None:
+    """Write the stream at `path`, as far as it is whole, as Parquet in its place.
+
+    Raises:
+        OSError: there is no room; the stream is still there, and nothing else.
+    """
+    target = path.with_suffix(".parquet")
+    partial = path.with_name(f".{target.name}.partial")
+    try:
+        with pa.memory_map(str(path)) as source, partial.open("wb") as file:
+            stream = pa.ipc.open_stream(source)
+            with pq.ParquetWriter(
+                file,
+                stream.schema,
+                compression="zstd",
+                use_dictionary=DICTIONARIES,
+                column_encoding=_COUNTING_UP,
+                store_schema=False,
+            ) as writer:
+                writer.add_key_value_metadata(stream.schema.metadata)
+                for table in row_groups(whole_batches(stream)):
+                    writer.write_table(table, row_group_size=ROW_GROUP_COUNT)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    path.unlink()
+
+
+def whole_batches(stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a stream up to where it ends or is cut short."""
+    while True:
+        try:
+            batch = next(stream)
+        except (StopIteration, pa.ArrowInvalid, OSError):
+            return
+        yield batch
+
+
+def row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the rows of batches, `ROW_GROUP_COUNT` at a time."""
+    gathered: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        rest = batch
+        while count + rest.num_rows >= ROW_GROUP_COUNT:
+            taken = ROW_GROUP_COUNT - count
+            yield pa.Table.from_batches([*gathered, rest.slice(0, taken)]).unify_dictionaries()
+            gathered, count, rest = [], 0, rest.slice(taken)
+        if rest.num_rows:
+            gathered.append(rest)
+            count += rest.num_rows
+    if gathered:
+        yield pa.Table.from_batches(gathered).unify_dictionaries()
+
+
+def pack_all(directory: Path) -> None:
+    """Write every stream in `directory` as Parquet; none may be open.
+
+    Raises:
+        OSError: there is no room; what is not in Parquet is there as it was.
+    """
+    for path in sorted(directory.glob("*.arrows")):
+        pack(path)
+
+
+def remove_oldest(directory: Path) -> None:
+    """Remove the oldest files in `directory`, down to `PART_COUNT_MAX` parts.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    found: dict[int, list[Path]] = {}
+    for path in directory.iterdir():
+        if (named := part_of(path)) is not None:
+            found.setdefault(named[1], []).append(path)
+    for part in sorted(found)[:-PART_COUNT_MAX]:
+        for path in found[part]:
+            path.unlink(missing_ok=True)

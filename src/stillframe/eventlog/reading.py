@@ -1,0 +1,216 @@
+"""Reads event logs: which files there are, and their rows, a bounded number at a time."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stillframe.errors import Damaged, UsageError
+from stillframe.eventlog.files import DICTIONARIES, row_groups, whole_batches
+from stillframe.eventlog.parts import Span, part_of, span_of
+from stillframe.eventlog.schema import KINDS, ROW_GROUP_COUNT, SCHEMA
+from stillframe.model import check_process_id
+
+_NO_TABLE = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError)
+_STREAM_BEGINS = b"\xff\xff\xff\xff"
+_STREAM_HEAD_BYTES = 8
+_UNPACKED_BYTES_MIN = 2**28
+_UNPACKED_PER_BYTE = 64
+_GROUP_BYTES_MAX = 2**30
+"""So much a row group may become in memory, whatever it says."""
+_COUNT_MAX = 2**62
+_LISTING_COUNT_MAX = 16
+"""So often a listing is begun again because a file went while it was looked at."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One file of an event log.
+
+    Attributes:
+        path: where it is.
+        span: what it is a part of, and what came before it.
+        row_count: how many rows it has now.
+        row_group_count: how many row groups, if it is Parquet; 0 for a stream of batches.
+    """
+
+    path: Path
+    span: Span
+    row_count: int
+    row_group_count: int
+
+
+def epochs(log: Path) -> tuple[int, ...]:
+    """Return the epochs of which the directory `log` holds something, in order; none if there is no
+    such directory.
+
+    Raises:
+        UsageError: `log` is a file.
+        Damaged: something there is of no event log.
+    """
+    try:
+        found = [path for path in log.iterdir() if not path.name.startswith(".")]
+    except FileNotFoundError:
+        return ()
+    except NotADirectoryError:
+        raise UsageError(f"{log} is a file: an event log is a directory") from None
+    return tuple(sorted(_epoch_of(path) for path in found))
+
+
+def parts(log: Path) -> list[Part]:
+    """Return the files of the event log `log`, by epoch, process and part.
+
+    A file that is still being written, or that a crash cut short, counts as far as it is whole.
+
+    Raises:
+        UsageError: there is no event log.
+        Damaged: something there is of no event log, or is not what was written.
+        OSError: it cannot be read.
+    """
+    if not epochs(log):
+        raise UsageError(
+            f"{log} holds no event log: let a system write one with 'stillframe run SYSTEM --log "
+            f"{log}'"
+        )
+    for _ in range(_LISTING_COUNT_MAX):
+        # A process that still runs replaces and removes files.
+        with contextlib.suppress(FileNotFoundError):
+            found = [part for path in _files(log) if (part := _look_at(path)) is not None]
+            return sorted(found, key=lambda p: (p.span.epoch, p.span.process, p.span.part))
+    raise UsageError(f"the files in {log} change too fast to be listed: stop what removes them")
+
+
+def tables(part: Part) -> Iterator[pa.Table]:
+    """Yield the rows of `part` in order, with the columns of ``schema.SCHEMA``, at most
+    ``schema.ROW_GROUP_COUNT`` at a time.
+
+    Raises:
+        Damaged: it is not what was written, or too large; the file is named.
+        OSError: it cannot be read.
+    """
+    with _as_written(part.path):
+        for table in (_groups if _is_parquet(part.path) else _stream)(part.path):
+            yield _checked(table)
+
+
+def _epoch_of(path: Path) -> int:
+    named = part_of(path / "P" / "events-000001.arrows")
+    if named is None or not path.is_dir():
+        raise _foreign(path)
+    return named[0]
+
+
+def _foreign(path: Path) -> Damaged:
+    return Damaged(f"{path} is no part of an event log: move it out of the directory")
+
+
+def _files(log: Path) -> Iterator[Path]:
+    """Yield one path for each part; of two, that of the one which is complete."""
+    for epoch in epochs(log):
+        for directory in _visible(log / f"e{epoch}"):
+            if not directory.is_dir():
+                raise _foreign(directory)
+            by_part: dict[int, Path] = {}
+            for path in sorted(_visible(directory)):  # Parquet comes after Arrow
+                if (named := part_of(path)) is None:
+                    raise _foreign(path)
+                by_part[named[1]] = path
+            yield from by_part.values()
+
+
+def _visible(directory: Path) -> Iterable[Path]:
+    return [path for path in directory.iterdir() if not path.name.startswith(".")]
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix == ".parquet"
+
+
+def _look_at(path: Path) -> Part | None:
+    """Return what `path` is; None if it is a stream that was cut short before it said so."""
+    with _as_written(path):
+        if _is_parquet(path):
+            with pq.ParquetFile(path) as file:
+                metadata = file.metadata
+                span = span_of(metadata.metadata, path)
+                part = Part(path, span, metadata.num_rows, metadata.num_row_groups)
+        elif _has_schema(path):
+            with pa.memory_map(str(path)) as source:
+                stream = pa.ipc.open_stream(source)
+                span = span_of(stream.schema.metadata, path)
+                part = Part(path, span, sum(b.num_rows for b in whole_batches(stream)), 0)
+        else:
+            return None
+    if part_of(path) != (span.epoch, span.part) or path.parent.name != span.process:
+        raise Damaged(
+            f"{path} says that it is part {span.part} of {span.process} in epoch {span.epoch}: put "
+            "it back where it was"
+        )
+    counts = (span.event_count, span.lost_count, *span.sent.values(), *span.received.values())
+    if min(counts) < 0 or max(counts) > _COUNT_MAX or span.event_count < span.lost_count:
+        raise Damaged(f"{path} says of what came before it what cannot be")
+    for process in (span.process, *span.sent, *span.received):
+        check_process_id(process)
+    return part
+
+
+def _has_schema(path: Path) -> bool:
+    """Return whether the first message of a stream is there as a whole."""
+    with path.open("rb") as file:
+        head = file.read(_STREAM_HEAD_BYTES)
+        if not head.startswith(_STREAM_BEGINS) and not _STREAM_BEGINS.startswith(head):
+            raise ValueError("it is no stream of Arrow record batches")
+        size = _STREAM_HEAD_BYTES + int.from_bytes(head[len(_STREAM_BEGINS) :], "little")
+        return len(head) == _STREAM_HEAD_BYTES and path.stat().st_size >= size
+
+
+def _groups(path: Path) -> Iterator[pa.Table]:
+    size_max = _UNPACKED_BYTES_MIN + _UNPACKED_PER_BYTE * path.stat().st_size
+    with pq.ParquetFile(path, read_dictionary=DICTIONARIES) as file:
+        for number in range(file.num_row_groups):
+            # Of the group only: to ask what a column says of itself can end this process.
+            group = file.metadata.row_group(number)
+            if not 0 <= group.total_byte_size <= size_max:
+                raise ValueError(f"it would be {group.total_byte_size} bytes in memory")
+            if not 0 <= group.num_rows <= ROW_GROUP_COUNT:
+                raise ValueError(f"it has {group.num_rows} rows in a group")
+            yield file.read_row_group(number, columns=SCHEMA.names, use_threads=False)
+
+
+def _stream(path: Path) -> Iterator[pa.Table]:
+    with pa.memory_map(str(path)) as source:
+        yield from row_groups(whole_batches(pa.ipc.open_stream(source)))
+
+
+def _checked(table: pa.Table) -> pa.Table:
+    """Return `table` if its rows can be those of an event log."""
+    if table.nbytes > _GROUP_BYTES_MAX:
+        raise ValueError(f"{table.num_rows} of its rows are {table.nbytes} bytes in memory")
+    for field in SCHEMA:
+        found = table.schema.field(field.name).type
+        if found != field.type:
+            raise ValueError(f"column {field.name} is of type {found}, not {field.type}")
+    table.validate(full=True)
+    for name in ("event", "kind"):
+        if table.column(name).null_count:
+            raise ValueError(f"column {name} has an empty place")
+    kinds = {kind for chunk in table.column("kind").chunks for kind in chunk.dictionary.to_pylist()}
+    if not kinds <= {*KINDS}:
+        raise ValueError(f"it has rows of the kind {', '.join(map(repr, kinds - {*KINDS}))}")
+    return table
+
+
+@contextlib.contextmanager
+def _as_written(path: Path) -> Iterator[None]:
+    """Refuse what no process writes."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except _NO_TABLE as error:
+        raise Damaged(
+            f"{path} is no file of an event log as it was written: {error}: move it out of the "
+            "directory; what else is there can be read"
+        ) from error

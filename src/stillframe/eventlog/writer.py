@@ -1,0 +1,130 @@
+"""Writes the log of one process in one epoch while it runs.
+
+The process notes a code (``rows``) for each thing that it does: that is all that it spends on an
+event. Between two actions it hands over what it noted, and a thread makes rows of that and writes
+them. The process never waits for the thread or for the disk: what cannot be written is lost, and
+the log says how many actions that were.
+"""
+
+import queue
+import threading
+from array import array
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from stillframe.eventlog.parts import Span
+from stillframe.eventlog.rows import CODE_TYPE, StepRow, Tally, accepting, sending
+from stillframe.eventlog.scribe import Buffer, Scribe
+from stillframe.model import ProcessId
+
+HAND_OVER_COUNT = 2**16
+"""So many codes are handed over as soon as an action is over."""
+HAND_OVER_S = 0.5
+"""So often what was noted is handed over, in seconds: a process that is killed loses no more."""
+BEHIND_COUNT_MAX = 64 * HAND_OVER_COUNT
+"""So many codes may wait for the thread; what comes then is lost."""
+CLOSE_S_MAX = 5.0
+"""So long the end of a process waits for its log."""
+
+
+class Writer:
+    """The log of one process, from now on.
+
+    Args:
+        log: the directory of the event log.
+        process: whose log it is.
+        epoch: of the system.
+        received: source -> how many messages were received from there before.
+        sent: target -> how many messages were sent there before.
+        trouble: called by the thread with a sentence for people, once for each time that something
+            keeps it from writing.
+
+    Attributes:
+        note: takes the next code.
+        accepting: source -> the code of an action that begins with a message from there.
+        sending: target -> the code of a message that is sent there.
+    """
+
+    def __init__(
+        self,
+        log: Path,
+        process: ProcessId,
+        epoch: int,
+        *,
+        received: Mapping[ProcessId, int],
+        sent: Mapping[ProcessId, int],
+        trouble: Callable[[str], None],
+    ) -> None:
+        self._codes = array(CODE_TYPE)
+        self._steps: list[StepRow] = []
+        self.note = self._codes.append
+        self.accepting = {source: accepting(index) for index, source in enumerate(received)}
+        self.sending = {target: sending(index) for index, target in enumerate(sent)}
+        self._tally = Tally(0, tuple(received.values()), tuple(sent.values()))
+        self._handed_count = 0
+        self._queue: queue.SimpleQueue[Buffer | None] = queue.SimpleQueue()
+        span = Span(
+            process=process,
+            epoch=epoch,
+            part=1,
+            event_count=0,
+            sent={**sent},
+            received={**received},
+        )
+        self._scribe = Scribe(log, span, trouble)
+        self._thread = threading.Thread(
+            target=self._scribe.work, args=(self._queue,), name="event log", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_much(self) -> bool:
+        """Whether to hand over what was noted when the action is over, before it is time."""
+        return len(self._codes) >= HAND_OVER_COUNT
+
+    def note_step(self, row: StepRow) -> None:
+        """Note one row of a step of a snapshot."""
+        self._steps.append(row)
+        self.note(-len(self._steps))
+
+    def hand_over(self, received: Mapping[ProcessId, int], sent: Mapping[ProcessId, int]) -> None:
+        """Let the thread write what was noted. No action may be going on.
+
+        Args:
+            received: source -> how many messages were received from there up to now.
+            sent: target -> how many messages were sent there up to now.
+        """
+        if not self._codes:
+            return
+        before = self._tally
+        now_received = tuple(received[source] for source in self.accepting)
+        now_sent = tuple(sent[target] for target in self.sending)
+        new_received = sum(now_received) - sum(before.received)
+        new_sent = sum(now_sent) - sum(before.sent)
+        by_itself_count = len(self._codes) - len(self._steps) - new_received - new_sent
+        self._tally = Tally(
+            before.event_count + new_received + by_itself_count, now_received, now_sent
+        )
+        if self._handed_count - self._scribe.done_count + len(self._codes) <= BEHIND_COUNT_MAX:
+            self._put(before, self._tally)
+        self._forget()
+
+    def close(self) -> None:
+        """Write what was noted and not handed over, and end; wait for that, but not for long.
+
+        What the process did last may be an action that failed or that was cut short.
+        """
+        if not self._thread.is_alive():
+            return
+        self._put(self._tally, None)
+        self._forget()
+        self._queue.put(None)
+        self._thread.join(CLOSE_S_MAX)
+
+    def _put(self, before: Tally, after: Tally | None) -> None:
+        self._handed_count += len(self._codes)
+        self._queue.put(Buffer(self._codes[:], self._steps, before, after))
+
+    def _forget(self) -> None:
+        del self._codes[:]  # `note` goes on with this very array
+        self._steps = []
