@@ -1,0 +1,157 @@
+"""Event logs are read back as they were written; what is none is refused by name."""
+
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stillframe.errors import Damaged, UsageError
+from stillframe.eventlog.parts import Span, part_path, with_span
+from stillframe.eventlog.reading import epochs, parts, tables
+from stillframe.eventlog.schema import SCHEMA
+
+SPAN = Span(process="P1", epoch=2, part=1, event_count=0, sent={"P2": 0}, received={})
+
+
+def write(log: Path, span: Span, schema: pa.Schema | None = None, row_count: int = 3) -> Path:
+    """Write a file with rows of internal actions, as Parquet; return its path."""
+    path = part_path(log, span, is_complete=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    schema = with_span(span) if schema is None else schema
+    rows = [
+        {"event": span.event_count + n, "kind": "internal", "channel": None, "number": None}
+        for n in range(1, row_count + 1)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+    return path
+
+
+def test_files_come_in_order(tmp_path: Path) -> None:
+    """By epoch, process and part; of a part that is there twice, the complete file."""
+    spans = [
+        SPAN,
+        msgspec.structs.replace(SPAN, part=2, event_count=3),
+        msgspec.structs.replace(SPAN, process="P2"),
+        msgspec.structs.replace(SPAN, epoch=10),
+    ]
+    for span in reversed(spans):
+        write(tmp_path, span)
+    beside = part_path(tmp_path, SPAN, is_complete=False)
+    beside.write_bytes(b"")
+    (beside.parent / ".events-000009.parquet.partial").write_bytes(b"half")
+    found = parts(tmp_path)
+    assert [part.span for part in found] == spans
+    assert [(part.row_count, part.row_group_count) for part in found] == [(3, 1)] * 4
+    assert epochs(tmp_path) == (2, 10)
+    (table,) = tables(found[1])
+    assert table.schema.equals(SCHEMA)
+    assert table.column("event").to_pylist() == [4, 5, 6]
+
+
+def test_a_file_that_has_no_row_yet_is_no_part(tmp_path: Path) -> None:
+    """What a crash cut short before it said what it is, is left out."""
+    write(tmp_path, SPAN)
+    for number, content in enumerate(
+        (b"", b"\xff\xff\xff\xff\x30", b"\xff\xff\xff\xff\x30\x01\0\0"), 2
+    ):
+        path = part_path(tmp_path, msgspec.structs.replace(SPAN, part=number), is_complete=False)
+        path.write_bytes(content)
+    assert [part.span.part for part in parts(tmp_path)] == [1]
+
+
+def test_where_no_log_is_the_reader_says_how_to_get_one(tmp_path: Path) -> None:
+    """An empty directory, none at all, or a file."""
+    for log in (tmp_path, tmp_path / "none"):
+        assert epochs(log) == ()
+        with pytest.raises(UsageError, match=r"holds no event log.*--log"):
+            parts(log)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(UsageError, match="is a file"):
+        parts(file)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["notes.txt", "e0/P1/x", "e2/notes.txt", "e2/P1/events-1.parquet", "e2/P1/events-000001.csv"],
+)
+def test_foreign_files_are_named(tmp_path: Path, name: str) -> None:
+    """What is of no event log is in the way, and its name is told."""
+    write(tmp_path, msgspec.structs.replace(SPAN, part=7))
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"foreign")
+    with pytest.raises(Damaged, match="move it out of the directory"):
+        parts(tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrows"])
+@pytest.mark.parametrize(
+    "content", [b"foreign bytes", b"PAR1" * 9, b"\xff\xff\xff\xff\x08\0\0\0" + b"x" * 99]
+)
+def test_bytes_that_are_no_file_are_refused(tmp_path: Path, ending: str, content: bytes) -> None:
+    """A file with the right name and other content is damaged."""
+    path = part_path(tmp_path, SPAN, is_complete=ending == "parquet")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    with pytest.raises(Damaged, match="events-000001"):
+        parts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        msgspec.structs.replace(SPAN, process="P2"),
+        msgspec.structs.replace(SPAN, epoch=1),
+        msgspec.structs.replace(SPAN, part=2),
+        msgspec.structs.replace(SPAN, event_count=-1),
+        msgspec.structs.replace(SPAN, lost_count=1),
+        msgspec.structs.replace(SPAN, sent={"P2": -1}),
+        msgspec.structs.replace(SPAN, version=2),
+    ],
+)
+def test_a_file_that_says_what_cannot_be_is_refused(tmp_path: Path, span: Span) -> None:
+    """A file in another's place, or with counts below nothing."""
+    write(tmp_path, SPAN, with_span(span))
+    with pytest.raises(Damaged):
+        parts(tmp_path)
+
+
+def test_a_file_without_a_span_is_refused(tmp_path: Path) -> None:
+    """Parquet of somebody else's."""
+    write(tmp_path, SPAN, SCHEMA)
+    with pytest.raises(Damaged, match="no part of an event log"):
+        parts(tmp_path)
+
+
+def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
+    """The column and its type are named."""
+    fields = [pa.field("event", pa.int32()), *list(SCHEMA)[1:]]
+    write(tmp_path, SPAN, pa.schema(fields, metadata=with_span(SPAN).metadata))
+    (part,) = parts(tmp_path)
+    with pytest.raises(Damaged, match="column event is of type int32"):
+        list(tables(part))
+
+
+def test_rows_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
+    """A kind is one of those that ``schema.KINDS`` names."""
+    path = write(tmp_path, SPAN)
+    table = pq.read_table(path).to_pylist()
+    rows = [row | {"kind": "dreamt"} for row in table]
+    pq.write_table(pa.Table.from_pylist(rows, schema=with_span(SPAN)), path)
+    (part,) = parts(tmp_path)
+    with pytest.raises(Damaged, match="'dreamt'"):
+        list(tables(part))
+
+
+def test_groups_of_too_many_rows_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader holds a bounded number of rows."""
+    write(tmp_path, SPAN)
+    monkeypatch.setattr("stillframe.eventlog.reading.ROW_GROUP_COUNT", 2)
+    (part,) = parts(tmp_path)
+    with pytest.raises(Damaged, match="3 rows in a group"):
+        list(tables(part))
