@@ -14,7 +14,6 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 from stillframe import tracefile
 from stillframe.cli import output, quantities
 from stillframe.cli.cut_option import parse_cut
-from stillframe.cli.here import load_function
 from stillframe.cli.proof import put_order
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.cuts import (
@@ -27,6 +26,7 @@ from stillframe.cuts import (
 )
 from stillframe.detect.asked import yes_or_no
 from stillframe.errors import UsageError
+from stillframe.runtime.here import load_function, look_here
 from stillframe.trace import Cut, Position, Trace
 
 _POSITION = re.compile(r"(?P<process>[^=,#\s]+)#(?P<index>[0-9]{1,18})")
@@ -63,6 +63,7 @@ def answer(path: Path, question: Question, *, is_json: bool) -> None:
     if sum(value is not None for value in msgspec.structs.asdict(question).values()) > 1:
         options = ", ".join(f"--{name}" for name in Question.__struct_fields__)
         raise UsageError(f"ask one question at a time: {options}")
+    look_here()
     predicate = None if question.where is None else load_function(question.where)
     trace = tracefile.read(path)
     if question.cut is not None:

@@ -9,11 +9,11 @@ import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from stillframe.cli import output
-from stillframe.cli.here import look_here
 from stillframe.cli.rules import Network, Rules, recorder_of
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, SnapshotId
+from stillframe.runtime.here import look_here
 from stillframe.runtime.loading import load_topology
 from stillframe.sim import choices, explore
 from stillframe.sim.systems import pair

@@ -8,12 +8,12 @@ import typer
 import uvloop
 
 from stillframe.cli import output
-from stillframe.cli.here import look_here
 from stillframe.cli.supervision import Stop
 from stillframe.errors import UsageError
 from stillframe.runtime.addresses import COORDINATOR_PORT, Address
 from stillframe.runtime.certificates import check_own
 from stillframe.runtime.child import Launch
+from stillframe.runtime.here import look_here
 from stillframe.runtime.joining import stay_joined
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.member import ORPHANED_S

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from stillframe.cli import output, quantities
-from stillframe.cli.here import look_here
 from stillframe.errors import UsageError
 from stillframe.migration.migrate import Migration, migrate
 from stillframe.model import SnapshotId
 from stillframe.runtime.beginning import needs_agreement
+from stillframe.runtime.here import look_here
 from stillframe.runtime.loading import load_topology
 from stillframe.store.store import Store
 

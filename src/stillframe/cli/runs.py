@@ -12,8 +12,7 @@ import typer
 import uvloop
 
 from stillframe.cli import output, quantities
-from stillframe.cli.detection import check_named, not_stable_sentence
-from stillframe.cli.here import look_here
+from stillframe.cli.detection import not_stable_sentence
 from stillframe.cli.migration import reference_of
 from stillframe.cli.narration import Narrator
 from stillframe.cli.supervision import Plan, keep_running
@@ -24,6 +23,8 @@ from stillframe.errors import Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.runtime import events
 from stillframe.runtime.commands import RestoreSnapshot, command
+from stillframe.runtime.here import look_here
+from stillframe.runtime.judging import check_named
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.running import explain_use, left_behind
 from stillframe.runtime.supervisor import Supervisor

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stillframe.cli import output, quantities
 from stillframe.cli.extras import Extras, serve
-from stillframe.cli.here import look_here
 from stillframe.cli.rules import Network, Rules, recorder_of
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
+from stillframe.runtime.here import look_here
 from stillframe.runtime.loading import load_topology
 from stillframe.sim.campaign import Tally, run_seeds
 from stillframe.sim.faults import describe

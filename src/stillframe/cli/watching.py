@@ -5,9 +5,9 @@ import contextlib
 import threading
 from pathlib import Path
 
-from stillframe.cli.detection import Look, look_for, unless_dropped
 from stillframe.detect.predicate import Sighting
 from stillframe.runtime import events
+from stillframe.runtime.judging import Look, look_for, unless_dropped
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology

@@ -10,9 +10,9 @@ from typing import Any
 from stillframe.errors import UsageError
 
 
-def look_here() -> None:
-    """Put the current directory on Python's path, first."""
-    here = str(Path.cwd())
+def look_here(directory: str | None = None) -> None:
+    """Put a directory on Python's path, first; by default the current one."""
+    here = str(Path.cwd()) if directory is None else directory
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)
 
@@ -22,7 +22,7 @@ def load_function(reference: str) -> Callable[..., Any]:
     goes to stderr.
 
     Args:
-        reference: for example ``predicates:terminated``.
+        reference: for example ``predicates:terminated``; the module is looked for on ``sys.path``.
 
     Raises:
         UsageError: there is no such module or function, or the import fails.
@@ -33,7 +33,6 @@ def load_function(reference: str) -> Callable[..., Any]:
             f"{reference!r} does not name a predicate: write MODULE:FUNCTION, for example "
             "'predicates:terminated' for the function terminated in predicates.py"
         )
-    look_here()
     try:
         with redirect_stdout(sys.stderr):
             module = importlib.import_module(module_name)
