@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 BANK = "examples.bank:bank"
 COMMANDS = ["run", "restore", "snapshot", "savepoint", "drop", "list", "show"]
 COMMANDS += ["verify", "detect", "diff", "spark audit"]
+STORE_COMMANDS = ["spark history"]
 PIPELINE_COMMANDS = [
     "spark snapshot",
     "spark savepoint",
@@ -60,7 +61,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert "Take a snapshot now." in done.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS + PIPELINE_COMMANDS + STUDY_COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS + STORE_COMMANDS + PIPELINE_COMMANDS + STUDY_COMMANDS)
 def test_every_command_has_an_example_and_json(call: Call, command: str) -> None:
     """The help of each command shows how it is called, and each can write JSON."""
     result = call(*command.split(), "--help")

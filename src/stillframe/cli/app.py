@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stillframe.cli import machines, pipelines, revival, study
+from stillframe.cli import machines, pipelines, revival, stores, study
 from stillframe.cli.options import (
     AsJson,
     Elsewhere,
@@ -45,12 +45,13 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 spark_app = typer.Typer(
-    help="One snapshot across streaming queries and services. Only 'audit', which works on a "
-    "store, starts Spark (and needs the extra 'spark' and Java 17, 21 or 25).",
+    help="One snapshot across streaming queries and services; and whole stores on Spark: only "
+    "the commands with a STORE start it (and need the extra 'spark' and Java 17, 21 or 25).",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 spark_app.add_typer(pipelines.app)
+spark_app.add_typer(stores.app)
 app.add_typer(spark_app, name="spark")
 app.add_typer(revival.app)
 app.add_typer(machines.app)

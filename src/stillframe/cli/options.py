@@ -136,6 +136,7 @@ Elsewhere = Annotated[
 Master = Annotated[
     str,
     typer.Option(
+        "--master",
         metavar="URL",
         help="Where Spark runs, in Spark's own words: local[2], spark://HOST:7077.",
     ),

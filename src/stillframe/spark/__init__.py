@@ -12,6 +12,7 @@ from stillframe.spark.session import spark_session
 
 if TYPE_CHECKING:
     from stillframe.spark.audit import Audit
+    from stillframe.spark.markers import marker_paths
     from stillframe.spark.queries import (
         checkpoint_location,
         read_channels,
@@ -21,22 +22,36 @@ if TYPE_CHECKING:
         with_barriers,
     )
     from stillframe.spark.reading import diff, log_records, query_state
+    from stillframe.spark.timeline import (
+        channel_history,
+        channel_spread,
+        marker_steps,
+        snapshot_history,
+        spread,
+    )
 
 __all__ = [
     "audit_store",
+    "channel_history",
+    "channel_spread",
     "checkpoint_location",
     "diff",
     "log_records",
+    "marker_paths",
+    "marker_steps",
     "query_state",
     "read_channels",
     "register",
+    "snapshot_history",
     "spark_session",
+    "spread",
     "start_query",
     "to_channel",
     "with_barriers",
 ]
 
 _MODULES = {
+    "markers": ("marker_paths",),
     "queries": (
         "checkpoint_location",
         "read_channels",
@@ -46,6 +61,13 @@ _MODULES = {
         "with_barriers",
     ),
     "reading": ("diff", "log_records", "query_state"),
+    "timeline": (
+        "channel_history",
+        "channel_spread",
+        "marker_steps",
+        "snapshot_history",
+        "spread",
+    ),
 }
 
 

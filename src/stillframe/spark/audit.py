@@ -21,13 +21,12 @@ import msgspec
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from stillframe.errors import Damaged, StoreError, UsageError
+from stillframe.errors import StoreError, UsageError
 from stillframe.model import SnapshotId
 from stillframe.spark import history
+from stillframe.spark.manifests import read_published
 from stillframe.store.disk import WHAT_TO_DO
-from stillframe.store.manifest import MANIFEST, Head, Manifest, read_manifest
-from stillframe.store.opening import HEAD, SNAPSHOTS, check_is_store
-from stillframe.store.seal import read_sealed
+from stillframe.store.manifest import MANIFEST, Manifest
 from stillframe.topology import Description
 
 _FLOAT_TOLERANCE = 1e-9
@@ -92,7 +91,12 @@ def audit(
         UsageError: there is no store or no snapshot in it, or the SQL is wrong.
         StoreError: the store cannot be read, or changed meanwhile.
     """
-    head, manifests, damages = _read_manifests(store_path)
+    published = read_published(store_path)
+    if published.is_empty:
+        raise UsageError(f"the store {store_path} holds no snapshot yet: there is nothing to audit")
+    manifests = {str(snapshot): found for snapshot, found in published.manifests.items()}
+    damages = {str(snapshot): why for snapshot, why in published.damages.items()}
+    head = published.head
     try:
         damages |= _changed_files(history.file_hashes(spark, store_path), manifests)
         whole = [name for name in manifests if name not in damages]
@@ -122,7 +126,7 @@ def audit(
             books[name],
             [None if found is None else found.get(name, 0) for found in amounts],
         )
-        for name, manifest in sorted(manifests.items(), key=lambda item: item[1].sequence)
+        for name, manifest in manifests.items()
     ]
     rows += [
         SnapshotAudit(id=SnapshotId.parse(name), sequence=0, damage=damages[name])
@@ -154,27 +158,6 @@ class _Source:
 
     def messages(self) -> DataFrame:
         return history.messages(self.spark, self._store_path, self.description, self._chosen)
-
-
-def _read_manifests(store_path: Path) -> tuple[Head, dict[str, Manifest], dict[str, str]]:
-    """Return the store's head, the manifests by snapshot, and what is wrong with the others."""
-    check_is_store(store_path)
-    head = read_sealed(store_path / HEAD, Head)
-    topologies = {d.hash: d for d in (*head.former, head.description)}
-    manifests: dict[str, Manifest] = {}
-    damages: dict[str, str] = {}
-    for directory in sorted((store_path / SNAPSHOTS).glob("[!.]*")):
-        try:
-            SnapshotId.parse(directory.name)
-        except UsageError:
-            raise StoreError(f"{directory} is no snapshot: move it out of the store") from None
-        try:
-            manifests[directory.name] = read_manifest(directory, topologies)
-        except Damaged as error:
-            damages[directory.name] = str(error)
-    if not manifests and not damages:
-        raise UsageError(f"the store {store_path} holds no snapshot yet: there is nothing to audit")
-    return head, manifests, damages
 
 
 def _changed_files(hashes: DataFrame, manifests: dict[str, Manifest]) -> dict[str, str]:

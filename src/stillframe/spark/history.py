@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from stillframe.columns import Column
+from stillframe.spark.verified import location
 from stillframe.store.columns import merged_columns
 from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES
 from stillframe.store.opening import SNAPSHOTS
@@ -60,7 +61,7 @@ def file_hashes(spark: SparkSession, store_path: Path) -> DataFrame:
     files = (
         spark.read.format("binaryFile")
         .options(recursiveFileLookup=True, pathGlobFilter="*.parquet")
-        .load(_location(store_path / SNAPSHOTS))
+        .load(location(store_path / SNAPSHOTS))
     )
     parts = F.split("path", "/")
     return files.select(
@@ -194,7 +195,7 @@ def _table(
     schema: str,
     snapshots: Iterable[str] | None,
 ) -> DataFrame:
-    directory = _location(store_path / SNAPSHOTS)
+    directory = location(store_path / SNAPSHOTS)
     reader = spark.read.schema(schema)
     if snapshots is None:
         # One directory to list is much faster for Spark than thousands of paths.
@@ -207,8 +208,3 @@ def _field_schema(classes: dict[str, tuple[Column, ...]]) -> str:
     return "".join(
         f", `{column.name}` {SQL_TYPES[column.kind]}" for column in merged_columns(classes)
     )
-
-
-def _location(path: Path) -> str:
-    """Return a local path as Spark reads it: what has a meaning in patterns is escaped."""
-    return "file://" + "".join(f"\\{c}" if c in "\\{}[]*?" else c for c in str(path.absolute()))

@@ -3,10 +3,12 @@
 Executors of a cluster use it: it needs no more than Python.
 """
 
+import hashlib
 import zlib
 from pathlib import Path
 
 from stillframe.errors import Damaged
+from stillframe.store.disk import WHAT_TO_DO, read_file
 
 _CHUNK_BYTES = 1 << 20
 
@@ -40,3 +42,20 @@ def check_file(path: Path, checksum: int) -> None:
             f"{path} was changed since it was written: its checksum is {found:08x}, and was "
             f"{checksum:08x}; go back to a snapshot that does not need it"
         )
+
+
+def read_hashed(path: Path, byte_count: int, digest: str, *, advice: str = WHAT_TO_DO) -> bytes:
+    """Return the bytes of a file that must be `byte_count`, with the SHA-256 `digest`.
+
+    Raises:
+        Damaged: they are not what was written.
+        StoreError: the file cannot be read.
+    """
+    content = read_file(path, bytes_max=byte_count, advice=advice)
+    if len(content) != byte_count:
+        raise Damaged(
+            f"{path} is cut short: {len(content)} of {byte_count} bytes are there: {advice}"
+        )
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise Damaged(f"{path} was changed since it was written: {advice}")
+    return content

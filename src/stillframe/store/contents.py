@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
+from stillframe.errors import NotConsistent, StoreError, UsageError
 from stillframe.model import GlobalState, ProcessId, Snapshot, SnapshotId
 from stillframe.store.chain import links_of
-from stillframe.store.disk import WHAT_TO_DO, partial_path, read_file, sync, write_new
+from stillframe.store.checksum import read_hashed
+from stillframe.store.disk import partial_path, sync, write_new
 from stillframe.store.keyed import KeyedTable, as_whole
 from stillframe.store.manifest import (
     CHANNELS,
@@ -331,16 +332,8 @@ def read_tables(chain: Chain) -> dict[str, pa.Table]:
 
 
 def _read_verified(directory: Path, manifest: Manifest, name: str) -> bytes:
-    path = directory / name
     record = next(record for record in manifest.files if record.name == name)
-    content = read_file(path, bytes_max=record.bytes, advice=WHAT_TO_DO)
-    if len(content) != record.bytes:
-        raise Damaged(
-            f"{path} is cut short: {len(content)} of {record.bytes} bytes are there: {WHAT_TO_DO}"
-        )
-    if hashlib.sha256(content).hexdigest() != record.hash:
-        raise Damaged(f"{path} was changed since it was written: {WHAT_TO_DO}")
-    return content
+    return read_hashed(directory / name, record.bytes, record.hash)
 
 
 def _check_counts(path: Path, manifest: Manifest, state: GlobalState) -> None:

@@ -97,17 +97,30 @@ def read_parquet(
         ValueError: what is in it is not what its types say, or it says that it is more than such a
             file may become.
     """
+    return pa.concat_tables(row_groups(content, columns, dictionaries=dictionaries))
+
+
+def row_groups(
+    content: bytes, columns: list[str] | None = None, *, dictionaries: Iterable[str] = ()
+) -> Iterator[pa.Table]:
+    """Read a Parquet file as ``read_parquet`` does, one group of rows after the other; one without
+    rows if there is no group."""
     file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=list(dictionaries))
     bytes_max = unpacked_bytes_max(len(content))
     # Of groups only: to ask what a column says of itself can end this operating-system process.
     announced = [file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups)]
     _check_size(sum(announced) if min(announced, default=0) >= 0 else -1, bytes_max)
-    groups, total_bytes = [], 0
+    total_bytes = 0
     for group in range(file.num_row_groups):
-        groups.append(file.read_row_group(group, columns=columns, use_threads=False))
-        total_bytes += groups[-1].nbytes
+        table = file.read_row_group(group, columns=columns, use_threads=False)
+        total_bytes += table.nbytes
         _check_size(total_bytes, bytes_max)
-    table = pa.concat_tables(groups) if groups else file.read(columns=columns, use_threads=False)
+        yield _checked(table, columns)
+    if not announced:
+        yield _checked(file.read(columns=columns, use_threads=False), columns)
+
+
+def _checked(table: pa.Table, columns: list[str] | None) -> pa.Table:
     table.validate(full=True)
     if columns is not None and table.column_names != columns:
         raise ValueError(f"it has the columns {', '.join(table.column_names)}")

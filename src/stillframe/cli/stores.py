@@ -1,0 +1,46 @@
+"""The commands that ask Spark about a whole store: ``stillframe spark history`` and so on.
+
+As in ``app``: each reads its options and calls the module that does it.
+"""
+# ruff: noqa: PLC0415 - heavy modules are imported by the command that needs them
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stillframe.cli.options import AsJson, Master, StorePath
+from stillframe.cli.tasks import MASTER
+from stillframe.cli.verdict import Command
+
+app = typer.Typer()
+
+OptionalEventLog = Annotated[
+    Path | None,
+    typer.Option(
+        "--log",
+        metavar="DIR",
+        help="Directory of the event log: show the way of the markers, too.",
+        show_default=False,
+    ),
+]
+
+
+@app.command(
+    cls=Command,
+    short_help="Show how all snapshots of a store went.",
+    epilog="Examples: stillframe spark history money; "
+    "stillframe spark history money --log money.log",
+)
+def history(
+    store: StorePath,
+    *,
+    log: OptionalEventLog = None,
+    where: Master = MASTER,
+    as_json: AsJson = False,
+) -> None:
+    """Show for every snapshot how long it took and what it waited for, its size and what was in
+    transit; over all of them the median, nine tenths and the most; and the busiest channels."""
+    from stillframe.cli import store_history
+
+    store_history.show_history(store, log, where=where, is_json=as_json)

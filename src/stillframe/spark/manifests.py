@@ -1,0 +1,159 @@
+"""The manifests of a store, read and verified side by side, on the driver.
+
+Executors of a cluster could not: they know nothing of what seals a manifest.
+"""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Damaged, UsageError
+from stillframe.model import SnapshotId
+from stillframe.store.chain import chain_length, check_chain, gather
+from stillframe.store.manifest import (
+    Entry,
+    FileRecord,
+    Head,
+    Manifest,
+    entry_of,
+    read_manifest,
+)
+from stillframe.store.opening import (
+    HEAD,
+    SNAPSHOTS,
+    check_is_store,
+    listed,
+    snapshot_directories,
+)
+from stillframe.store.savepoints import named
+from stillframe.store.seal import read_sealed
+from stillframe.store.tables import Tables
+from stillframe.store.topologies import Topologies
+from stillframe.topology import Description
+
+READER_COUNT = 16
+"""So many manifests are read at a time: on a disk elsewhere each takes a way there and back."""
+
+
+class Published(msgspec.Struct, frozen=True):
+    """What a store held at one moment.
+
+    Attributes:
+        path: of the store.
+        head: what it says of itself.
+        manifests: of its snapshots, in the order of publishing.
+        damages: snapshots whose manifest cannot be read, and why.
+        topologies: those of the snapshots.
+    """
+
+    path: Path
+    head: Head
+    manifests: dict[SnapshotId, Manifest]
+    damages: dict[SnapshotId, str]
+    topologies: Topologies
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no snapshot, not even a damaged one."""
+        return not self.manifests and not self.damages
+
+    def directory(self, snapshot: SnapshotId) -> Path:
+        """Return the directory of a snapshot."""
+        return self.path / SNAPSHOTS / str(snapshot)
+
+    def description(self, snapshot: SnapshotId) -> Description:
+        """Return the topology that a snapshot was taken of."""
+        return self.topologies.described[self.manifests[snapshot].topology]
+
+    def tables(self, topology: str) -> Tables:
+        """Return the tables of the snapshots of a topology, by its hash."""
+        return self.topologies.tables(topology)
+
+    def file(self, snapshot: SnapshotId, name: str) -> tuple[str, str, int, str]:
+        """Return snapshot, path, bytes and hash of a file, as ``verified.rows`` takes them."""
+        records = self.manifests[snapshot].files
+        record: FileRecord = next(record for record in records if record.name == name)
+        return str(snapshot), str(self.directory(snapshot) / name), record.bytes, record.hash
+
+    def find(self, text: str) -> SnapshotId:
+        """Return the snapshot that `text` names: a savepoint, or an id.
+
+        Raises:
+            UsageError: there is none; the error says which there are.
+            Damaged: its manifest cannot be read.
+        """
+        snapshot = named(text, self.head.savepoints)
+        if snapshot in self.damages:
+            raise Damaged(self.damages[snapshot])
+        if snapshot not in self.manifests:
+            known = listed(map(str, self.manifests))
+            raise UsageError(
+                f"there is no snapshot {snapshot} in the store {self.path}; "
+                f"there {'are ' + known if known else 'is none at all'}"
+            )
+        return snapshot
+
+    def check_chains(self, snapshots: Iterable[SnapshotId]) -> None:
+        """Check that all is there that these snapshots are based on.
+
+        Raises:
+            Damaged: it is not; what is missing or damaged is named.
+        """
+        for snapshot in snapshots:
+            manifest = self.manifests[snapshot]
+            for needed in set((manifest.bases or {}).values()) & self.damages.keys():
+                raise Damaged(f"snapshot {snapshot} is based on {needed}: {self.damages[needed]}")
+            reached = gather(snapshot, self.manifests.get)
+            check_chain(reached, manifest, self.path / SNAPSHOTS)
+
+    def entries(self) -> list[Entry]:
+        """Return what ``Store.entries`` does, without the snapshots that are damaged."""
+        names: dict[SnapshotId, list[str]] = {}
+        for name, snapshot in self.head.savepoints.items():
+            names.setdefault(snapshot, []).append(name)
+        return [
+            entry_of(
+                manifest,
+                self.directory(snapshot),
+                savepoints=names.get(snapshot, ()),
+                chain_length=chain_length(self.manifests, snapshot),
+            )
+            for snapshot, manifest in self.manifests.items()
+        ]
+
+
+def read_published(path: Path) -> Published:
+    """Read all manifests of the store at `path`, which may be written to meanwhile.
+
+    Raises:
+        UsageError: there is no store.
+        Damaged: its ``store.json`` was changed.
+        StoreError: it cannot be read, or a name in it is none of ours.
+    """
+    check_is_store(path)
+    # In this order: the topology of each snapshot that is found is known then.
+    directories = snapshot_directories(path / SNAPSHOTS)
+    head = read_sealed(path / HEAD, Head)
+    topologies = Topologies(head)
+    with ThreadPoolExecutor(READER_COUNT) as pool:
+        read = partial(_read, topologies=topologies.described)
+        found = list(zip(directories, pool.map(read, directories), strict=True))
+    manifests = [manifest for _, manifest in found if isinstance(manifest, Manifest)]
+    return Published(
+        path,
+        head,
+        {m.snapshot: m for m in sorted(manifests, key=lambda m: m.sequence)},
+        {SnapshotId.parse(d.name): why for d, why in found if isinstance(why, str)},
+        topologies,
+    )
+
+
+def _read(directory: Path, topologies: Mapping[str, Description]) -> Manifest | str | None:
+    """Return a manifest, what is wrong with it, or None if its snapshot was dropped meanwhile."""
+    try:
+        return read_manifest(directory, topologies)
+    except Damaged as error:
+        return str(error) if directory.is_dir() else None

@@ -1,0 +1,127 @@
+"""Parquet files as DataFrames of which no byte can be other than it was written.
+
+A task reads the bytes of a file once, compares them with their SHA-256, and makes rows of these
+same bytes. Executors of a cluster run it: it needs no more than Arrow.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from stillframe.errors import Damaged, NotConsistent, StoreError
+from stillframe.spark.shipping import ship
+from stillframe.store.checksum import read_hashed
+from stillframe.store.parquet import as_written, row_groups
+
+File = tuple[str, str, int, str]
+"""Snapshot, path, bytes and SHA-256 of a file."""
+
+SNAPSHOT = "snapshot"
+_FILES_SCHEMA = pa.schema(
+    [
+        pa.field("snapshot", pa.string()),
+        pa.field("path", pa.string()),
+        pa.field("byte_count", pa.int64()),
+        pa.field("hash", pa.string()),
+        pa.field("task", pa.int32()),
+    ]
+)
+_TASK_BYTES = 32 * 2**20
+_TASK_FILE_COUNT = 256
+"""A task reads so much, or so many files: to begin one costs more than to read a small file."""
+_BATCH_ROW_COUNT = 1 << 16
+_ERRORS = {kind.__name__: kind for kind in (Damaged, StoreError, NotConsistent)}
+_RAISED = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(_ERRORS)}): (.+?)\s*$", re.MULTILINE)
+
+
+def rows(spark: SparkSession, files: Sequence[File], schema: str) -> DataFrame:
+    """Return the rows of files, all with the columns of `schema`, of which the first is `snapshot`.
+
+    Nothing is read before somebody collects; who does is inside ``explained``.
+
+    Args:
+        spark: the session.
+        files: which; what the column `snapshot` says is taken from here.
+        schema: the columns that every file has, and perhaps others.
+    """
+    ship(spark)
+    struct = StructType.fromDDL(schema)
+    assert isinstance(struct, StructType)
+    message = to_arrow_schema(struct, timezone="UTC").serialize().to_pybytes()
+    task_count, tasks = _tasks(spark, files)
+    columns = [list(column) for column in zip(*files, strict=True)] or [[], [], [], []]
+    listed = spark.createDataFrame(pa.table([*columns, tasks], schema=_FILES_SCHEMA))
+    spread = listed.repartitionById(task_count, F.col("task"))
+    return spread.mapInArrow(partial(_read, schema_message=message), struct)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Say in our words what stopped a task that read the store at `path`.
+
+    Raises:
+        Damaged: a file is not what was written; it is named.
+        StoreError: Spark stopped for another reason.
+    """
+    try:
+        yield
+    except PySparkException as error:
+        raised = _RAISED.search(str(error))
+        if raised is not None:
+            raise _ERRORS[raised[1]](raised[2]) from error
+        first = re.sub(r"\s*SQLSTATE: \w+.*", "", str(error).strip().partition("\n")[0])
+        raise StoreError(
+            f"Spark cannot read {path}: {first.rstrip('.')}. If snapshots are being dropped there "
+            "meanwhile, try again"
+        ) from error
+
+
+def location(path: Path) -> str:
+    """Return a local path as Spark reads it: what has a meaning in patterns is escaped."""
+    return "file://" + "".join(f"\\{c}" if c in "\\{}[]*?" else c for c in str(path.absolute()))
+
+
+def _tasks(spark: SparkSession, files: Sequence[File]) -> tuple[int, list[int]]:
+    """Return how many tasks there are, and which one reads each file: the large ones are spread."""
+    by_size = math.ceil(sum(file[2] for file in files) / _TASK_BYTES)
+    by_number = math.ceil(len(files) / _TASK_FILE_COUNT)
+    cores = spark.sparkContext.defaultParallelism
+    count = max(1, min(len(files), max(by_size, by_number, cores)))
+    tasks = [0] * len(files)
+    ordered = sorted(range(len(files)), key=lambda index: -files[index][2])
+    for place, index in enumerate(ordered):
+        tasks[index] = place % count
+    return count, tasks
+
+
+def _read(batches: Iterable[pa.RecordBatch], schema_message: bytes) -> Iterator[pa.RecordBatch]:
+    schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
+    for batch in batches:
+        for snapshot, path, byte_count, digest, _ in zip(
+            *(column.to_pylist() for column in batch.columns), strict=True
+        ):
+            yield from _batches(
+                snapshot, Path(path), read_hashed(Path(path), byte_count, digest), schema
+            )
+
+
+def _batches(
+    snapshot: str, path: Path, content: bytes, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    names = [name for name in schema.names if name != SNAPSHOT]
+    with as_written(path):
+        for group in row_groups(content, names):
+            column = pa.repeat(pa.scalar(snapshot), group.num_rows)
+            columns = {SNAPSHOT: column} | {name: group.column(name) for name in names}
+            table = pa.table([columns[name] for name in schema.names], names=schema.names)
+            yield from table.cast(schema).to_batches(max_chunksize=_BATCH_ROW_COUNT)
