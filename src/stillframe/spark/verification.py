@@ -1,0 +1,176 @@
+"""Verifies snapshots from the event log of a system: functions from DataFrames to DataFrames.
+
+Each task reads row groups of its own and counts (``counting``); what it found of each channel goes,
+as small vectors, to one task that judges that channel for all snapshots (``judging``). The cost is
+that of reading each row once, and of comparing each channel of each snapshot once; no message is
+joined with any snapshot, and no task holds more than a row group and the counts of one channel.
+"""
+
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from stillframe.errors import UsageError
+from stillframe.eventlog.reading import parts
+from stillframe.spark.counting import COUNTS, PIECES, PUBLISHED_SIDE, STREAM, count_pieces
+from stillframe.spark.findings import CUT, FAULTS, FINDINGS, GAPS, IN_TRANSIT, KNOWN, LOGGED
+from stillframe.spark.history import channels
+from stillframe.spark.judging import judge
+from stillframe.spark.shipping import ship
+from stillframe.store.store import Store
+
+_TASKS_PER_CORE = 3
+_NAMED_MAX = 10
+
+
+def pieces(spark: SparkSession, log: Path) -> DataFrame:
+    """Return a row for each row group of an event log (``counting.PIECES``): what `verify` takes.
+
+    A system that runs may write to it; what it writes later is not among them.
+
+    Raises:
+        UsageError: there is no event log.
+        Damaged, StoreError: a file in it is none of a log, or cannot be read.
+    """
+    rows = [
+        (
+            str(part.path.absolute()),
+            group,
+            part.span.epoch,
+            part.span.process,
+            part.span.part,
+            msgspec.json.encode(part.span).decode(),
+        )
+        for part in parts(log)
+        for group in (range(part.row_group_count) if part.row_group_count else (STREAM,))
+    ]
+    return spark.createDataFrame(rows, PIECES)
+
+
+def published(spark: SparkSession, store_path: Path) -> DataFrame:
+    """Return what a store says of each channel at the cuts of its snapshots: what `verify` takes.
+
+    Raises:
+        UsageError: there is no store, or no snapshot in it.
+        StoreError: it cannot be read.
+    """
+    entries = Store.open(store_path).entries()
+    if not entries:
+        raise UsageError(
+            f"the store {store_path} holds no snapshot yet: there is nothing to compare"
+        )
+    epochs = [(str(entry.id), entry.epoch) for entry in entries]
+    recorded = F.expr("transform(encoded, b -> struct(b.first AS first, b.count AS count))")
+    step = F.struct(
+        "snapshot",
+        F.col("sent_count").alias("place"),
+        F.col("received_count").alias("event"),
+        recorded.alias("recorded"),
+    )
+    known = spark.createDataFrame(epochs, "snapshot STRING, epoch BIGINT")
+    steps = (
+        channels(spark, store_path, [name for name, _ in epochs])
+        .join(F.broadcast(known), "snapshot")
+        .groupBy("epoch", "source", "target")
+        .agg(F.collect_list(step).alias("markers"))
+    )
+    nothing = {
+        "side": F.lit(PUBLISHED_SIDE),
+        "part": F.lit(0),
+        "row_group": F.lit(0),
+        "is_cut_short": F.lit(False),  # noqa: FBT003 - a value, not a switch
+        "firsts": F.array(),
+        "counts": F.array(),
+        "cuts": F.array(),
+    }
+    schema = from_arrow_schema(COUNTS)
+    columns = [
+        nothing.get(field.name, F.col(field.name) if field.name in steps.columns else F.lit(None))
+        .cast(field.dataType)
+        .alias(field.name)
+        for field in schema
+    ]
+    return steps.select(*columns)
+
+
+def findings(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
+    """Return what there is to know of each channel and process (``findings.FINDINGS``).
+
+    Args:
+        pieces: as the function of that name returns them, or some of them: all of an epoch.
+        published: what a store says, to be compared; as the function of that name returns it.
+    """
+    spark = pieces.sparkSession
+    ship(spark)
+    task_count = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+    counts = pieces.repartition(task_count).mapInArrow(count_pieces, from_arrow_schema(COUNTS))
+    if published is not None:
+        counts = counts.union(published)
+    by_channel = counts.groupBy("epoch", "source", "target")
+    return by_channel.applyInArrow(judge, from_arrow_schema(FINDINGS))
+
+
+def verdicts(findings: DataFrame) -> DataFrame:
+    """Return a verdict for each snapshot, and one with `snapshot` null for the log of each epoch.
+
+    Columns: epoch, snapshot; verdict, one of ``consistent``, ``inconsistent`` (the rules were
+    broken, or the log does not tell the truth) and ``incomplete`` (it did not come to its end, or
+    something is not in the log); event_count, the actions inside the cut; message_count, the
+    messages on channels; missing, the processes that did not record, or have no log; faults and
+    gaps, the first few of each as structs of source, target, what, first, last and count;
+    fault_count.
+    """
+    what = F.col("what")
+    found = F.struct("source", "target", "what", "first", "last", "count")
+
+    def processes(of: str, *columns: str) -> Column:
+        lists = [F.collect_set(F.when(what == of, F.col(column))) for column in columns]
+        return F.array_distinct(F.concat(*lists)).alias(of)
+
+    def first_few(of: tuple[str, ...], name: str) -> Column:
+        return F.sort_array(F.collect_list(F.when(what.isin(*of), found))).alias(name)
+
+    judged = findings.groupBy("epoch", "snapshot").agg(
+        F.sum(F.when(what == CUT, F.col("first"))).alias("event_count"),
+        F.coalesce(F.sum(F.when(what == IN_TRANSIT, F.col("count"))), F.lit(0)).alias(
+            "message_count"
+        ),
+        processes(KNOWN, "source", "target"),
+        processes(LOGGED, "source"),
+        processes(CUT, "source"),
+        first_few(FAULTS, "faults"),
+        first_few(GAPS, "gaps"),
+    )
+    # Only the row of the log itself has it; an array with names is greater than one without.
+    known = F.max(KNOWN).over(Window.partitionBy("epoch"))
+    present = F.when(F.col("snapshot").isNull(), F.col(LOGGED)).otherwise(F.col(CUT))
+    verdict = F.expr(
+        "CASE WHEN size(faults) > 0 THEN 'inconsistent'"
+        " WHEN size(gaps) > 0 OR size(missing) > 0 THEN 'incomplete' ELSE 'consistent' END"
+    )
+    return judged.withColumn("missing", F.sort_array(F.array_except(known, present))).select(
+        "epoch",
+        "snapshot",
+        verdict.alias("verdict"),
+        "event_count",
+        "message_count",
+        "missing",
+        *(F.slice(name, 1, _NAMED_MAX).alias(name) for name in ("faults", "gaps")),
+        F.size("faults").alias("fault_count"),
+    )
+
+
+def verify(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
+    """Return the verdicts on all snapshots of an event log.
+
+    Args:
+        pieces: of the log, as the function of that name returns them.
+        published: what a store says of the same snapshots, as the function of that name returns it.
+
+    Returns:
+        see `verdicts`.
+    """
+    return verdicts(findings(pieces, published))

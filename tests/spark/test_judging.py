@@ -1,0 +1,76 @@
+"""What tasks make of an event log, without Spark: all that is wrong with it, and nothing else."""
+
+import random
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from stillframe.eventlog.reading import parts
+from stillframe.spark.counting import COUNTS, STREAM, count_pieces
+from stillframe.spark.findings import CUT, FAULTS, IN_TRANSIT, MARKER_NOT_ACCEPTED
+from stillframe.spark.judging import judge
+from tests.eventlogs import Execution, Fault, corrupt, faults_of, write
+
+SEEDS = range(300)
+
+
+def found_in(directory: Path) -> pa.Table:
+    """Return all findings of an event log."""
+    batch = pa.RecordBatch.from_pylist(
+        [
+            {
+                "path": str(part.path),
+                "row_group": group,
+                "epoch": part.span.epoch,
+                "process": part.span.process,
+                "part": part.span.part,
+                "span": msgspec.json.encode(part.span).decode(),
+            }
+            for part in parts(directory)
+            for group in (range(part.row_group_count) if part.row_group_count else (STREAM,))
+        ]
+    )
+    counts = pa.Table.from_batches(count_pieces([batch]), COUNTS).to_pylist()
+    keys = dict.fromkeys((row["epoch"], row["source"], row["target"]) for row in counts)
+    return pa.concat_tables(
+        judge(
+            key,
+            pa.Table.from_pylist(
+                [row for row in counts if (row["epoch"], row["source"], row["target"]) == key],
+                schema=COUNTS,
+            ),
+        )
+        for key in keys
+    )
+
+
+def faults_in(findings: pa.Table) -> set[Fault]:
+    """Return what is wrong, message by message, as the oracle says it."""
+    return {
+        (row["snapshot"], row["source"], row["target"], row["what"], number)
+        for row in findings.to_pylist()
+        if row["what"] in (*FAULTS, MARKER_NOT_ACCEPTED)
+        for number in ((None,) if row["first"] is None else range(row["first"], row["last"] + 1))
+    }
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_log_is_judged_as_by_brute_force(seed: int, tmp_path: Path) -> None:
+    """A right log has no fault; in a wrong one those are found that the oracle finds."""
+    chance = random.Random(seed)
+    log = Execution(chance).log()
+    write(log, tmp_path / "right", 1, chance)
+    findings = found_in(tmp_path / "right")
+    assert faults_in(findings) == set() == faults_of(log)
+    assert {CUT, IN_TRANSIT} <= {*findings.column("what").to_pylist()}
+    changed = corrupt(log, chance)
+    if changed is None:
+        return
+    wrong, kind, (source, target), number = changed
+    write(wrong, tmp_path / "wrong", 1, chance)
+    faults = faults_in(found_in(tmp_path / "wrong"))
+    assert faults == faults_of(wrong)
+    named = {fault[1:3] + fault[4:] for fault in faults}
+    assert (source, target, number) in named, (kind, faults)
