@@ -3,116 +3,27 @@
 import asyncio
 import os
 import signal
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from stillframe.errors import UsageError
-from stillframe.keyed import Keyed
-from stillframe.model import Fragment, ProcessState, SnapshotId
-from stillframe.runtime import captures, control, forked
-from stillframe.runtime.captures import Captures
-from stillframe.runtime.pieces import Pieces
-from stillframe.state_codec import StateCodec
+from stillframe.model import SnapshotId
+from stillframe.runtime import captures, forked
 from tests.runtime.links import children, until
-
-S1, S2 = SnapshotId("P", 1), SnapshotId("P", 2)
-ROW_COUNT = 2_000
-
-
-@dataclass
-class Books:
-    """A keyed field and another."""
-
-    accounts: Keyed[int, int] = field(default_factory=Keyed)
-    note: str = ""
-
-
-@dataclass
-class Note:
-    """No keyed field."""
-
-    note: str = ""
-
-
-class Recording:
-    """A process's captures, and a coordinator that puts its parts together."""
-
-    def __init__(self, books: Any, scheduler: Any = None) -> None:
-        self.books = books
-        self.ready: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
-        self.parts: dict[SnapshotId, Fragment] = {}
-        self.refused: dict[SnapshotId, str] = {}
-        self._pieces = Pieces()
-        self.captures = Captures(
-            "P",
-            codec=StateCodec(type(books)),
-            subject=books,
-            base=None,
-            scheduler=scheduler or self,
-            report=self._hear,
-        )
-
-    def call_soon(self, callback: Callable[..., Any], /, *args: Any) -> None:
-        """Call when the test lets it."""
-        self.ready.append((callback, args))
-
-    def add_reader(self, fd: int, callback: Callable[..., Any], /, *args: Any) -> None:
-        """Refuse: there is no loop."""
-        raise NotImplementedError
-
-    def remove_reader(self, fd: int, /) -> None:
-        """Nothing to do."""
-
-    def go_on(self) -> bool:
-        """Take one slice; False if nothing is left to do."""
-        if self.ready:
-            callback, args = self.ready.popleft()
-            callback(*args)
-        return bool(self.ready)
-
-    def cut(self, snapshot: SnapshotId, *, is_whole: bool = False) -> None:
-        """Record the state, and let the recorder be done at once."""
-        state = self.captures.begin(snapshot, is_whole=is_whole)
-        self.captures.stood_still(snapshot, 0.25)
-        self.captures.recorded(Fragment(snapshot, state, {}, ()))
-
-    def _hear(self, message: control.FromProcess) -> None:
-        match message:
-            case control.PartRows() | control.PartPiece():
-                self._pieces.add("P", message)
-            case control.Part(fragment):
-                self.parts[fragment.snapshot] = self._pieces.complete(fragment)
-            case control.CouldNotRecord(snapshot, detail):
-                self.refused[snapshot] = detail
-
-    def state(self, snapshot: SnapshotId) -> ProcessState:
-        """Return what the coordinator has of it."""
-        return self.parts[snapshot].state
-
-
-def accounts(state: ProcessState) -> dict[int, int]:
-    """Return the rows that were recorded."""
-    rows: dict[int, int] = {}
-    for some in state.keyed["accounts"].rows:
-        keys = msgspec.msgpack.decode(some.keys)
-        rows.update(zip(keys, msgspec.msgpack.decode(some.values), strict=True))
-    return rows
-
-
-def note(state: ProcessState) -> str:
-    """Return the field that is not keyed."""
-    return str(msgspec.msgpack.decode(state.encoded)["note"])
-
-
-def filled(row_count: int = ROW_COUNT, text: str = "") -> Books:
-    """Return books with so many rows, all 0."""
-    return Books(Keyed(dict.fromkeys(range(row_count), 0)), text)
+from tests.runtime.recordings import (
+    ROW_COUNT,
+    S1,
+    S2,
+    Books,
+    Note,
+    Recording,
+    TimedRecording,
+    accounts,
+    filled,
+    note,
+)
 
 
 def test_a_small_state_is_recorded_at_once() -> None:
@@ -149,21 +60,6 @@ def test_waiting_for_markers_is_no_part_of_the_capture(*, is_whole: bool) -> Non
     recording.captures.begin(S1, is_whole=is_whole)
     assert recording.captures._open[S1].capture_s is not None
     assert recording.parts == {}
-
-
-class TimedRecording(Recording):
-    """One in which time passes only with keys: a microsecond for each."""
-
-    def __init__(self, books: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._now_s = 0.0
-        clock = SimpleNamespace(thread_time=lambda: self._now_s, perf_counter=lambda: self._now_s)
-        monkeypatch.setattr(captures, "time", clock)
-        super().__init__(books)
-
-    def _hear(self, message: control.FromProcess) -> None:
-        if isinstance(message, control.PartRows):
-            self._now_s += message.rows.count / 1e6
-        super()._hear(message)
 
 
 def test_slices_grow_so_that_a_capture_ends(monkeypatch: pytest.MonkeyPatch) -> None:
