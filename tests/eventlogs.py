@@ -352,7 +352,8 @@ def write(log: Log, directory: Path, epoch: int, chance: random.Random) -> None:
             )
             path = part_path(directory, span, is_complete=True)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_part(path, span, table_of(rows[begin:end]), chance.randint(1, 40))
+            group_count = chance.choice([1000, 1000, chance.randint(1, 40)])
+            write_part(path, span, table_of(rows[begin:end]), group_count)
             begin, part = end, part + 1
 
 

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -46,11 +47,11 @@ def found_in(directory: Path) -> pa.Table:
     )
 
 
-def faults_in(findings: pa.Table) -> set[Fault]:
+def faults_in(findings: list[dict[str, Any]]) -> set[Fault]:
     """Return what is wrong, message by message, as the oracle says it."""
     return {
         (row["snapshot"], row["source"], row["target"], row["what"], number)
-        for row in findings.to_pylist()
+        for row in findings
         if row["what"] in (*FAULTS, MARKER_NOT_ACCEPTED)
         for number in ((None,) if row["first"] is None else range(row["first"], row["last"] + 1))
     }
@@ -63,14 +64,14 @@ def test_a_log_is_judged_as_by_brute_force(seed: int, tmp_path: Path) -> None:
     log = Execution(chance).log()
     write(log, tmp_path / "right", 1, chance)
     findings = found_in(tmp_path / "right")
-    assert faults_in(findings) == set() == faults_of(log)
+    assert faults_in(findings.to_pylist()) == set() == faults_of(log)
     assert {CUT, IN_TRANSIT} <= {*findings.column("what").to_pylist()}
     changed = corrupt(log, chance)
     if changed is None:
         return
     wrong, kind, (source, target), number = changed
     write(wrong, tmp_path / "wrong", 1, chance)
-    faults = faults_in(found_in(tmp_path / "wrong"))
+    faults = faults_in(found_in(tmp_path / "wrong").to_pylist())
     assert faults == faults_of(wrong)
     named = {fault[1:3] + fault[4:] for fault in faults}
     assert (source, target, number) in named, (kind, faults)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stillframe.cli import machines, pipelines, revival, stores, study
+from stillframe.cli import eventlogs, machines, pipelines, revival, stores, study
 from stillframe.cli.options import (
     AsJson,
     Elsewhere,
@@ -52,6 +52,7 @@ spark_app = typer.Typer(
 )
 spark_app.add_typer(pipelines.app)
 spark_app.add_typer(stores.app)
+spark_app.add_typer(eventlogs.app)
 app.add_typer(spark_app, name="spark")
 app.add_typer(revival.app)
 app.add_typer(machines.app)

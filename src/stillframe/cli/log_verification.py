@@ -1,0 +1,199 @@
+"""``stillframe spark verify``: every snapshot of an event log, on Spark."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import typer
+
+from stillframe.cli import output, quantities, tasks
+from stillframe.cli.verdict import EXIT_NO
+from stillframe.errors import UsageError
+from stillframe.eventlog.reading import epochs, parts
+from stillframe.store.store import Store
+from stillframe.trace import Position
+
+if TYPE_CHECKING:  # tasks.session says what to do if PySpark is missing
+    from pyspark.sql import DataFrame, SparkSession
+
+ROW_COUNT_MAX = 20
+"""So many snapshots are shown in the table: the wrong ones first; JSON has all."""
+COLUMNS = ("epoch", "snapshot", "verdict", "actions inside", "in transit", "why")
+_CONSISTENT, _INCONSISTENT = "consistent", "inconsistent"
+
+Fields = dict[str, Any]
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The verdict over an event log.
+
+    Attributes:
+        ok: whether no snapshot is inconsistent, nothing is wrong with the log itself, and every
+            snapshot of the store, if one was given, is in the log to its end.
+        verdict: a sentence that names the first thing that is wrong.
+        snapshots: a row for each (``spark.verification.verdicts``); without a name: the log itself.
+    """
+
+    ok: bool
+    verdict: str
+    snapshots: list[Fields]
+
+
+def verify(log: Path, store: Path | None, epoch: int | None, *, where: str, is_json: bool) -> None:
+    """Verify the snapshots in the event log `log`, and write a row for each.
+
+    Raises:
+        typer.Exit: with 1; a snapshot is inconsistent, or one of the store is not in the log.
+        UsageError: there is no event log, no such epoch in it, or no store.
+        Damaged, StoreError: something cannot be read.
+    """
+    _check(log, epoch)
+    published = set() if store is None else {str(entry.id) for entry in Store.open(store).entries()}
+    with tasks.session(where, "verifying") as spark:
+        found = _find(spark, log, store, epoch, published)
+    if is_json:
+        output.put_json(found)
+    else:
+        _put(found)
+    output.say(f"{'yes' if found.ok else 'no'}: {found.verdict}")
+    if not found.ok:
+        raise typer.Exit(EXIT_NO)
+
+
+def put_clock(log: Path, event: str, epoch: int | None, *, where: str, is_json: bool) -> None:
+    """Write the vector clock of an event: how many events of each process happened before it.
+
+    Raises:
+        UsageError: there is no event log, or no such event in it.
+        Damaged: something cannot be read.
+    """
+    process, sharp, index = event.rpartition("#")
+    if not sharp or not index.isascii() or not index.isdigit():
+        raise UsageError(f"{event!r} names no event: they look like P1#17")
+    _check(log, epoch)
+    chosen = epochs(log)[-1] if epoch is None else epoch
+    with tasks.session(where, "looking for causes") as spark:
+        from stillframe.spark.eventrows import vector_clock  # noqa: PLC0415 - needs PySpark
+        from stillframe.spark.verification import pieces  # noqa: PLC0415
+
+        clock = vector_clock(pieces(spark, log), chosen, process, int(index))
+    if is_json:
+        output.put_json({"epoch": chosen, "event": event, "clock": clock})
+        return
+    rows = ((name, f"{count:,}") for name, count in clock.items())
+    output.put_table("", ("process", "events"), rows)
+    output.say(f"so many events of each happened before {event} of epoch {chosen}, itself included")
+
+
+def _check(log: Path, epoch: int | None) -> None:
+    """Refuse what is no event log, before Spark is started for it."""
+    known = sorted({part.span.epoch for part in parts(log)})
+    if epoch is not None and epoch not in known:
+        raise UsageError(
+            f"the event log {log} has nothing of epoch {epoch}; it has the epochs "
+            f"{', '.join(map(str, known))}"
+        )
+
+
+def _find(
+    spark: "SparkSession", log: Path, store: Path | None, epoch: int | None, names: set[str]
+) -> Found:
+    from stillframe.spark import verification  # noqa: PLC0415 - needs PySpark, which is there now
+
+    pieces = verification.pieces(spark, log)
+    published = None if store is None else verification.published(spark, store)
+    if epoch is not None:
+        pieces = pieces.filter(pieces["epoch"] == epoch)
+        published = None if published is None else published.filter(published["epoch"] == epoch)
+    collected = verification.verify(pieces, published).collect()
+    rows = sorted((row.asDict(recursive=True) for row in collected), key=_order)
+    snapshots = [row for row in rows if row["snapshot"] is not None]
+    wrong = [
+        row
+        for row in rows
+        if row["verdict"] == _INCONSISTENT
+        or (row["snapshot"] in names and row["verdict"] != _CONSISTENT)
+    ]
+    if wrong:
+        sentence = f"{_name(wrong[0])}: {_why(wrong[0])}{_places(pieces, wrong[0])}"
+        more = len(wrong) - 1
+        sentence += f" ({more} more of {len(rows)} verdicts are like it)" if more else ""
+        return Found(ok=False, verdict=sentence, snapshots=rows)
+    incomplete = sum(row["verdict"] != _CONSISTENT for row in snapshots)
+    sentence = f"{quantities.count(len(snapshots) - incomplete, 'snapshot')} consistent"
+    if incomplete:
+        sentence += f", {incomplete} not taken to the end"
+    for row in rows:
+        if row["snapshot"] is None and row["verdict"] != _CONSISTENT:
+            sentence += f"; {_name(row)}: {_why(row)}"
+    return Found(ok=True, verdict=sentence, snapshots=rows)
+
+
+def _order(row: Fields) -> tuple[int, bool, int]:
+    """Snapshots in the order of their numbers, what is said of the log itself last."""
+    name = row["snapshot"]
+    return row["epoch"], name is None, 0 if name is None else int(name.rpartition("-")[2])
+
+
+def _name(row: Fields) -> str:
+    if row["snapshot"] is None:
+        return f"the event log of epoch {row['epoch']}"
+    return f"snapshot {row['snapshot']}"
+
+
+def _why(row: Fields) -> str:
+    """Say the first thing that is wrong with a snapshot; nothing if it is consistent."""
+    found = [*row["faults"], *row["gaps"]]
+    if found:
+        return _sentence(found[0])
+    if row["missing"]:
+        absent = "has no log" if row["snapshot"] is None else "did not record"
+        return f"{', '.join(row['missing'])} {absent}"
+    return ""
+
+
+def _sentence(found: Fields) -> str:
+    place = found["source"]
+    if found["target"] is not None:
+        place = f"channel {place}->{found['target']}"
+    if found["first"] is None:
+        return f"{place}: {found['what']}"
+    thing = "action" if found["target"] is None else "message"
+    numbers = f"{thing} {found['first']}"
+    if found["last"] != found["first"]:
+        numbers = f"{thing}s {found['first']} to {found['last']}"
+    return f"{place}, {numbers}: {found['what']}"
+
+
+def _places(pieces: "DataFrame", row: Fields) -> str:
+    """Say in which events the first message was sent and accepted that is wrong."""
+    from stillframe.spark.eventrows import Message, locate  # noqa: PLC0415 - needs PySpark
+
+    first = next((fault for fault in row["faults"] if fault["target"] and fault["first"]), None)
+    if first is None:
+        return ""
+    message = Message(row["epoch"], first["source"], first["target"], first["first"])
+    events = [
+        f"{found['kind']} in event {Position(found['process'], found['event'])}"
+        for found in sorted(locate(pieces, [message]).collect(), key=lambda found: found["event"])
+    ]
+    return f" ({'; '.join(events)})" if events else ""
+
+
+def _put(found: Found) -> None:
+    wrong_first = sorted(found.snapshots, key=lambda row: row["verdict"] == _CONSISTENT)
+    rows = (
+        (
+            str(row["epoch"]),
+            row["snapshot"] or "(the log)",
+            row["verdict"],
+            "" if row["event_count"] is None else f"{row['event_count']:,}",
+            f"{row['message_count']:,}",
+            _why(row),
+        )
+        for row in wrong_first[:ROW_COUNT_MAX]
+    )
+    output.put_table("", COLUMNS, rows, texts=3)
+    left_out = len(found.snapshots) - ROW_COUNT_MAX
+    if left_out > 0:
+        output.say(f"and {left_out:,} more rows (--json has all)")
