@@ -44,3 +44,26 @@ def history(
     from stillframe.cli import store_history
 
     store_history.show_history(store, log, where=where, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
+    short_help="Show in what two snapshots of a large store differ.",
+    epilog="Example: stillframe spark diff money P1-16 P1-17",
+)
+def diff(
+    store: StorePath,
+    before: Annotated[
+        str,
+        typer.Argument(metavar="A", help="Id of a snapshot, or name of a savepoint."),
+    ],
+    after: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    *,
+    where: Master = MASTER,
+    as_json: AsJson = False,
+) -> None:
+    """Show in what two snapshots differ: fields, keys of keyed fields that were added, removed or
+    changed, channels, and messages that only one caught; exit 1 if they do."""
+    from stillframe.cli import store_difference
+
+    store_difference.show_difference(store, before, after, where=where, is_json=as_json)

@@ -12,6 +12,7 @@ from stillframe.spark.session import spark_session
 
 if TYPE_CHECKING:
     from stillframe.spark.audit import Audit
+    from stillframe.spark.difference import diff_store
     from stillframe.spark.markers import marker_paths
     from stillframe.spark.queries import (
         checkpoint_location,
@@ -36,6 +37,7 @@ __all__ = [
     "channel_spread",
     "checkpoint_location",
     "diff",
+    "diff_store",
     "log_records",
     "marker_paths",
     "marker_steps",
@@ -51,6 +53,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "difference": ("diff_store",),
     "markers": ("marker_paths",),
     "queries": (
         "checkpoint_location",

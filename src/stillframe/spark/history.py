@@ -82,7 +82,7 @@ def processes(
 
     `snapshots` are the ids of those to read, for example ``P1-17``; None reads all.
     """
-    schema = PROCESSES_SCHEMA + _field_schema(description.states)
+    schema = PROCESSES_SCHEMA + field_schema(description.states)
     return _table(spark, store_path, PROCESSES, schema, snapshots)
 
 
@@ -100,7 +100,7 @@ def messages(
     snapshots: Iterable[str] | None = None,
 ) -> DataFrame:
     """Return a row for each message that a snapshot caught on a channel, its fields as columns."""
-    schema = MESSAGES_SCHEMA + _field_schema(description.messages)
+    schema = MESSAGES_SCHEMA + field_schema(description.messages)
     return _table(spark, store_path, MESSAGES, schema, snapshots)
 
 
@@ -204,7 +204,8 @@ def _table(
     return reader.parquet(*(f"{directory}/{snapshot}/{name}" for snapshot in snapshots))
 
 
-def _field_schema(classes: dict[str, tuple[Column, ...]]) -> str:
+def field_schema(classes: dict[str, tuple[Column, ...]]) -> str:
+    """Return the columns of the fields of some classes, as they go on after others in a schema."""
     return "".join(
         f", `{column.name}` {SQL_TYPES[column.kind]}" for column in merged_columns(classes)
     )

@@ -3,10 +3,11 @@
 Executors of a cluster could not: they know nothing of what seals a manifest.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -36,6 +37,9 @@ from stillframe.topology import Description
 
 READER_COUNT = 16
 """So many manifests are read at a time: on a disk elsewhere each takes a way there and back."""
+
+_ATTEMPT_COUNT = 5
+_Answer = TypeVar("_Answer")
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -157,3 +161,24 @@ def _read(directory: Path, topologies: Mapping[str, Description]) -> Manifest | 
         return read_manifest(directory, topologies)
     except Damaged as error:
         return str(error) if directory.is_dir() else None
+
+
+def while_published(path: Path, work: Callable[[Published], _Answer]) -> _Answer:
+    """Return what `work` makes of the store at `path`; it must end with what it read.
+
+    Files may go meanwhile: those of changes when their snapshot is made whole, and snapshots that
+    are dropped. Then the manifests say something else now, and it is done again.
+
+    Raises:
+        UsageError, Damaged, StoreError: as ``read_published``, and as `work`.
+    """
+    published = read_published(path)
+    for _ in range(_ATTEMPT_COUNT - 1):
+        try:
+            return work(published)
+        except Damaged:
+            now = read_published(path)
+            if all(now.manifests.get(one) == known for one, known in published.manifests.items()):
+                raise
+            published = now
+    return work(published)

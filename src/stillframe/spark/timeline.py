@@ -3,7 +3,7 @@
 Functions take DataFrames and return DataFrames; nothing runs before somebody collects.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from stillframe.eventlog import reading
+from stillframe.model import SnapshotId
 from stillframe.spark import verified
 from stillframe.spark.manifests import Published, read_published
 from stillframe.store.manifest import CHANNELS, Entry
@@ -125,9 +126,13 @@ def channel_history(channels: DataFrame, snapshots: DataFrame) -> DataFrame:
     )
 
 
-def channel_counts(spark: SparkSession, published: Published) -> DataFrame:
-    """Return the counts of each channel of each snapshot; every byte read is verified."""
-    files = [published.file(snapshot, CHANNELS) for snapshot in published.manifests]
+def channel_counts(
+    spark: SparkSession, published: Published, snapshots: Iterable[SnapshotId] | None = None
+) -> DataFrame:
+    """Return the counts of each channel of each of the snapshots, or of all; every byte that is
+    read is verified."""
+    chosen = published.manifests if snapshots is None else dict.fromkeys(snapshots)
+    files = [published.file(snapshot, CHANNELS) for snapshot in chosen]
     return verified.rows(spark, files, _CHANNEL_COUNTS_SCHEMA)
 
 

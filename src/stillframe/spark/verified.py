@@ -44,7 +44,7 @@ _ERRORS = {kind.__name__: kind for kind in (Damaged, StoreError, NotConsistent)}
 _RAISED = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(_ERRORS)}): (.+?)\s*$", re.MULTILINE)
 
 
-def rows(spark: SparkSession, files: Sequence[File], schema: str) -> DataFrame:
+def rows(spark: SparkSession, files: Sequence[File], schema: str | StructType) -> DataFrame:
     """Return the rows of files, all with the columns of `schema`, of which the first is `snapshot`.
 
     Nothing is read before somebody collects; who does is inside ``explained``.
@@ -55,7 +55,7 @@ def rows(spark: SparkSession, files: Sequence[File], schema: str) -> DataFrame:
         schema: the columns that every file has, and perhaps others.
     """
     ship(spark)
-    struct = StructType.fromDDL(schema)
+    struct = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     assert isinstance(struct, StructType)
     message = to_arrow_schema(struct, timezone="UTC").serialize().to_pybytes()
     task_count, tasks = _tasks(spark, files)
