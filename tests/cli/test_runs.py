@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stillframe.eventlog.tracing import read_trace
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
 
@@ -115,6 +116,25 @@ def test_run_snapshot_restore_stop_and_go_on(start: Start, call: Call, tmp_path:
     assert events[1]["restored_from"] == last
     assert len(snapshot_ids(path)) == 4
     assert call("verify", path).exit_code == 0
+
+
+def test_an_event_log_goes_on_and_is_never_overwritten(
+    start: Start, call: Call, tmp_path: Path
+) -> None:
+    """``--log`` writes what every process does, epoch by epoch; a system that would begin with an
+    epoch which is there already is refused."""
+    path, log, rally = tmp_path / "store", tmp_path / "log", "tests.runtime.programs:rally"
+    system = start("run", rally, "--store", path, "--every", "never", "--log", log)
+    system.until("epoch 1: the system runs")
+    assert system.end(signal.SIGINT)[0] == 0
+    refused = call("run", rally, "--store", tmp_path / "other", "--log", log)
+    assert refused.exit_code == 2
+    assert "holds the event log of epoch 1 already" in refused.stderr
+    assert call("restore", path, "--every", "never", "--log", log, "--for", "1ms").exit_code == 0
+    for epoch, snapshot in zip((1, 2), Store.open(path).entries(), strict=True):
+        trace = read_trace(log, epoch)
+        assert trace.processes == ("A", "B")
+        assert trace.is_consistent(trace.cut_of(snapshot.id))
 
 
 def test_periodic_snapshots_initiators_and_an_end(start: Start, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ class LocalSystem:
         survives: whether processes are known to run though a connection of theirs has ended.
         may_fail: whether ``until`` goes on when a process has failed.
         certificates: of everybody; None for no TLS.
+        log: the directory of the event log that they write; None for none.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class LocalSystem:
         survives: bool = False,
         may_fail: bool = False,
         certificates: Path | None = None,
+        log: Path | None = None,
     ) -> None:
         self.topology = topology
         self.store = Store.create(directory / "store", description=topology.description)
@@ -88,6 +90,7 @@ class LocalSystem:
         self._policy = policy
         self._survives = survives
         self._may_fail = may_fail
+        self._log = log
         self._certificates = None if certificates is None else str(certificates)
 
     async def __aenter__(self) -> Self:
@@ -173,11 +176,11 @@ class LocalSystem:
         host: HandlerHost | TurnHost
         driver: HandlerHost | Driver
         if has_async_handlers(process):
-            host = member.host(TurnHost, self.topology, process, start)
+            host = member.host(TurnHost, self.topology, process, start, self._log)
             await host.action.acquire()
             driver = Driver(host, process)
         else:
-            host = driver = member.host(HandlerHost, self.topology, process, start)
+            host = driver = member.host(HandlerHost, self.topology, process, start, self._log)
         self.hosts[name] = host
         attach(
             process,

@@ -46,10 +46,12 @@ def check_books(snapshot: Snapshot) -> None:
 
 
 @contextlib.asynccontextmanager
-async def waiting_system(directory: Path, name: str) -> AsyncIterator[tuple[Supervisor, Watch]]:
+async def waiting_system(
+    directory: Path, name: str, log: Path | None = None
+) -> AsyncIterator[tuple[Supervisor, Watch]]:
     """Start a system that waits for J; it runs when J has joined."""
     watch, store = Watch(), new_store(directory, name)
-    system = Supervisor(program(name), store, emit=watch.emit)
+    system = Supervisor(program(name), store, log=log, emit=watch.emit)
     starting = asyncio.get_running_loop().create_task(system.__aenter__())
     try:
         async with asyncio.timeout(60):

@@ -12,8 +12,8 @@ from stillframe import Channel, Process, SnapshotId, Topology
 from stillframe.model import Abandoned, Reason
 from stillframe.protocol.recorder import Phase
 from stillframe.runtime import control
+from stillframe.runtime.coordinator_line import CoordinatorLine
 from stillframe.runtime.link import DEAD_AFTER_S
-from stillframe.runtime.member import CoordinatorLine
 from tests.runtime.local import LocalSystem
 from tests.runtime.programs import Ball, Player
 

@@ -8,9 +8,9 @@ import pytest
 from stillframe import Topology
 from stillframe.runtime import control, door, link
 from stillframe.runtime.addresses import ANY_PORT, LOOPBACK
+from stillframe.runtime.coordinator_line import CoordinatorLine
 from stillframe.runtime.dialling import dial
 from stillframe.runtime.link import HANDSHAKE_TIMEOUT_S, Credentials
-from stillframe.runtime.member import CoordinatorLine
 from stillframe.runtime.roster import RETURN_S, Roster
 from tests.runtime.conformance import Caller
 from tests.runtime.links import SECRET, hang_up, until

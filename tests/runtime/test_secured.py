@@ -10,10 +10,11 @@ import pytest
 from stillframe.errors import Refused, StillframeError, UsageError
 from stillframe.runtime import certificates, control
 from stillframe.runtime.addresses import ANY_PORT, LOOPBACK, Address
+from stillframe.runtime.coordinator_line import CoordinatorLine
 from stillframe.runtime.dialling import dial
 from stillframe.runtime.door import Door
 from stillframe.runtime.link import Credentials
-from stillframe.runtime.member import CoordinatorLine, Member
+from stillframe.runtime.member import Member
 from tests.runtime.local import LocalSystem
 from tests.runtime.papers import everybody, foreign, make, papers, shifted, smuggled
 from tests.runtime.rally import beside_players, players

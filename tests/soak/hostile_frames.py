@@ -34,9 +34,10 @@ from stillframe.restore import Start
 from stillframe.runtime import control
 from stillframe.runtime.addresses import ANY_PORT
 from stillframe.runtime.coordinator import Coordinator
+from stillframe.runtime.coordinator_line import CoordinatorLine
 from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.link import ConnectingLink, Connection
-from stillframe.runtime.member import CoordinatorLine, Member
+from stillframe.runtime.member import Member
 from stillframe.store.contents import check_described
 from stillframe.store.history import Happening, History
 from stillframe.store.manifest import Entry

@@ -27,6 +27,7 @@ from stillframe.cli.options import (
     StorePath,
     Timeout,
     Tls,
+    ToEventLog,
     Tolerate,
     Until,
 )
@@ -86,6 +87,7 @@ def run(
     until: Until = None,
     keep: Keep = None,
     pipeline: InPipeline = None,
+    log: ToEventLog = None,
     listen: Listen = None,
     tls: Tls = None,
     elsewhere: Elsewhere = None,
@@ -99,6 +101,7 @@ def run(
         keep=keep,
         policy=if_incomplete,
         tolerated_count=tolerate,
+        log=log,
     )
     plan = machines.on_site(plan, listen, tls, elsewhere)
     from stillframe.cli import runs
@@ -124,6 +127,7 @@ def restore(
     for_: For = None,
     keep: Keep = None,
     pipeline: InPipeline = None,
+    log: ToEventLog = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -149,6 +153,7 @@ def restore(
         keep=keep,
         policy=if_incomplete,
         tolerated_count=tolerate,
+        log=log,
     )
     plan = machines.on_site(plan, listen, tls, elsewhere)
     if dry_run:

@@ -21,7 +21,14 @@ from stillframe.runtime.os_process import myself
 
 
 def join(
-    reference: str, process: str, coordinator: str, listen: str, tls: Path, *, is_json: bool
+    reference: str,
+    process: str,
+    coordinator: str,
+    listen: str,
+    tls: Path,
+    log: Path | None,
+    *,
+    is_json: bool,
 ) -> None:
     """Run `process` of the topology of `reference` here until somebody says stop.
 
@@ -40,6 +47,7 @@ def join(
         listen=Address.parse(listen, port=0),
         supervisor=myself(),
         orphaned_s=ORPHANED_S,
+        log=None if log is None else str(log.absolute()),
         is_elsewhere=True,
     )
 

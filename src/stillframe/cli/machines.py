@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from stillframe.cli.options import AsJson
+from stillframe.cli.options import AsJson, ToEventLog
 from stillframe.cli.verdict import Command
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def join(
         Path,
         typer.Option(metavar="DIR", help="Directory of its ca.pem, cert.pem and key.pem."),
     ],
+    log: ToEventLog = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one process of a system on this machine, the system being started on another with 'run
@@ -75,7 +76,7 @@ def join(
     after every restore, until Ctrl-C or SIGTERM; exit 2 if it is refused at its first coming."""
     from stillframe.cli import joining
 
-    joining.join(topology, process, coordinator, listen, tls, is_json=as_json)
+    joining.join(topology, process, coordinator, listen, tls, log, is_json=as_json)
 
 
 @app.command(

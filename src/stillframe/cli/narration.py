@@ -46,7 +46,11 @@ def sentence(event: events.Event) -> str:
         case events.ProcessDied(process, cause, story):
             lines = f"\n{story.rstrip()}" if story else ""
             text = f"process {process} died: {cause}; going back to the last snapshot{lines}"
-        case events.ConnectionTrouble(detail) | events.StoreTrouble(detail):
+        case (
+            events.ConnectionTrouble(detail)
+            | events.StoreTrouble(detail)
+            | events.LogTrouble(detail)
+        ):
             text = detail
         case _:
             assert_never(event)

@@ -146,6 +146,16 @@ EventLog = Annotated[
     typer.Option("--log", metavar="DIR", help="Directory of the event log.", show_default=False),
 ]
 
+ToEventLog = Annotated[
+    Path | None,
+    typer.Option(
+        "--log",
+        metavar="DIR",
+        help="Write what each process does into an event log in DIR.",
+        show_default=False,
+    ),
+]
+
 NetworkName = Annotated[Network, typer.Option(help="What is assumed of every channel.")]
 RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]
 TraceFile = Annotated[

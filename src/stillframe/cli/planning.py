@@ -23,6 +23,7 @@ def plan_of(
     keep: int | None,
     policy: Policy,
     tolerated_count: int | None,
+    log: Path | None,
 ) -> Plan:
     """Return what the options of ``run`` and ``restore`` say; each argument is named as its option.
 
@@ -46,4 +47,5 @@ def plan_of(
         keep_count=keep,
         policy=policy,
         tolerated_count=tolerated_count,
+        log=None if log is None else log.absolute(),
     )

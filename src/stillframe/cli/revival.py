@@ -17,6 +17,7 @@ from stillframe.cli.options import (
     StorePath,
     Timeout,
     Tls,
+    ToEventLog,
     Tolerate,
 )
 from stillframe.cli.verdict import Command
@@ -41,6 +42,7 @@ def resume(
     tolerate: Tolerate = None,
     for_: For = None,
     keep: Keep = None,
+    log: ToEventLog = None,
     listen: Listen = None,
     tls: Tls = None,
     elsewhere: Elsewhere = None,
@@ -55,6 +57,7 @@ def resume(
         keep=keep,
         policy=if_incomplete,
         tolerated_count=tolerate,
+        log=log,
     )
     plan = machines.on_site(plan, listen, tls, elsewhere)
     from stillframe.cli import runs

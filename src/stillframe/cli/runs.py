@@ -163,6 +163,7 @@ def _supervise(
             restore=wish,
             migrate=plan.may_migrate,
             pipeline=plan.pipeline,
+            log=plan.log,
             site=plan.site,
             policy=plan.policy,
             tolerated_count=plan.tolerated_count,

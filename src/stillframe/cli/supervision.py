@@ -35,6 +35,7 @@ class Plan(msgspec.Struct, frozen=True):
     the snapshots. `site` is what of the system is on this machine. With `may_migrate` it may go on
     from a snapshot that was taken of other code.
     All but the newest `keep_count` snapshots are removed; None keeps all.
+    `log` is the directory of the event log that the processes write, if they do.
     `policy` and `tolerated_count` are about snapshots that are abandoned, as ``Supervisor`` has it.
     """
 
@@ -51,6 +52,7 @@ class Plan(msgspec.Struct, frozen=True):
     site: Site = ALL_HERE
     policy: Policy = Policy.ABANDON
     tolerated_count: int | None = None
+    log: Path | None = None
 
 
 class Stop:

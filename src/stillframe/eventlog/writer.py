@@ -50,9 +50,9 @@ class Writer:
         log: Path,
         process: ProcessId,
         epoch: int,
-        *,
         received: Mapping[ProcessId, int],
         sent: Mapping[ProcessId, int],
+        *,
         trouble: Callable[[str], None],
     ) -> None:
         self._codes = array(CODE_TYPE)

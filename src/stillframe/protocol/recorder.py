@@ -23,7 +23,7 @@ The host's duties, in order:
 
 import enum
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 import msgspec
@@ -343,6 +343,11 @@ class Recorder(Recordings[Recording]):
     ) -> None:
         super().__init__(process, outgoing=outgoing, capture=capture)
         self._received_counts = dict(incoming)
+
+    @property
+    def received_counts(self) -> Mapping[ProcessId, int]:
+        """How many messages were received so far, since the very beginning, by source."""
+        return self._received_counts
 
     def receive(self, source: ProcessId, batch: Batch) -> None:
         """Note that the messages of `batch` were delivered to the application.

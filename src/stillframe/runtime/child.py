@@ -6,6 +6,7 @@ goes on for a while, and another one may take over; elsewhere it ends with who s
 """
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -40,7 +41,8 @@ class Launch(msgspec.Struct, frozen=True):
 
     `supervisor` watches over it, and `orphaned_s` is how long it goes on without a coordinator, in
     seconds. `pipeline` is the directory of the pipeline in which this process is a service,
-    `system` the name of its system there. A process that `is_elsewhere` than the coordinator waits
+    `system` the name of its system there. `log` is the directory of the event log that it writes. A
+    process that `is_elsewhere` than the coordinator waits
     for it, says itself what it has to say, and finds out by itself what it need not be told.
     """
 
@@ -53,6 +55,7 @@ class Launch(msgspec.Struct, frozen=True):
     orphaned_s: float
     pipeline: str | None = None
     system: str = ""
+    log: str | None = None
     is_elsewhere: bool = False
 
 
@@ -72,6 +75,9 @@ async def _run(launch: Launch, vigil: Vigil) -> None:
             supervised=vigil.supervised_by,
         )
         start = await member.connect()
+    if launch.log is not None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, _end_in_order, member)
     try:
         await _take_part(member, launch, start)
         failure = await member.failed
@@ -82,7 +88,15 @@ async def _run(launch: Launch, vigil: Vigil) -> None:
         # Nobody will ever say it for us.
         sys.stderr.write(f"process {launch.me.process} ended: {failure}\n{story_of(failure)}")
     await member.leave()
+    member.close_log()
     raise failure
+
+
+def _end_in_order(member: Member) -> None:
+    """Write the event log to its end, and end by the signal that came."""
+    member.close_log()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def _arrive(launch: Launch) -> tuple[Launch, Member, Start | None]:
@@ -140,6 +154,7 @@ async def _take_part(member: Member, launch: Launch, start: Start | None) -> Non
         )
     process = topology.processes[launch.me.process]
     assert isinstance(process, Process)
+    event_log = None if launch.log is None else Path(launch.log)
     logs = None
     if launch.pipeline is not None:
         logs = Logs(Path(launch.pipeline), launch.me.process, system=launch.system)
@@ -151,11 +166,11 @@ async def _take_part(member: Member, launch: Launch, start: Start | None) -> Non
                 f"process {launch.me.process} has async handlers and is a service of a pipeline: "
                 "write its handlers as plain functions"
             )
-        host = member.host(TurnHost, topology, process, start)
+        host = member.host(TurnHost, topology, process, start, event_log)
         await host.action.acquire()
         driver = Driver(host, process)
     else:
-        host = driver = member.host(HandlerHost, topology, process, start)
+        host = driver = member.host(HandlerHost, topology, process, start, event_log)
     attach(
         process,
         process_id=launch.me.process,

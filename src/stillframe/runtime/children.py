@@ -17,6 +17,8 @@ from stillframe.model import ProcessId
 from stillframe.runtime.child import Launch
 from stillframe.runtime.os_process import OsProcess, identify, kill, open_process
 
+LOG_END_S = 2.0
+"""So long a process has to write its event log to its end."""
 _EXIT_WAIT_S = 1.0
 UNKNOWN_END = (
     "it ended, and how is not known, because it was started by a supervisor that is gone; if it "
@@ -29,9 +31,12 @@ class Children:
 
     Args:
         exited: called with a process whose child has ended by itself.
+        grace_s: how long each has to end by itself when all are ended, in seconds; 0 if it has
+            nothing to do then.
     """
 
-    def __init__(self, exited: Callable[[ProcessId], None]) -> None:
+    def __init__(self, exited: Callable[[ProcessId], None], *, grace_s: float = 0.0) -> None:
+        self._grace_s = grace_s
         self.running: dict[ProcessId, asyncio.subprocess.Process] = {}
         self._exited = exited
         self._adopted: dict[ProcessId, OsProcess] = {}
@@ -92,14 +97,29 @@ class Children:
             Unavailable: one that was adopted does not end.
         """
         ending, self.running = self.running, {}
-        for child in ending.values():
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
+        try:
+            if self._grace_s:
+                await self._ask(tuple(ending.values()))
+        finally:
+            for child in ending.values():
+                with contextlib.suppress(ProcessLookupError):
+                    child.kill()
         for process in tuple(self._descriptors):
             self._forget(process)
         adopted, self._adopted = self._adopted, {}
-        await asyncio.gather(*(asyncio.to_thread(kill, orphan) for orphan in adopted.values()))
+        await asyncio.gather(
+            *(asyncio.to_thread(kill, o, grace_s=self._grace_s) for o in adopted.values())
+        )
         await asyncio.gather(*(child.wait() for child in ending.values()))
+
+    async def _ask(self, ending: tuple[asyncio.subprocess.Process, ...]) -> None:
+        """Let children end by themselves; returns when all have, or have had the time."""
+        for child in ending:
+            with contextlib.suppress(ProcessLookupError):
+                child.terminate()
+        if ending:
+            waiting = [asyncio.ensure_future(child.wait()) for child in ending]
+            await asyncio.wait(waiting, timeout=self._grace_s)
 
     async def describe_end(self, process: ProcessId) -> str:
         """Return how `process` ended, as far as that is known."""

@@ -144,6 +144,12 @@ class Trouble(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
+class LogTrouble(msgspec.Struct, frozen=True, tag=True):
+    """From a process: its event log cannot be written, and it goes on."""
+
+    detail: str
+
+
 class Failure(msgspec.Struct, frozen=True, tag=True):
     """From a process: it cannot go on. `story` is the traceback of the application's error."""
 
@@ -153,5 +159,5 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 AboutSnapshots = PartRows | PartPiece | Part | CouldNotRecord | Wanted | Answer
 First = Joining | Returning
-FromProcess = First | Listening | Running | Trouble | Failure | AboutSnapshots
+FromProcess = First | Listening | Running | Trouble | LogTrouble | Failure | AboutSnapshots
 ToProcess = Setup | Resumed | Over | Addresses | Initiate | Abandon | Published | InStore | Ask

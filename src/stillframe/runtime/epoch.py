@@ -18,7 +18,7 @@ from stillframe.runtime import control, events
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.attachment import Attachment
 from stillframe.runtime.child import Launch
-from stillframe.runtime.children import Children
+from stillframe.runtime.children import LOG_END_S, Children
 from stillframe.runtime.coordinator import Coordinator
 from stillframe.runtime.ending import Cause, Death
 from stillframe.runtime.link import Credentials
@@ -50,6 +50,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     orphaned_s: float
     return_s: float
     attachment: Attachment | None
+    log: Path | None
     commands: Path
     emit: Callable[[events.Event], None]
 
@@ -72,7 +73,8 @@ class Epoch:
     def __init__(
         self, terms: Terms, *, first_number: int, listen: Address, ending: Callable[[], None]
     ) -> None:
-        self.children = Children(self._child_exited)
+        grace_s = 0.0 if terms.log is None else LOG_END_S
+        self.children = Children(self._child_exited, grace_s=grace_s)
         self.ended: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
         self.coordinator: Coordinator | None = None
         self.next_number = first_number
@@ -223,6 +225,7 @@ class Epoch:
             listen=Address(self.listen.host, 0),
             supervisor=myself(),
             orphaned_s=terms.orphaned_s,
+            log=None if terms.log is None else str(terms.log),
         )
         if attachment is None or process not in attachment.services:
             return launch

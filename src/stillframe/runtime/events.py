@@ -89,6 +89,12 @@ class ConnectionTrouble(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
+class LogTrouble(msgspec.Struct, frozen=True, tag=True):
+    """The event log of a process cannot be written; the process goes on."""
+
+    detail: str
+
+
 Event = (
     CodeChanged
     | EpochBegan
@@ -102,4 +108,5 @@ Event = (
     | ProcessDied
     | StoreTrouble
     | ConnectionTrouble
+    | LogTrouble
 )

@@ -156,9 +156,16 @@ class HandlerHost(Host):
         receive, channel = self._receive, item.incoming.channel
         remaining = iter(messages)
         try:
-            for message in remaining:
-                if receive(channel, message) is not None:
-                    raise TypeError(RETURNED)
+            if self.log is None:
+                for message in remaining:
+                    if receive(channel, message) is not None:
+                        raise TypeError(RETURNED)
+            else:
+                note, code = self.log.note, self.log.accepting[channel.source]
+                for message in remaining:
+                    note(code)
+                    if receive(channel, message) is not None:
+                        raise TypeError(RETURNED)
         except BaseException as error:
             index = len(messages) - length_hint(remaining) - 1
             raise ApplicationError(
@@ -171,6 +178,8 @@ class HandlerHost(Host):
         """Take one atomic action; False if it failed, which ends this process."""
         if self.error is not None:
             return False
+        if self.log is not None:
+            self.log.begins_by_itself()
         try:
             if function(*arguments) is not None:
                 raise TypeError(RETURNED)

@@ -16,8 +16,9 @@ from typing import Any, Protocol, assert_never
 import msgspec
 
 from stillframe.errors import ApplicationError, StillframeError, UsageError
+from stillframe.eventlog.writer import HAND_OVER_S
 from stillframe.model import Batch, Channel, Marker, ProcessId, ProcessState, SnapshotId
-from stillframe.process import Message, Process, is_immutable
+from stillframe.process import Message, Process
 from stillframe.protocol import wire
 from stillframe.protocol.recorder import (
     Effect,
@@ -30,7 +31,6 @@ from stillframe.protocol.recorder import (
 from stillframe.restore import Start
 from stillframe.runtime import captures, control
 from stillframe.runtime.ends import (
-    ENCODING_ERRORS,
     FRAME_EXTRA_BYTES,
     HOLD_BYTES,
     LIMIT_BYTES,
@@ -38,6 +38,8 @@ from stillframe.runtime.ends import (
     Incoming,
     Outgoing,
 )
+from stillframe.runtime.noting import Noting, OpenLog
+from stillframe.runtime.sending import Send, make_send
 from stillframe.state_codec import StateCodec
 
 
@@ -88,6 +90,7 @@ class Host:
         scheduler: the event loop.
         marker_wait_s: how long a marker may wait for messages to ride on, in seconds; 0 sends it
             at once.
+        open_log: begins the event log of this process; None if it writes none.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Host:
         fail: Callable[[StillframeError], None],
         scheduler: Scheduler,
         marker_wait_s: float,
+        open_log: OpenLog | None = None,
     ) -> None:
         self.process = process
         self.incoming = {s: Incoming(Channel(s, process), a) for s, a in incoming.items()}
@@ -143,7 +147,11 @@ class Host:
             scheduler=scheduler,
             report=report,
         )
-        self.send = self._make_send()
+        self.log: Noting | None = None
+        if open_log is not None:
+            self.log = Noting(open_log(received, sent), self.recorder, self.outgoing)
+            scheduler.call_later(HAND_OVER_S, self._tend_log)
+        self.send = self.make_send()
 
     @property
     def is_busy(self) -> bool:
@@ -227,6 +235,9 @@ class Host:
             effects = self.recorder.initiate(item)
         else:
             effects = self.recorder.marker(item.incoming.source, item.marker)
+        if self.log is not None:
+            source = None if isinstance(item, SnapshotId) else item.incoming.source
+            self.log.step(snapshot, source, effects, is_cut=is_first)
         if is_first:
             self._tell_cut(snapshot, effects)
             self.captures.stood_still(snapshot, time.perf_counter() - began)
@@ -253,6 +264,8 @@ class Host:
                 has_room = False
                 is_held = is_held or self._is_too_full(outgoing)
         self.has_room, self.is_held = has_room, is_held
+        if self.log is not None and self.error is None and not self.is_busy:
+            self.log.between_actions()
 
     def _is_too_full(self, outgoing: Outgoing) -> bool:
         """Return whether to wait for the target before handling more; fail if that is no way."""
@@ -278,6 +291,27 @@ class Host:
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
             self.scheduler.call_soon(self.scheduler.call_soon, self.flush)
+
+    def make_send(self) -> Send:
+        """Return the function that applications call to send."""
+        return make_send(self.process, self.outgoing, self.log)
+
+    def close_log(self) -> None:
+        """Write what is still to be written of the event log, if there is one: this process will
+        do no more."""
+        if self.log is not None:
+            self.log.is_time = True
+            if self.error is None and not self.is_busy:
+                self.flush()
+            self.log.close()
+
+    def _tend_log(self) -> None:
+        """Hand over what was noted, now or when the action is over that is going on."""
+        if self.log is not None and self.error is None:
+            self.log.is_time = True
+            if not self.is_busy:
+                self.flush()
+            self.scheduler.call_later(HAND_OVER_S, self._tend_log)
 
     def _tell_cut(self, snapshot: SnapshotId, effects: list[Effect]) -> None:
         """The state was recorded just now: tell the logs, which record what belongs to the same
@@ -330,48 +364,6 @@ class Host:
             for batch in record.batches:
                 self.mailbox.append(Delivery(incoming, incoming.decode(batch), batch, None))
                 self.replayed_count += batch.count
-
-    def _make_send(self) -> Callable[[ProcessId, Message], None]:
-        """Return the function that applications call: two lookups and an append.
-
-        What cannot change is encoded with its batch, which is much faster than one by one; what
-        holds a list or the like is encoded at once, because it could.
-        """
-        entries = {
-            target: {kind: _keeper(kind, outgoing.pending) for kind in outgoing.accepts}
-            for target, outgoing in self.outgoing.items()
-        }
-
-        def send(target: ProcessId, message: Message) -> None:
-            try:
-                entries[target][message.__class__](message)
-            except (KeyError, TypeError, *ENCODING_ERRORS) as error:
-                raise self._misaddressed(target, message, error) from error
-
-        return send
-
-    def _misaddressed(self, target: object, message: object, error: Exception) -> UsageError:
-        outgoing = self.outgoing.get(str(target))
-        if outgoing is None:
-            return UsageError(
-                f"process {self.process} has no channel to {target!r}; "
-                f"outgoing: {', '.join(self.outgoing) or 'none'}"
-            )
-        if not isinstance(message, tuple(outgoing.accepts)):
-            accepted = ", ".join(sorted(kind.__name__ for kind in outgoing.accepts))
-            return UsageError(
-                f"channel {outgoing.channel}: {target} accepts {accepted or 'no message'}, "
-                f"not {type(message).__name__}; add it to the annotation of its receive()"
-            )
-        return UsageError(f"channel {outgoing.channel}: {message!r} cannot be encoded: {error}")
-
-
-def _keeper(kind: type[Message], pending: list[Message | msgspec.Raw]) -> Callable[[Message], None]:
-    """Return what puts a message of class `kind` behind the pending ones, safe from changes."""
-    if is_immutable(kind):
-        return pending.append
-    encode = msgspec.msgpack.Encoder().encode
-    return lambda message: pending.append(msgspec.Raw(encode(message)))
 
 
 def describe(error: BaseException) -> str:

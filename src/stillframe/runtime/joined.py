@@ -24,6 +24,7 @@ async def join(
     coordinator: str | None = None,
     listen: str | None = None,
     tls: str | Path | None = None,
+    log: str | Path | None = None,
 ) -> AsyncIterator[Participant]:
     """Join a system as `process`: the one that is running on `store`, or on another machine the one
     of `coordinator`.
@@ -43,6 +44,8 @@ async def join(
         listen: the address of this machine at which the other processes reach it, such as
             ``10.0.0.2``; with a port, or on any that is free.
         tls: the directory of our certificates: ``ca.pem``, ``cert.pem``, ``key.pem``.
+        log: the directory of the event log in which to write what this program does, one action a
+            turn; the same as the system's, if that is on this machine.
 
     Raises:
         UsageError: the topology has no such process to join, `state` is of another class, or the
@@ -75,8 +78,10 @@ async def join(
         )
     try:
         start = await member.connect()
-        host = member.host(TurnHost, topology, state, start)
+        event_log = None if log is None else Path(log)
+        host = member.host(TurnHost, topology, state, start, event_log)
         await host.action.acquire()
+        host.acts_by_itself()
         await member.run(host, begin=lambda: None, published=lambda snapshot: None)
         yield Participant(host)
         host.end()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from stillframe.runtime.child import EXIT_NOT_LET_IN, Launch
-from stillframe.runtime.children import Children
+from stillframe.runtime.children import LOG_END_S, Children
 
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 5.0
@@ -28,7 +28,7 @@ async def stay_joined(
         emit: takes what happens (``Started``, ``Ended``, ``Stopped``), and the same in words.
     """
     loop, process = asyncio.get_running_loop(), launch.me.process
-    children = Children(lambda _: None)
+    children = Children(lambda _: None, grace_s=0.0 if launch.log is None else LOG_END_S)
     pause_s, was_in = PAUSE_S_MIN, False
     try:
         while True:

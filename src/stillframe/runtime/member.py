@@ -12,23 +12,22 @@ import asyncio
 import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import ProtocolViolation, Refused, StillframeError, Unavailable
 from stillframe.model import Channel, SnapshotId
-from stillframe.protocol import wire
-from stillframe.protocol.handshake import Connector, Greeting, Proof, Welcome
 from stillframe.restore import Start, check_start
 from stillframe.runtime import control
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.certificates import check_own
+from stillframe.runtime.coordinator_line import CoordinatorLine
 from stillframe.runtime.dialling import RETRY_S_MAX, RETRY_S_MIN, dial, keep_connected
 from stillframe.runtime.door import Door
 from stillframe.runtime.host import Host, describe
-from stillframe.runtime.link import Carrier, Connection, Credentials, ListeningLink
+from stillframe.runtime.link import Credentials, ListeningLink
+from stillframe.runtime.noting import log_opener
 from stillframe.runtime.os_process import OsProcess
 from stillframe.runtime.standing import standing_of
 from stillframe.topology import Topology
@@ -40,73 +39,9 @@ Expected = TypeVar("Expected", control.Setup, control.Addresses, control.Resumed
 ORPHANED_S = 60.0
 """So long a process goes on without a coordinator; if none comes back by then, it ends."""
 
-_decode: Callable[[bytes], control.ToProcess] = msgspec.msgpack.Decoder(control.ToProcess).decode
-
 
 class NotNow(Refused):
     """The coordinator knows us, and has no place for us now; it may have one later."""
-
-
-class CoordinatorLine(Connection):
-    """The connection to the coordinator: what it says goes into `heard`, None when it is gone.
-
-    Args:
-        me: who this is, and how to prove it.
-        first: asked for what to say first of all, when the coordinator has let us in.
-    """
-
-    def __init__(self, me: Credentials, first: Callable[[], control.First]) -> None:
-        super().__init__()
-        self.is_open = False
-        self._first = first
-        self.heard: asyncio.Queue[control.ToProcess | StillframeError | None] = asyncio.Queue()
-        self.gone = asyncio.Event()
-        self._connector = Connector(me.hello(None), me.secret)
-
-    def begin(self, carrier: Carrier) -> None:
-        """Begin the handshake."""
-        super().begin(carrier)
-        self.write_greeting(self._connector.hello)
-
-    def take(self, frame: wire.Frame) -> None:
-        """Queue what the coordinator says; answer in the handshake."""
-        if isinstance(frame, wire.Control):
-            self.heard.put_nowait(_decode_control(frame))
-            return
-        match self._connector.receive(cast(Greeting, frame)):
-            case Proof() as proof:
-                self.write_greeting(proof)
-            case Welcome():
-                self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
-                self.is_open = True
-                self.say(self._first())
-
-    def say(self, message: control.FromProcess) -> None:
-        """Tell the coordinator; silently nothing while it is not there, which `heard` tells."""
-        if self.is_open and self.transport is not None:
-            self.transport.write(wire.encode_control(message))
-
-    def broken(self, error: StillframeError) -> None:
-        """Pass on why the connection ends."""
-        self.heard.put_nowait(error)
-
-    def crashed(self, error: Exception) -> None:
-        """Pass on what we did not expect."""
-        self.heard.put_nowait(StillframeError(describe(error)))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Pass on that it ended."""
-        self.is_open = False
-        self.heard.put_nowait(None)
-        self.gone.set()
-        super().connection_lost(exc)
-
-
-def _decode_control(frame: wire.Control) -> control.ToProcess:
-    try:
-        return _decode(frame.encoded)
-    except DECODING_ERRORS as error:
-        raise ProtocolViolation(f"the coordinator's message cannot be read: {error}") from error
 
 
 class Member:
@@ -118,6 +53,10 @@ class Member:
         listen: where this process listens, at an address at which the others can reach it.
         orphaned_s: how long to go on without a coordinator, in seconds.
         supervised: told who watches over this process, each time that it has come back.
+
+    Attributes:
+        failed: why this process cannot go on, when it cannot.
+        close_log: writes the event log to its end, if there is one: call it last of all.
     """
 
     def __init__(
@@ -139,6 +78,7 @@ class Member:
         self._marker_wait_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._closers: list[Callable[[], None]] = []
+        self.close_log: Callable[[], None] = lambda: None
         self.failed: asyncio.Future[StillframeError] = asyncio.get_running_loop().create_future()
 
     async def connect(self) -> Start | None:
@@ -159,7 +99,12 @@ class Member:
         return setup.start
 
     def host(
-        self, kind: type[SomeHost], topology: Topology, subject: object, start: Start | None
+        self,
+        kind: type[SomeHost],
+        topology: Topology,
+        subject: object,
+        start: Start | None,
+        log: Path | None = None,
     ) -> SomeHost:
         """Return a host of class `kind` for this member's process.
 
@@ -168,11 +113,12 @@ class Member:
             topology: which channels there are, and which messages they take.
             subject: the object whose fields are the recorded state.
             start: what `connect` returned.
+            log: the directory of the event log that it writes, if it does.
         """
         process, description = self.me.process, topology.description
         if start is not None:
             check_start(start, process, description)
-        return kind(
+        host = kind(
             process,
             codec=topology.codecs[process],
             subject=subject,
@@ -184,7 +130,10 @@ class Member:
             fail=self.fail,
             scheduler=asyncio.get_running_loop(),
             marker_wait_s=self._marker_wait_s,
+            open_log=None if log is None else log_opener(log, process, self.me.epoch, self.report),
         )
+        self.close_log = host.close_log
+        return host
 
     async def run(
         self,
@@ -265,7 +214,7 @@ class Member:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)  # `_ended` has told of those
-        for close in self._closers:
+        for close in (*self._closers, self.close_log):
             close()
 
     def _hang_up(self) -> None:

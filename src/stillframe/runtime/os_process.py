@@ -83,8 +83,12 @@ def wait_for(process: OsProcess) -> None:
         os.close(descriptor)
 
 
-def kill(process: OsProcess) -> None:
+def kill(process: OsProcess, *, grace_s: float = 0.0) -> None:
     """End `process` by SIGKILL and wait until it has ended; nothing if it has.
+
+    Args:
+        process: which one.
+        grace_s: how long it has, in seconds, to end by itself on SIGTERM before.
 
     Raises:
         Unavailable: it is somebody else's, or hangs in the kernel.
@@ -93,6 +97,10 @@ def kill(process: OsProcess) -> None:
     if descriptor is None:
         return
     try:
+        if grace_s:
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+            if _has_ended(descriptor, timeout_s=grace_s):
+                return
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         has_ended = _has_ended(descriptor, timeout_s=END_TIMEOUT_S)
     except ProcessLookupError:

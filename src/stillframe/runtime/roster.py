@@ -260,6 +260,8 @@ class Roster:
                 self._note_connected(process)
             case control.Trouble(detail):
                 self.emit(events.ConnectionTrouble(detail))
+            case control.LogTrouble(detail):
+                self.emit(events.LogTrouble(detail))
             case control.Failure():
                 self._failures[process] = message
             case _:

@@ -27,6 +27,7 @@ from stillframe.runtime.ending import Cause, Death, Stop, Wish
 from stillframe.runtime.epoch import Epoch, Terms, first_of
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.member import ORPHANED_S
+from stillframe.runtime.noting import check_free
 from stillframe.runtime.patience import Patience
 from stillframe.runtime.roster import RETURN_S
 from stillframe.runtime.running import (
@@ -60,6 +61,7 @@ class Supervisor:
         migrate: whether it may begin with a snapshot that was taken of other code.
         pipeline: the directory of the pipeline in which some processes are services; it then says
             with which snapshot to begin.
+        log: the directory in which the processes write their event logs, if they do.
         policy: what to do with a snapshot for which a part is missing.
         tolerated_count: how many abandoned snapshots in a row are tolerated; one more ends the
             system. None for any number.
@@ -73,7 +75,8 @@ class Supervisor:
     Raises:
         UsageError: on entering; the topology cannot be loaded, or is not the one of the store; in
             a pipeline, which takes the snapshots, a policy of the system's own; the certificates
-            are not what they must be; what is to be taken over runs at another place.
+            are not what they must be; what is to be taken over runs at another place; the event
+            log holds an epoch already that is to come.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Supervisor:
         restore: SnapshotId | None = None,
         migrate: bool = False,
         pipeline: Path | None = None,
+        log: Path | None = None,
         policy: Policy = Policy.ABANDON,
         tolerated_count: int | None = None,
         site: Site = ALL_HERE,
@@ -101,6 +105,7 @@ class Supervisor:
         self._restore = restore
         self._may_migrate = migrate
         self._attachment = None if pipeline is None else Attachment(pipeline, store)
+        self._log = log
         self._takes_over = takes_over
         # What belongs to a pipeline goes back with it alone: nobody can take its place.
         self._orphaned_s = 0.0 if pipeline is not None else orphaned_s
@@ -130,6 +135,8 @@ class Supervisor:
             self._restore = self._attachment.begins_with()
         if self._restore is not None:
             self.store.entry(self._restore)
+        if self._log is not None:
+            check_free(self._log, self.store.epoch + 1)
         left = left_behind(self.store.path)
         if left is not None and self._takes_over:
             check_place(left, self._site, started_here)
@@ -148,6 +155,7 @@ class Supervisor:
             orphaned_s=self._orphaned_s,
             return_s=self._return_s,
             attachment=self._attachment,
+            log=self._log,
             commands=self.commands_path,
             emit=self._emit,
         )

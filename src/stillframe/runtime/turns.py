@@ -16,6 +16,7 @@ from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.process import Action, Message, Process
 from stillframe.runtime.handlers import RETURNED, SLICE_S
 from stillframe.runtime.host import Delivery, Host, describe
+from stillframe.runtime.sending import Send
 
 
 class TurnHost(Host):
@@ -56,6 +57,8 @@ class TurnHost(Host):
                 item = self.mailbox.popleft()
                 assert not isinstance(item, Delivery)
                 self.step(item)
+            if self.log is not None and self.error is None:
+                self.log.between_actions()
         except Exception as error:
             self.fail(error)
 
@@ -94,10 +97,30 @@ class TurnHost(Host):
             await self.action.acquire()
             self.boundary()
             if self.has_room and self.error is None:
+                self.acts_by_itself()
                 return
             self.action.release()
             if self.error is not None:
                 raise self.error
+
+    def acts_by_itself(self) -> None:
+        """An action has begun that no message began: note it, if there is an event log."""
+        if self.log is not None:
+            self.log.begins_by_itself()
+
+    def make_send(self) -> Send:
+        """Return the function that applications call to send. What is sent between two actions, by
+        a task of the application's own, is an action for the event log."""
+        send = super().make_send()
+        if self.log is None:
+            return send
+
+        def send_at_any_time(target: ProcessId, message: Message) -> None:
+            if not self.is_busy:
+                self.acts_by_itself()
+            send(target, message)
+
+        return send_at_any_time
 
     def end(self) -> None:
         """End the action that was begun."""
@@ -116,6 +139,8 @@ class TurnHost(Host):
             self.mailbox.extendleft(reversed(singles[1:]))
             item = singles[0]
         self.recorder.receive(incoming.source, batch)
+        if self.log is not None:
+            self.log.note(self.log.accepting[incoming.source])
         if item.frame_bytes is not None and (sequence := incoming.session.handle(item.frame_bytes)):
             incoming.acknowledge(sequence)
         return incoming.channel, message
@@ -172,6 +197,7 @@ class Driver:
 
     async def _run(self, *, is_fresh: bool) -> None:
         if is_fresh:
+            self._host.acts_by_itself()
             await self._call(self._process.start, "start()")
         self._host.end()
         for _ in range(self._host.replayed_count):
@@ -274,3 +300,5 @@ class Participant:
         """The wait failed or was cut short: the program goes on, and so inside an action."""
         if not self._host.action.locked():
             await self._host.action.acquire()
+            if self._host.error is None:
+                self._host.acts_by_itself()

@@ -1,0 +1,273 @@
+"""What processes write into an event log while they run is what they did."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from stillframe import Process, Topology, join
+from stillframe.errors import UsageError
+from stillframe.eventlog import files, scribe
+from stillframe.eventlog.reading import epochs, parts
+from stillframe.eventlog.tracing import read_trace
+from stillframe.model import Channel
+from stillframe.runtime import events
+from stillframe.runtime.noting import check_free
+from stillframe.runtime.supervisor import Supervisor
+from stillframe.store.store import Store
+from stillframe.trace import MessageId, Trace
+from tests.runtime.links import until
+from tests.runtime.local import LocalSystem
+from tests.runtime.programs import Books, Player, Raises, Relay, Sink, Source, joining
+from tests.runtime.test_async_handlers import Teller
+from tests.runtime.test_joined import pass_on, until_the_end, waiting_system
+from tests.runtime.watch import Watch, new_store, program, take
+
+
+def check_log(log: Path, place: Path, epoch: int = 1) -> Trace:
+    """Check every snapshot that was published in an epoch against the event log, and return the
+    trace: the cut is consistent, and the channels hold exactly what was on the way."""
+    store = Store.open(place)
+    trace = read_trace(log, epoch)
+    for entry in store.entries():
+        if entry.epoch != epoch:
+            continue
+        snapshot = store.load(entry.id)
+        cut = trace.cut_of(entry.id)
+        assert trace.is_consistent(cut)
+        assert trace.in_transit(cut) == {
+            state.channel: tuple(
+                MessageId(state.channel, number)
+                for number in range(state.received_count + 1, state.sent_count + 1)
+            )
+            for state in snapshot.state.channels
+        }
+    return trace
+
+
+MANY = {
+    "handlers": lambda: Topology(
+        {"A": Source(limit=2000), "B": Relay(), "C": Relay(), "D": Sink()},
+        [("A", "B"), ("B", "C"), ("C", "D"), ("B", "D")],
+    ),
+    "players": lambda: Topology.mesh({"A": Player(serves=True), "B": Player(), "C": Sink()}),
+    "async handlers": lambda: Topology.mesh({"A": Teller(), "B": Teller()}),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_the_log_explains_every_snapshot(tmp_path: Path, name: str) -> None:
+    """Whatever the handlers are like, and with snapshots that overlap: what the log says was on
+    the way at a cut is what the snapshot holds."""
+    topology = MANY[name]()
+
+    async def main() -> None:
+        system = LocalSystem(topology, tmp_path, log=tmp_path / "log")
+        async with asyncio.timeout(60), system:
+            begun = [system.coordinator.begin(p) for _ in range(3) for p in topology.processes]
+            await system.until(lambda: all(future.done() for future in begun))
+            await system.take()
+            assert system.troubles() == []
+
+    asyncio.run(main())
+    trace = check_log(tmp_path / "log", tmp_path / "store")
+    assert trace.processes == tuple(topology.processes)
+    assert len(trace.snapshots) == 3 * len(topology.processes) + 1
+    assert trace.message_count > 0
+
+
+def test_every_action_is_in_the_log(tmp_path: Path) -> None:
+    """``start``, each message, what is done every now and then, and ``on_published``; and each
+    message bears its number."""
+    topology = Topology.mesh({"A": Player(serves=True), "B": Player()})
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(60),
+            LocalSystem(topology, tmp_path, log=tmp_path / "log") as system,
+        ):
+            await system.take()
+            await system.until(lambda: all(p.published for p in players))
+
+    players = [p for p in topology.processes.values() if isinstance(p, Player)]
+    asyncio.run(main())
+    trace = check_log(tmp_path / "log", tmp_path / "store")
+    lines = trace.lines
+    assert lines["A"][0].sent == (MessageId(Channel("A", "B"), 1),)
+    assert lines["B"][0].sent == lines["B"][0].accepted == ()
+    assert lines["B"][1].accepted == (MessageId(Channel("A", "B"), 1),)
+    assert lines["B"][1].sent == (MessageId(Channel("B", "A"), 1),)
+    for player, name in zip(players, "AB", strict=True):
+        accepted = sum(len(event.accepted) for event in lines[name])
+        assert accepted == player.hit_count
+        assert len(lines[name]) == accepted + 1 + len(player.published)
+
+
+def test_the_action_that_failed_is_the_last_in_the_log(tmp_path: Path) -> None:
+    """Whoever looks for the message on which a process failed finds it."""
+    topology = Topology({"A": Source(limit=9), "B": Raises()}, [("A", "B")])
+
+    async def main() -> None:
+        system = LocalSystem(topology, tmp_path, may_fail=True, log=tmp_path / "log")
+        async with asyncio.timeout(60), system:
+            await system.until(lambda: bool(system.failures))
+
+    asyncio.run(main())
+    trace = read_trace(tmp_path / "log", 1)
+    assert trace.lines["B"][-1].accepted == (MessageId(Channel("A", "B"), 7),)
+
+
+def test_a_full_disk_is_told_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes go on, and when there is room again the log says what it lacks."""
+    monkeypatch.setattr(scribe, "RETRY_S", 0.0)
+    append = files.Stream.append
+    is_full = True
+
+    def appending(stream: files.Stream, batch: pa.RecordBatch) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(stream, batch)
+
+    monkeypatch.setattr(files.Stream, "append", appending)
+    topology = Topology.mesh({"A": Player(serves=True), "B": Player()})
+
+    async def main() -> None:
+        nonlocal is_full
+        log = tmp_path / "log"
+        async with asyncio.timeout(60), LocalSystem(topology, tmp_path, log=log) as system:
+            for host in system.hosts.values():
+                host._tend_log()
+            await system.until(lambda: len(troubles(system.events)) == 2)
+            is_full = False
+            await system.take()
+
+    asyncio.run(main())
+    assert [part.span.process for part in parts(tmp_path / "log")] == ["A", "B"]
+    for part in parts(tmp_path / "log"):
+        assert part.row_count
+        assert part.span.lost_count == part.span.event_count > 0
+
+
+def troubles(told: list[events.Event]) -> list[str]:
+    """Return what was said of event logs."""
+    return [event.detail for event in told if isinstance(event, events.LogTrouble)]
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    """A system does not begin with an event log that holds an epoch which is to come."""
+    check_free(tmp_path / "none", 1)
+    (tmp_path / "e3").mkdir()
+    check_free(tmp_path, 4)
+    with pytest.raises(UsageError, match=r"epoch 3 already.*begins epoch 2.*another directory"):
+        check_free(tmp_path, 2)
+
+
+def has_rows(log: Path, process: str) -> bool:
+    """Return whether `process` has written something."""
+    found = parts(log) if epochs(log) else []
+    return any(part.span.process == process and part.row_count for part in found)
+
+
+@pytest.mark.slow
+def test_a_killed_process_and_its_system_leave_a_log(tmp_path: Path) -> None:
+    """After kill -9 what was handed over is there, and the next epoch is beside it; what the others
+    accepted and nobody can explain any more is no part of the trace."""
+    log = tmp_path / "log"
+
+    async def main() -> None:
+        watch, store = Watch(), new_store(tmp_path, "rally")
+        async with (
+            asyncio.timeout(60),
+            Supervisor(program("rally"), store, log=log, emit=watch.emit) as system,
+        ):
+            await take(system)
+            await until(lambda: has_rows(log, "B"))
+            os.kill(system.children["B"].pid, signal.SIGKILL)
+            await watch.until_epoch(2)
+            await take(system)
+            await system.restore(None)
+            await take(system)
+        store.close()
+
+    asyncio.run(main())
+    traces = {epoch: read_trace(log, epoch) for epoch in epochs(log)}
+    assert [*traces] == [1, 2, 3]
+    assert all(trace.event_count for trace in traces.values())
+    endings = {(p.span.epoch, p.span.process): p.path.suffix for p in parts(log)}
+    assert endings == {
+        (epoch, process): ".arrows" if (epoch, process) == (1, "B") else ".parquet"
+        for epoch in (1, 2, 3)
+        for process in "AB"
+    }
+    for epoch in (2, 3):
+        check_log(log, tmp_path / "store", epoch)
+
+
+@pytest.mark.slow
+def test_a_joined_program_writes_its_log(tmp_path: Path) -> None:
+    """Each turn of its loop is one action, and the first is what it does before that."""
+    log, books = tmp_path / "log", Books()
+
+    async def main() -> None:
+        async with waiting_system(tmp_path, "joining", log=log) as (system, watch):
+            place = tmp_path / "store"
+            async with join("J", topology=joining, store=place, state=books, log=log) as me:
+                await until_the_end(me, books, system)
+            await watch.until(lambda: len(watch.of(events.Waiting)) == 2)
+            async with join("J", topology=joining, store=place, state=books, log=log) as me:
+                passing = asyncio.get_running_loop().create_task(pass_on(me, books))
+                for _ in range(3):
+                    await take(system)
+                passing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await passing
+
+    asyncio.run(main())
+    trace = check_log(log, tmp_path / "store", 2)
+    for event in trace.lines["J"]:
+        assert len(event.accepted) <= 1
+        assert not event.accepted or len(event.sent) == 1 or event == trace.lines["J"][-1]
+
+
+@pytest.mark.slow
+def test_a_process_that_is_terminated_writes_its_log_to_the_end(tmp_path: Path) -> None:
+    """SIGTERM ends it as it always does, and its log has all that it did."""
+    log = tmp_path / "log"
+
+    async def main() -> None:
+        watch, store = Watch(), new_store(tmp_path, "rally")
+        async with (
+            asyncio.timeout(60),
+            Supervisor(program("rally"), store, log=log, emit=watch.emit) as system,
+        ):
+            await take(system)
+            os.kill(system.children["B"].pid, signal.SIGTERM)
+            await watch.until_epoch(2)
+            (died,) = watch.of(events.ProcessDied)
+            assert (died.process, died.cause) == ("B", "it was ended by SIGTERM")
+        store.close()
+
+    asyncio.run(main())
+    check_log(log, tmp_path / "store")
+
+
+@pytest.mark.parametrize("process", ["A", "B"])
+def test_without_a_log_nothing_is_noted(tmp_path: Path, process: str) -> None:
+    """Who asks for no event log gets the functions that know of none."""
+    topology = Topology.mesh({"A": Player(serves=True), "B": Player()})
+
+    async def main() -> None:
+        async with asyncio.timeout(60), LocalSystem(topology, tmp_path) as system:
+            assert system.hosts[process].log is None
+            subject = system.hosts[process].subject
+            assert isinstance(subject, Process)
+            assert system.hosts[process].send.__name__ == "send"
+
+    asyncio.run(main())
