@@ -12,6 +12,7 @@ from stillframe.errors import UsageError
 from stillframe.runtime.judging import Look, look_for, topology_of, unless_dropped
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
+from stillframe.topology import Topology
 
 
 def detect(path: Path, name: str, reference: str | None, *, is_json: bool) -> None:
@@ -23,7 +24,11 @@ def detect(path: Path, name: str, reference: str | None, *, is_json: bool) -> No
     """
     store = Store.open(path)
     entries = _present(store)
-    look = look_for(name, store, lambda: topology_of(store, reference, entries[0])[1])
+
+    def load() -> Topology:
+        return topology_of(store, reference, store.description_of(entries[0].id).hash)[1]
+
+    look = look_for(name, store, load)
     sightings = _look_at_all(look, entries)
     held = [seen for seen in sightings if seen.verdict.holds]
     broken = not_stable(sightings)

@@ -15,7 +15,7 @@ from stillframe.detect.predicate import (
 )
 from stillframe.detect.sql import ask, is_sql
 from stillframe.detect.view import view_of
-from stillframe.errors import UsageError
+from stillframe.errors import StoreError, UsageError
 from stillframe.runtime.here import load_function, look_here
 from stillframe.runtime.loading import load_topology
 from stillframe.store.manifest import Entry
@@ -29,16 +29,16 @@ Look = Callable[[Entry], Sighting]
 """Asks a predicate of one snapshot; raises a StillframeError if it cannot."""
 
 
-def topology_of(store: Store, reference: str | None, entry: Entry) -> tuple[str, Topology]:
+def topology_of(store: Store, reference: str | None, expected: str) -> tuple[str, Topology]:
     """Return where the topology is that snapshots of a store are of, and the topology.
 
     Args:
         store: with the snapshots.
         reference: where the topology is; None: where the store says.
-        entry: one of the snapshots to look at.
+        expected: the hash of that of the snapshots to look at.
 
     Raises:
-        UsageError: nobody says where it is, or that snapshot is of another one.
+        UsageError: nobody says where it is, or it is another one.
     """
     known = store.reference if reference is None else reference
     if known is None:
@@ -48,7 +48,7 @@ def topology_of(store: Store, reference: str | None, entry: Entry) -> tuple[str,
         )
     look_here()
     topology = load_topology(known)
-    if topology.description.hash != store.description_of(entry.id).hash:
+    if topology.description.hash != expected:
         raise UsageError(
             f"the snapshots in {store.path} are of another topology than {known} is now: give the "
             "one that they were taken of with --topology"
@@ -159,7 +159,7 @@ def unless_dropped(entry: Entry, read: Callable[[Entry], Read]) -> Read | None:
     """
     try:
         return read(entry)
-    except UsageError:
+    except (UsageError, StoreError):
         if entry.directory.is_dir():
             raise
         return None

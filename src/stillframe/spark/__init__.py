@@ -12,6 +12,8 @@ from stillframe.spark.session import spark_session
 
 if TYPE_CHECKING:
     from stillframe.spark.audit import Audit
+    from stillframe.spark.deadlock import deadlocks
+    from stillframe.spark.detection import detect
     from stillframe.spark.difference import diff_store
     from stillframe.spark.markers import marker_paths
     from stillframe.spark.queries import (
@@ -36,6 +38,8 @@ __all__ = [
     "channel_history",
     "channel_spread",
     "checkpoint_location",
+    "deadlocks",
+    "detect",
     "diff",
     "diff_store",
     "log_records",
@@ -53,6 +57,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "deadlock": ("deadlocks",),
+    "detection": ("detect",),
     "difference": ("diff_store",),
     "markers": ("marker_paths",),
     "queries": (

@@ -110,7 +110,7 @@ def audit(
                 books |= _check_books(sources[-1], ours)
     except PySparkException as error:
         raise StoreError(
-            f"Spark cannot read the store {store_path}: {_shortened(error)}. If its snapshots are "
+            f"Spark cannot read the store {store_path}: {shortened(error)}. If its snapshots are "
             "being deleted meanwhile, try again"
         ) from error
     amounts: list[dict[str, Amount] | None] = [None, None]
@@ -246,7 +246,7 @@ def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> dict[str, Amou
         found = [row for rows in tables for row in history.sums(rows, sql).collect()]
     except PySparkException as error:
         raise UsageError(
-            f"the SQL over {over} does not work: {sql!r}: {_shortened(error)}. It must be an "
+            f"the SQL over {over} does not work: {sql!r}: {shortened(error)}. It must be an "
             "aggregate over one snapshot's rows, such as 'sum(balance)'"
         ) from error
     amounts: dict[str, Amount] = {}
@@ -331,7 +331,7 @@ def _first_fault(row: SnapshotAudit, rows: Sequence[SnapshotAudit]) -> str:
     )
 
 
-def _shortened(error: PySparkException) -> str:
+def shortened(error: PySparkException) -> str:
     """Return the first line of what Spark says, without codes and plans."""
     line = str(error).strip().partition("\n")[0]
     return re.sub(r"\s*SQLSTATE: \w+.*", "", line).rstrip(".")

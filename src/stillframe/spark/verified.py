@@ -54,15 +54,30 @@ def rows(spark: SparkSession, files: Sequence[File], schema: str | StructType) -
         files: which; what the column `snapshot` says is taken from here.
         schema: the columns that every file has, and perhaps others.
     """
-    ship(spark)
     struct = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     assert isinstance(struct, StructType)
     message = to_arrow_schema(struct, timezone="UTC").serialize().to_pybytes()
+    return _spread(spark, files).mapInArrow(partial(_read, schema_message=message), struct)
+
+
+def damages(spark: SparkSession, files: Sequence[File]) -> dict[str, str]:
+    """Return the snapshots of which a file is not what was written, and which file; runs a job.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    with explained(Path(files[0][1]).parent.parent if files else Path()):
+        found = _spread(spark, files).mapInArrow(_check, "snapshot STRING, damage STRING").collect()
+    return {row["snapshot"]: row["damage"] for row in sorted(found, reverse=True)}
+
+
+def _spread(spark: SparkSession, files: Sequence[File]) -> DataFrame:
+    """Return the files, several to a task."""
+    ship(spark)
     task_count, tasks = _tasks(spark, files)
     columns = [list(column) for column in zip(*files, strict=True)] or [[], [], [], []]
     listed = spark.createDataFrame(pa.table([*columns, tasks], schema=_FILES_SCHEMA))
-    spread = listed.repartitionById(task_count, F.col("task"))
-    return spread.mapInArrow(partial(_read, schema_message=message), struct)
+    return listed.repartitionById(task_count, F.col("task"))
 
 
 @contextmanager
@@ -76,14 +91,20 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        raised = _RAISED.search(str(error))
-        if raised is not None:
-            raise _ERRORS[raised[1]](raised[2]) from error
+        found = raised(error)
+        if found is not None:
+            raise found from error
         first = re.sub(r"\s*SQLSTATE: \w+.*", "", str(error).strip().partition("\n")[0])
         raise StoreError(
             f"Spark cannot read {path}: {first.rstrip('.')}. If snapshots are being dropped there "
             "meanwhile, try again"
         ) from error
+
+
+def raised(error: PySparkException) -> Exception | None:
+    """Return what a task raised that read a file; None if Spark stopped for another reason."""
+    found = _RAISED.search(str(error))
+    return None if found is None else _ERRORS[found[1]](found[2])
 
 
 def location(path: Path) -> str:
@@ -104,12 +125,23 @@ def _tasks(spark: SparkSession, files: Sequence[File]) -> tuple[int, list[int]]:
     return count, tasks
 
 
+def _check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for snapshot, path, byte_count, digest, _ in _files(batch):
+            try:
+                read_hashed(Path(path), byte_count, digest)
+            except Damaged as error:
+                yield pa.RecordBatch.from_pydict({"snapshot": [snapshot], "damage": [str(error)]})
+
+
+def _files(batch: pa.RecordBatch) -> Iterator[tuple[str, str, int, str, int]]:
+    yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
 def _read(batches: Iterable[pa.RecordBatch], schema_message: bytes) -> Iterator[pa.RecordBatch]:
     schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
     for batch in batches:
-        for snapshot, path, byte_count, digest, _ in zip(
-            *(column.to_pylist() for column in batch.columns), strict=True
-        ):
+        for snapshot, path, byte_count, digest, _ in _files(batch):
             yield from _batches(
                 snapshot, Path(path), read_hashed(Path(path), byte_count, digest), schema
             )
