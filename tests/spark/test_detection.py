@@ -21,6 +21,7 @@ from stillframe.spark.manifests import Published, read_published
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.cli.conftest import publish, purses, state_of
+from tests.spark.chains import make_chains
 from tests.spark.epochs import make_store
 
 pytestmark = pytest.mark.spark
@@ -143,6 +144,30 @@ def test_functions_and_sql_are_asked(spark: SparkSession, money: Path) -> None:
     assert spark.table("processes").count() == 3
     assert SparkSession.getActiveSession() is spark
     spark.catalog.dropTempView("processes")
+
+
+def test_sql_sees_every_key(spark: SparkSession, tmp_path: Path) -> None:
+    """Also those that a snapshot has from the ones that it is based on; a changed byte in one of
+    these is damage of all that need it."""
+    path = tmp_path / "store"
+    make_chains(path, 3)
+    entries = Store.open(path).entries()
+    table = next(name for name in Store.open(path).tables(entries[0].id) if "_" in name)
+    count = f"count(k.process) from snapshots s left join {table} k using (snapshot)"
+    counts = {str(e.id): Store.open(path).tables(e.id)[table].num_rows for e in entries}
+    middle = sorted(counts.values())[len(counts) // 2]
+    sql = f"select s.snapshot, {count} group by s.snapshot".replace(" from", f" >= {middle} from")
+    found = verdicts(detect(spark, path, sql))
+    assert {name: holds for name, (holds, _) in found.items()} == {
+        name: number >= middle for name, number in counts.items()
+    }
+    based = next(entry for entry in entries if entry.bases)
+    keyed = next(path / "snapshots" / str(e) for e in based.bases)
+    for file in keyed.glob(f"{table}.*"):
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    rows = {row["snapshot"]: row for row in detect(spark, path, sql).collect()}
+    assert (rows[str(based.id)]["failure"], rows[keyed.name]["failure"]) == ("damaged", "damaged")
+    assert table in rows[str(based.id)]["sentence"]
 
 
 def test_the_summary_looks_at_every_epoch(spark: SparkSession, money: Path) -> None:

@@ -3,26 +3,28 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import BooleanType, StringType
 
-from stillframe.errors import UsageError
+from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
-from stillframe.spark import history, timeline, verified
+from stillframe.spark import timeline, verified
 from stillframe.spark.asking import DAMAGED, DROPPED, WAS_DROPPED, Answer
 from stillframe.spark.audit import shortened
 from stillframe.spark.manifests import Published
-from stillframe.store.manifest import CHANNELS, FILES, MESSAGES, PROCESSES, Manifest
-from stillframe.topology import Description
+from stillframe.spark.whole import TABLES, Whole
+from stillframe.store.chain import gather
+from stillframe.store.manifest import FILES
 
-VIEWS = ("snapshots", "processes", "channels", "messages")
+SNAPSHOTS = "snapshots"
+"""The view with a row for each snapshot; the others are the tables of ``whole.Whole``."""
 EXAMPLE = "select snapshot, sum(balance) < 100 from processes group by snapshot"
 
 _WANTED = (
-    f"Ask over the views {', '.join(VIEWS[:-1])} and {VIEWS[-1]}, which have the rows of all "
-    "snapshots together, for one row for each snapshot: its id, and true or false; for example "
-    f"{EXAMPLE!r}"
+    f"Ask over the views {SNAPSHOTS}, {', '.join(TABLES)} and one for each keyed field, which have "
+    "the rows of all snapshots together, for one row for each snapshot: its id, and true or false; "
+    f"for example {EXAMPLE!r}"
 )
 
 
@@ -38,53 +40,63 @@ def ask_all(spark: SparkSession, published: Published, sql: str) -> dict[str, An
         UsageError: it cannot be asked, or does not give exactly that for each snapshot.
         Damaged, StoreError: the store cannot be read, or changed meanwhile.
     """
-    files = [published.file(each, name) for name in FILES for each in published.manifests]
-    damages = verified.damages(spark, files)
+    damages = _damages(spark, published)
     answers = {
-        name: Answer(None, text, DAMAGED)
-        if published.directory(SnapshotId.parse(name)).is_dir()
+        str(snapshot): Answer(None, text, DAMAGED)
+        if published.directory(snapshot).is_dir()
         else Answer(None, WAS_DROPPED, DROPPED)
-        for name, text in damages.items()
+        for snapshot, text in damages.items()
     }
-    whole = [each for each in published.manifests.values() if str(each.snapshot) not in damages]
+    whole = [snapshot for snapshot in published.manifests if snapshot not in damages]
+    if not whole:
+        return answers
     session = spark.newSession()
     try:
-        for topology, description in published.topologies.described.items():
-            ours = [each for each in whole if each.topology == topology]
-            if ours:
-                _make_views(session, published, description, ours)
-                answers |= _ask(session, sql, [str(each.snapshot) for each in ours])
+        _make_views(session, published, whole)
+        return answers | _ask(session, sql, [str(snapshot) for snapshot in whole])
     finally:
         # Whoever made a DataFrame last has the active session.
         spark.createDataFrame([], "snapshot STRING")
-    return answers
+
+
+def _damages(spark: SparkSession, published: Published) -> dict[SnapshotId, str]:
+    """Return the snapshots that cannot be read, with what they are based on, and why."""
+    files = [
+        published.file(snapshot, record.name)
+        for snapshot, manifest in published.manifests.items()
+        for record in manifest.files
+    ]
+    changed = verified.damages(spark, files)
+    found = {}
+    for snapshot in published.manifests:
+        try:
+            published.check_chains([snapshot])
+        except Damaged as error:
+            found[snapshot] = str(error)
+            continue
+        chain = {snapshot, *gather(snapshot, published.manifests.get)}
+        texts = [
+            changed[path]
+            for link in sorted(chain, key=lambda link: link != snapshot)
+            for record in published.manifests[link].files
+            if link == snapshot or record.name not in FILES
+            if (path := published.file(link, record.name)[1]) in changed
+        ]
+        if texts:
+            found[snapshot] = texts[0]
+    return found
 
 
 def _make_views(
-    session: SparkSession,
-    published: Published,
-    description: Description,
-    manifests: Sequence[Manifest],
+    session: SparkSession, published: Published, snapshots: Sequence[SnapshotId]
 ) -> None:
-    """Give the tables of the snapshots of one topology their names in a session."""
-
-    def rows(name: str, schema: str) -> DataFrame:
-        files = [published.file(each.snapshot, name) for each in manifests]
-        return verified.rows(session, files, schema)
-
-    ids = F.broadcast(_ids(session, manifests))
-    tables = (
-        timeline.snapshots(session, published).join(ids, "snapshot", "left_semi"),
-        rows(PROCESSES, history.PROCESSES_SCHEMA + history.field_schema(description.states)),
-        rows(CHANNELS, history.CHANNELS_SCHEMA),
-        rows(MESSAGES, history.MESSAGES_SCHEMA + history.field_schema(description.messages)),
-    )
-    for name, table in zip(VIEWS, tables, strict=True):
-        table.createOrReplaceTempView(name)
-
-
-def _ids(session: SparkSession, manifests: Sequence[Manifest]) -> DataFrame:
-    return session.createDataFrame([(str(each.snapshot),) for each in manifests], "snapshot STRING")
+    """Give the tables of snapshots their names in a session."""
+    names = session.createDataFrame([(str(snapshot),) for snapshot in snapshots], "snapshot STRING")
+    known = timeline.snapshots(session, published).join(F.broadcast(names), "snapshot", "left_semi")
+    known.createOrReplaceTempView(SNAPSHOTS)
+    whole = Whole(session, published, snapshots)
+    for name in (*TABLES, *whole.keyed_names):
+        whole.table(name).createOrReplaceTempView(name)
 
 
 def _ask(session: SparkSession, sql: str, names: Sequence[str]) -> dict[str, Answer]:
@@ -100,8 +112,7 @@ def _ask(session: SparkSession, sql: str, names: Sequence[str]) -> dict[str, Ans
         if found is not None:
             raise found from error
         raise UsageError(
-            f"the question {sql!r} cannot be asked: {shortened(error)}. {_WANTED}. Fields that are "
-            "Keyed have no view here: 'stillframe detect' has a table for each"
+            f"the question {sql!r} cannot be asked: {shortened(error)}. {_WANTED}"
         ) from error
     answers = dict(_checked(rows, set(names), sql))
     missing = [name for name in names if name not in answers]

@@ -61,14 +61,14 @@ def rows(spark: SparkSession, files: Sequence[File], schema: str | StructType) -
 
 
 def damages(spark: SparkSession, files: Sequence[File]) -> dict[str, str]:
-    """Return the snapshots of which a file is not what was written, and which file; runs a job.
+    """Return the paths of files that are not what was written, and what is wrong; runs a job.
 
     Raises:
         StoreError: a file cannot be read.
     """
     with explained(Path(files[0][1]).parent.parent if files else Path()):
-        found = _spread(spark, files).mapInArrow(_check, "snapshot STRING, damage STRING").collect()
-    return {row["snapshot"]: row["damage"] for row in sorted(found, reverse=True)}
+        found = _spread(spark, files).mapInArrow(_check, "path STRING, damage STRING").collect()
+    return {row["path"]: row["damage"] for row in found}
 
 
 def _spread(spark: SparkSession, files: Sequence[File]) -> DataFrame:
@@ -127,11 +127,11 @@ def _tasks(spark: SparkSession, files: Sequence[File]) -> tuple[int, list[int]]:
 
 def _check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        for snapshot, path, byte_count, digest, _ in _files(batch):
+        for _, path, byte_count, digest, _ in _files(batch):
             try:
                 read_hashed(Path(path), byte_count, digest)
             except Damaged as error:
-                yield pa.RecordBatch.from_pydict({"snapshot": [snapshot], "damage": [str(error)]})
+                yield pa.RecordBatch.from_pydict({"path": [path], "damage": [str(error)]})
 
 
 def _files(batch: pa.RecordBatch) -> Iterator[tuple[str, str, int, str, int]]:
