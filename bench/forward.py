@@ -77,6 +77,7 @@ async def system(
     marker_wait_s: float = 0.0,
     has_tls: bool = False,
     timeout_s: float = TIMEOUT_S,
+    has_log: bool = False,
 ) -> AsyncIterator[Supervisor]:
     """Start a topology on a store of its own, which goes away with it."""
     directory = Path(tempfile.mkdtemp(prefix="stillframe-bench-"))
@@ -90,6 +91,7 @@ async def system(
             timeout_s=timeout_s,
             marker_wait_s=marker_wait_s,
             site=site,
+            log=directory / "log" if has_log else None,
             emit=emit,
         ) as running:
             yield running
@@ -99,10 +101,12 @@ async def system(
 
 
 @asynccontextmanager
-async def stillframe(shape: str, *, has_tls: bool = False) -> AsyncIterator[Running]:
+async def stillframe(
+    shape: str, *, has_tls: bool = False, has_log: bool = False
+) -> AsyncIterator[Running]:
     """Start the contender."""
     async with (
         shared_counts(PROCESS_COUNT) as counts,
-        system(f"bench.forward:{shape}", has_tls=has_tls) as running,
+        system(f"bench.forward:{shape}", has_tls=has_tls, has_log=has_log) as running,
     ):
         yield Running([child.pid for child in running.children.values()], counts)

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import incremental, markers, pause, scale, snapshots, throughput
+from bench import incremental, markers, noting, pause, scale, snapshots, throughput
 
 PARTS: dict[str, tuple[Callable[[Progress], Awaitable[Any]], Callable[[Any, Console], Any]]] = {
     "throughput": (throughput.measure, throughput.report),
@@ -22,6 +22,7 @@ PARTS: dict[str, tuple[Callable[[Progress], Awaitable[Any]], Callable[[Any, Cons
     "pause": (pause.measure, pause.report),
     "scale": (scale.measure, scale.report),
     "markers": (markers.measure, markers.report),
+    "log": (noting.measure, noting.report),
 }
 """What measures each part, and what prints and returns its figures."""
 SHORT_PARTS = ("throughput", "cost", "latency")

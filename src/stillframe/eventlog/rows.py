@@ -3,9 +3,9 @@
 A process notes one small number, a *code*, for each thing that it does:
 
     0        an action began by itself
-    2c + 1   an action began, by accepting a message on incoming channel c
-    2c + 2   a message was sent on outgoing channel c
-    -(k+1)   step row k of this buffer: one row of a step of a snapshot
+    1        one row of a step of a snapshot; what it says is kept beside
+    2c + 2   an action began, by accepting a message on incoming channel c
+    2c + 3   a message was sent on outgoing channel c
 
 The numbers of the messages are how many there were before on the same channel.
 """
@@ -22,7 +22,9 @@ from stillframe.model import Channel, ProcessId
 
 BY_ITSELF = 0
 """The code of an action that began by itself. With messages sent, it is no row of its own."""
-CODE_TYPE = "i"
+STEP_ROW = 1
+_FIRST = 2
+_BYTE_MAX = 255
 
 _KINDS = pa.array(KINDS, pa.string())
 _RECORDED_TYPE = SCHEMA.field("recorded").type
@@ -31,12 +33,17 @@ _AT_TYPE = SCHEMA.field("at").type
 
 def accepting(channel: int) -> int:
     """Return the code of an action that begins with a message on incoming channel `channel`."""
-    return 2 * channel + 1
+    return _FIRST + 2 * channel
 
 
 def sending(channel: int) -> int:
     """Return the code of a message that is sent on outgoing channel `channel`."""
-    return 2 * channel + 2
+    return _FIRST + 2 * channel + 1
+
+
+def packed(codes: list[int], code_max: int) -> "bytes | array[int]":
+    """Return `codes`, of which none is above `code_max`, in few bytes."""
+    return bytes(codes) if code_max <= _BYTE_MAX else array("i", codes)
 
 
 class StepRow(NamedTuple):
@@ -85,8 +92,9 @@ class Rows:
         self, process: ProcessId, sources: Sequence[ProcessId], targets: Sequence[ProcessId]
     ) -> None:
         self._source_count, self._target_count = len(sources), len(targets)
-        count = 2 * max(len(sources), len(targets)) + 1
-        self._kinds = [INTERNAL] + [ACCEPTED if code % 2 else SENT for code in range(1, count)]
+        count = _FIRST + 2 * max(len(sources), len(targets))
+        self._codes = range(count)
+        self._kinds = [INTERNAL, INTERNAL, *([ACCEPTED, SENT] * (count // 2 - 1))]
         channels = [Channel(source, process) for source in sources]
         channels += [Channel(process, target) for target in targets]
         self._channels = pa.array(map(str, channels), pa.string())
@@ -95,108 +103,107 @@ class Rows:
             self._channel_of[accepting(index)] = index
         for index in range(len(targets)):
             self._channel_of[sending(index)] = len(sources) + index
-        self._begins = [1 if code % 2 or code == BY_ITSELF else 0 for code in range(count)]
-        # One that is the same from batch to batch is written once.
+        begins = [kind == ACCEPTED or code == BY_ITSELF for code, kind in enumerate(self._kinds)]
+        self._begins = pa.array(map(int, begins), pa.int64())
+        # What is the same from batch to batch is made and written once.
         self._snapshots = pa.array([], pa.string())
+        self._nulls = [pa.nulls(0, type_) for type_ in (pa.int32(), _AT_TYPE, _RECORDED_TYPE)]
 
     def batch(
-        self, codes: "array[int]", steps: Sequence[StepRow], before: Tally
+        self, codes: "bytes | array[int]", steps: Sequence[StepRow], before: Tally
     ) -> tuple[pa.RecordBatch, Tally]:
         """Return what was noted as rows, and what the process had done after them.
 
         Args:
-            codes: what it noted, of whole actions.
-            steps: the step rows that `codes` name, in the order in which they were noted.
+            codes: what it noted, of whole actions, as `packed` returns it.
+            steps: what the step rows among them say, in order.
             before: what it had done before.
         """
-        # The step rows come first in all tables, the last of them at the very beginning.
-        shift = len(steps)
-        noted = pa.Array.from_buffers(pa.int32(), len(codes), [None, pa.py_buffer(codes)])
-        index = pc.add(noted, pa.scalar(shift, pa.int32())) if shift else noted
-        order = pc.array_sort_indices(index)
-        counts = [0] * (shift + len(self._kinds))
-        runs = pc.run_end_encode(_take(index, order))
-        end = 0
-        for value, run_end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-            counts[value], end = run_end - end, run_end
-        begins = pa.array([0] * shift + self._begins, pa.int64())
-        event = pc.cumulative_sum(_take(begins, index), start=before.event_count)
-        number = self._numbers(index, order, counts, before)
-        if counts[shift]:
-            is_row = self._is_row(index, shift)
-            index, event, number = (column.filter(is_row) for column in (index, event, number))
-        columns = [event, *self._described(index, steps, number)]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), self._after(
-            before, counts[shift:]
-        )
-
-    def _numbers(
-        self, index: pa.Array, order: pa.Array, counts: list[int], before: Tally
-    ) -> pa.Array:
-        """Return the numbers of the messages, which are consecutive among those of one code."""
-        offsets: list[int | None] = []
-        start = 0
-        shift = len(counts) - len(self._kinds)
-        for code, count in enumerate(counts, -shift):
-            earlier = self._earlier(code, before)
-            offsets.append(None if earlier is None else earlier + 1 - start)
-            start += count
+        code_type = pa.uint8() if isinstance(codes, bytes) else pa.int32()
+        noted = pa.Array.from_buffers(code_type, len(codes), [None, pa.py_buffer(codes)])
+        order = pc.array_sort_indices(noted)
+        counts = self._counts(_take(noted, order))
+        event = pc.cumulative_sum(_take(self._begins, noted), start=before.event_count)
         rank = pc.inverse_permutation(order.view(pa.int64()))
-        return pc.add(rank, _take(pa.array(offsets, pa.int64()), index))
+        number = pc.add(rank, _take(self._offsets(counts, before), noted))
+        if counts[BY_ITSELF]:
+            is_row = self._is_row(noted)
+            noted, event, number = (column.filter(is_row) for column in (noted, event, number))
+        columns = [event, *self._described(noted, steps, number)]
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), self._after(before, counts)
 
-    def _earlier(self, code: int, before: Tally) -> int | None:
-        """Return how many messages there were before on the channel of `code`; None for no code of
-        a channel."""
-        if code <= BY_ITSELF or self._channel_of[code] is None:
-            return None
-        channel = (code - 1) // 2
-        return before.received[channel] if code % 2 else before.sent[channel]
+    def _counts(self, in_order: pa.Array) -> list[int]:
+        """Return how often there is each code in a sorted column."""
+        counts = [0 for _ in self._codes]
+        runs = pc.run_end_encode(in_order)
+        end = 0
+        for code, run_end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            counts[code], end = run_end - end, run_end
+        return counts
 
-    def _is_row(self, index: pa.Array, shift: int) -> pa.Array:
+    def _offsets(self, counts: list[int], before: Tally) -> pa.Array:
+        """Return, for each code, what makes the number of a message of its rank among all codes."""
+        offsets: list[int | None] = [None for _ in self._codes]
+        start = 0
+        for code in self._codes:
+            if self._channel_of[code] is not None:
+                channel = (code - _FIRST) // 2
+                earlier = before.received if self._kinds[code] == ACCEPTED else before.sent
+                offsets[code] = earlier[channel] + 1 - start
+            start += counts[code]
+        return pa.array(offsets, pa.int64())
+
+    def _is_row(self, noted: pa.Array) -> pa.Array:
         """Return which codes are rows: not those of actions by themselves that sent something."""
-        is_sent = pa.array(
-            [False] * shift + [kind == SENT for kind in self._kinds] + [False], pa.bool_()
-        )
-        after_last = pa.array([len(is_sent) - 1], pa.int32())
-        following = pa.concat_arrays([index.slice(1), after_last])
-        begins_by_itself = pc.equal(index, pa.scalar(shift + BY_ITSELF, pa.int32()))
+        is_sent = pa.array([kind == SENT for kind in self._kinds])
+        nothing = pa.array([BY_ITSELF], noted.type)
+        following = pa.concat_arrays([noted.slice(1), nothing])
+        begins_by_itself = pc.equal(noted, pa.scalar(BY_ITSELF, noted.type))
         return pc.invert(pc.and_(begins_by_itself, _take(is_sent, following)))
 
     def _described(
-        self, index: pa.Array, steps: Sequence[StepRow], number: pa.Array
+        self, noted: pa.Array, steps: Sequence[StepRow], number: pa.Array
     ) -> list[pa.Array]:
         """Return all columns after the first."""
-        last_first = steps[::-1]
-        kinds = [KINDS.index(kind) for kind in (*(s.kind for s in last_first), *self._kinds)]
-        channels = [self._channel_of[step.code] for step in last_first] + self._channel_of
-        columns = [
-            _dictionary(kinds, index, _KINDS),
-            _dictionary(channels, index, self._channels),
-            number,
-        ]
+        kinds = [KINDS.index(kind) for kind in self._kinds]
         if not steps:
-            nowhere = pa.nulls(len(index), pa.int32())
+            nowhere, never, nothing = self._nothing(len(noted))
             return [
-                *columns,
+                _dictionary(kinds, noted, _KINDS),
+                _dictionary(self._channel_of, noted, self._channels),
+                number,
                 _from_indices(nowhere, self._snapshots),
-                pa.nulls(len(index), _AT_TYPE),
-                pa.nulls(len(index), _RECORDED_TYPE),
+                never,
+                nothing,
             ]
+        # The step rows get places of their own behind those of the codes.
+        places = pa.array(range(len(self._codes), len(self._codes) + len(steps)), pa.int32())
+        is_step = pc.equal(noted, pa.scalar(STEP_ROW, noted.type))
+        index = pc.replace_with_mask(noted.cast(pa.int32()), is_step, places)
         names = list(dict.fromkeys(step.snapshot for step in steps))
         self._snapshots = pa.array(names, pa.string())
-        empty: list[None] = [None] * len(self._kinds)
-        at = [round(step.at * 1e6) for step in last_first]
-        recorded = [_ranges(step) for step in last_first]
+        none: list[None] = [None for _ in self._codes]
+        at = [round(step.at * 1e6) for step in steps]
         return [
-            *columns,
+            _dictionary([*kinds, *(KINDS.index(step.kind) for step in steps)], index, _KINDS),
             _dictionary(
-                [*(names.index(step.snapshot) for step in last_first), *empty],
+                [*self._channel_of, *(self._channel_of[step.code] for step in steps)],
                 index,
-                self._snapshots,
+                self._channels,
             ),
-            _take(pa.array([*at, *empty], pa.int64()), index).cast(_AT_TYPE),
-            _take(pa.array([*recorded, *empty], _RECORDED_TYPE), index),
+            number,
+            _dictionary(
+                [*none, *(names.index(step.snapshot) for step in steps)], index, self._snapshots
+            ),
+            _take(pa.array([*none, *at], pa.int64()), index).cast(_AT_TYPE),
+            _take(pa.array([*none, *map(_ranges, steps)], _RECORDED_TYPE), index),
         ]
+
+    def _nothing(self, count: int) -> list[pa.Array]:
+        """Return the last three columns of `count` rows that are no steps of snapshots."""
+        if len(self._nulls[0]) < count:
+            self._nulls = [pa.nulls(count, column.type) for column in self._nulls]
+        return [column.slice(0, count) for column in self._nulls]
 
     def _after(self, before: Tally, counts: list[int]) -> Tally:
         received = counts[accepting(0) :: 2][: self._source_count]

@@ -26,7 +26,7 @@ class Buffer(NamedTuple):
     """What was noted between two times; `after` is None if the process cannot say what it had done
     by then, because it failed or was stopped in the midst of an action."""
 
-    codes: "array[int]"
+    codes: "bytes | array[int]"
     steps: list[StepRow]
     before: Tally
     after: Tally | None

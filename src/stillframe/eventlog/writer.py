@@ -8,12 +8,11 @@ the log says how many actions that were.
 
 import queue
 import threading
-from array import array
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stillframe.eventlog.parts import Span
-from stillframe.eventlog.rows import CODE_TYPE, StepRow, Tally, accepting, sending
+from stillframe.eventlog.rows import STEP_ROW, StepRow, Tally, accepting, packed, sending
 from stillframe.eventlog.scribe import Buffer, Scribe
 from stillframe.model import ProcessId
 
@@ -55,11 +54,12 @@ class Writer:
         *,
         trouble: Callable[[str], None],
     ) -> None:
-        self._codes = array(CODE_TYPE)
+        self._codes: list[int] = []
         self._steps: list[StepRow] = []
         self.note = self._codes.append
         self.accepting = {source: accepting(index) for index, source in enumerate(received)}
         self.sending = {target: sending(index) for index, target in enumerate(sent)}
+        self._code_max = max((*self.accepting.values(), *self.sending.values()), default=STEP_ROW)
         self._tally = Tally(0, tuple(received.values()), tuple(sent.values()))
         self._handed_count = 0
         self._queue: queue.SimpleQueue[Buffer | None] = queue.SimpleQueue()
@@ -85,7 +85,7 @@ class Writer:
     def note_step(self, row: StepRow) -> None:
         """Note one row of a step of a snapshot."""
         self._steps.append(row)
-        self.note(-len(self._steps))
+        self.note(STEP_ROW)
 
     def hand_over(self, received: Mapping[ProcessId, int], sent: Mapping[ProcessId, int]) -> None:
         """Let the thread write what was noted. No action may be going on.
@@ -123,8 +123,9 @@ class Writer:
 
     def _put(self, before: Tally, after: Tally | None) -> None:
         self._handed_count += len(self._codes)
-        self._queue.put(Buffer(self._codes[:], self._steps, before, after))
+        codes = packed(self._codes, self._code_max)
+        self._queue.put(Buffer(codes, self._steps, before, after))
 
     def _forget(self) -> None:
-        del self._codes[:]  # `note` goes on with this very array
+        self._codes.clear()  # `note` goes on with this very list
         self._steps = []

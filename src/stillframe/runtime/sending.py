@@ -39,14 +39,19 @@ def make_send(
 
     if log is None:
         return send
-    note, codes = log.note, log.sending
+    note = log.note
+    entries_with_code = {
+        target: {kind: (keep, log.sending[target]) for kind, keep in keepers.items()}
+        for target, keepers in entries.items()
+    }
 
     def send_and_note(target: ProcessId, message: Message) -> None:
         try:
-            entries[target][message.__class__](message)
+            keep, code = entries_with_code[target][message.__class__]
+            keep(message)
         except (KeyError, TypeError, *ENCODING_ERRORS) as error:
             raise _misaddressed(process, outgoing, target, message, error) from error
-        note(codes[target])
+        note(code)
 
     return send_and_note
 
