@@ -67,3 +67,40 @@ def diff(
     from stillframe.cli import store_difference
 
     store_difference.show_difference(store, before, after, where=where, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
+    short_help="Find out since when a stable predicate holds.",
+    epilog="Examples: stillframe spark detect dinner deadlock; stillframe spark detect money "
+    "'select snapshot, sum(balance) < 100 from processes group by snapshot'",
+)
+def detect(
+    store: StorePath,
+    predicate: Annotated[
+        str,
+        typer.Argument(
+            metavar="PREDICATE",
+            help="As 'stillframe detect' has it: termination, deadlock, loss or MODULE:FUNCTION; "
+            "or a question in SQL, over the rows of all snapshots together, that gives for each "
+            "its id, and true or false.",
+            show_default=False,
+        ),
+    ],
+    *,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:TOPOLOGY",
+            help="Where the classes are.  [default: where the store says]",
+            show_default=False,
+        ),
+    ] = None,
+    where: Master = MASTER,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a stable predicate of every snapshot of a store, of all its epochs: whether it holds now,
+    in which it held first, and whether it stayed; exit 1 if it does not hold or did not stay."""
+    from stillframe.cli import store_detection
+
+    store_detection.detect(store, predicate, topology, where=where, is_json=as_json)
