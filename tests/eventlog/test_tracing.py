@@ -135,6 +135,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(UsageError, match="10,000,000 messages were on the way"):
         read_trace(tmp_path / "lost", 1)
     monkeypatch.setattr("stillframe.eventlog.files.STREAM_ROW_COUNT", 1)
+    monkeypatch.setattr("stillframe.eventlog.scribe.JOINED_COUNT_MAX", 1)
     a, b = pair(tmp_path / "gap")
     b.close()
     for _ in range(3):

@@ -114,9 +114,14 @@ CHUNKS = st.lists(
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(chunks=CHUNKS, row_count=st.integers(1, 9), group_count=st.integers(1, 5))
+@given(
+    chunks=CHUNKS,
+    row_count=st.integers(1, 9),
+    group_count=st.integers(1, 5),
+    code_max=st.sampled_from([7, 300]),
+)
 def test_the_files_hold_what_was_noted(
-    chunks: list[tuple[list[Any], bool]], row_count: int, group_count: int
+    chunks: list[tuple[list[Any], bool]], row_count: int, group_count: int, code_max: int
 ) -> None:
     """Whatever a process does, the rows are those of a dumb list, in files of any size; what there
     was no room for is missing, and the next file says how much that was."""
@@ -126,6 +131,7 @@ def test_the_files_hold_what_was_noted(
         patch.setattr(reading, "ROW_GROUP_COUNT", group_count)
         log = Path(folder) / "log"
         noting = Noting(log, SOURCES, TARGETS)
+        noting.writer._code_max = code_max  # as if there were so many channels
         kept: list[Row] = []
         starts = [(0, dict(noting.received), dict(noting.sent), 0)]
         lost = 0
@@ -161,9 +167,12 @@ def test_the_files_hold_what_was_noted(
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_leaves_what_it_handed_over(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_leaves_what_it_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was handed over can be read while the file is being written, and whatever is left of
     it: batches that are whole count."""
+    monkeypatch.setattr(scribe, "JOINED_COUNT_MAX", 1)
     noting = Noting(tmp_path, SOURCES, TARGETS)
     for _ in range(3):
         noting.act("P2", ["P5"])
@@ -193,6 +202,7 @@ def found(log: Path) -> list[Part]:
 def test_the_oldest_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log does not grow without end, and its first file says what was before it."""
     monkeypatch.setattr(files, "STREAM_ROW_COUNT", 2)
+    monkeypatch.setattr(scribe, "JOINED_COUNT_MAX", 1)
     monkeypatch.setattr(files, "PART_COUNT_MAX", 3)
     noting = Noting(tmp_path, SOURCES, TARGETS)
     for _ in range(10):

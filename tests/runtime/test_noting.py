@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from stillframe.errors import UsageError
 from stillframe.eventlog import files, scribe
 from stillframe.eventlog.reading import epochs, parts
 from stillframe.eventlog.tracing import read_trace
-from stillframe.model import Channel
+from stillframe.model import Channel, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.noting import check_free
 from stillframe.runtime.supervisor import Supervisor
@@ -27,6 +28,8 @@ from tests.runtime.programs import Books, Player, Raises, Relay, Sink, Source, j
 from tests.runtime.test_async_handlers import Teller
 from tests.runtime.test_joined import pass_on, until_the_end, waiting_system
 from tests.runtime.watch import Watch, new_store, program, take
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "history.md"
 
 
 def check_log(log: Path, place: Path, epoch: int = 1) -> Trace:
@@ -271,3 +274,22 @@ def test_without_a_log_nothing_is_noted(tmp_path: Path, process: str) -> None:
             assert system.hosts[process].send.__name__ == "send"
 
     asyncio.run(main())
+
+
+def test_the_documented_question_is_answered(tmp_path: Path) -> None:
+    """The SQL of docs/history.md says what was in transit, and the snapshot holds that."""
+    duckdb = pytest.importorskip("duckdb", reason="needs the extra 'sql'")
+    (statement,) = re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+    async def main() -> Snapshot:
+        topology, log = MANY["handlers"](), tmp_path / "bank.log"
+        async with asyncio.timeout(60), LocalSystem(topology, tmp_path, log=log) as system:
+            return await system.take()
+
+    snapshot = asyncio.run(main())
+    statement = statement.replace("bank.log", str(tmp_path / "bank.log"))
+    found = duckdb.sql(statement.replace("P1-17", str(snapshot.id))).fetchall()
+    held = {str(state.channel): state.message_count for state in snapshot.state.channels}
+    assert {channel: count for channel, count in found if count} == {
+        channel: count for channel, count in held.items() if count
+    }

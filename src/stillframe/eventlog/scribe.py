@@ -7,6 +7,7 @@ what is lost is counted, and the next file says how much that was.
 import queue
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,9 @@ from stillframe.eventlog.files import Stream, pack_all, remove_oldest
 from stillframe.eventlog.parts import Span
 from stillframe.eventlog.rows import Rows, StepRow, Tally
 
+JOINED_COUNT_MAX = 8
+"""So many buffers are written at once if they wait. The more there are, the fewer turns it takes to
+write them, and a process that is always busy gives a turn to this thread every 5 ms only."""
 RETRY_S = 1.0
 """After trouble with the disk, what comes in so many seconds is lost, too."""
 
@@ -61,9 +65,14 @@ class Scribe:
 
     def work(self, buffers: "queue.SimpleQueue[Buffer | None]") -> None:
         """Write what is handed over, until there is no more."""
-        while (buffer := buffers.get()) is not None:
+        waiting = deque([buffers.get()])
+        while (buffer := _joined(waiting)) is not None:
             self._take(buffer)
             self.done_count += len(buffer.codes)
+            if not waiting:
+                waiting.append(buffers.get())
+            while not buffers.empty():
+                waiting.append(buffers.get())
         try:
             if self._lost_count:
                 self._begin()  # a file without rows, which says so
@@ -142,3 +151,31 @@ class Scribe:
                 f"the event log of process {self._span.process} in {self._log} cannot be written: "
                 f"{error}; the process goes on, and the log says how much of it is lost"
             )
+
+
+def _joined(waiting: deque[Buffer | None]) -> Buffer | None:
+    """Take out the first of what waits, in one with what goes on from there; None if that is the
+    end."""
+    first = waiting.popleft()
+    if first is None:
+        return None
+    gathered = [first]
+    while waiting and len(gathered) < JOINED_COUNT_MAX:
+        following = waiting[0]
+        if following is None or following.before != gathered[-1].after:
+            break
+        gathered.append(following)
+        waiting.popleft()
+    if len(gathered) == 1:
+        return first
+    steps = [step for buffer in gathered for step in buffer.steps]
+    return Buffer(_in_one(gathered), steps, first.before, gathered[-1].after)
+
+
+def _in_one(gathered: list[Buffer]) -> "bytes | array[int]":
+    if isinstance(gathered[0].codes, bytes):
+        return b"".join(buffer.codes for buffer in gathered)
+    codes = array("i")
+    for buffer in gathered:
+        codes.extend(buffer.codes)
+    return codes
