@@ -140,7 +140,7 @@ def _pieces(log: Path) -> Iterator[pa.RecordBatch]:
     import msgspec  # noqa: PLC0415
 
     for part in parts(log):
-        for group in range(part.row_group_count):
+        for group in part.groups:
             yield pa.RecordBatch.from_pylist(
                 [
                     {

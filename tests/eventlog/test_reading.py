@@ -151,7 +151,7 @@ def test_groups_of_too_many_rows_are_refused(
 ) -> None:
     """A reader holds a bounded number of rows."""
     write(tmp_path, SPAN)
-    monkeypatch.setattr("stillframe.eventlog.reading.ROW_GROUP_COUNT", 2)
+    monkeypatch.setattr("stillframe.eventlog.groups.ROW_GROUP_COUNT", 2)
     (part,) = parts(tmp_path)
     with pytest.raises(Damaged, match="3 rows in a group"):
         list(tables(part))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillframe.eventlog import files, reading, scribe, writer
+from stillframe.eventlog import files, groups, scribe, writer
 from stillframe.eventlog.reading import Part, parts, tables
 from stillframe.eventlog.rows import BY_ITSELF, StepRow
 from stillframe.eventlog.schema import (
@@ -128,7 +128,7 @@ def test_the_files_hold_what_was_noted(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "STREAM_ROW_COUNT", row_count)
         patch.setattr(files, "ROW_GROUP_COUNT", group_count)
-        patch.setattr(reading, "ROW_GROUP_COUNT", group_count)
+        patch.setattr(groups, "ROW_GROUP_COUNT", group_count)
         log = Path(folder) / "log"
         noting = Noting(log, SOURCES, TARGETS)
         noting.writer._code_max = code_max  # as if there were so many channels

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from stillframe.eventlog.reading import parts
-from stillframe.spark.counting import COUNTS, STREAM, count_pieces
+from stillframe.spark.counting import COUNTS, count_pieces
 from stillframe.spark.findings import CUT, FAULTS, IN_TRANSIT, MARKER_NOT_ACCEPTED
 from stillframe.spark.judging import judge
 from tests.eventlogs import Execution, Fault, corrupt, faults_of, write
@@ -30,7 +30,7 @@ def found_in(directory: Path) -> pa.Table:
                 "span": msgspec.json.encode(part.span).decode(),
             }
             for part in parts(directory)
-            for group in (range(part.row_group_count) if part.row_group_count else (STREAM,))
+            for group in part.groups
         ]
     )
     counts = pa.Table.from_batches(count_pieces([batch]), COUNTS).to_pylist()

@@ -6,12 +6,12 @@ read; where both are there, the one in Parquet is whole.
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stillframe.eventlog.groups import DICTIONARIES, row_groups, whole_batches
 from stillframe.eventlog.parts import Span, part_of, part_path, with_span
 from stillframe.eventlog.schema import ROW_GROUP_COUNT
 
@@ -20,7 +20,6 @@ STREAM_BYTES = 2**28
 """A file with so many rows or bytes is complete: many small batches take more than their rows."""
 PART_COUNT_MAX = 64
 """So many files of a process and epoch stay; the oldest go."""
-DICTIONARIES = ["kind", "channel", "snapshot"]
 _COUNTING_UP = {"event": "DELTA_BINARY_PACKED", "number": "DELTA_BINARY_PACKED"}
 
 _WITH_STATISTICS = ["event", "number", "at"]
@@ -119,33 +118,6 @@ def pack(path: Path) -> None:
         partial.unlink(missing_ok=True)
         raise
     path.unlink()
-
-
-def whole_batches(stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a stream up to where it ends or is cut short."""
-    while True:
-        try:
-            batch = next(stream)
-        except (StopIteration, pa.ArrowInvalid, OSError):
-            return
-        yield batch
-
-
-def row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the rows of batches, `ROW_GROUP_COUNT` at a time."""
-    gathered: list[pa.RecordBatch] = []
-    count = 0
-    for batch in batches:
-        rest = batch
-        while count + rest.num_rows >= ROW_GROUP_COUNT:
-            taken = ROW_GROUP_COUNT - count
-            yield pa.Table.from_batches([*gathered, rest.slice(0, taken)]).unify_dictionaries()
-            gathered, count, rest = [], 0, rest.slice(taken)
-        if rest.num_rows:
-            gathered.append(rest)
-            count += rest.num_rows
-    if gathered:
-        yield pa.Table.from_batches(gathered).unify_dictionaries()
 
 
 def pack_all(directory: Path) -> None:

@@ -9,18 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stillframe.errors import Damaged, UsageError
-from stillframe.eventlog.files import DICTIONARIES, row_groups, whole_batches
+from stillframe.eventlog import groups
+from stillframe.eventlog.groups import STREAM, as_written, whole_batches
 from stillframe.eventlog.parts import Span, part_of, span_of
-from stillframe.eventlog.schema import KINDS, ROW_GROUP_COUNT, SCHEMA
+from stillframe.eventlog.schema import SCHEMA
 from stillframe.model import check_process_id
 
-_NO_TABLE = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError)
 _STREAM_BEGINS = b"\xff\xff\xff\xff"
 _STREAM_HEAD_BYTES = 8
-_UNPACKED_BYTES_MIN = 2**28
-_UNPACKED_PER_BYTE = 64
-_GROUP_BYTES_MAX = 2**30
-"""So much a row group may become in memory, whatever it says."""
 _COUNT_MAX = 2**62
 _LISTING_COUNT_MAX = 16
 """So often a listing is begun again because a file went while it was looked at."""
@@ -40,6 +36,11 @@ class Part(msgspec.Struct, frozen=True):
     span: Span
     row_count: int
     row_group_count: int
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The parts of it that can be read by themselves, for ``groups.tables``."""
+        return tuple(range(self.row_group_count)) or (STREAM,)
 
 
 def epochs(log: Path) -> tuple[int, ...]:
@@ -90,9 +91,7 @@ def tables(part: Part) -> Iterator[pa.Table]:
         Damaged: it is not what was written, or too large; the file is named.
         OSError: it cannot be read.
     """
-    with _as_written(part.path):
-        for table in (_groups if _is_parquet(part.path) else _stream)(part.path):
-            yield _checked(table)
+    yield from groups.tables(part.path, part.groups, SCHEMA.names)
 
 
 def _epoch_of(path: Path) -> int:
@@ -130,7 +129,7 @@ def _is_parquet(path: Path) -> bool:
 
 def _look_at(path: Path) -> Part | None:
     """Return what `path` is; None if it is a stream that was cut short before it said so."""
-    with _as_written(path):
+    with as_written(path):
         if _is_parquet(path):
             with pq.ParquetFile(path) as file:
                 metadata = file.metadata
@@ -164,53 +163,3 @@ def _has_schema(path: Path) -> bool:
             raise ValueError("it is no stream of Arrow record batches")
         size = _STREAM_HEAD_BYTES + int.from_bytes(head[len(_STREAM_BEGINS) :], "little")
         return len(head) == _STREAM_HEAD_BYTES and path.stat().st_size >= size
-
-
-def _groups(path: Path) -> Iterator[pa.Table]:
-    size_max = _UNPACKED_BYTES_MIN + _UNPACKED_PER_BYTE * path.stat().st_size
-    with pq.ParquetFile(path, read_dictionary=DICTIONARIES) as file:
-        for number in range(file.num_row_groups):
-            # Of the group only: to ask what a column says of itself can end this process.
-            group = file.metadata.row_group(number)
-            if not 0 <= group.total_byte_size <= size_max:
-                raise ValueError(f"it would be {group.total_byte_size} bytes in memory")
-            if not 0 <= group.num_rows <= ROW_GROUP_COUNT:
-                raise ValueError(f"it has {group.num_rows} rows in a group")
-            yield file.read_row_group(number, columns=SCHEMA.names, use_threads=False)
-
-
-def _stream(path: Path) -> Iterator[pa.Table]:
-    with pa.memory_map(str(path)) as source:
-        yield from row_groups(whole_batches(pa.ipc.open_stream(source)))
-
-
-def _checked(table: pa.Table) -> pa.Table:
-    """Return `table` if its rows can be those of an event log."""
-    if table.nbytes > _GROUP_BYTES_MAX:
-        raise ValueError(f"{table.num_rows} of its rows are {table.nbytes} bytes in memory")
-    for field in SCHEMA:
-        found = table.schema.field(field.name).type
-        if found != field.type:
-            raise ValueError(f"column {field.name} is of type {found}, not {field.type}")
-    table.validate(full=True)
-    for name in ("event", "kind"):
-        if table.column(name).null_count:
-            raise ValueError(f"column {name} has an empty place")
-    kinds = {kind for chunk in table.column("kind").chunks for kind in chunk.dictionary.to_pylist()}
-    if not kinds <= {*KINDS}:
-        raise ValueError(f"it has rows of the kind {', '.join(map(repr, kinds - {*KINDS}))}")
-    return table
-
-
-@contextlib.contextmanager
-def _as_written(path: Path) -> Iterator[None]:
-    """Refuse what no process writes."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except _NO_TABLE as error:
-        raise Damaged(
-            f"{path} is no file of an event log as it was written: {error}: move it out of the "
-            "directory; what else is there can be read"
-        ) from error

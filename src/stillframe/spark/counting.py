@@ -9,16 +9,18 @@ Executors have Arrow and numpy, and of this package what imports nothing else.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from stillframe.errors import Damaged
-from stillframe.eventlog.schema import ROW_GROUP_COUNT
+from stillframe.eventlog.groups import STREAM, tables
+from stillframe.eventlog.schema import SCHEMA
 
 Ints = npt.NDArray[np.int64]
 
@@ -28,9 +30,6 @@ PUBLISHED_SIDE = "published"
 sent (`place`) and received (`event`) at the cuts, and what was recorded."""
 RUN_COUNT_MAX = 1000
 """So many runs at most are kept of one side of a channel in one row group."""
-STREAM = -1
-"""In place of the number of a row group: all of a file that is still being written."""
-
 PIECES = (
     "path STRING, "  # of the file
     "row_group INT, "  # which row group of it, from 0, or STREAM
@@ -64,9 +63,9 @@ COUNTS = pa.schema(
 """What is known of one side of a channel, or of a process, from one piece of a log. Of a process
 the numbers are those of its actions."""
 
+_SNAPSHOT = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}-[0-9]{1,18}")
 _COLUMNS = ["event", "channel", "number", "snapshot", "recorded"]
-_TEXTS = ["kind", "channel", "snapshot"]
-_ROW_BYTES_MAX = 1024
+_NOTHING = SCHEMA.empty_table().select(_COLUMNS)
 
 
 def count_pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -77,59 +76,12 @@ def count_pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """
     for batch in batches:
         for piece in batch.to_pylist():
-            tables = piece_tables(piece["path"], piece["row_group"], _COLUMNS)
-            for number, table in enumerate(tables):
+            found = tables(Path(piece["path"]), [piece["row_group"]], _COLUMNS)
+            number = -1
+            for number, table in enumerate(found):
                 yield from _count(piece, number, table).to_batches()
-
-
-def piece_tables(path: str, row_group: int, columns: list[str]) -> Iterator[pa.Table]:
-    """Yield the rows of a piece, no more at a time than a row group may have.
-
-    Args:
-        path: of the file.
-        row_group: which one, or `STREAM`.
-        columns: which ones.
-
-    Raises:
-        Damaged: the file is not what it should be.
-    """
-    try:
-        if row_group == STREAM:
-            yield from _stream(path, columns)
-            return
-        with pq.ParquetFile(path, read_dictionary=_TEXTS) as file:
-            announced = file.metadata.row_group(row_group)
-            if announced.num_rows > ROW_GROUP_COUNT or (
-                announced.total_byte_size > _ROW_BYTES_MAX * ROW_GROUP_COUNT
-            ):
-                raise Damaged(f"{path}: row group {row_group} is larger than the log writes them")
-            yield file.read_row_group(row_group, columns=columns, use_threads=False)
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise Damaged(f"{path} cannot be read as part of an event log: {error}") from error
-
-
-def _stream(path: str, columns: list[str]) -> Iterator[pa.Table]:
-    """Yield what a file holds that is still being written, or was when its writer died."""
-    batches: list[pa.RecordBatch] = []
-    row_count = 0
-    with pa.OSFile(path) as file:
-        for batch in _whole_batches(file):
-            if batches and row_count + batch.num_rows > ROW_GROUP_COUNT:
-                yield pa.Table.from_batches(batches).select(columns)
-                batches, row_count = [], 0
-            batches.append(batch)
-            row_count += batch.num_rows
-    if batches:
-        yield pa.Table.from_batches(batches).select(columns)
-
-
-def _whole_batches(file: Any) -> Iterator[pa.RecordBatch]:
-    try:
-        reader = pa.ipc.open_stream(file)
-        while True:
-            yield reader.read_next_batch()
-    except (StopIteration, pa.ArrowInvalid, OSError):
-        return  # a crash cut the file short: what is whole is what there is
+            if number < 0:  # nothing is in it, but what came before it
+                yield from _count(piece, 0, _NOTHING).to_batches()
 
 
 def _count(piece: dict[str, Any], number: int, table: pa.Table) -> pa.Table:
@@ -172,12 +124,16 @@ class _Rows:
         self._number = _ints(table.column("number"))
         self._recorded = table.column("recorded").combine_chunks()
         snapshots, which, is_step = _texts(table.column("snapshot"))
+        if strange := [name for name in snapshots if not _SNAPSHOT.fullmatch(name)]:
+            raise Damaged(f"{path} has rows of a snapshot {strange[0]!r}, which is no name of one")
         self._steps = np.flatnonzero(is_step)
         self._snapshots, self._snapshot_of = snapshots, which[self._steps]
         key = self._keys(table.column("channel"))
         self._key_of_step = key[self._steps]
         # Steps are no messages; nor are actions without a channel.
         key[self._steps] = len(self.channels)
+        if table.column("number").null_count != np.count_nonzero(key == len(self.channels)):
+            raise Damaged(f"{path} has messages without a number, or numbers without a message")
         self._order = np.argsort(key, kind="stable")
         self._ends = np.cumsum(np.bincount(key, minlength=len(self.channels) + 1))
         self._sorted = self._number[self._order]
@@ -267,8 +223,6 @@ def _runs(numbers: Ints) -> tuple[Ints, Ints]:
 def _ints(column: pa.ChunkedArray) -> Ints:
     """Return a column of 64-bit integers as they lie in memory; empty places hold anything."""
     array = column.combine_chunks()
-    if array.type != pa.int64():
-        raise Damaged(f"a column of whole numbers is of type {array.type}")
     return np.frombuffer(array.buffers()[1] or b"", np.int64, len(array), array.offset * 8)
 
 

@@ -1,6 +1,7 @@
 """The rows of an event log as DataFrames, and questions about single events and messages."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from stillframe.errors import UsageError
-from stillframe.spark.counting import piece_tables
+from stillframe.eventlog.groups import tables
 from stillframe.spark.shipping import ship
 
 ROWS = (
@@ -41,7 +42,7 @@ def event_rows(pieces: DataFrame, only: pc.Expression | None = None) -> DataFram
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for piece in batch.to_pylist():
-                for table in piece_tables(piece["path"], piece["row_group"], _COLUMNS):
+                for table in tables(Path(piece["path"]), [piece["row_group"]], _COLUMNS):
                     chosen = table if only is None else table.filter(only)
                     ends = [
                         pa.repeat(pa.scalar(piece["epoch"]), len(chosen)),

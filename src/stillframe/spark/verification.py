@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.errors import UsageError
 from stillframe.eventlog.reading import parts
-from stillframe.spark.counting import COUNTS, PIECES, PUBLISHED_SIDE, STREAM, count_pieces
+from stillframe.spark.counting import COUNTS, PIECES, PUBLISHED_SIDE, count_pieces
 from stillframe.spark.findings import CUT, FAULTS, FINDINGS, GAPS, IN_TRANSIT, KNOWN, LOGGED
 from stillframe.spark.history import channels
 from stillframe.spark.judging import judge
@@ -45,7 +45,7 @@ def pieces(spark: SparkSession, log: Path) -> DataFrame:
             msgspec.json.encode(part.span).decode(),
         )
         for part in parts(log)
-        for group in (range(part.row_group_count) if part.row_group_count else (STREAM,))
+        for group in part.groups
     ]
     return spark.createDataFrame(rows, PIECES)
 

@@ -1,0 +1,136 @@
+"""The rows of one file of an event log, a bounded number at a time, checked before they are used.
+
+Executors of a cluster run it: it needs no more than Arrow.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stillframe.errors import Damaged
+from stillframe.eventlog.schema import KINDS, ROW_GROUP_COUNT, SCHEMA
+
+DICTIONARIES = ["kind", "channel", "snapshot"]
+"""Columns in which few texts stand many times."""
+STREAM = -1
+"""In place of the number of a row group: all of a file that is a stream of batches."""
+
+_NO_TABLE = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError)
+_UNPACKED_BYTES_MIN = 2**28
+_UNPACKED_PER_BYTE = 64
+_GROUP_BYTES_MAX = 2**30
+"""So much a row group may become in memory, whatever it says."""
+
+
+def whole_batches(stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a stream up to where it ends or is cut short."""
+    while True:
+        try:
+            batch = next(stream)
+        except (StopIteration, pa.ArrowInvalid, OSError):
+            return
+        yield batch
+
+
+def row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the rows of batches, `ROW_GROUP_COUNT` at a time."""
+    gathered: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        rest = batch
+        while count + rest.num_rows >= ROW_GROUP_COUNT:
+            taken = ROW_GROUP_COUNT - count
+            yield pa.Table.from_batches([*gathered, rest.slice(0, taken)]).unify_dictionaries()
+            gathered, count, rest = [], 0, rest.slice(taken)
+        if rest.num_rows:
+            gathered.append(rest)
+            count += rest.num_rows
+    if gathered:
+        yield pa.Table.from_batches(gathered).unify_dictionaries()
+
+
+def tables(path: Path, groups: Iterable[int], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield rows of a file in order, at most ``schema.ROW_GROUP_COUNT`` at a time.
+
+    Args:
+        path: of the file. If it was a stream when it was looked at and is there no more, its writer
+            has written it again as Parquet: that is read then.
+        groups: which row groups; `STREAM` alone: all of a stream.
+        columns: which columns of ``schema.SCHEMA``.
+
+    Raises:
+        Damaged: it is not what was written, or too large; the file is named.
+        FileNotFoundError: it is gone: its writer has removed it to make room.
+    """
+    wanted = list(groups)
+    with as_written(path):
+        if wanted == [STREAM] and path.suffix == ".parquet":
+            return  # it has no row groups
+        if wanted == [STREAM]:
+            with contextlib.suppress(FileNotFoundError):
+                yield from (_checked(table.select(columns)) for table in _stream(path))
+                return
+            path, wanted = path.with_suffix(".parquet"), []
+        yield from map(_checked, _of_parquet(path, wanted, columns))
+
+
+def _stream(path: Path) -> Iterator[pa.Table]:
+    with pa.memory_map(str(path)) as source:
+        yield from row_groups(whole_batches(pa.ipc.open_stream(source)))
+
+
+def _of_parquet(path: Path, wanted: list[int], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield row groups of a Parquet file; all of them if none is named."""
+    size_max = _UNPACKED_BYTES_MIN + _UNPACKED_PER_BYTE * path.stat().st_size
+    with pq.ParquetFile(path, read_dictionary=DICTIONARIES) as file:
+        for number in wanted or range(file.num_row_groups):
+            # Of the group only: to ask what a column says of itself can end this process.
+            group = file.metadata.row_group(number)
+            if not 0 <= group.total_byte_size <= size_max:
+                raise ValueError(f"it would be {group.total_byte_size} bytes in memory")
+            if not 0 <= group.num_rows <= ROW_GROUP_COUNT:
+                raise ValueError(f"it has {group.num_rows} rows in a group")
+            yield file.read_row_group(number, columns=list(columns), use_threads=False)
+
+
+def _checked(table: pa.Table) -> pa.Table:
+    """Return `table` if its rows can be those of an event log."""
+    if table.nbytes > _GROUP_BYTES_MAX:
+        raise ValueError(f"{table.num_rows} of its rows are {table.nbytes} bytes in memory")
+    for name in table.column_names:
+        found, expected = table.schema.field(name).type, SCHEMA.field(name).type
+        if found != expected:
+            raise ValueError(f"column {name} is of type {found}, not {expected}")
+    table.validate(full=True)
+    for name in {"event", "kind"}.intersection(table.column_names):
+        if table.column(name).null_count:
+            raise ValueError(f"column {name} has an empty place")
+    if "kind" in table.column_names:
+        chunks = table.column("kind").chunks
+        kinds = {kind for chunk in chunks for kind in chunk.dictionary.to_pylist()}
+        if not kinds <= {*KINDS}:
+            raise ValueError(f"it has rows of the kind {', '.join(map(repr, kinds - {*KINDS}))}")
+    return table
+
+
+@contextlib.contextmanager
+def as_written(path: Any) -> Iterator[None]:
+    """Refuse what no process writes.
+
+    Raises:
+        Damaged: the body finds that the file at `path` is no part of an event log.
+        FileNotFoundError: it is not there.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except _NO_TABLE as error:
+        raise Damaged(
+            f"{path} is no file of an event log as it was written: {error}: move it out of the "
+            "directory; what else is there can be read"
+        ) from error
