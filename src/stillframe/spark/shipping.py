@@ -9,17 +9,19 @@ import weakref
 import zipfile
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 _directories: list[tempfile.TemporaryDirectory[str]] = []
-_shipped: "weakref.WeakSet[SparkSession]" = weakref.WeakSet()
+_shipped: "weakref.WeakSet[SparkContext]" = weakref.WeakSet()
 
 
 def ship(spark: SparkSession) -> None:
-    """Send the package to the executors of a session, once."""
-    if spark in _shipped:
+    """Send the package to the executors of a session, once for all sessions that share them."""
+    context = spark.sparkContext
+    if context in _shipped:
         return
-    if re.match(r"local($|\[)", str(spark.sparkContext.master)):
+    if re.match(r"local($|\[)", str(context.master)):
         return
     package = Path(__file__).parent.parent
     # Executors that come later fetch it too: it stays until this program ends.
@@ -29,5 +31,5 @@ def ship(spark: SparkSession) -> None:
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for path in sorted(package.rglob("*.py")):
             file.write(path, Path("stillframe") / path.relative_to(package))
-    spark.sparkContext.addPyFile(str(archive))
-    _shipped.add(spark)
+    context.addPyFile(str(archive))
+    _shipped.add(context)

@@ -1,0 +1,57 @@
+"""The package goes to executors once, and what they run of it needs little."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+shipping = pytest.importorskip("stillframe.spark.shipping", reason="needs PySpark")
+
+
+class Context:
+    """What sessions share, of a cluster that does not exist."""
+
+    def __init__(self, where: str) -> None:
+        self.sent: list[str] = []
+        vars(self)["master"] = where
+
+    def addPyFile(self, path: str) -> None:  # noqa: N802 - Spark's name
+        """Take a file."""
+        self.sent.append(path)
+
+
+class Session:
+    """A session of it."""
+
+    def __init__(self, context: Context) -> None:
+        self.sparkContext = context
+
+
+def test_sessions_that_share_executors_send_it_once() -> None:
+    """Spark refuses a second file of the same name; on this machine nothing is sent."""
+    context = Context("spark://nowhere:7077")
+    first: Any = Session(context)
+    second: Any = Session(context)
+    for session in (first, second, first):
+        shipping.ship(session)
+    assert [path.rpartition("/")[2] for path in context.sent] == ["stillframe.zip"]
+    here = Context("local[2]")
+    alone: Any = Session(here)
+    shipping.ship(alone)
+    assert here.sent == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["asking", "deadlock", "records", "source"])
+def test_what_tasks_run_can_be_imported_with_arrow_alone(module: str) -> None:
+    """Neither msgspec nor what commands and services need is there on executors."""
+    missing = ("msgspec", "rich", "typer", "uvloop")
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({missing!r})); "
+        f"import stillframe.spark.{module}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
