@@ -31,6 +31,7 @@ from tests.soak.pipeline_shop import (
     query_states,
     start_queries,
 )
+from tests.spark.standalone import cluster_session
 
 ACTION_COUNT = 12
 MODE_AT = {4: "aligned", 8: "unaligned"}
@@ -110,19 +111,7 @@ def wrong(spark: SparkSession, pipeline: Pipeline) -> list[str]:
 
 def main(root: Path, cluster: str, report: Path) -> None:
     """Run on a cluster and write down what there was to see."""
-    builder = SparkSession.builder.master(cluster).appName("cluster test")
-    for setting, value in {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.executor.cores": "1",
-        "spark.executor.memory": "768m",
-        "spark.log.level": "ERROR",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }.items():
-        builder = builder.config(setting, value)
-    spark = builder.getOrCreate()
+    spark = cluster_session(cluster)
     pipeline = create(root)
     taken = run(spark, pipeline)
     found = {"at first": wrong(spark, pipeline)}

@@ -1,170 +1,50 @@
 """A real cluster: Spark's own processes on this machine, and executors that know nothing of us."""
 
-import contextlib
 import json
-import os
-import re
-import signal
-import site
-import subprocess
-import sys
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 
-from stillframe.spark.session import find_java
-
-ROOT = Path(__file__).parent.parent.parent
-SPARK_HOME = Path(pyspark.__file__).parent
-NEEDED = ("numpy", "pandas", "pyarrow", "dateutil", "pytz", "tzdata", "six")
-"""What Spark asks of the Python of an executor that works with Arrow, and nothing else."""
-
-DRIVER_TIMEOUT_S = 900
+from tests.spark.standalone import Cluster, run_driver, standalone
 
 
-def bare_python(directory: Path) -> Path:
-    """Make an interpreter that has what Spark needs and neither us nor what we need."""
-    venv.create(directory / "bare", with_pip=False)
-    linked = directory / "linked"
-    linked.mkdir()
-    for packages in map(Path, site.getsitepackages()):
-        for found in packages.iterdir():
-            if re.split(r"[.-]", found.name)[0] in NEEDED and found.suffix != ".dist-info":
-                (linked / found.name).symlink_to(found)
-    packages = next((directory / "bare").glob("lib/python*/site-packages"))
-    (packages / "linked.pth").write_text(f"{linked}\n")
-    return directory / "bare" / "bin" / "python"
-
-
-def can_import(python: Path, module: str) -> bool:
-    """Return whether an interpreter has a module."""
-    tried = subprocess.run(
-        [python, "-c", f"import {module}"], cwd="/", env={}, capture_output=True, check=False
-    )
-    return tried.returncode == 0
-
-
-def named_python(directory: Path, python: Path) -> Path:
-    """Make a directory for the PATH in which ``python-of-spark`` is an interpreter."""
-    directory.mkdir()
-    program = directory / "python-of-spark"
-    program.write_text(f'#!/bin/sh\nexec "{python}" "$@"\n')
-    program.chmod(0o755)
-    return directory
-
-
-def environment(path: Path) -> dict[str, str]:
-    """Return the variables for a program of Spark's in which `path` is on the PATH."""
-    kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
-    return {
-        **kept,
-        "JAVA_HOME": str(find_java()),
-        "PATH": f"{path}:/usr/bin:/bin",
-        "PYSPARK_PYTHON": "python-of-spark",
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_HOME": str(SPARK_HOME),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-
-
-@contextlib.contextmanager
-def part_of_spark(
-    *arguments: str, variables: dict[str, str], says: str
-) -> Iterator["re.Match[str]"]:
-    """Run one of Spark's own classes until the body ends; wait until it says something."""
-    program = subprocess.Popen(
-        [SPARK_HOME / "bin" / "spark-class", *arguments],
-        env=variables,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert program.stderr is not None
-        heard = []
-        for line in program.stderr:
-            heard.append(line)
-            if match := re.search(says, line):
-                break
-        else:
-            raise AssertionError(f"{arguments[0]} ended: {''.join(heard)}")
-        # Nobody reads on: it must not stand still when the pipe is full.
-        drain = subprocess.Popen(["cat"], stdin=program.stderr, stdout=subprocess.DEVNULL)
-        try:
-            yield match
-        finally:
-            os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
-            drain.wait()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(program.pid, signal.SIGKILL)
-        program.wait()
-        assert program.stderr is not None
-        program.stderr.close()
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[str]:
-    """A standalone cluster of one coordinator of Spark's and two machines with a core each."""
-    python = bare_python(tmp_path)
-    for module in ("msgspec", "stillframe"):
-        assert not can_import(python, module), f"the executors would have {module} anyway"
-    assert can_import(python, "pyarrow, pandas, numpy")
-    variables = environment(named_python(tmp_path / "of executors", python))
-    deploy = "org.apache.spark.deploy"
-    quiet = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-    with contextlib.ExitStack() as stack:
-        head = stack.enter_context(
-            part_of_spark(
-                f"{deploy}.master.Master",
-                *quiet,
-                variables=variables,
-                says=r"Starting Spark master at (spark://\S+)",
-            )
-        )
-        for number in range(2):
-            place = tmp_path / f"machine-{number}"
-            stack.enter_context(
-                part_of_spark(
-                    f"{deploy}.worker.Worker",
-                    *quiet,
-                    *("--cores", "1", "--memory", "1g", "--work-dir", str(place), head[1]),
-                    variables=variables,
-                    says="Successfully registered with master",
-                )
-            )
-        yield head[1]
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two machines with a core each."""
+    with standalone(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
 
 
 @pytest.mark.slow
 @pytest.mark.spark
 def test_a_pipeline_on_a_cluster_goes_back_and_comes_to_the_same_end(
-    cluster: str, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     """Executors without our package run aggregation and join; a restore ends as computed."""
-    variables = environment(named_python(tmp_path / "of the driver", Path(sys.executable)))
     report = tmp_path / "report.json"
-    program = [sys.executable, "-m", "tests.spark.cluster_program"]
-    log = tmp_path / "driver.log"
-    with log.open("w") as errors:
-        driver = subprocess.run(
-            [*program, str(tmp_path / "shop"), cluster, str(report)],
-            cwd=ROOT,
-            env={**variables, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
-            stderr=errors,
-            timeout=DRIVER_TIMEOUT_S,
-            check=False,
-        )
-    assert driver.returncode == 0, log.read_text()[-6000:]
+    program = "tests.spark.cluster_program"
+    run_driver(program, tmp_path / "shop", cluster.address, report, place=tmp_path)
     said = json.loads(report.read_text())
-    assert {row["prefix"] for row in said["executors"]} == {str(tmp_path / "bare")}
+    assert {row["prefix"] for row in said["executors"]} == {cluster.prefix}
     assert not any(row["has_msgspec"] for row in said["executors"])
     assert all("stillframe.zip" in row["package"] for row in said["executors"])
     assert len({row["place"] for row in said["executors"]}) == 2, "one executor did all"
     assert len(said["wrong"]) == 3
     assert not any(said["wrong"].values()), said["wrong"]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_verdicts_on_a_cluster_are_the_same_also_if_an_executor_is_killed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """A killed executor costs its tasks, which run again; no row of the answers changes."""
+    report = tmp_path / "report.json"
+    run_driver("tests.spark.verify_program", tmp_path, cluster.address, report, place=tmp_path)
+    said = json.loads(report.read_text())
+    assert said["failed_task_count"] > 0, "the executor was killed when it did nothing"
+    assert len(said["alone"]) > 1000
+    assert {row[2] for row in said["alone"]} == {"consistent", "inconsistent"}
+    assert said["on the cluster"] == said["alone"]
+    assert said["with one killed"] == said["alone"]
