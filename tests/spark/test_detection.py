@@ -14,7 +14,9 @@ from examples.token_ring import careless, ring
 from stillframe.detect.view import View
 from stillframe.errors import ApplicationError, Unavailable, UsageError
 from stillframe.model import SnapshotId
+from stillframe.runtime.here import look_here
 from stillframe.runtime.judging import look_for
+from stillframe.runtime.loading import load_topology
 from stillframe.spark import asking, detection
 from stillframe.spark.detection import DETECTED_SCHEMA, Summary, detect, summary
 from stillframe.spark.manifests import Published, read_published
@@ -124,6 +126,28 @@ def test_a_lost_token_is_missed(spark: SparkSession, tmp_path: Path) -> None:
     expected = one_by_one(path, "loss", early)
     assert verdicts(rows) == expected
     assert {holds for holds, _ in expected.values()} == {True, False}
+
+
+def test_modules_are_found_where_the_command_is_given(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by tasks: a crawl that is defined in the current directory is known to be finished."""
+    (tmp_path / "pages" / "below" / "deep").mkdir(parents=True)
+    (tmp_path / "pages" / "below" / "one.py").write_text("1\n")
+    (tmp_path / "crawl_here.py").write_text(
+        "from examples.crawl import crawl\n"
+        f"pages = crawl({str(tmp_path / 'pages')!r})\n"
+        "def is_counted(view):\n"
+        "    return any(process.line_count for process in view.processes.values())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    look_here()
+    pages = load_topology("crawl_here:pages")
+    path = make_store(tmp_path / "store", pages, "crawl_here:pages", snapshot_count=40)
+    for predicate in ("termination", "crawl_here:is_counted"):
+        found = verdicts(detect(spark, path, predicate))
+        assert found == one_by_one(path, predicate, pages)
+        assert {holds for holds, _ in found.values()} == {True, False}
 
 
 def test_functions_and_sql_are_asked(spark: SparkSession, money: Path) -> None:
