@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 BANK = "examples.bank:bank"
 COMMANDS = ["run", "restore", "snapshot", "savepoint", "drop", "list", "show"]
 COMMANDS += ["verify", "detect", "diff", "spark audit"]
-STORE_COMMANDS = ["spark history", "spark diff", "spark verify", "spark detect"]
+STORE_COMMANDS = ["spark history", "spark diff", "spark compact", "spark verify", "spark detect"]
 PIPELINE_COMMANDS = [
     "spark snapshot",
     "spark savepoint",

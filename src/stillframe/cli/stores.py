@@ -104,3 +104,49 @@ def detect(
     from stillframe.cli import store_detection
 
     store_detection.detect(store, predicate, topology, where=where, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
+    short_help="Make few large tables of all snapshots.",
+    epilog="Examples: stillframe spark compact money --out money.tables --keep 1000; "
+    "stillframe spark compact money --out audited --of P1-17",
+)
+def compact(
+    store: StorePath,
+    *,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Where the tables go: a new directory, or one from before, to which only new "
+            "snapshots are added.",
+            show_default=False,
+        ),
+    ],
+    of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SNAPSHOT",
+            help="Only this one, an id or the name of a savepoint.  [default: all]",
+            show_default=False,
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Remove the rows of all but the newest N; savepoints stay.  [default: keep all]",
+            show_default=False,
+        ),
+    ] = None,
+    where: Master = MASTER,
+    as_json: AsJson = False,
+) -> None:
+    """Make few large Parquet tables of the thousands of small files of a store, with the full state
+    of each snapshot, also of those that hold only changes. Every byte is verified before; a crash
+    leaves the tables as they were."""
+    from stillframe.cli import store_compaction
+
+    store_compaction.compact(store, out, of=of, keep=keep, where=where, is_json=as_json)

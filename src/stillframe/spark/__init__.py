@@ -12,6 +12,8 @@ from stillframe.spark.session import spark_session
 
 if TYPE_CHECKING:
     from stillframe.spark.audit import Audit
+    from stillframe.spark.compacted import compacted_tables
+    from stillframe.spark.compaction import compact_store
     from stillframe.spark.deadlock import deadlocks
     from stillframe.spark.detection import detect
     from stillframe.spark.difference import diff_store
@@ -38,6 +40,8 @@ __all__ = [
     "channel_history",
     "channel_spread",
     "checkpoint_location",
+    "compact_store",
+    "compacted_tables",
     "deadlocks",
     "detect",
     "diff",
@@ -57,6 +61,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "compacted": ("compacted_tables",),
+    "compaction": ("compact_store",),
     "deadlock": ("deadlocks",),
     "detection": ("detect",),
     "difference": ("diff_store",),

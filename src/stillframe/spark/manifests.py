@@ -76,7 +76,7 @@ class Published(msgspec.Struct, frozen=True):
         """Return the tables of the snapshots of a topology, by its hash."""
         return self.topologies.tables(topology)
 
-    def file(self, snapshot: SnapshotId, name: str) -> tuple[str, str, int, str]:
+    def file(self, snapshot: SnapshotId, name: str) -> tuple[str | None, str, int, str]:
         """Return snapshot, path, bytes and hash of a file, as ``verified.rows`` takes them."""
         records = self.manifests[snapshot].files
         record: FileRecord = next(record for record in records if record.name == name)

@@ -84,10 +84,15 @@ def snapshot_history(spark: SparkSession, store_path: Path) -> DataFrame:
 
 def snapshots(spark: SparkSession, published: Published) -> DataFrame:
     """Return the same of manifests that were read."""
+    return spark.createDataFrame(snapshot_table(published))
+
+
+def snapshot_table(published: Published) -> pa.Table:
+    """Return the same as an Arrow table."""
     entries = published.entries()
     hashes = [manifest.topology for manifest in published.manifests.values()]
     made = [_row(*pair) for pair in zip(entries, hashes, strict=True)]
-    return spark.createDataFrame(pa.Table.from_pylist(made, schema=SNAPSHOTS_SCHEMA))
+    return pa.Table.from_pylist(made, schema=SNAPSHOTS_SCHEMA)
 
 
 def spread(snapshots: DataFrame, figures: Sequence[str] = FIGURES) -> DataFrame:

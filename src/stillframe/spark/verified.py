@@ -23,8 +23,8 @@ from stillframe.spark.shipping import ship
 from stillframe.store.checksum import read_hashed
 from stillframe.store.parquet import as_written, row_groups
 
-File = tuple[str, str, int, str]
-"""Snapshot, path, bytes and SHA-256 of a file."""
+File = tuple[str | None, str, int, str]
+"""Snapshot, path, bytes and SHA-256 of a file; None if the file is of several snapshots."""
 
 SNAPSHOT = "snapshot"
 _FILES_SCHEMA = pa.schema(
@@ -51,7 +51,7 @@ def rows(spark: SparkSession, files: Sequence[File], schema: str | StructType) -
 
     Args:
         spark: the session.
-        files: which; what the column `snapshot` says is taken from here.
+        files: which; what the column `snapshot` says is taken from here, if it is of one.
         schema: the columns that every file has, and perhaps others.
     """
     struct = StructType.fromDDL(schema) if isinstance(schema, str) else schema
@@ -148,12 +148,13 @@ def _read(batches: Iterable[pa.RecordBatch], schema_message: bytes) -> Iterator[
 
 
 def _batches(
-    snapshot: str, path: Path, content: bytes, schema: pa.Schema
+    snapshot: str | None, path: Path, content: bytes, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    names = [name for name in schema.names if name != SNAPSHOT]
+    names = [name for name in schema.names if name != SNAPSHOT or snapshot is None]
     with as_written(path):
         for group in row_groups(content, names):
-            column = pa.repeat(pa.scalar(snapshot), group.num_rows)
-            columns = {SNAPSHOT: column} | {name: group.column(name) for name in names}
+            columns = dict(zip(names, group.columns, strict=True))
+            if snapshot is not None:
+                columns[SNAPSHOT] = pa.repeat(pa.scalar(snapshot), group.num_rows)
             table = pa.table([columns[name] for name in schema.names], names=schema.names)
             yield from table.cast(schema).to_batches(max_chunksize=_BATCH_ROW_COUNT)

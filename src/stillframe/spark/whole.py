@@ -6,7 +6,7 @@ keys can be merged as Spark can sort.
 """
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -78,6 +78,12 @@ class Whole:
         tables = (self._published.tables(topology).keyed for topology in self._by_topology)
         return tuple(dict.fromkeys(table.name for some in tables for table in some))
 
+    @property
+    def is_chained(self) -> bool:
+        """Whether any of the snapshots holds only changes."""
+        manifests = self._published.manifests
+        return any(manifests[s].bases for some in self._by_topology.values() for s in some)
+
     def columns(self, name: str) -> tuple[fields.Column, ...]:
         """Return the columns of a table that hold fields; those of a keyed field begin with `key`.
 
@@ -104,7 +110,9 @@ class Whole:
             )
         wanted = self.columns(name)
         parts = [
-            self._fitted(name, topology, wanted)
+            fitted(
+                self._of_topology(name, topology), name, self._columns_of(topology, name), wanted
+            )
             for topology in self._by_topology
             if name in TABLES or self.keyed(topology, name) is not None
         ]
@@ -165,15 +173,6 @@ class Whole:
         files = [self._published.file(snapshot, file) for snapshot in snapshots]
         return verified.rows(self._spark, files, schema)
 
-    def _fitted(self, name: str, topology: str, wanted: Collection[fields.Column]) -> DataFrame:
-        """Return the rows of one topology with the columns that all of them have together."""
-        own = {column.name: column.kind for column in self._columns_of(topology, name)}
-        rows = self._of_topology(name, topology)
-        return rows.select(
-            *_OWN_COLUMNS.get(name, _KEYED_COLUMNS),
-            *(_column(rows, own.get(column.name), column).alias(column.name) for column in wanted),
-        )
-
     def _of_topology(self, name: str, topology: str) -> DataFrame:
         described, snapshots = self._described(topology), self._by_topology[topology]
         if name == "processes":
@@ -188,6 +187,8 @@ class Whole:
 
     def _columns_of(self, topology: str, name: str) -> tuple[fields.Column, ...]:
         described = self._described(topology)
+        if name == "channels":
+            return ()
         if name in TABLES:
             return merged_columns(described.states if name == "processes" else described.messages)
         table = self.keyed(topology, name)
@@ -198,6 +199,22 @@ class Whole:
 
     def _described(self, topology: str) -> Description:
         return self._published.topologies.described[topology]
+
+
+def fitted(
+    rows: DataFrame,
+    table: str,
+    own: Iterable[fields.Column],
+    wanted: Iterable[fields.Column],
+) -> DataFrame:
+    """Return the rows of a table, whose fields are in the columns `own`, with those `wanted`."""
+    kinds = {column.name: column.kind for column in own}
+    if table == "channels":
+        return rows
+    return rows.select(
+        *_OWN_COLUMNS.get(table, _KEYED_COLUMNS),
+        *(_column(rows, kinds.get(column.name), column).alias(column.name) for column in wanted),
+    )
 
 
 def _common(chains: Chains) -> set[SnapshotId]:
