@@ -42,12 +42,17 @@ def test_json_says_what_detect_says_and_more(call: Call, money: Path) -> None:
 
 @pytest.mark.spark
 def test_all_epochs_are_looked_at(call: Call, tmp_path: Path) -> None:
-    """What held before a restore is told; what did not stay then is no stable predicate."""
+    """What held before a restore is told; what did not stay then is no stable predicate. A present
+    epoch without snapshots is what it began from."""
     path = tmp_path / "restored"
     store = Store.create(path, description=purses.description)
     store.raise_epoch(None)
     publish(store, 1, state_of(100, "", []))
     publish(store, 2, state_of(95, "", []))
+    store.raise_epoch(SnapshotId("A", 2))
+    now = call("detect", path, "loss", *PURSES).stderr
+    assert now == call("spark", "detect", path, "loss", *PURSES, *HERE).stderr
+    assert now.startswith("yes: loss holds in A-2, and has since A-2, of 1 snapshot: ")
     store.raise_epoch(SnapshotId("A", 1))
     publish(store, 3, state_of(100, "", []))
     result = call("spark", "detect", path, "loss", *PURSES, *HERE)

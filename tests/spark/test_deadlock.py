@@ -131,6 +131,15 @@ def test_names_come_in_their_order_also_beyond_ascii(spark: SparkSession) -> Non
     assert rows["P1-1"]["rings"][0]["processes"][0] == "Z"
 
 
+def test_ids_may_be_numbers(spark: SparkSession) -> None:
+    """They are taken as texts, and other columns are left alone."""
+    waits = spark.createDataFrame(
+        [(7, 1, 2, True, "x"), (7, 2, 1, False, "y")],
+        "snapshot INT, process BIGINT, waits_for BIGINT, needs_all BOOLEAN, note STRING",
+    )
+    assert found(deadlocks(waits))["7"]["sentence"] == "1 waits for 2 waits for 1"
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [

@@ -70,15 +70,15 @@ def deadlocks(
         UsageError: columns are missing; or of one snapshot more waits are left than a task takes
             after all rounds.
     """
-    names = [column.split()[0] for column in WAITS_SCHEMA.split(", ")]
-    missing = [name for name in names if name not in waits.columns]
+    columns = [column.split() for column in WAITS_SCHEMA.split(", ")]
+    missing = [name for name, _ in columns if name not in waits.columns]
     if missing:
         raise UsageError(
             f"the waits lack the column {missing[0]}; they have {', '.join(waits.columns)}: give "
             f"them as {WAITS_SCHEMA}"
         )
     ship(waits.sparkSession)
-    waits = waits.select(*names)
+    waits = waits.select(*(F.col(name).cast(kind).alias(name) for name, kind in columns))
     if known_count_max is not None and known_count_max <= wait_count_max:
         return _judged(waits)
     large = list(_counts(waits, above=wait_count_max))
