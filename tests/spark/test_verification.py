@@ -10,7 +10,7 @@ from stillframe.errors import UsageError
 from stillframe.eventlog.tracing import read_trace
 from stillframe.model import Channel
 from stillframe.spark.eventrows import Message, locate, vector_clock
-from stillframe.spark.verification import findings, pieces, verdicts
+from stillframe.spark.verification import findings, log_pieces, verdicts
 from stillframe.trace import MessageId, Position
 from tests.eventlogs import Execution, Log, corrupt, faults_of, write
 from tests.spark.test_judging import faults_in
@@ -33,7 +33,7 @@ def test_2000_logs_are_judged_as_by_brute_force(spark: SparkSession, tmp_path: P
             logs[epoch] = changed[0]
             wrong_with[epoch] = changed[1:]
         write(logs[epoch], tmp_path, epoch, chance)
-    found = findings(pieces(spark, tmp_path)).persist()
+    found = findings(log_pieces(spark, tmp_path)).persist()
     try:
         of_epoch = found.toArrow()
         judged = verdicts(found).collect()
@@ -64,7 +64,7 @@ def test_a_message_is_found_in_its_events_and_clocks_are_those_of_the_trace(
     chance = random.Random(SEED)
     log = Execution(chance).log()
     write(log, tmp_path, 1, chance)
-    some = pieces(spark, tmp_path)
+    some = log_pieces(spark, tmp_path)
     trace = read_trace(tmp_path, 1)
     row = next(row for rows in log.values() for row in rows if row.kind == "accepted")
     assert row.channel is not None
@@ -90,4 +90,4 @@ def test_an_event_that_is_not_there_has_no_clock(spark: SparkSession, tmp_path: 
     chance = random.Random(SEED)
     write(Execution(chance).log(), tmp_path, 1, chance)
     with pytest.raises(UsageError, match=r"no event P9#1 in epoch 1 .* P0, P1"):
-        vector_clock(pieces(spark, tmp_path), 1, "P9", 1)
+        vector_clock(log_pieces(spark, tmp_path), 1, "P9", 1)

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.made_log import make_log
 from stillframe.eventlog.parts import SPAN_KEY
 from stillframe.spark.findings import FAULTS
-from stillframe.spark.verification import pieces, verify
+from stillframe.spark.verification import log_pieces, verify
 from tests.spark.standalone import cluster_session
 from tests.spark.test_judging import found_in
 
@@ -105,7 +105,7 @@ def with_one_killed(spark: SparkSession, log: Path) -> tuple[Rows, int]:
     tracker = spark.sparkContext.statusTracker()
     failed: dict[int, int] = {}
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(lambda: rows_of(verify(pieces(spark, log))))
+        asked = pool.submit(lambda: rows_of(verify(log_pieces(spark, log))))
         is_killed = False
         while not asked.done():
             for stage in tracker.getActiveStageIds():
@@ -126,7 +126,7 @@ def main(root: Path, cluster: str, report: Path) -> None:
     make_log(log, ROW_COUNT)
     spoil(log)
     spark = cluster_session(cluster)
-    on_cluster = rows_of(verify(pieces(spark, log)))
+    on_cluster = rows_of(verify(log_pieces(spark, log)))
     killed, failed_task_count = with_one_killed(spark, log)
     spark.stop()
     said = {

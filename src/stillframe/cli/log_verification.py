@@ -74,9 +74,9 @@ def put_clock(log: Path, event: str, epoch: int | None, *, where: str, is_json: 
     chosen = epochs(log)[-1] if epoch is None else epoch
     with tasks.session(where, "looking for causes") as spark:
         from stillframe.spark.eventrows import vector_clock  # noqa: PLC0415 - needs PySpark
-        from stillframe.spark.verification import pieces  # noqa: PLC0415
+        from stillframe.spark.verification import log_pieces  # noqa: PLC0415
 
-        clock = vector_clock(pieces(spark, log), chosen, process, int(index))
+        clock = vector_clock(log_pieces(spark, log), chosen, process, int(index))
     if is_json:
         output.put_json({"epoch": chosen, "event": event, "clock": clock})
         return
@@ -100,8 +100,8 @@ def _find(
 ) -> Found:
     from stillframe.spark import verification  # noqa: PLC0415 - needs PySpark, which is there now
 
-    pieces = verification.pieces(spark, log)
-    published = None if store is None else verification.published(spark, store)
+    pieces = verification.log_pieces(spark, log)
+    published = None if store is None else verification.published_cuts(spark, store)
     if epoch is not None:
         pieces = pieces.filter(pieces["epoch"] == epoch)
         published = None if published is None else published.filter(published["epoch"] == epoch)

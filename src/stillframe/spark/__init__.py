@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stillframe.spark.deadlock import deadlocks
     from stillframe.spark.detection import detect
     from stillframe.spark.difference import diff_store
+    from stillframe.spark.eventrows import event_rows, locate, vector_clock
     from stillframe.spark.markers import marker_paths
     from stillframe.spark.queries import (
         checkpoint_location,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         snapshot_history,
         spread,
     )
+    from stillframe.spark.verification import log_pieces, published_cuts, verify
 
 __all__ = [
     "audit_store",
@@ -46,9 +48,13 @@ __all__ = [
     "detect",
     "diff",
     "diff_store",
+    "event_rows",
+    "locate",
+    "log_pieces",
     "log_records",
     "marker_paths",
     "marker_steps",
+    "published_cuts",
     "query_state",
     "read_channels",
     "register",
@@ -57,6 +63,8 @@ __all__ = [
     "spread",
     "start_query",
     "to_channel",
+    "vector_clock",
+    "verify",
     "with_barriers",
 ]
 
@@ -66,6 +74,7 @@ _MODULES = {
     "deadlock": ("deadlocks",),
     "detection": ("detect",),
     "difference": ("diff_store",),
+    "eventrows": ("event_rows", "locate", "vector_clock"),
     "markers": ("marker_paths",),
     "queries": (
         "checkpoint_location",
@@ -83,6 +92,7 @@ _MODULES = {
         "snapshot_history",
         "spread",
     ),
+    "verification": ("log_pieces", "published_cuts", "verify"),
 }
 
 

@@ -34,7 +34,7 @@ def event_rows(pieces: DataFrame, only: pc.Expression | None = None) -> DataFram
     """Return the rows of an event log (`ROWS`), in no order.
 
     Args:
-        pieces: of the log (``verification.pieces``); those that are not wanted can be left out.
+        pieces: of the log (``verification.log_pieces``); those that are not wanted can be left out.
         only: which rows, by columns of ``eventlog.schema``; the others never leave their task.
     """
     ship(pieces.sparkSession)

@@ -26,7 +26,7 @@ _TASKS_PER_CORE = 3
 _NAMED_MAX = 10
 
 
-def pieces(spark: SparkSession, log: Path) -> DataFrame:
+def log_pieces(spark: SparkSession, log: Path) -> DataFrame:
     """Return a row for each row group of an event log (``counting.PIECES``): what `verify` takes.
 
     A system that runs may write to it; what it writes later is not among them.
@@ -50,7 +50,7 @@ def pieces(spark: SparkSession, log: Path) -> DataFrame:
     return spark.createDataFrame(rows, PIECES)
 
 
-def published(spark: SparkSession, store_path: Path) -> DataFrame:
+def published_cuts(spark: SparkSession, store_path: Path) -> DataFrame:
     """Return what a store says of each channel at the cuts of its snapshots: what `verify` takes.
 
     Raises:
@@ -100,8 +100,8 @@ def findings(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame
     """Return what there is to know of each channel and process (``findings.FINDINGS``).
 
     Args:
-        pieces: as the function of that name returns them, or some of them: all of an epoch.
-        published: what a store says, to be compared; as the function of that name returns it.
+        pieces: as `log_pieces` returns them, or some of them: all of an epoch.
+        published: what a store says, to be compared, as `published_cuts` returns it.
     """
     spark = pieces.sparkSession
     ship(spark)
@@ -167,8 +167,8 @@ def verify(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
     """Return the verdicts on all snapshots of an event log.
 
     Args:
-        pieces: of the log, as the function of that name returns them.
-        published: what a store says of the same snapshots, as the function of that name returns it.
+        pieces: of the log, as `log_pieces` returns them.
+        published: what a store says of the same snapshots, as `published_cuts` returns it.
 
     Returns:
         see `verdicts`.
