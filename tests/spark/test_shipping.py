@@ -43,7 +43,9 @@ def test_sessions_that_share_executors_send_it_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["asking", "deadlock", "records", "source"])
+@pytest.mark.parametrize(
+    "module", ["asking", "deadlock", "markers", "records", "source", "verified", "writing"]
+)
 def test_what_tasks_run_can_be_imported_with_arrow_alone(module: str) -> None:
     """Neither msgspec nor what commands and services need is there on executors."""
     missing = ("msgspec", "rich", "typer", "uvloop")

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from stillframe.eventlog import reading
 from stillframe.model import SnapshotId
 from stillframe.spark import verified
+from stillframe.spark.eventrows import event_rows
 from stillframe.spark.manifests import Published, read_published
+from stillframe.spark.verification import pieces
 from stillframe.store.manifest import CHANNELS, Entry
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -62,11 +64,6 @@ _CHANNEL_COUNTS_SCHEMA = (
     "snapshot STRING, source STRING, target STRING, sent_count BIGINT, received_count BIGINT, "
     "message_count BIGINT"
 )
-_STEPS_SCHEMA = "snapshot STRING, kind STRING, channel STRING, at TIMESTAMP"
-_STEPS = pa.schema(
-    [(name, pa.string()) for name in ("process", "snapshot", "kind", "channel")] + [("at", _TIME)]
-)
-_COMPLETE = "events-*.parquet"
 
 
 def snapshot_history(spark: SparkSession, store_path: Path) -> DataFrame:
@@ -149,36 +146,14 @@ def channel_spread(channel_history: DataFrame) -> DataFrame:
 
 
 def marker_steps(spark: SparkSession, log: Path) -> DataFrame:
-    """Return the steps of snapshots in the event log `log`: process, snapshot, kind, channel, at.
-
-    Spark reads the files that are complete; the last of each process, which is still being
-    written, is read here, as far as it is whole.
+    """Return the steps of snapshots in the event log `log` (``eventrows.ROWS``), as far as it is
+    written: what ``markers.marker_paths`` takes.
 
     Raises:
         UsageError: there is no event log.
-        Damaged: something there is of no event log, or is not what was written.
-        OSError: it cannot be read.
+        Damaged, StoreError: a file in it is none of a log, or cannot be read.
     """
-    live = [part for part in reading.parts(log) if not part.row_group_count]
-    newest = [
-        table.filter(table.column("snapshot").is_valid())
-        .append_column("process", pa.repeat(pa.scalar(part.span.process), counted))
-        .select(_STEPS.names)
-        for part in live
-        for table in reading.tables(part)
-        if (counted := table.num_rows - table.column("snapshot").null_count)
-    ]
-    complete = spark.read.options(recursiveFileLookup=True, pathGlobFilter=_COMPLETE)
-    steps = (
-        complete.schema(_STEPS_SCHEMA)
-        .parquet(verified.location(log))
-        .where(F.col("snapshot").isNotNull())
-        .select(F.element_at(F.split("_metadata.file_path", "/"), -2).alias("process"), "*")
-    )
-    if not newest:
-        return steps
-    plain = pa.concat_tables(newest).cast(_STEPS)
-    return steps.unionByName(spark.createDataFrame(plain))
+    return event_rows(pieces(spark, log), pc.field("snapshot").is_valid())
 
 
 def _spread_of(value: str) -> tuple[Column, ...]:
