@@ -115,7 +115,7 @@ def _find(
         or (row["snapshot"] in names and row["verdict"] != _CONSISTENT)
     ]
     if wrong:
-        sentence = f"{_name(wrong[0])}: {_why(wrong[0])}{_places(pieces, wrong[0])}"
+        sentence = f"{_name(wrong[0])}: {why(wrong[0])}{_places(pieces, wrong[0])}"
         more = len(wrong) - 1
         sentence += f" ({more} more of {len(rows)} verdicts are like it)" if more else ""
         return Found(ok=False, verdict=sentence, snapshots=rows)
@@ -125,7 +125,7 @@ def _find(
         sentence += f", {incomplete} not taken to the end"
     for row in rows:
         if row["snapshot"] is None and row["verdict"] != _CONSISTENT:
-            sentence += f"; {_name(row)}: {_why(row)}"
+            sentence += f"; {_name(row)}: {why(row)}"
     return Found(ok=True, verdict=sentence, snapshots=rows)
 
 
@@ -141,7 +141,7 @@ def _name(row: Fields) -> str:
     return f"snapshot {row['snapshot']}"
 
 
-def _why(row: Fields) -> str:
+def why(row: Fields) -> str:
     """Say the first thing that is wrong with a snapshot; nothing if it is consistent."""
     found = [*row["faults"], *row["gaps"]]
     if found:
@@ -191,7 +191,7 @@ def _put(found: Found) -> None:
             row["verdict"],
             "" if row["event_count"] is None else f"{row['event_count']:,}",
             f"{row['message_count']:,}",
-            _why(row),
+            why(row),
         )
         for row in wrong_first[:ROW_COUNT_MAX]
     )

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stillframe.cli.options import AsJson, Master, StorePath
+from stillframe.cli.options import AsJson, For, Master, StorePath
 from stillframe.cli.tasks import MASTER
 from stillframe.cli.verdict import Command
 
@@ -150,3 +150,56 @@ def compact(
     from stillframe.cli import store_compaction
 
     store_compaction.compact(store, out, of=of, keep=keep, where=where, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
+    short_help="Judge every snapshot of a store as it ends.",
+    epilog="Examples: stillframe spark follow money; "
+    "stillframe spark follow money --log money.log --checkpoint judged --json",
+)
+def follow(
+    store: StorePath,
+    *,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            "--log",
+            metavar="DIR",
+            help="Directory of the event log: judge from there as well, 2 s later.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="A snapshot that has not ended so long after it began is incomplete; or 'never'.",
+        ),
+    ] = "1m",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Spark's checkpoint: a command that is started again with it goes on where the "
+            "last one was.  [default: judge all snapshots]",
+            show_default=False,
+        ),
+    ] = None,
+    for_: For = None,
+    where: Master = MASTER,
+    as_json: AsJson = False,
+) -> None:
+    """Write a verdict on each snapshot as soon as it is published or given up, while a system runs:
+    consistent, inconsistent or incomplete, and why; exit 1 if some were inconsistent."""
+    from stillframe.cli import following
+
+    following.follow(
+        store,
+        log,
+        timeout=timeout,
+        for_=for_,
+        checkpoint=checkpoint,
+        where=where,
+        is_json=as_json,
+    )

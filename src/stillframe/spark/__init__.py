@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stillframe.spark.detection import detect
     from stillframe.spark.difference import diff_store
     from stillframe.spark.eventrows import event_rows, locate, vector_clock
+    from stillframe.spark.following import follow
     from stillframe.spark.markers import marker_paths
     from stillframe.spark.queries import (
         checkpoint_location,
@@ -49,6 +50,7 @@ __all__ = [
     "diff",
     "diff_store",
     "event_rows",
+    "follow",
     "locate",
     "log_pieces",
     "log_records",
@@ -75,6 +77,7 @@ _MODULES = {
     "detection": ("detect",),
     "difference": ("diff_store",),
     "eventrows": ("event_rows", "locate", "vector_clock"),
+    "following": ("follow",),
     "markers": ("marker_paths",),
     "queries": (
         "checkpoint_location",

@@ -19,11 +19,12 @@ from typing import Any
 
 import msgspec
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.errors import StoreError, UsageError
 from stillframe.model import SnapshotId
 from stillframe.spark import history
+from stillframe.spark.balance import explained
 from stillframe.spark.manifests import read_published
 from stillframe.store.disk import WHAT_TO_DO
 from stillframe.store.manifest import MANIFEST, Manifest
@@ -198,7 +199,7 @@ def _check_books(source: _Source, whole: Sequence[str]) -> dict[str, tuple[int, 
     for name in whole:
         recorded = processes.get(name, [])
         row = rows.get(name)  # a system without channels has no books
-        wrong = _explained(row["first_wrong"]) if row and row["first_wrong"] else None
+        wrong = explained(row["first_wrong"]) if row and row["first_wrong"] else None
         if recorded != expected:
             wrong = (
                 f"states of the processes {', '.join(recorded) or 'none'} are recorded, and the "
@@ -206,38 +207,6 @@ def _check_books(source: _Source, whole: Sequence[str]) -> dict[str, tuple[int, 
             )
         found[name] = (row["message_count"] if row else 0, wrong)
     return found
-
-
-def _explained(books: Row) -> str:
-    """Say what is wrong with a channel."""
-    channel = f"channel {books['source']}->{books['target']}"
-    if not books["is_expected"]:
-        return f"{channel} is recorded, but the system has no such channel"
-    if books["record_count"] != 1:
-        return f"{channel} is recorded {books['record_count']} times, not once"
-    return f"{channel}: {_figures(books)}"
-
-
-def _figures(books: Row) -> str:
-    """Say what is wrong with the books of a channel that is recorded once."""
-    sent, received, count = books["sent_count"], books["received_count"], books["message_count"]
-    if not 0 <= received <= sent:
-        return (
-            f"the target had received {received} messages at its cut, the source had sent {sent} "
-            "at its own"
-        )
-    balance = f"{sent} sent - {received} received = {sent - received}"
-    if sent - received != count:
-        return f"{balance}, but {count} messages were recorded"
-    if books["batched_count"] != count:
-        return f"{balance}, but its batches hold {books['batched_count']} messages"
-    if books["row_count"] != count:
-        return f"{balance}, but messages.parquet holds {books['row_count']}"
-    return (
-        f"its messages should be the numbers {received + 1} to {sent}, but messages.parquet holds "
-        f"{books['number_count']} different ones, from {books['number_min']} to "
-        f"{books['number_max']}"
-    )
 
 
 def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> dict[str, Amount]:

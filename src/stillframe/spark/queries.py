@@ -27,6 +27,7 @@ from stillframe.pipeline.locks import Lock, participant_lock
 from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.spark.cut import CutSource, RecordsSource
+from stillframe.spark.following import VerdictSource
 from stillframe.spark.requirements import check_checkpoint, check_options, check_spark
 from stillframe.spark.shipping import ship
 from stillframe.spark.source import SOURCE, ChannelSource
@@ -36,14 +37,15 @@ EachBatch = Callable[[DataFrame, int], None]
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know ``stillframe``, ``stillframe.snapshot`` and ``stillframe.log`` as formats.
+    """Let a session know ``stillframe``, ``stillframe.snapshot``, ``stillframe.log`` and
+    ``stillframe.verdicts`` as formats.
 
     Raises:
         Unavailable: Spark is older than 4.2, or keeps our sources from this session.
     """
     check_spark(spark.version)
     ship(spark)
-    for source in (ChannelSource, CutSource, RecordsSource):
+    for source in (ChannelSource, CutSource, RecordsSource, VerdictSource):
         try:
             spark.dataSource.register(source)
         except AnalysisException as error:

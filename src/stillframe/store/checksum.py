@@ -4,6 +4,7 @@ Executors of a cluster use it: it needs no more than Python.
 """
 
 import hashlib
+import re
 import zlib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from stillframe.errors import Damaged
 from stillframe.store.disk import WHAT_TO_DO, read_file
 
 _CHUNK_BYTES = 1 << 20
+_SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
 
 
 def checksum_of(path: Path) -> int:
@@ -59,3 +61,16 @@ def read_hashed(path: Path, byte_count: int, digest: str, *, advice: str = WHAT_
     if hashlib.sha256(content).hexdigest() != digest:
         raise Damaged(f"{path} was changed since it was written: {advice}")
     return content
+
+
+def read_sealed_content(path: Path, *, bytes_max: int, advice: str) -> bytes:
+    """Return the content of a sealed file (``seal``) as it was encoded.
+
+    Raises:
+        Damaged: a byte was changed, the file is cut short, too long or missing.
+        StoreError: the file cannot be read.
+    """
+    sealed = _SEALED.fullmatch(read_file(path, bytes_max=bytes_max, advice=advice))
+    if sealed is None or hashlib.sha256(sealed[1]).hexdigest().encode() != sealed[2]:
+        raise Damaged(f"{path} was changed since it was written: {advice}")
+    return sealed[1]

@@ -15,7 +15,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -30,7 +30,7 @@ NEWER = "history.ndjson"
 OLDER = "history.1.ndjson"
 FILE_BYTES_MAX = 2**20
 """A file that has become longer is put aside."""
-_READ_BYTES_MAX = 2 * FILE_BYTES_MAX
+READ_BYTES_MAX = 2 * FILE_BYTES_MAX
 UNWRITTEN_BYTES_MAX = 2**18
 """So much is kept of lines for which the disk has no room."""
 _TEXT_LENGTH_MAX = 2000
@@ -244,13 +244,18 @@ def _read(store: Path) -> tuple[list[Line], int]:
     for name in (OLDER, NEWER):
         path, length = store / name, 0
         if path.exists():
-            content = read_file(path, bytes_max=_READ_BYTES_MAX)
+            content = read_file(path, bytes_max=READ_BYTES_MAX)
             length = content.rfind(b"\n") + 1
-            lines += _parse(path, content[:length].splitlines())
+            lines += parse_lines(path, content[:length].splitlines())
     return lines, length
 
 
-def _parse(path: Path, encoded: Iterable[bytes]) -> Iterable[Line]:
+def parse_lines(path: Path, encoded: Iterable[bytes]) -> Iterator[Line]:
+    """Yield what lines of the file at `path` say.
+
+    Raises:
+        Damaged: one was changed since it was written.
+    """
     for number, line in enumerate(encoded, 1):
         found = _LINE.fullmatch(line)
         if found is None or _checksum(found[1]) != found[2]:

@@ -6,7 +6,6 @@ added at the end.
 """
 
 import hashlib
-import re
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,14 +13,14 @@ import msgspec
 
 from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import Damaged, StoreError
-from stillframe.store.disk import PUT_BACK, read_file
+from stillframe.store.checksum import read_sealed_content
+from stillframe.store.disk import PUT_BACK
 
 FORMAT = 1
 """The number of the format that this version reads and writes; it is in every sealed file."""
 
 SEALED_BYTES_MAX = 64 * 2**20
 
-_SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
 _Content = TypeVar("_Content", bound=msgspec.Struct)
 
 
@@ -62,16 +61,14 @@ def read_sealed(path: Path, kind: type[_Content], *, advice: str = PUT_BACK) -> 
         Damaged: a byte was changed, the file is cut short, too long or missing.
         StoreError: it cannot be read, or a newer version of Stillframe wrote it.
     """
-    sealed = _SEALED.fullmatch(read_file(path, bytes_max=SEALED_BYTES_MAX, advice=advice))
-    if sealed is None or hashlib.sha256(sealed[1]).hexdigest().encode() != sealed[2]:
-        raise Damaged(f"{path} was changed since it was written: {advice}")
+    content = read_sealed_content(path, bytes_max=SEALED_BYTES_MAX, advice=advice)
     try:
-        number = msgspec.json.decode(sealed[1], type=_Format).format
+        number = msgspec.json.decode(content, type=_Format).format
         if number > FORMAT:
             raise StoreError(
                 f"{path} has format {number}, and this version of Stillframe knows {FORMAT}: "
                 "use the version that wrote it, or a newer one"
             )
-        return msgspec.json.decode(sealed[1], type=kind)
+        return msgspec.json.decode(content, type=kind)
     except DECODING_ERRORS as error:
         raise Damaged(f"{path} does not hold what it should: {error}: {advice}") from error
