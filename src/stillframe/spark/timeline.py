@@ -15,7 +15,7 @@ from stillframe.model import SnapshotId
 from stillframe.spark import verified
 from stillframe.spark.eventrows import event_rows
 from stillframe.spark.manifests import Published, read_published
-from stillframe.spark.verification import pieces
+from stillframe.spark.verification import log_pieces
 from stillframe.store.manifest import CHANNELS, Entry
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -153,7 +153,7 @@ def marker_steps(spark: SparkSession, log: Path) -> DataFrame:
         UsageError: there is no event log.
         Damaged, StoreError: a file in it is none of a log, or cannot be read.
     """
-    return event_rows(pieces(spark, log), pc.field("snapshot").is_valid())
+    return event_rows(log_pieces(spark, log), pc.field("snapshot").is_valid())
 
 
 def _spread_of(value: str) -> tuple[Column, ...]:
