@@ -61,6 +61,13 @@ def test_a_large_ring_is_named_whole() -> None:
     assert blocked_for_ever(graph) == [True] * LARGE
 
 
+def test_a_short_cycle_in_a_large_ring_is_named() -> None:
+    """Wherever it lies."""
+    ring = [[(number + 1) % LARGE] for number in range(LARGE)]
+    ring[-1].append(LARGE - 2)
+    assert everybody_needs(ring) == [(True, [LARGE - 2, LARGE - 1])]
+
+
 def test_a_long_chain_is_freed() -> None:
     """From its end on, one after the other."""
     chain = Graph([[number + 1] for number in range(LARGE)] + [[]], [True] * LARGE + [False])

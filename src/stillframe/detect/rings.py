@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 STEP_COUNT_MAX = 2_000_000
-"""So many waits are followed in search of a shorter cycle: the shortest that was found by then is
-named, which in a ring of many thousands need not be the shortest of all."""
+"""So many waits are followed in search of short cycles, then of longer ones, then of any: the
+shortest found by then is named, which among many thousands need not be the shortest of all."""
 
 
 class Graph(NamedTuple):
@@ -142,6 +142,12 @@ class _CycleSearch:
 
     def among(self, processes: Sequence[int]) -> list[int]:
         """Return a shortest cycle, from its smallest number on; nothing if there is none."""
+        # Short ones first: in a large graph they are found by looking a few steps far from each.
+        return next(filter(None, (self._search(processes, below) for below in (3, 9, 0))), [])
+
+    def _search(self, processes: Sequence[int], below: int) -> list[int]:
+        """Return a shortest cycle that is shorter than `below` (0: any will do), if there is one
+        and it is found before too many waits were followed."""
         shortest: list[int] = []
         step_count = 0
         searched: set[int] = set()
@@ -151,7 +157,9 @@ class _CycleSearch:
                 continue
             if self._wait_counts[part] == self._sizes[part]:
                 searched.add(part)  # a single cycle: whoever is asked, it is this one
-            cycle, steps = self._way_back(start, len(shortest))
+                if 0 < below <= self._sizes[part]:
+                    continue
+            cycle, steps = self._way_back(start, len(shortest) or below)
             shortest = cycle or shortest
             step_count += steps
             if step_count > STEP_COUNT_MAX:
