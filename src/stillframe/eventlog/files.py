@@ -103,6 +103,7 @@ def pack(path: Path) -> None:
                 stream.schema,
                 compression="zstd",
                 use_dictionary=DICTIONARIES,
+                write_page_checksum=True,
                 column_encoding=_COUNTING_UP,
                 store_schema=False,
                 write_statistics=_WITH_STATISTICS,

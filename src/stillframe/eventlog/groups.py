@@ -27,12 +27,18 @@ _GROUP_BYTES_MAX = 2**30
 
 
 def whole_batches(stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a stream up to where it ends or is cut short."""
+    """Yield the batches of a stream up to where it ends or is cut short.
+
+    Raises:
+        pyarrow.ArrowInvalid: one is not what was written.
+    """
     while True:
         try:
             batch = next(stream)
         except (StopIteration, pa.ArrowInvalid, OSError):
             return
+        # Arrow looks at nothing until it is asked to; what is wrong could end this process.
+        batch.validate(full=True)
         yield batch
 
 
@@ -72,21 +78,25 @@ def tables(path: Path, groups: Iterable[int], columns: Sequence[str]) -> Iterato
             return  # it has no row groups
         if wanted == [STREAM]:
             with contextlib.suppress(FileNotFoundError):
-                yield from (_checked(table.select(columns)) for table in _stream(path))
+                for table in _stream(path):
+                    yield _checked(table.select(columns), columns)
                 return
             path, wanted = path.with_suffix(".parquet"), []
-        yield from map(_checked, _of_parquet(path, wanted, columns))
+        for table in _of_parquet(path, wanted, columns):
+            yield _checked(table, columns)
 
 
 def _stream(path: Path) -> Iterator[pa.Table]:
-    with pa.memory_map(str(path)) as source:
+    with pa.OSFile(str(path)) as source:
         yield from row_groups(whole_batches(pa.ipc.open_stream(source)))
 
 
 def _of_parquet(path: Path, wanted: list[int], columns: Sequence[str]) -> Iterator[pa.Table]:
     """Yield row groups of a Parquet file; all of them if none is named."""
     size_max = _UNPACKED_BYTES_MIN + _UNPACKED_PER_BYTE * path.stat().st_size
-    with pq.ParquetFile(path, read_dictionary=DICTIONARIES) as file:
+    with pq.ParquetFile(
+        path, read_dictionary=DICTIONARIES, page_checksum_verification=True
+    ) as file:
         for number in wanted or range(file.num_row_groups):
             # Of the group only: to ask what a column says of itself can end this process.
             group = file.metadata.row_group(number)
@@ -97,8 +107,10 @@ def _of_parquet(path: Path, wanted: list[int], columns: Sequence[str]) -> Iterat
             yield file.read_row_group(number, columns=list(columns), use_threads=False)
 
 
-def _checked(table: pa.Table) -> pa.Table:
+def _checked(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     """Return `table` if its rows can be those of an event log."""
+    if table.column_names != list(columns):
+        raise ValueError(f"it has the columns {', '.join(table.column_names)}")
     if table.nbytes > _GROUP_BYTES_MAX:
         raise ValueError(f"{table.num_rows} of its rows are {table.nbytes} bytes in memory")
     for name in table.column_names:

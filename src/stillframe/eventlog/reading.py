@@ -136,7 +136,7 @@ def _look_at(path: Path) -> Part | None:
                 span = span_of(metadata.metadata, path)
                 part = Part(path, span, metadata.num_rows, metadata.num_row_groups)
         elif _has_schema(path):
-            with pa.memory_map(str(path)) as source:
+            with pa.OSFile(str(path)) as source:
                 stream = pa.ipc.open_stream(source)
                 span = span_of(stream.schema.metadata, path)
                 part = Part(path, span, sum(b.num_rows for b in whole_batches(stream)), 0)
@@ -150,8 +150,11 @@ def _look_at(path: Path) -> Part | None:
     counts = (span.event_count, span.lost_count, *span.sent.values(), *span.received.values())
     if min(counts) < 0 or max(counts) > _COUNT_MAX or span.event_count < span.lost_count:
         raise Damaged(f"{path} says of what came before it what cannot be")
-    for process in (span.process, *span.sent, *span.received):
-        check_process_id(process)
+    try:
+        for process in (span.process, *span.sent, *span.received):
+            check_process_id(process)
+    except UsageError as error:
+        raise Damaged(f"{path} names a process that cannot be: {error}") from error
     return part
 
 
