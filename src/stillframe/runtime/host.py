@@ -304,6 +304,7 @@ class Host:
             if self.error is None and not self.is_busy:
                 self.flush()
             self.log.close()
+            self.log = None
 
     def _tend_log(self) -> None:
         """Hand over what was noted, now or when the action is over that is going on."""
