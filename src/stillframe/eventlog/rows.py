@@ -12,7 +12,7 @@ The numbers of the messages are how many there were before on the same channel.
 
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,9 +41,25 @@ def sending(channel: int) -> int:
     return _FIRST + 2 * channel + 1
 
 
-def packed(codes: list[int], code_max: int) -> "bytes | array[int]":
+Codes = Union[bytes, "array[int]"]
+"""Codes in few bytes."""
+
+
+def packed(codes: list[int], code_max: int) -> Codes:
     """Return `codes`, of which none is above `code_max`, in few bytes."""
     return bytes(codes) if code_max <= _BYTE_MAX else array("i", codes)
+
+
+def joined(pieces: Sequence[Codes]) -> Codes:
+    """Return what `packed` has returned, for the same process, in one."""
+    if not pieces:
+        return b""
+    if isinstance(pieces[0], bytes):
+        return b"".join(pieces)
+    codes = array("i")
+    for piece in pieces:
+        codes.frombytes(memoryview(piece).cast("B"))
+    return codes
 
 
 class StepRow(NamedTuple):
@@ -110,7 +126,7 @@ class Rows:
         self._nulls = [pa.nulls(0, type_) for type_ in (pa.int32(), _AT_TYPE, _RECORDED_TYPE)]
 
     def batch(
-        self, codes: "bytes | array[int]", steps: Sequence[StepRow], before: Tally
+        self, codes: Codes, steps: Sequence[StepRow], before: Tally
     ) -> tuple[pa.RecordBatch, Tally]:
         """Return what was noted as rows, and what the process had done after them.
 
@@ -126,7 +142,8 @@ class Rows:
         event = pc.cumulative_sum(_take(self._begins, noted), start=before.event_count)
         rank = pc.inverse_permutation(order.view(pa.int64()))
         number = pc.add(rank, _take(self._offsets(counts, before), noted))
-        if counts[BY_ITSELF]:
+        # In the order of codes, those of actions by themselves come first.
+        if self._have_sent(noted, order.slice(0, counts[BY_ITSELF])):
             is_row = self._is_row(noted)
             noted, event, number = (column.filter(is_row) for column in (noted, event, number))
         columns = [event, *self._described(noted, steps, number)]
@@ -152,6 +169,13 @@ class Rows:
                 offsets[code] = earlier[channel] + 1 - start
             start += counts[code]
         return pa.array(offsets, pa.int64())
+
+    def _have_sent(self, noted: pa.Array, places: pa.Array) -> bool:
+        """Return whether any of the actions by themselves at `places` has sent something."""
+        following = pc.add(places, pa.scalar(1, places.type))
+        following = following.filter(pc.less(following, pa.scalar(len(noted), places.type)))
+        codes = pc.unique(_take(noted, following)).to_pylist()
+        return any(self._kinds[code] == SENT for code in codes)
 
     def _is_row(self, noted: pa.Array) -> pa.Array:
         """Return which codes are rows: not those of actions by themselves that sent something."""

@@ -6,7 +6,6 @@ what is lost is counted, and the next file says how much that was.
 
 import queue
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from stillframe.eventlog.files import Stream, pack_all, remove_oldest
 from stillframe.eventlog.parts import Span
-from stillframe.eventlog.rows import Rows, StepRow, Tally
+from stillframe.eventlog.rows import Codes, Rows, StepRow, Tally, joined
 
 JOINED_COUNT_MAX = 8
 """So many buffers are written at once if they wait. The more there are, the fewer turns it takes to
@@ -30,7 +29,7 @@ class Buffer(NamedTuple):
     """What was noted between two times; `after` is None if the process cannot say what it had done
     by then, because it failed or was stopped in the midst of an action."""
 
-    codes: "bytes | array[int]"
+    codes: Codes
     steps: list[StepRow]
     before: Tally
     after: Tally | None
@@ -66,7 +65,7 @@ class Scribe:
     def work(self, buffers: "queue.SimpleQueue[Buffer | None]") -> None:
         """Write what is handed over, until there is no more."""
         waiting = deque([buffers.get()])
-        while (buffer := _joined(waiting)) is not None:
+        while (buffer := _taken(waiting)) is not None:
             self._take(buffer)
             self.done_count += len(buffer.codes)
             if not waiting:
@@ -153,7 +152,7 @@ class Scribe:
             )
 
 
-def _joined(waiting: deque[Buffer | None]) -> Buffer | None:
+def _taken(waiting: deque[Buffer | None]) -> Buffer | None:
     """Take out the first of what waits, in one with what goes on from there; None if that is the
     end."""
     first = waiting.popleft()
@@ -169,13 +168,5 @@ def _joined(waiting: deque[Buffer | None]) -> Buffer | None:
     if len(gathered) == 1:
         return first
     steps = [step for buffer in gathered for step in buffer.steps]
-    return Buffer(_in_one(gathered), steps, first.before, gathered[-1].after)
-
-
-def _in_one(gathered: list[Buffer]) -> "bytes | array[int]":
-    if isinstance(gathered[0].codes, bytes):
-        return b"".join(buffer.codes for buffer in gathered)
-    codes = array("i")
-    for buffer in gathered:
-        codes.extend(buffer.codes)
-    return codes
+    codes = joined([buffer.codes for buffer in gathered])
+    return Buffer(codes, steps, first.before, gathered[-1].after)

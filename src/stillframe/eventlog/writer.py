@@ -12,15 +12,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stillframe.eventlog.parts import Span
-from stillframe.eventlog.rows import STEP_ROW, StepRow, Tally, accepting, packed, sending
+from stillframe.eventlog.rows import (
+    STEP_ROW,
+    Codes,
+    StepRow,
+    Tally,
+    accepting,
+    joined,
+    packed,
+    sending,
+)
 from stillframe.eventlog.scribe import Buffer, Scribe
 from stillframe.model import ProcessId
 
-HAND_OVER_COUNT = 2**16
-"""So many codes are handed over as soon as an action is over."""
+PACKED_COUNT = 2**13
+"""So many codes are packed as soon as an action is over: they stay in a processor's cache."""
+HAND_OVER_COUNT = 2**17
+"""So many codes are handed over before it is time."""
 HAND_OVER_S = 0.5
 """So often what was noted is handed over, in seconds: a process that is killed loses no more."""
-BEHIND_COUNT_MAX = 64 * HAND_OVER_COUNT
+BEHIND_COUNT_MAX = 32 * HAND_OVER_COUNT
 """So many codes may wait for the thread; what comes then is lost."""
 CLOSE_S_MAX = 5.0
 """So long the end of a process waits for its log."""
@@ -55,6 +66,8 @@ class Writer:
         trouble: Callable[[str], None],
     ) -> None:
         self._codes: list[int] = []
+        self._packed: list[Codes] = []
+        self._packed_count = 0
         self._steps: list[StepRow] = []
         self.note = self._codes.append
         self.accepting = {source: accepting(index) for index, source in enumerate(received)}
@@ -77,10 +90,11 @@ class Writer:
         )
         self._thread.start()
 
-    @property
     def is_much(self) -> bool:
-        """Whether to hand over what was noted when the action is over, before it is time."""
-        return len(self._codes) >= HAND_OVER_COUNT
+        """Return whether to hand over what was noted, before it is time. It is packed meanwhile."""
+        if len(self._codes) >= PACKED_COUNT:
+            self._pack()
+        return self._packed_count >= HAND_OVER_COUNT
 
     def note_step(self, row: StepRow) -> None:
         """Note one row of a step of a snapshot."""
@@ -94,18 +108,19 @@ class Writer:
             received: source -> how many messages were received from there up to now.
             sent: target -> how many messages were sent there up to now.
         """
-        if not self._codes:
+        self._pack()
+        if not self._packed:
             return
         before = self._tally
         now_received = tuple(received[source] for source in self.accepting)
         now_sent = tuple(sent[target] for target in self.sending)
         new_received = sum(now_received) - sum(before.received)
         new_sent = sum(now_sent) - sum(before.sent)
-        by_itself_count = len(self._codes) - len(self._steps) - new_received - new_sent
+        by_itself_count = self._packed_count - len(self._steps) - new_received - new_sent
         self._tally = Tally(
             before.event_count + new_received + by_itself_count, now_received, now_sent
         )
-        if self._handed_count - self._scribe.done_count + len(self._codes) <= BEHIND_COUNT_MAX:
+        if self._handed_count - self._scribe.done_count + self._packed_count <= BEHIND_COUNT_MAX:
             self._put(before, self._tally)
         self._forget()
 
@@ -116,16 +131,21 @@ class Writer:
         """
         if not self._thread.is_alive():
             return
+        self._pack()
         self._put(self._tally, None)
         self._forget()
         self._queue.put(None)
         self._thread.join(CLOSE_S_MAX)
 
     def _put(self, before: Tally, after: Tally | None) -> None:
-        self._handed_count += len(self._codes)
-        codes = packed(self._codes, self._code_max)
-        self._queue.put(Buffer(codes, self._steps, before, after))
+        self._handed_count += self._packed_count
+        self._queue.put(Buffer(joined(self._packed), self._steps, before, after))
+
+    def _pack(self) -> None:
+        if self._codes:
+            self._packed.append(packed(self._codes, self._code_max))
+            self._packed_count += len(self._codes)
+            self._codes.clear()  # `note` goes on with this very list
 
     def _forget(self) -> None:
-        self._codes.clear()  # `note` goes on with this very list
-        self._steps = []
+        self._packed, self._packed_count, self._steps = [], 0, []

@@ -116,7 +116,7 @@ class Noting:
     def between_actions(self) -> None:
         """Hand over what was noted, if it is time or much. No action is going on, and all that was
         sent is counted."""
-        if self.is_time or self._writer.is_much:
+        if self._writer.is_much() or self.is_time:
             self.is_time = False
             self._writer.hand_over(
                 self._recorder.received_counts,
