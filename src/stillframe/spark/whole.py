@@ -6,7 +6,7 @@ keys can be merged as Spark can sort.
 """
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -41,7 +41,7 @@ _KEYED_COLUMNS = ("snapshot", "process")
 _LINKS = pa.schema(
     [
         pa.field("wanted", pa.string()),  # the snapshot that is read
-        pa.field("of", pa.string()),  # the process
+        pa.field("of", pa.string()),  # the process; null: all of them
         pa.field("link", pa.string()),  # a snapshot of its chain
         pa.field("place", pa.int32()),  # in the chain, the oldest first
     ]
@@ -231,25 +231,33 @@ def _common(chains: Chains) -> set[SnapshotId]:
 
 def _newest(spark: SparkSession, rows: DataFrame, chains: Chains, identity: str) -> DataFrame:
     """Return for each snapshot the newest row of each key, with `snapshot` its own."""
-    listed = [
-        (str(snapshot), process, str(link), place)
-        for (snapshot, process), chain in chains.items()
-        for place, link in enumerate(chain)
-    ]
-    columns = [pa.array(list(column)) for column in zip(*listed, strict=True)]
-    links = spark.createDataFrame(pa.table(columns, names=_LINKS.names).cast(_LINKS))
+    columns = [list(column) for column in zip(*_links(chains), strict=True)]
+    links = spark.createDataFrame(pa.table(columns, schema=_LINKS))
     # Fields can be called as they like: they are out of the way in one column.
     rest = [name for name in rows.columns if name not in (*_KEYED_COLUMNS, identity)]
     packed = rows.select(*_KEYED_COLUMNS, identity, F.struct(*rest).alias("rest"))
     of_chain = packed.join(
         F.broadcast(links),
-        (F.col("snapshot") == F.col("link")) & (F.col("process") == F.col("of")),
+        (F.col("snapshot") == F.col("link"))
+        & (F.col("of").isNull() | (F.col("process") == F.col("of"))),
     )
     newest = of_chain.groupBy("wanted", "process", identity).agg(
         F.max_by("rest", "place").alias("rest")
     )
     unpacked = newest.select(F.col("wanted").alias("snapshot"), "process", identity, "rest.*")
     return unpacked.select(rows.columns)
+
+
+def _links(chains: Chains) -> Iterator[tuple[str, str | None, str, int]]:
+    """Yield what `_LINKS` says of chains; most often those of all processes are the same."""
+    by_snapshot: dict[SnapshotId, dict[ProcessId, tuple[SnapshotId, ...]]] = {}
+    for (snapshot, process), chain in chains.items():
+        by_snapshot.setdefault(snapshot, {})[process] = tuple(chain)
+    for snapshot, of_processes in by_snapshot.items():
+        is_one = len(set(of_processes.values())) == 1
+        for process, chain in list(of_processes.items())[: 1 if is_one else None]:
+            for place, link in enumerate(chain):
+                yield str(snapshot), None if is_one else process, str(link), place
 
 
 def _column(rows: DataFrame, kind: str | None, wanted: fields.Column) -> Column:
