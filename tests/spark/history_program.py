@@ -1,0 +1,66 @@
+"""A driver on a real cluster: ``history_program.py ROOT CLUSTER REPORT``, for ``test_cluster``.
+
+It makes a store whose snapshots are based on each other, and an event log, and asks for its
+history, a difference and large tables. REPORT is one JSON object: what was found, and what had to
+be.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from stillframe.spark import (
+    compact_store,
+    compacted_tables,
+    diff_store,
+    marker_paths,
+    marker_steps,
+    snapshot_history,
+)
+from stillframe.store.store import Store
+from tests.spark.chains import make_chains
+from tests.spark.standalone import cluster_session
+from tests.spark.test_difference import changes
+from tests.spark.test_markers import RING, write
+
+
+def main(root: Path, cluster: str, report: Path) -> None:
+    """Ask on the cluster, and write down what was found."""
+    store, out = root / "store", root / "out"
+    cuts = make_chains(store, 1)
+    write(root / "log", RING)
+    spark = cluster_session(cluster)
+    hops = marker_paths(marker_steps(spark, root / "log")).orderBy("hop").collect()
+    first, *_, last = cuts
+    keys = diff_store(spark, store, str(first), str(last)).keys
+    compact_store(spark, store, out)
+    accounts = compacted_tables(spark, out)["Bank_accounts"]
+    found: dict[str, Any] = {
+        "snapshots": snapshot_history(spark, store).count(),
+        "hops": [[row["source"], row["target"], row["travelled_ms"]] for row in hops],
+        "changed_count": keys.count(),
+        "account_count": accounts.count(),
+        "amount": accounts.where("value > 0").agg({"value": "sum"}).collect()[0][0],
+    }
+    spark.stop()
+    both = [cuts[snapshot] for snapshot in (first, last)]
+    tables = [Store.open(store).tables(snapshot)["Bank_accounts"] for snapshot in cuts]
+    values = [value for table in tables for value in table.column("value").to_pylist()]
+    expected = {
+        "snapshots": len(cuts),
+        "hops": [["P1", "P2", 2.0], ["P2", "P3", 0.5], ["P3", "P1", 6.0]],
+        "changed_count": sum(
+            len(some)
+            for bank in both[0]
+            for field in both[0][bank]
+            for some in changes(both[0][bank][field], both[1][bank][field]).values()
+        ),
+        "account_count": len(values),
+        "amount": sum(value for value in values if value > 0),
+    }
+    report.write_text(json.dumps({"found": found, "expected": expected}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
