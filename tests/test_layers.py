@@ -132,3 +132,16 @@ def test_importing_stillframe_is_cheap_and_starts_nothing() -> None:
     ]
     assert [loaded for _, *loaded in answers] == [[], [], []]
     assert min(float(took_s) for took_s, *_ in answers) < IMPORT_CPU_S_MAX
+
+
+def test_a_process_that_starts_loads_no_pandas() -> None:
+    """It takes longer than all the rest, and the processes of a system begin all at once."""
+    program = "import sys, stillframe.runtime.child; print('pandas' in sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT / "src")},
+    ).stdout
+    assert loaded == "False\n"

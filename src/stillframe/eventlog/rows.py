@@ -26,7 +26,6 @@ STEP_ROW = 1
 _FIRST = 2
 _BYTE_MAX = 255
 
-_KINDS = pa.array(KINDS, pa.string())
 _RECORDED_TYPE = SCHEMA.field("recorded").type
 _AT_TYPE = SCHEMA.field("at").type
 
@@ -121,7 +120,9 @@ class Rows:
             self._channel_of[sending(index)] = len(sources) + index
         begins = [kind == ACCEPTED or code == BY_ITSELF for code, kind in enumerate(self._kinds)]
         self._begins = pa.array(map(int, begins), pa.int64())
-        # What is the same from batch to batch is made and written once.
+        # What is the same from batch to batch is made and written once. Not when this module is
+        # imported: the first conversion loads pandas, and most processes write no log.
+        self._kind_names = pa.array(KINDS, pa.string())
         self._snapshots = pa.array([], pa.string())
         self._nulls = [pa.nulls(0, type_) for type_ in (pa.int32(), _AT_TYPE, _RECORDED_TYPE)]
 
@@ -193,7 +194,7 @@ class Rows:
         if not steps:
             nowhere, never, nothing = self._nothing(len(noted))
             return [
-                _dictionary(kinds, noted, _KINDS),
+                _dictionary(kinds, noted, self._kind_names),
                 _dictionary(self._channel_of, noted, self._channels),
                 number,
                 _from_indices(nowhere, self._snapshots),
@@ -209,7 +210,9 @@ class Rows:
         none: list[None] = [None for _ in self._codes]
         at = [round(step.at * 1e6) for step in steps]
         return [
-            _dictionary([*kinds, *(KINDS.index(step.kind) for step in steps)], index, _KINDS),
+            _dictionary(
+                [*kinds, *(KINDS.index(step.kind) for step in steps)], index, self._kind_names
+            ),
             _dictionary(
                 [*self._channel_of, *(self._channel_of[step.code] for step in steps)],
                 index,
