@@ -12,6 +12,7 @@ import typer
 from stillframe.cli import eventlogs, machines, pipelines, revival, stores, study
 from stillframe.cli.options import (
     AsJson,
+    Classes,
     Elsewhere,
     Every,
     For,
@@ -29,6 +30,7 @@ from stillframe.cli.options import (
     Tls,
     ToEventLog,
     Tolerate,
+    TopologyName,
     Until,
 )
 from stillframe.cli.verdict import Command
@@ -66,12 +68,7 @@ app.add_typer(study.app)
     epilog="Example: stillframe run examples.bank:bank --store money --every 250ms",
 )
 def run(
-    topology: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:TOPOLOGY", help="Where the topology is, seen from this directory."
-        ),
-    ],
+    topology: TopologyName,
     *,
     store: Annotated[
         Path,
@@ -302,14 +299,7 @@ def detect(
             show_default=False,
         ),
     ],
-    topology: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:TOPOLOGY",
-            help="Where the classes are.  [default: where the store says]",
-            show_default=False,
-        ),
-    ] = None,
+    topology: Classes = None,
     as_json: AsJson = False,
 ) -> None:
     """Say whether a stable predicate holds in the newest snapshot of a store, since which, and what

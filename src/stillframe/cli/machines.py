@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from stillframe.cli.options import AsJson, ToEventLog
+from stillframe.cli.options import AsJson, ToEventLog, TopologyName
 from stillframe.cli.verdict import Command
 
 if TYPE_CHECKING:
@@ -42,12 +42,7 @@ def on_site(
     "10.0.0.2 --tls certificates/P2",
 )
 def join(
-    topology: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:TOPOLOGY", help="Where the topology is, seen from this directory."
-        ),
-    ],
+    topology: TopologyName,
     process: Annotated[str, typer.Argument(metavar="PROCESS", help="Which process to run.")],
     *,
     coordinator: Annotated[

@@ -1,12 +1,23 @@
 """Arguments and options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from stillframe.cli.rules import Network, Rules
 from stillframe.protocol.policy import Policy
+
+
+def keep_option(what: str, *, least: int = 1) -> Any:
+    """Return the option ``--keep N``, of which `what` says what it removes."""
+    return typer.Option("--keep", metavar="N", min=least, help=what, show_default=False)
+
+
+def event_log_option(what: str) -> Any:
+    """Return the option ``--log DIR``, of which `what` says what is done with an event log."""
+    return typer.Option("--log", metavar="DIR", help=what, show_default=False)
+
 
 StorePath = Annotated[
     Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)
@@ -27,11 +38,23 @@ InitiatorName = Annotated[
 ]
 Keep = Annotated[
     int | None,
+    keep_option(
+        "Remove all but the newest N snapshots as they are published; savepoints stay.  "
+        "[default: keep all]"
+    ),
+]
+TopologyName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:TOPOLOGY", help="Where the topology is, seen from this directory."
+    ),
+]
+Classes = Annotated[
+    str | None,
     typer.Option(
-        metavar="N",
-        min=1,
-        help="Remove all but the newest N snapshots as they are published; savepoints stay.  "
-        "[default: keep all]",
+        "--topology",
+        metavar="MODULE:TOPOLOGY",
+        help="Where the classes are.  [default: where the store says]",
         show_default=False,
     ),
 ]
@@ -141,19 +164,8 @@ Master = Annotated[
         help="Where Spark runs, in Spark's own words: local[2], spark://HOST:7077.",
     ),
 ]
-EventLog = Annotated[
-    Path,
-    typer.Option("--log", metavar="DIR", help="Directory of the event log.", show_default=False),
-]
-
 ToEventLog = Annotated[
-    Path | None,
-    typer.Option(
-        "--log",
-        metavar="DIR",
-        help="Write what each process does into an event log in DIR.",
-        show_default=False,
-    ),
+    Path | None, event_log_option("Write what each process does into an event log in DIR.")
 ]
 
 NetworkName = Annotated[Network, typer.Option(help="What is assumed of every channel.")]

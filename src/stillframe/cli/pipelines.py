@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from stillframe.cli import quantities
-from stillframe.cli.options import AsJson, Timeout
+from stillframe.cli.options import AsJson, Timeout, keep_option
 from stillframe.cli.verdict import Command
 from stillframe.protocol.aligner import Mode
 
@@ -66,13 +66,7 @@ def snapshot(
         ),
     ] = None,
     keep: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Afterwards delete all but the newest N; savepoints stay.",
-            min=1,
-            show_default=False,
-        ),
+        int | None, keep_option("Afterwards delete all but the newest N; savepoints stay.")
     ] = None,
     timeout: Timeout = "1m",
     as_json: AsJson = False,
@@ -240,13 +234,7 @@ def drop(
     ] = None,
     *,
     keep: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Delete all but the newest N; savepoints stay.",
-            min=0,
-            show_default=False,
-        ),
+        int | None, keep_option("Delete all but the newest N; savepoints stay.", least=0)
     ] = None,
     as_json: AsJson = False,
 ) -> None:

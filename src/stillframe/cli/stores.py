@@ -9,21 +9,19 @@ from typing import Annotated
 
 import typer
 
-from stillframe.cli.options import AsJson, For, Master, StorePath
+from stillframe.cli.options import (
+    AsJson,
+    Classes,
+    For,
+    Master,
+    StorePath,
+    event_log_option,
+    keep_option,
+)
 from stillframe.cli.tasks import MASTER
 from stillframe.cli.verdict import Command
 
 app = typer.Typer()
-
-OptionalEventLog = Annotated[
-    Path | None,
-    typer.Option(
-        "--log",
-        metavar="DIR",
-        help="Directory of the event log: show the way of the markers, too.",
-        show_default=False,
-    ),
-]
 
 
 @app.command(
@@ -35,7 +33,10 @@ OptionalEventLog = Annotated[
 def history(
     store: StorePath,
     *,
-    log: OptionalEventLog = None,
+    log: Annotated[
+        Path | None,
+        event_log_option("Directory of the event log: show the way of the markers, too."),
+    ] = None,
     where: Master = MASTER,
     as_json: AsJson = False,
 ) -> None:
@@ -88,14 +89,7 @@ def detect(
         ),
     ],
     *,
-    topology: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:TOPOLOGY",
-            help="Where the classes are.  [default: where the store says]",
-            show_default=False,
-        ),
-    ] = None,
+    topology: Classes = None,
     where: Master = MASTER,
     as_json: AsJson = False,
 ) -> None:
@@ -134,11 +128,8 @@ def compact(
     ] = None,
     keep: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Remove the rows of all but the newest N; savepoints stay.  [default: keep all]",
-            show_default=False,
+        keep_option(
+            "Remove the rows of all but the newest N; savepoints stay.  [default: keep all]"
         ),
     ] = None,
     where: Master = MASTER,
@@ -163,12 +154,7 @@ def follow(
     *,
     log: Annotated[
         Path | None,
-        typer.Option(
-            "--log",
-            metavar="DIR",
-            help="Directory of the event log: judge from there as well, 2 s later.",
-            show_default=False,
-        ),
+        event_log_option("Directory of the event log: judge from there as well, 2 s later."),
     ] = None,
     timeout: Annotated[
         str,
