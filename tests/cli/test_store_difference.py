@@ -34,7 +34,7 @@ def test_what_differs_is_shown_as_diff_does(call: Call, money: Path) -> None:
     assert result.exit_code == 1, result.output
     assert "A-1 and A-2 differ in 1 field, 0 keys and 0 channels" in result.stderr
     assert result.stdout.splitlines()[3].split()[:3] == ["A", "note", '""']
-    assert "xxx..." in result.stdout
+    assert "x" * 3 + "..." in result.stdout
     result = call("spark", "diff", money, "A-1", "A-3", *HERE)
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["A->B", "15", "15", "10", "10", "5", "5", "1", "1"] in lines
