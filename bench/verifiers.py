@@ -89,11 +89,12 @@ def _session() -> object:
 def spark() -> Verifier:
     """Ours."""
     session = _session()
+    from stillframe.spark.soundness import CONSISTENT  # noqa: PLC0415
     from stillframe.spark.verification import log_pieces, verify  # noqa: PLC0415
 
     def run(log: Path) -> int:
         rows = verify(log_pieces(session, log)).collect()  # type: ignore[arg-type]
-        return sum(row["verdict"] == "consistent" and row["snapshot"] is not None for row in rows)
+        return sum(row["verdict"] == CONSISTENT and row["snapshot"] is not None for row in rows)
 
     return run
 

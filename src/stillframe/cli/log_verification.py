@@ -10,6 +10,7 @@ from stillframe.cli import output, quantities, tasks
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
 from stillframe.eventlog.reading import epochs, parts
+from stillframe.spark.soundness import CONSISTENT, INCONSISTENT
 from stillframe.store.store import Store
 from stillframe.trace import Position
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:  # tasks.session says what to do if PySpark is missing
 ROW_COUNT_MAX = 20
 """So many snapshots are shown in the table: the wrong ones first; JSON has all."""
 COLUMNS = ("epoch", "snapshot", "verdict", "actions inside", "in transit", "why")
-_CONSISTENT, _INCONSISTENT = "consistent", "inconsistent"
 
 Fields = dict[str, Any]
 
@@ -111,20 +111,20 @@ def _find(
     wrong = [
         row
         for row in rows
-        if row["verdict"] == _INCONSISTENT
-        or (row["snapshot"] in names and row["verdict"] != _CONSISTENT)
+        if row["verdict"] == INCONSISTENT
+        or (row["snapshot"] in names and row["verdict"] != CONSISTENT)
     ]
     if wrong:
         sentence = f"{_name(wrong[0])}: {why(wrong[0])}{_places(pieces, wrong[0])}"
         more = len(wrong) - 1
         sentence += f" ({more} more of {len(rows)} verdicts are like it)" if more else ""
         return Found(ok=False, verdict=sentence, snapshots=rows)
-    incomplete = sum(row["verdict"] != _CONSISTENT for row in snapshots)
+    incomplete = sum(row["verdict"] != CONSISTENT for row in snapshots)
     sentence = f"{quantities.count(len(snapshots) - incomplete, 'snapshot')} consistent"
     if incomplete:
         sentence += f", {incomplete} not taken to the end"
     for row in rows:
-        if row["snapshot"] is None and row["verdict"] != _CONSISTENT:
+        if row["snapshot"] is None and row["verdict"] != CONSISTENT:
             sentence += f"; {_name(row)}: {why(row)}"
     return Found(ok=True, verdict=sentence, snapshots=rows)
 
@@ -183,7 +183,7 @@ def _places(pieces: "DataFrame", row: Fields) -> str:
 
 
 def _put(found: Found) -> None:
-    wrong_first = sorted(found.snapshots, key=lambda row: row["verdict"] == _CONSISTENT)
+    wrong_first = sorted(found.snapshots, key=lambda row: row["verdict"] == CONSISTENT)
     rows = (
         (
             str(row["epoch"]),

@@ -21,6 +21,7 @@ from stillframe.store.parquet import as_written, read_parquet
 CONSISTENT = "consistent"
 INCONSISTENT = "inconsistent"
 INCOMPLETE = "incomplete"
+"""The three verdicts on a snapshot, also from an event log (``verification``)."""
 
 _TIME = pa.timestamp("us", tz="UTC")
 VERDICTS = pa.schema(

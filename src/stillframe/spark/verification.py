@@ -20,6 +20,7 @@ from stillframe.spark.findings import CUT, FAULTS, FINDINGS, GAPS, IN_TRANSIT, K
 from stillframe.spark.history import channels
 from stillframe.spark.judging import judge
 from stillframe.spark.shipping import ship
+from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.store.store import Store
 
 _TASKS_PER_CORE = 3
@@ -116,12 +117,11 @@ def findings(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame
 def verdicts(findings: DataFrame) -> DataFrame:
     """Return a verdict for each snapshot, and one with `snapshot` null for the log of each epoch.
 
-    Columns: epoch, snapshot; verdict, one of ``consistent``, ``inconsistent`` (the rules were
-    broken, or the log does not tell the truth) and ``incomplete`` (it did not come to its end, or
-    something is not in the log); event_count, the actions inside the cut; message_count, the
-    messages on channels; missing, the processes that did not record, or have no log; faults and
-    gaps, the first few of each as structs of source, target, what, first, last and count;
-    fault_count.
+    Columns: epoch, snapshot; verdict, one of `CONSISTENT`, `INCONSISTENT` (the rules were broken,
+    or the log does not tell the truth) and `INCOMPLETE` (it did not come to its end, or something
+    is not in the log); event_count, the actions inside the cut; message_count, the messages on
+    channels; missing, the processes that did not record, or have no log; faults and gaps, the first
+    few of each as structs of source, target, what, first, last and count; fault_count.
     """
     what = F.col("what")
     found = F.struct("source", "target", "what", "first", "last", "count")
@@ -147,9 +147,10 @@ def verdicts(findings: DataFrame) -> DataFrame:
     # Only the row of the log itself has it; an array with names is greater than one without.
     known = F.max(KNOWN).over(Window.partitionBy("epoch"))
     present = F.when(F.col("snapshot").isNull(), F.col(LOGGED)).otherwise(F.col(CUT))
-    verdict = F.expr(
-        "CASE WHEN size(faults) > 0 THEN 'inconsistent'"
-        " WHEN size(gaps) > 0 OR size(missing) > 0 THEN 'incomplete' ELSE 'consistent' END"
+    verdict = (
+        F.when(F.size("faults") > 0, INCONSISTENT)
+        .when((F.size("gaps") > 0) | (F.size("missing") > 0), INCOMPLETE)
+        .otherwise(CONSISTENT)
     )
     return judged.withColumn("missing", F.sort_array(F.array_except(known, present))).select(
         "epoch",
