@@ -7,16 +7,17 @@ import re
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from stillframe import Process, Topology, join
 from stillframe.errors import UsageError
 from stillframe.eventlog import scribe
-from stillframe.eventlog.reading import epochs, parts
+from stillframe.eventlog.reading import epochs, parts, tables
 from stillframe.eventlog.tracing import read_trace
-from stillframe.model import Channel, Snapshot
-from stillframe.runtime import events
+from stillframe.model import Channel, Snapshot, SnapshotId
+from stillframe.runtime import events, host, noting
 from stillframe.runtime.noting import check_free
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.store import Store
@@ -28,6 +29,17 @@ from tests.runtime.test_async_handlers import Teller
 from tests.runtime.test_joined import pass_on, until_the_end, waiting_system
 from tests.runtime.test_system import fill_up, small_disk  # noqa: F401 - a fixture
 from tests.runtime.watch import Watch, new_store, program, take
+
+DELIBERATED = [0.0]
+
+
+class Deliberate(Process):
+    """Takes a quarter of a second of its own to record."""
+
+    def on_cut(self, snapshot: SnapshotId) -> None:
+        """Let the time go by."""
+        DELIBERATED[0] += 0.25
+
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "history.md"
 
@@ -274,6 +286,36 @@ def test_without_a_log_nothing_is_noted(tmp_path: Path, process: str) -> None:
             assert system.hosts[process].send.__name__ == "send"
 
     asyncio.run(main())
+
+
+def test_what_recording_takes_is_held_and_does_not_travel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A marker comes and the state is that when a step begins; markers are sent when it is over."""
+    topology = Topology.mesh({"A": Deliberate(), "B": Deliberate()})
+    clock = SimpleNamespace(perf_counter=lambda: DELIBERATED[0], time=lambda: DELIBERATED[0])
+    DELIBERATED[0] = 1000.0
+    monkeypatch.setattr(host, "time", clock)
+    monkeypatch.setattr(noting, "time", clock)
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(60),
+            LocalSystem(topology, tmp_path, log=tmp_path / "log") as system,
+        ):
+            await system.take()
+
+    asyncio.run(main())
+    rows = [row for p in parts(tmp_path / "log") for t in tables(p) for row in t.to_pylist()]
+    rows = [row for row in rows if row["snapshot"]]
+    assert [(row["kind"], row["channel"], row["at"].timestamp()) for row in rows] == [
+        ("recorded", None, 1000.0),
+        ("marker sent", "A->B", 1000.25),
+        ("marker accepted", "B->A", 1000.5),
+        ("marker accepted", "A->B", 1000.25),
+        ("recorded", None, 1000.25),
+        ("marker sent", "B->A", 1000.5),
+    ]
 
 
 def test_the_documented_question_is_answered(tmp_path: Path) -> None:

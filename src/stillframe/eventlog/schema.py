@@ -31,7 +31,9 @@ SCHEMA = pa.schema(
         pa.field("channel", pa.dictionary(pa.int32(), pa.string())),  # P1->P2; null: on none
         pa.field("number", pa.int64()),  # of the message on its channel; null: no message
         pa.field("snapshot", pa.dictionary(pa.int32(), pa.string())),  # P1-17; null: no step of one
-        pa.field("at", pa.timestamp("us", tz="UTC")),  # when; null: no step of a snapshot
+        # When, of a step of a snapshot, else null: it begins when a marker comes or the state is
+        # recorded, and sends its markers when that is done.
+        pa.field("at", pa.timestamp("us", tz="UTC")),
         # Of a marker that was accepted: the numbers of the messages that were recorded on its
         # channel; null if the process took no part in the snapshot any more.
         pa.field(

@@ -235,12 +235,13 @@ class Host:
             effects = self.recorder.initiate(item)
         else:
             effects = self.recorder.marker(item.incoming.source, item.marker)
-        if self.log is not None:
-            source = None if isinstance(item, SnapshotId) else item.incoming.source
-            self.log.step(snapshot, source, effects, is_cut=is_first)
         if is_first:
             self._tell_cut(snapshot, effects)
             self.captures.stood_still(snapshot, time.perf_counter() - began)
+        if self.log is not None:
+            source = None if isinstance(item, SnapshotId) else item.incoming.source
+            took_s = time.perf_counter() - began
+            self.log.step(snapshot, source, effects, is_cut=is_first, took_s=took_s)
         self._carry_out(effects)
         if not isinstance(item, SnapshotId):
             size = item.frame_bytes

@@ -81,17 +81,28 @@ class Noting:
         self.note(BY_ITSELF)
 
     def step(
-        self, snapshot: SnapshotId, source: ProcessId | None, effects: list[Effect], *, is_cut: bool
+        self,
+        snapshot: SnapshotId,
+        source: ProcessId | None,
+        effects: list[Effect],
+        *,
+        is_cut: bool,
+        took_s: float,
     ) -> None:
-        """Note a step of a snapshot.
+        """Note a step of a snapshot, before its markers are sent.
+
+        A marker comes, and the state is that, when the step begins; it sends its markers when the
+        state is recorded.
 
         Args:
             snapshot: which one.
             source: from where the marker came; None if the process initiates.
             effects: what comes of it.
             is_cut: whether nothing was known of the snapshot here before.
+            took_s: how long ago the step began, in seconds.
         """
-        at, name = time.time(), str(snapshot)
+        sent_at, name = time.time(), str(snapshot)
+        at = sent_at - took_s
         complete = [effect.fragment for effect in effects if isinstance(effect, Recorded)]
         progress = self._recorder.progress(snapshot)
         if source is not None:
@@ -108,7 +119,7 @@ class Noting:
         for effect in effects:
             if isinstance(effect, SendMarker):
                 code = self.sending[effect.target]
-                self._writer.note_step(StepRow(MARKER_SENT, code, name, at))
+                self._writer.note_step(StepRow(MARKER_SENT, code, name, sent_at))
         if is_cut or complete:
             # So that the log has it by the time that the snapshot is published, whatever comes.
             self.is_time = True

@@ -15,7 +15,9 @@ PATHS_SCHEMA = (
     "hop BIGINT, "  # from 1, at the process that recorded without a marker
     "source STRING, "  # of the channel that the marker went along
     "target STRING, "
-    "held_ms DOUBLE, "  # from the source's recording until the marker was sent: by one clock
+    # Until the source had recorded and sent the marker, from when the marker came because of which
+    # it recorded, or from the request: by one clock.
+    "held_ms DOUBLE, "
     "travelled_ms DOUBLE, "  # from there until the target accepted it: by the clocks of both
     "elapsed_ms DOUBLE"  # from the first recording until then: by the clocks of both ends
 )
