@@ -15,14 +15,14 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stillframe.eventlog.reading import parts
 from stillframe.spark.counting import COUNTS, count_pieces
+from stillframe.spark.pieces import pieces
 
 COLUMNS = ("event", "channel", "number", "snapshot", "recorded")
 KIB = 1024
@@ -119,7 +119,8 @@ def numpy() -> Verifier:
     from stillframe.spark.judging import judge  # noqa: PLC0415
 
     def run(log: Path) -> int:
-        counts = pa.Table.from_batches(count_pieces(_pieces(log)), COUNTS)
+        batch = pa.RecordBatch.from_pylist(pieces(log))
+        counts = pa.Table.from_batches(count_pieces([batch]), COUNTS)
         keys = pc.binary_join_element_wise(
             counts["source"], pc.fill_null(counts["target"], ""), "->"
         )
@@ -135,25 +136,6 @@ def numpy() -> Verifier:
         return len(seen - wrong - {None})
 
     return run
-
-
-def _pieces(log: Path) -> Iterator[pa.RecordBatch]:
-    import msgspec  # noqa: PLC0415
-
-    for part in parts(log):
-        for group in part.groups:
-            yield pa.RecordBatch.from_pylist(
-                [
-                    {
-                        "path": str(part.path),
-                        "row_group": group,
-                        "epoch": part.span.epoch,
-                        "process": part.span.process,
-                        "part": part.span.part,
-                        "span": msgspec.json.encode(part.span).decode(),
-                    }
-                ]
-            )
 
 
 def duckdb() -> Verifier:

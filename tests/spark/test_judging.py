@@ -4,14 +4,13 @@ import random
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 
-from stillframe.eventlog.reading import parts
 from stillframe.spark.counting import COUNTS, count_pieces
 from stillframe.spark.findings import CUT, FAULTS, IN_TRANSIT, MARKER_NOT_ACCEPTED
 from stillframe.spark.judging import judge
+from stillframe.spark.pieces import pieces
 from tests.eventlogs import Execution, Fault, corrupt, faults_of, write
 
 SEEDS = range(300)
@@ -19,20 +18,7 @@ SEEDS = range(300)
 
 def found_in(directory: Path) -> pa.Table:
     """Return all findings of an event log."""
-    batch = pa.RecordBatch.from_pylist(
-        [
-            {
-                "path": str(part.path),
-                "row_group": group,
-                "epoch": part.span.epoch,
-                "process": part.span.process,
-                "part": part.span.part,
-                "span": msgspec.json.encode(part.span).decode(),
-            }
-            for part in parts(directory)
-            for group in part.groups
-        ]
-    )
+    batch = pa.RecordBatch.from_pylist(pieces(directory))
     counts = pa.Table.from_batches(count_pieces([batch]), COUNTS).to_pylist()
     keys = dict.fromkeys((row["epoch"], row["source"], row["target"]) for row in counts)
     return pa.concat_tables(

@@ -30,14 +30,6 @@ PUBLISHED_SIDE = "published"
 sent (`place`) and received (`event`) at the cuts, and what was recorded."""
 RUN_COUNT_MAX = 1000
 """So many runs at most are kept of one side of a channel in one row group."""
-PIECES = (
-    "path STRING, "  # of the file
-    "row_group INT, "  # which row group of it, from 0, or STREAM
-    "epoch BIGINT, "
-    "process STRING, "  # whose file it is
-    "part INT, "  # which file of that process and epoch, from 1
-    "span STRING"  # what came before the file, as JSON (``eventlog.parts.Span``)
-)
 _NUMBERS = pa.list_(pa.int64())
 _RANGES = pa.list_(pa.struct([("first", pa.int64()), ("count", pa.int64())]))
 _STEP = [("snapshot", pa.string()), ("place", pa.int64()), ("event", pa.int64())]
@@ -69,7 +61,7 @@ _NOTHING = SCHEMA.empty_table().select(_COLUMNS)
 
 
 def count_pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield what is known (`COUNTS`) from each piece (`PIECES`) of a log.
+    """Yield what is known (`COUNTS`) from each piece of a log (``pieces.PIECES``).
 
     Raises:
         Damaged: a file is not what it should be; it is named.

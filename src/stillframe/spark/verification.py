@@ -8,17 +8,16 @@ joined with any snapshot, and no task holds more than a row group and the counts
 
 from pathlib import Path
 
-import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.errors import UsageError
-from stillframe.eventlog.reading import parts
-from stillframe.spark.counting import COUNTS, PIECES, PUBLISHED_SIDE, count_pieces
+from stillframe.spark.counting import COUNTS, PUBLISHED_SIDE, count_pieces
 from stillframe.spark.findings import CUT, FAULTS, FINDINGS, GAPS, IN_TRANSIT, KNOWN, LOGGED
 from stillframe.spark.history import channels
 from stillframe.spark.judging import judge
+from stillframe.spark.pieces import PIECES, pieces
 from stillframe.spark.shipping import ship
 from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.store.store import Store
@@ -28,27 +27,16 @@ _NAMED_MAX = 10
 
 
 def log_pieces(spark: SparkSession, log: Path) -> DataFrame:
-    """Return a row for each row group of an event log (``counting.PIECES``): what `verify` takes.
+    """Return a row for each row group of an event log (``pieces.PIECES``): what `verify` takes.
 
     A system that runs may write to it; what it writes later is not among them.
 
     Raises:
         UsageError: there is no event log.
-        Damaged, StoreError: a file in it is none of a log, or cannot be read.
+        Damaged: a file in it is none of a log.
+        OSError: one cannot be read.
     """
-    rows = [
-        (
-            str(part.path.absolute()),
-            group,
-            part.span.epoch,
-            part.span.process,
-            part.span.part,
-            msgspec.json.encode(part.span).decode(),
-        )
-        for part in parts(log)
-        for group in part.groups
-    ]
-    return spark.createDataFrame(rows, PIECES)
+    return spark.createDataFrame(pieces(log), PIECES)
 
 
 def published_cuts(spark: SparkSession, store_path: Path) -> DataFrame:
