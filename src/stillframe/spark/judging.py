@@ -179,9 +179,9 @@ def _judge_channel(sent: _Side, accepted: _Side, places: "_Places", found: Findi
     """Judge the channel at every cut that both its ends recorded."""
     if sent.is_whole and accepted.is_whole:
         is_right = places.is_right()
-        received, sent_count = places.received[is_right], places.sent[is_right]
+        received, sent_before = places.received[is_right], places.sent[is_right]
         right = places.snapshots.filter(pa.array(is_right))
-        found.add_all(right, IN_TRANSIT, received + 1, sent_count, sent_count - received)
+        found.add_all(right, IN_TRANSIT, received + 1, sent_before, sent_before - received)
         rest = np.flatnonzero(~is_right)
     else:
         rest = np.arange(len(places.sent))
@@ -190,16 +190,19 @@ def _judge_channel(sent: _Side, accepted: _Side, places: "_Places", found: Findi
     markers_sent, markers_accepted = _by_snapshot(sent.markers), _by_snapshot(accepted.markers)
     for index in rest.tolist():
         snapshot = places.snapshots[index].as_py()
-        inside = union(between(sent.runs, 0, int(places.sent[index])))
-        taken = union(between(accepted.runs, 0, int(places.received[index])))
+        sent_count, received_count = int(places.sent[index]), int(places.received[index])
+        inside = union(between(sent.runs, 0, sent_count))
+        taken = union(between(accepted.runs, 0, received_count))
         found.add(snapshot, ORPHAN, minus(taken, inside))
         expected = minus(inside, taken)
         here = pa.array([snapshot], pa.string())
-        ends = [int(places.received[index]) + 1], [int(places.sent[index])]
-        found.add_all(here, IN_TRANSIT, *ends, [size(expected)])
-        left = _Left(sent, accepted, inside, expected, int(places.sent[index]))
-        left.judge_sent(markers_sent.get(snapshot, []), snapshot, found)
-        left.judge_accepted(markers_accepted.get(snapshot, []), snapshot, found)
+        found.add_all(here, IN_TRANSIT, [received_count + 1], [sent_count], [size(expected)])
+        markers = markers_sent.get(snapshot, [])
+        _judge_markers_sent(markers, sent.runs, sent_count, snapshot, found)
+        markers = markers_accepted.get(snapshot, [])
+        _judge_markers_accepted(markers, accepted.runs, inside, snapshot, found)
+        if markers:
+            _judge_recorded(markers[0]["recorded"], expected, snapshot, found)
 
 
 def _judge_published(published: pa.Table, places: "_Places | None", found: Findings) -> None:
@@ -225,53 +228,48 @@ def _judge_published(published: pa.Table, places: "_Places | None", found: Findi
     found.add_all(different, PUBLISHED_OTHERWISE, *ends, np.maximum(ends[1] - ends[0] + 1, 0))
 
 
-class _Left:
-    """One snapshot of a channel on which not everything is as it should be.
+def _judge_markers_sent(
+    markers: list[Mapping[str, Any]], sent: Runs, place: int, snapshot: str, found: Findings
+) -> None:
+    """Judge the markers that were sent; `place` messages of those in `sent` are before the cut."""
+    if not markers:
+        found.add(snapshot, MARKER_NOT_SENT)
+        return
+    if len(markers) > 1:
+        found.add(snapshot, MARKER_SENT_TWICE)
+    places = sorted([place, markers[0]["place"]])
+    found.add(snapshot, MARKER_SENT_LATE, union(between(sent, *places)))
 
-    `inside` are the messages that were sent inside the cut, `expected` those of them that were
-    accepted outside, and `place` is how many rows of messages sent are before the cut.
-    """
 
-    def __init__(
-        self, sent: _Side, accepted: _Side, inside: Runs, expected: Runs, place: int
-    ) -> None:
-        self._sent, self._accepted = sent, accepted
-        self._inside, self._expected, self._place = inside, expected, place
+def _judge_markers_accepted(
+    markers: list[Mapping[str, Any]], accepted: Runs, inside: Runs, snapshot: str, found: Findings
+) -> None:
+    """Judge the markers that were accepted; `inside` are the messages sent inside the cut."""
+    if not markers:
+        found.add(snapshot, MARKER_NOT_ACCEPTED)
+        return
+    if len(markers) > 1:
+        found.add(snapshot, MARKER_ACCEPTED_TWICE)
+    before = union(between(accepted, 0, markers[0]["place"]))
+    found.add(snapshot, OVERTAKEN, minus(inside, before))
+    found.add(snapshot, OVERTAKES, minus(before, inside))
 
-    def judge_sent(self, markers: list[Mapping[str, Any]], snapshot: str, found: Findings) -> None:
-        """Judge the markers that were sent."""
-        if not markers:
-            found.add(snapshot, MARKER_NOT_SENT)
-            return
-        if len(markers) > 1:
-            found.add(snapshot, MARKER_SENT_TWICE)
-        places = sorted([self._place, markers[0]["place"]])
-        found.add(snapshot, MARKER_SENT_LATE, union(between(self._sent.runs, *places)))
 
-    def judge_accepted(
-        self, markers: list[Mapping[str, Any]], snapshot: str, found: Findings
-    ) -> None:
-        """Judge the markers that were accepted, and what was recorded."""
-        if not markers:
-            found.add(snapshot, MARKER_NOT_ACCEPTED)
-            return
-        if len(markers) > 1:
-            found.add(snapshot, MARKER_ACCEPTED_TWICE)
-        before = union(between(self._accepted.runs, 0, markers[0]["place"]))
-        found.add(snapshot, OVERTAKEN, minus(self._inside, before))
-        found.add(snapshot, OVERTAKES, minus(before, self._inside))
-        if markers[0]["recorded"] is None:
-            found.add(snapshot, GIVEN_UP)
-            return
-        recorded = merged((run["first"], run["count"]) for run in markers[0]["recorded"])
-        if recorded == list(self._expected):
-            return
-        there = union(recorded)
-        not_there, too_much = minus(self._expected, there), minus(there, self._expected)
-        found.add(snapshot, NOT_RECORDED, not_there)
-        found.add(snapshot, RECORDED_TOO_MUCH, too_much)
-        wrong_order = union([*late(recorded), *repeated(recorded)])
-        found.add(snapshot, RECORDED_OUT_OF_ORDER, wrong_order)
+def _judge_recorded(
+    batches: list[Mapping[str, int]] | None, expected: Runs, snapshot: str, found: Findings
+) -> None:
+    """Judge what was recorded of the channel; `expected` are the messages that were on it."""
+    if batches is None:
+        found.add(snapshot, GIVEN_UP)
+        return
+    recorded = merged((run["first"], run["count"]) for run in batches)
+    if recorded == list(expected):
+        return
+    there = union(recorded)
+    found.add(snapshot, NOT_RECORDED, minus(expected, there))
+    found.add(snapshot, RECORDED_TOO_MUCH, minus(there, expected))
+    wrong_order = union([*late(recorded), *repeated(recorded)])
+    found.add(snapshot, RECORDED_OUT_OF_ORDER, wrong_order)
 
 
 class _Places:
