@@ -19,42 +19,28 @@ if TYPE_CHECKING:
     from stillframe.store.store import Store
     from stillframe.topology import Topology
 
-ANSWERS_SCHEMA = (
-    "snapshot STRING, "
-    "holds BOOLEAN, "  # null if it could not be asked
-    "sentence STRING, "  # what was found, or what went wrong
-    "failure STRING"  # DAMAGED, DROPPED, the name of a class of errors, or null
-)
-WAITING_SCHEMA = (
-    "snapshot STRING, "
-    "process STRING, "  # null in the one row that each snapshot has besides
-    "waits_for STRING, "
-    "needs_all BOOLEAN, "
-    "sentence STRING, "
-    "failure STRING"
-)
-DAMAGED = "damaged"
-DROPPED = "dropped"
-WAS_DROPPED = "was dropped while snapshots were looked at"
-
-_ANSWERS = pa.schema(
+ANSWERS_SCHEMA = pa.schema(
     [
         ("snapshot", pa.string()),
-        ("holds", pa.bool_()),
-        ("sentence", pa.string()),
-        ("failure", pa.string()),
+        ("holds", pa.bool_()),  # null if it could not be asked
+        ("sentence", pa.string()),  # what was found, or what went wrong
+        ("failure", pa.string()),  # DAMAGED, DROPPED, the name of a class of errors, or null
     ]
 )
-_WAITING = pa.schema(
+WAITING_SCHEMA = pa.schema(
     [
         ("snapshot", pa.string()),
-        ("process", pa.string()),
+        ("process", pa.string()),  # null in the one row that each snapshot has besides
         ("waits_for", pa.string()),
         ("needs_all", pa.bool_()),
         ("sentence", pa.string()),
         ("failure", pa.string()),
     ]
 )
+DAMAGED = "damaged"
+DROPPED = "dropped"
+WAS_DROPPED = "was dropped while snapshots were looked at"
+
 _ROWS_AT_ONCE = 1000
 
 Rows = Iterator[dict[str, object]]
@@ -94,7 +80,7 @@ def answers(asking: Asking) -> Batches:
     """Return what a task does to batches of ids: a row of `ANSWERS_SCHEMA` for each snapshot."""
 
     def ask(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _in_batches(_answers(asking, batches), _ANSWERS)
+        return _in_batches(_answers(asking, batches), ANSWERS_SCHEMA)
 
     return ask
 
@@ -103,7 +89,7 @@ def waits(asking: Asking) -> Batches:
     """Return what a task does to batches of ids: rows of `WAITING_SCHEMA` for each snapshot."""
 
     def ask(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _in_batches(_waits(asking, batches), _WAITING)
+        return _in_batches(_waits(asking, batches), WAITING_SCHEMA)
 
     return ask
 

@@ -12,7 +12,6 @@
 
 import decimal
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from stillframe.model import SnapshotId
 from stillframe.spark import history
 from stillframe.spark.balance import explained
 from stillframe.spark.manifests import read_published
+from stillframe.spark.verified import shortened
 from stillframe.store.disk import WHAT_TO_DO
 from stillframe.store.manifest import MANIFEST, Manifest
 from stillframe.topology import Description
@@ -298,9 +298,3 @@ def _first_fault(row: SnapshotAudit, rows: Sequence[SnapshotAudit]) -> str:
         f"the total is {row.total} (states {row.states_amount}, messages {row.messages_amount}), "
         f"and in {first.id} it is {first.total}: a difference of {row.difference:+}"
     )
-
-
-def shortened(error: PySparkException) -> str:
-    """Return the first line of what Spark says, without codes and plans."""
-    line = str(error).strip().partition("\n")[0]
-    return re.sub(r"\s*SQLSTATE: \w+.*", "", line).rstrip(".")

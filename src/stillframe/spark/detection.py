@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe import errors
 from stillframe.detect.predicate import NO_DEADLOCK, Sighting, Verdict, not_stable
@@ -27,11 +28,11 @@ from stillframe.spark.asking import (
     answers,
     waits,
 )
-from stillframe.spark.audit import shortened
 from stillframe.spark.deadlock import deadlocks
 from stillframe.spark.manifests import Published, read_published
 from stillframe.spark.questions import ask_all
 from stillframe.spark.shipping import ship
+from stillframe.spark.verified import shortened
 from stillframe.store.manifest import Manifest
 from stillframe.store.store import Store
 
@@ -221,7 +222,8 @@ def _ask_in_tasks(
     try:
         if predicate == "deadlock":
             return found | _ask_deadlock(_ids(spark, ours), asking, ours)
-        rows = _ids(spark, ours).mapInArrow(answers(asking), ANSWERS_SCHEMA).collect()
+        schema = from_arrow_schema(ANSWERS_SCHEMA)
+        rows = _ids(spark, ours).mapInArrow(answers(asking), schema).collect()
     except PythonException as error:
         said = str(error).strip().splitlines()
         raise errors.Unavailable(f"a task of Spark failed: {said[-1]}") from error
@@ -242,7 +244,7 @@ def _ids(spark: SparkSession, names: Iterable[str]) -> DataFrame:
 def _ask_deadlock(
     ids: DataFrame, asking: Asking, manifests: Mapping[str, Manifest]
 ) -> dict[str, Answer]:
-    rows = ids.mapInArrow(waits(asking), WAITING_SCHEMA).persist()
+    rows = ids.mapInArrow(waits(asking), from_arrow_schema(WAITING_SCHEMA)).persist()
     try:
         said = rows.where("process IS NULL").select("snapshot", "sentence", "failure").collect()
         _raise_failures(said)

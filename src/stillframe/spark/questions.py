@@ -11,7 +11,6 @@ from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.spark import timeline, verified
 from stillframe.spark.asking import DAMAGED, DROPPED, WAS_DROPPED, Answer
-from stillframe.spark.audit import shortened
 from stillframe.spark.manifests import Published
 from stillframe.spark.whole import TABLES, Whole
 from stillframe.store.chain import gather
@@ -112,7 +111,7 @@ def _ask(session: SparkSession, sql: str, names: Sequence[str]) -> dict[str, Ans
         if found is not None:
             raise found from error
         raise UsageError(
-            f"the question {sql!r} cannot be asked: {shortened(error)}. {_WANTED}"
+            f"the question {sql!r} cannot be asked: {verified.shortened(error)}. {_WANTED}"
         ) from error
     answers = dict(_checked(rows, set(names), sql))
     missing = [name for name in names if name not in answers]

@@ -41,9 +41,7 @@ SNAPSHOTS_SCHEMA = pa.schema(
         pa.field("channel_count", pa.int64()),
         pa.field("message_count", pa.int64()),  # in transit, on all channels
         pa.field("chain_length", pa.int64()),  # how many earlier snapshots it takes to read it
-        pa.field(
-            "bases", pa.list_(pa.string())
-        ),  # of which it holds the changes; none: it is whole
+        pa.field("bases", pa.list_(pa.string())),  # it holds the changes since; none: it is whole
         pa.field("savepoints", pa.list_(pa.string())),  # the names that it is kept under
         pa.field("is_restore_point", pa.bool_()),
         pa.field("topology", pa.string()),  # the hash of its description

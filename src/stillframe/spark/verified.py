@@ -94,9 +94,8 @@ def explained(path: Path) -> Iterator[None]:
         found = raised(error)
         if found is not None:
             raise found from error
-        first = re.sub(r"\s*SQLSTATE: \w+.*", "", str(error).strip().partition("\n")[0])
         raise StoreError(
-            f"Spark cannot read {path}: {first.rstrip('.')}. If snapshots are being dropped there "
+            f"Spark cannot read {path}: {shortened(error)}. If snapshots are being dropped there "
             "meanwhile, try again"
         ) from error
 
@@ -105,6 +104,12 @@ def raised(error: PySparkException) -> Exception | None:
     """Return what a task raised that read a file; None if Spark stopped for another reason."""
     found = _RAISED.search(str(error))
     return None if found is None else _ERRORS[found[1]](found[2])
+
+
+def shortened(error: PySparkException) -> str:
+    """Return the first line of what Spark says, without codes and plans."""
+    line = str(error).strip().partition("\n")[0]
+    return re.sub(r"\s*SQLSTATE: \w+.*", "", line).rstrip(".")
 
 
 def location(path: Path) -> str:
