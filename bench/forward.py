@@ -13,6 +13,7 @@ from stillframe.runtime.issuing import issue
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.site import ALL_HERE, Site
 from stillframe.runtime.supervisor import TIMEOUT_S, Supervisor
+from stillframe.runtime.traces import NO_TRACES, Traces
 from stillframe.store.store import Store
 
 
@@ -91,7 +92,7 @@ async def system(
             timeout_s=timeout_s,
             marker_wait_s=marker_wait_s,
             site=site,
-            log=directory / "log" if has_log else None,
+            traces=Traces(log=str(directory / "log")) if has_log else NO_TRACES,
             emit=emit,
         ) as running:
             yield running

@@ -17,6 +17,7 @@ from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.host import Host
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.member import Member
+from stillframe.runtime.traces import NO_TRACES, Traces
 from stillframe.runtime.turns import Driver, TurnHost, has_async_handlers
 from stillframe.store.history import History
 from stillframe.store.manifest import Entry
@@ -58,7 +59,7 @@ class LocalSystem:
         survives: whether processes are known to run though a connection of theirs has ended.
         may_fail: whether ``until`` goes on when a process has failed.
         certificates: of everybody; None for no TLS.
-        log: the directory of the event log that they write; None for none.
+        traces: what they write of themselves.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class LocalSystem:
         survives: bool = False,
         may_fail: bool = False,
         certificates: Path | None = None,
-        log: Path | None = None,
+        traces: Traces = NO_TRACES,
     ) -> None:
         self.topology = topology
         self.store = Store.create(directory / "store", description=topology.description)
@@ -90,7 +91,7 @@ class LocalSystem:
         self._policy = policy
         self._survives = survives
         self._may_fail = may_fail
-        self._log = log
+        self._traces = traces
         self._certificates = None if certificates is None else str(certificates)
 
     async def __aenter__(self) -> Self:
@@ -176,11 +177,13 @@ class LocalSystem:
         host: HandlerHost | TurnHost
         driver: HandlerHost | Driver
         if has_async_handlers(process):
-            host = member.host(TurnHost, self.topology, process, start, self._log)
+            host = member.host(TurnHost, self.topology, process, start, traces=self._traces)
             await host.action.acquire()
             driver = Driver(host, process)
         else:
-            host = driver = member.host(HandlerHost, self.topology, process, start, self._log)
+            host = driver = member.host(
+                HandlerHost, self.topology, process, start, traces=self._traces
+            )
         self.hosts[name] = host
         attach(
             process,

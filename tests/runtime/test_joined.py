@@ -15,6 +15,7 @@ from stillframe.errors import Refused, Unavailable, UsageError
 from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.traces import Traces
 from stillframe.runtime.turns import Participant
 from stillframe.store.store import Store
 from tests.runtime.links import until
@@ -51,7 +52,8 @@ async def waiting_system(
 ) -> AsyncIterator[tuple[Supervisor, Watch]]:
     """Start a system that waits for J; it runs when J has joined."""
     watch, store = Watch(), new_store(directory, name)
-    system = Supervisor(program(name), store, log=log, emit=watch.emit)
+    traces = Traces(log=None if log is None else str(log))
+    system = Supervisor(program(name), store, traces=traces, emit=watch.emit)
     starting = asyncio.get_running_loop().create_task(system.__aenter__())
     try:
         async with asyncio.timeout(60):

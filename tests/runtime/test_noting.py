@@ -20,6 +20,7 @@ from stillframe.model import Channel, Snapshot, SnapshotId
 from stillframe.runtime import events, host, noting
 from stillframe.runtime.noting import check_free
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.traces import Traces
 from stillframe.store.store import Store
 from stillframe.trace import MessageId, Trace
 from tests.runtime.links import until
@@ -82,7 +83,7 @@ def test_the_log_explains_every_snapshot(tmp_path: Path, name: str) -> None:
     topology = MANY[name]()
 
     async def main() -> None:
-        system = LocalSystem(topology, tmp_path, log=tmp_path / "log")
+        system = LocalSystem(topology, tmp_path, traces=Traces(str(tmp_path / "log")))
         async with asyncio.timeout(60), system:
             begun = [system.coordinator.begin(p) for _ in range(3) for p in topology.processes]
             await system.until(lambda: all(future.done() for future in begun))
@@ -104,7 +105,7 @@ def test_every_action_is_in_the_log(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
             asyncio.timeout(60),
-            LocalSystem(topology, tmp_path, log=tmp_path / "log") as system,
+            LocalSystem(topology, tmp_path, traces=Traces(str(tmp_path / "log"))) as system,
         ):
             await system.take()
             await system.until(lambda: all(p.published for p in players))
@@ -128,7 +129,9 @@ def test_the_action_that_failed_is_the_last_in_the_log(tmp_path: Path) -> None:
     topology = Topology({"A": Source(limit=9), "B": Raises()}, [("A", "B")])
 
     async def main() -> None:
-        system = LocalSystem(topology, tmp_path, may_fail=True, log=tmp_path / "log")
+        system = LocalSystem(
+            topology, tmp_path, may_fail=True, traces=Traces(str(tmp_path / "log"))
+        )
         async with asyncio.timeout(60), system:
             await system.until(lambda: bool(system.failures))
 
@@ -149,7 +152,10 @@ def test_a_full_disk_is_told_and_stops_nothing(
     filler = small_disk / "filler"
 
     async def main() -> None:
-        async with asyncio.timeout(60), LocalSystem(topology, tmp_path, log=log) as system:
+        async with (
+            asyncio.timeout(60),
+            LocalSystem(topology, tmp_path, traces=Traces(str(log))) as system,
+        ):
 
             def hand_over_until(condition: Callable[[], bool]) -> Awaitable[None]:
                 for host in system.hosts.values():
@@ -200,7 +206,7 @@ def test_a_killed_process_and_its_system_leave_a_log(tmp_path: Path) -> None:
         watch, store = Watch(), new_store(tmp_path, "rally")
         async with (
             asyncio.timeout(60),
-            Supervisor(program("rally"), store, log=log, emit=watch.emit) as system,
+            Supervisor(program("rally"), store, traces=Traces(str(log)), emit=watch.emit) as system,
         ):
             await take(system)
             await until(lambda: has_rows(log, "B"))
@@ -260,7 +266,7 @@ def test_a_process_that_is_terminated_writes_its_log_to_the_end(tmp_path: Path) 
         watch, store = Watch(), new_store(tmp_path, "rally")
         async with (
             asyncio.timeout(60),
-            Supervisor(program("rally"), store, log=log, emit=watch.emit) as system,
+            Supervisor(program("rally"), store, traces=Traces(str(log)), emit=watch.emit) as system,
         ):
             await take(system)
             os.kill(system.children["B"].pid, signal.SIGTERM)
@@ -326,7 +332,10 @@ def test_the_documented_question_is_answered(tmp_path: Path) -> None:
 
     async def main() -> Snapshot:
         topology, log = MANY["handlers"](), tmp_path / "bank.log"
-        async with asyncio.timeout(60), LocalSystem(topology, tmp_path, log=log) as system:
+        async with (
+            asyncio.timeout(60),
+            LocalSystem(topology, tmp_path, traces=Traces(str(log))) as system,
+        ):
             return await system.take()
 
     snapshot = asyncio.run(main())

@@ -29,6 +29,7 @@ from stillframe.cli.options import (
     Timeout,
     Tls,
     ToEventLog,
+    ToFragments,
     Tolerate,
     TopologyName,
     Until,
@@ -85,6 +86,7 @@ def run(
     keep: Keep = None,
     pipeline: InPipeline = None,
     log: ToEventLog = None,
+    fragments: ToFragments = None,
     listen: Listen = None,
     tls: Tls = None,
     elsewhere: Elsewhere = None,
@@ -99,6 +101,7 @@ def run(
         policy=if_incomplete,
         tolerated_count=tolerate,
         log=log,
+        fragments=fragments,
     )
     plan = machines.on_site(plan, listen, tls, elsewhere)
     from stillframe.cli import runs
@@ -125,6 +128,7 @@ def restore(
     keep: Keep = None,
     pipeline: InPipeline = None,
     log: ToEventLog = None,
+    fragments: ToFragments = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -151,6 +155,7 @@ def restore(
         policy=if_incomplete,
         tolerated_count=tolerate,
         log=log,
+        fragments=fragments,
     )
     plan = machines.on_site(plan, listen, tls, elsewhere)
     if dry_run:

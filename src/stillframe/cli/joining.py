@@ -18,6 +18,7 @@ from stillframe.runtime.joining import stay_joined
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.member import ORPHANED_S
 from stillframe.runtime.os_process import myself
+from stillframe.runtime.traces import Traces
 
 
 def join(
@@ -26,7 +27,7 @@ def join(
     coordinator: str,
     listen: str,
     tls: Path,
-    log: Path | None,
+    traces: Traces,
     *,
     is_json: bool,
 ) -> None:
@@ -47,7 +48,7 @@ def join(
         listen=Address.parse(listen, port=0),
         supervisor=myself(),
         orphaned_s=ORPHANED_S,
-        log=None if log is None else str(log.absolute()),
+        traces=traces,
         is_elsewhere=True,
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from stillframe.cli.options import AsJson, ToEventLog, TopologyName
+from stillframe.cli.options import AsJson, ToEventLog, ToFragments, TopologyName
 from stillframe.cli.verdict import Command
 
 if TYPE_CHECKING:
@@ -64,14 +64,17 @@ def join(
         typer.Option(metavar="DIR", help="Directory of its ca.pem, cert.pem and key.pem."),
     ],
     log: ToEventLog = None,
+    fragments: ToFragments = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one process of a system on this machine, the system being started on another with 'run
     --elsewhere PROCESS'. It waits for the coordinator, and joins again, from the recorded state,
     after every restore, until Ctrl-C or SIGTERM; exit 2 if it is refused at its first coming."""
     from stillframe.cli import joining
+    from stillframe.cli.planning import traces_of
 
-    joining.join(topology, process, coordinator, listen, tls, log, is_json=as_json)
+    traces = traces_of(log, fragments)
+    joining.join(topology, process, coordinator, listen, tls, traces, is_json=as_json)
 
 
 @app.command(

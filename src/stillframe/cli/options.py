@@ -168,6 +168,17 @@ ToEventLog = Annotated[
     Path | None, event_log_option("Write what each process does into an event log in DIR.")
 ]
 
+ToFragments = Annotated[
+    Path | None,
+    typer.Option(
+        "--fragments",
+        metavar="DIR",
+        help="Let each process write what it records of every snapshot into DIR, for "
+        "'stillframe spark assemble'.",
+        show_default=False,
+    ),
+]
+
 NetworkName = Annotated[Network, typer.Option(help="What is assumed of every channel.")]
 RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]
 TraceFile = Annotated[

@@ -5,6 +5,7 @@ from pathlib import Path
 from stillframe.cli import quantities
 from stillframe.cli.supervision import Plan
 from stillframe.protocol.policy import Policy
+from stillframe.runtime.traces import Traces
 
 MARKER_WAIT_S_MAX = 1.0
 
@@ -24,6 +25,7 @@ def plan_of(
     policy: Policy,
     tolerated_count: int | None,
     log: Path | None,
+    fragments: Path | None,
 ) -> Plan:
     """Return what the options of ``run`` and ``restore`` say; each argument is named as its option.
 
@@ -47,5 +49,14 @@ def plan_of(
         keep_count=keep,
         policy=policy,
         tolerated_count=tolerated_count,
-        log=None if log is None else log.absolute(),
+        traces=traces_of(log, fragments),
+    )
+
+
+def traces_of(log: Path | None, fragments: Path | None) -> Traces:
+    """Return what ``--log`` and ``--fragments`` say; processes are in the same directories, or in
+    others of the same name elsewhere."""
+    return Traces(
+        log=None if log is None else str(log.absolute()),
+        fragments=None if fragments is None else str(fragments.absolute()),
     )

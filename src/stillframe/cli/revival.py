@@ -18,6 +18,7 @@ from stillframe.cli.options import (
     Timeout,
     Tls,
     ToEventLog,
+    ToFragments,
     Tolerate,
 )
 from stillframe.cli.verdict import Command
@@ -43,6 +44,7 @@ def resume(
     for_: For = None,
     keep: Keep = None,
     log: ToEventLog = None,
+    fragments: ToFragments = None,
     listen: Listen = None,
     tls: Tls = None,
     elsewhere: Elsewhere = None,
@@ -58,6 +60,7 @@ def resume(
         policy=if_incomplete,
         tolerated_count=tolerate,
         log=log,
+        fragments=fragments,
     )
     plan = machines.on_site(plan, listen, tls, elsewhere)
     from stillframe.cli import runs

@@ -163,7 +163,7 @@ def _supervise(
             restore=wish,
             migrate=plan.may_migrate,
             pipeline=plan.pipeline,
-            log=plan.log,
+            traces=plan.traces,
             site=plan.site,
             policy=plan.policy,
             tolerated_count=plan.tolerated_count,

@@ -21,6 +21,7 @@ from stillframe.runtime.commands import serve_commands
 from stillframe.runtime.periodic import take_periodically
 from stillframe.runtime.site import ALL_HERE, Site
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.traces import NO_TRACES, Traces
 
 LAST_SNAPSHOT_S = 5.0
 """So long may the last snapshot take, in seconds; whoever pressed Ctrl-C wants to be gone."""
@@ -35,7 +36,7 @@ class Plan(msgspec.Struct, frozen=True):
     the snapshots. `site` is what of the system is on this machine. With `may_migrate` it may go on
     from a snapshot that was taken of other code.
     All but the newest `keep_count` snapshots are removed; None keeps all.
-    `log` is the directory of the event log that the processes write, if they do.
+    `traces` are what the processes write of themselves.
     `policy` and `tolerated_count` are about snapshots that are abandoned, as ``Supervisor`` has it.
     """
 
@@ -52,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True):
     site: Site = ALL_HERE
     policy: Policy = Policy.ABANDON
     tolerated_count: int | None = None
-    log: Path | None = None
+    traces: Traces = NO_TRACES
 
 
 class Stop:

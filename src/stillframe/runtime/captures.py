@@ -51,6 +51,26 @@ class Scheduler(Watcher, Protocol):
         """Call later in this turn, or in the next."""
 
 
+class Aside(Protocol):
+    """Where a process puts aside what it reports of its state (``fragments.py``)."""
+
+    @property
+    def wants_whole(self) -> bool:
+        """Whether the next capture is to be based on nothing."""
+
+    def ahead(self, message: control.PartRows | control.PartPiece) -> None:
+        """Take what belongs to a part to come."""
+
+    def complete(self, fragment: Fragment, recorded_at: float) -> None:
+        """Take a part, whose state was recorded at `recorded_at`, in seconds since 1970."""
+
+    def forget(self, snapshot: SnapshotId) -> None:
+        """There will be no part of `snapshot`."""
+
+    def close(self) -> None:
+        """Finish: nothing more will come."""
+
+
 class _Capture:
     """One capture that is under way.
 
@@ -95,6 +115,7 @@ class Captures:
         base: the published snapshot that `subject` was restored from just now; None if none.
         scheduler: the event loop.
         report: takes what the coordinator must hear.
+        aside: takes the same, if anything does.
     """
 
     def __init__(
@@ -106,12 +127,14 @@ class Captures:
         base: SnapshotId | None,
         scheduler: Scheduler,
         report: Callable[[control.FromProcess], None],
+        aside: Aside | None = None,
     ) -> None:
         self._process = process
         self._codec = codec
         self._subject = subject
         self._scheduler = scheduler
         self.report = report
+        self._aside = aside
         self._changes = Changes(codec, subject, base)
         self._open: dict[SnapshotId, _Capture] = {}
         self._spent: list[KeySet[Any]] = []
@@ -138,6 +161,8 @@ class Captures:
             self._open[snapshot] = _Capture(snapshot, state, None)
             self._finish(self._open[snapshot])
             return state
+        if self._aside is not None and self._aside.wants_whole:
+            self.in_store(None)
         others = self._codec.others(self._subject)
         cut = self._changes.cut(snapshot)
         capture = _Capture(snapshot, ProcessState(self._process, kind, b"", cut.base), cut)
@@ -225,6 +250,8 @@ class Captures:
         capture = self._open.pop(snapshot, None)
         if capture is not None:
             self._close(capture)
+            if self._aside is not None:
+                self._aside.forget(snapshot)
 
     def abandon_all(self) -> None:
         """Stop capturing for every snapshot that is under way."""
@@ -325,6 +352,8 @@ class Captures:
         capture.byte_count += size + MESSAGE_EXTRA_BYTES
         _check_size(capture.byte_count)
         self.report(message)
+        if self._aside is not None:
+            self._aside.ahead(message)
 
     def _finish(self, capture: _Capture) -> None:
         """Report the part, if nothing of it is missing any more."""
@@ -350,8 +379,13 @@ class Captures:
             _check_size(size)
         except UsageError as error:
             self.report(control.CouldNotRecord(fragment.snapshot, str(error)))
+            if self._aside is not None:
+                self._aside.forget(fragment.snapshot)
         else:
             self.report(control.Part(fragment))
+            if self._aside is not None:
+                recorded_at = time.time() - (time.perf_counter() - capture.began)
+                self._aside.complete(fragment, recorded_at)
 
     def _refuse(self, capture: _Capture, detail: str) -> None:
         self.abandon(capture.snapshot)

@@ -25,6 +25,7 @@ from stillframe.runtime.loading import load_topology
 from stillframe.runtime.logs import Logs
 from stillframe.runtime.member import Member, NotNow, story_of
 from stillframe.runtime.os_process import OsProcess
+from stillframe.runtime.traces import NO_TRACES, Traces
 from stillframe.runtime.turns import Driver, TurnHost, has_async_handlers
 from stillframe.runtime.vigil import Vigil
 
@@ -41,9 +42,9 @@ class Launch(msgspec.Struct, frozen=True):
 
     `supervisor` watches over it, and `orphaned_s` is how long it goes on without a coordinator, in
     seconds. `pipeline` is the directory of the pipeline in which this process is a service,
-    `system` the name of its system there. `log` is the directory of the event log that it writes. A
-    process that `is_elsewhere` than the coordinator waits
-    for it, says itself what it has to say, and finds out by itself what it need not be told.
+    `system` the name of its system there. `traces` are what it writes of itself. A process that
+    `is_elsewhere` than the coordinator waits for it, says itself what it has to say, and finds out
+    by itself what it need not be told.
     """
 
     me: Credentials
@@ -55,7 +56,7 @@ class Launch(msgspec.Struct, frozen=True):
     orphaned_s: float
     pipeline: str | None = None
     system: str = ""
-    log: str | None = None
+    traces: Traces = NO_TRACES
     is_elsewhere: bool = False
 
 
@@ -75,7 +76,7 @@ async def _run(launch: Launch, vigil: Vigil) -> None:
             supervised=vigil.supervised_by,
         )
         start = await member.connect()
-    if launch.log is not None:
+    if launch.traces.are_written:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, _end_in_order, member)
     try:
@@ -88,13 +89,13 @@ async def _run(launch: Launch, vigil: Vigil) -> None:
         # Nobody will ever say it for us.
         sys.stderr.write(f"process {launch.me.process} ended: {failure}\n{story_of(failure)}")
     await member.leave()
-    member.close_log()
+    member.close_logs()
     raise failure
 
 
 def _end_in_order(member: Member) -> None:
-    """Write the event log to its end, and end by the signal that came."""
-    member.close_log()
+    """Write event log and fragments to their end, and end by the signal that came."""
+    member.close_logs()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -154,10 +155,10 @@ async def _take_part(member: Member, launch: Launch, start: Start | None) -> Non
         )
     process = topology.processes[launch.me.process]
     assert isinstance(process, Process)
-    event_log = None if launch.log is None else Path(launch.log)
     logs = None
     if launch.pipeline is not None:
         logs = Logs(Path(launch.pipeline), launch.me.process, system=launch.system)
+    traces, reference = launch.traces, launch.reference
     host: HandlerHost | TurnHost
     driver: HandlerHost | Driver
     if has_async_handlers(process):
@@ -166,11 +167,13 @@ async def _take_part(member: Member, launch: Launch, start: Start | None) -> Non
                 f"process {launch.me.process} has async handlers and is a service of a pipeline: "
                 "write its handlers as plain functions"
             )
-        host = member.host(TurnHost, topology, process, start, event_log)
+        host = member.host(TurnHost, topology, process, start, traces=traces, reference=reference)
         await host.action.acquire()
         driver = Driver(host, process)
     else:
-        host = driver = member.host(HandlerHost, topology, process, start, event_log)
+        host = driver = member.host(
+            HandlerHost, topology, process, start, traces=traces, reference=reference
+        )
     attach(
         process,
         process_id=launch.me.process,

@@ -25,6 +25,7 @@ from stillframe.runtime.link import Credentials
 from stillframe.runtime.os_process import myself
 from stillframe.runtime.running import RunningSystem, announce, identity
 from stillframe.runtime.site import Site
+from stillframe.runtime.traces import Traces
 from stillframe.store.history import History
 from stillframe.store.store import Store
 from stillframe.topology import Topology
@@ -50,7 +51,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     orphaned_s: float
     return_s: float
     attachment: Attachment | None
-    log: Path | None
+    traces: Traces
     commands: Path
     emit: Callable[[events.Event], None]
 
@@ -73,7 +74,7 @@ class Epoch:
     def __init__(
         self, terms: Terms, *, first_number: int, listen: Address, ending: Callable[[], None]
     ) -> None:
-        grace_s = 0.0 if terms.log is None else LOG_END_S
+        grace_s = LOG_END_S if terms.traces.are_written else 0.0
         self.children = Children(self._child_exited, grace_s=grace_s)
         self.ended: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
         self.coordinator: Coordinator | None = None
@@ -225,7 +226,7 @@ class Epoch:
             listen=Address(self.listen.host, 0),
             supervisor=myself(),
             orphaned_s=terms.orphaned_s,
-            log=None if terms.log is None else str(terms.log),
+            traces=terms.traces,
         )
         if attachment is None or process not in attachment.services:
             return launch

@@ -91,6 +91,7 @@ class Host:
         marker_wait_s: how long a marker may wait for messages to ride on, in seconds; 0 sends it
             at once.
         open_log: begins the event log of this process; None if it writes none.
+        fragments: takes what it records of snapshots, if anything does; it is closed with the log.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Host:
         scheduler: Scheduler,
         marker_wait_s: float,
         open_log: OpenLog | None = None,
+        fragments: captures.Aside | None = None,
     ) -> None:
         self.process = process
         self.incoming = {s: Incoming(Channel(s, process), a) for s, a in incoming.items()}
@@ -146,7 +148,9 @@ class Host:
             base=None if start is None else start.base,
             scheduler=scheduler,
             report=report,
+            aside=fragments,
         )
+        self._fragments = fragments
         self.log: Noting | None = None
         if open_log is not None:
             self.log = Noting(open_log(received, sent), self.recorder, self.outgoing)
@@ -297,15 +301,18 @@ class Host:
         """Return the function that applications call to send."""
         return make_send(self.process, self.outgoing, self.log)
 
-    def close_log(self) -> None:
-        """Write what is still to be written of the event log, if there is one: this process will
-        do no more."""
+    def close_logs(self) -> None:
+        """Write what is still to be written of the event log and of fragments, if there are: this
+        process will do no more."""
         if self.log is not None:
             self.log.is_time = True
             if self.error is None and not self.is_busy:
                 self.flush()
             self.log.close()
             self.log = None
+        if self._fragments is not None:
+            self._fragments.close()
+            self._fragments = None
 
     def _tend_log(self) -> None:
         """Hand over what was noted, now or when the action is over that is going on."""

@@ -10,6 +10,7 @@ from stillframe.runtime.addresses import ANY_PORT, COORDINATOR_PORT, Address
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.member import Member
 from stillframe.runtime.running import find
+from stillframe.runtime.traces import Traces
 from stillframe.runtime.turns import Participant, TurnHost
 from stillframe.topology import Joined, Topology
 
@@ -25,6 +26,7 @@ async def join(
     listen: str | None = None,
     tls: str | Path | None = None,
     log: str | Path | None = None,
+    fragments: str | Path | None = None,
 ) -> AsyncIterator[Participant]:
     """Join a system as `process`: the one that is running on `store`, or on another machine the one
     of `coordinator`.
@@ -46,6 +48,8 @@ async def join(
         tls: the directory of our certificates: ``ca.pem``, ``cert.pem``, ``key.pem``.
         log: the directory of the event log in which to write what this program does, one action a
             turn; the same as the system's, if that is on this machine.
+        fragments: the directory in which to write what this program records of each snapshot; the
+            same as the system's, if that is on this machine.
 
     Raises:
         UsageError: the topology has no such process to join, `state` is of another class, or the
@@ -78,8 +82,11 @@ async def join(
         )
     try:
         start = await member.connect()
-        event_log = None if log is None else Path(log)
-        host = member.host(TurnHost, topology, state, start, event_log)
+        traces = Traces(
+            log=None if log is None else str(log),
+            fragments=None if fragments is None else str(fragments),
+        )
+        host = member.host(TurnHost, topology, state, start, traces=traces)
         await host.action.acquire()
         host.acts_by_itself()
         await member.run(host, begin=lambda: None, published=lambda snapshot: None)

@@ -28,7 +28,7 @@ async def stay_joined(
         emit: takes what happens (``Started``, ``Ended``, ``Stopped``), and the same in words.
     """
     loop, process = asyncio.get_running_loop(), launch.me.process
-    children = Children(lambda _: None, grace_s=0.0 if launch.log is None else LOG_END_S)
+    children = Children(lambda _: None, grace_s=LOG_END_S if launch.traces.are_written else 0.0)
     pause_s, was_in = PAUSE_S_MIN, False
     try:
         while True:

@@ -27,9 +27,10 @@ from stillframe.runtime.dialling import RETRY_S_MAX, RETRY_S_MIN, dial, keep_con
 from stillframe.runtime.door import Door
 from stillframe.runtime.host import Host, describe
 from stillframe.runtime.link import Credentials, ListeningLink
-from stillframe.runtime.noting import log_opener
+from stillframe.runtime.noting import log_opener, log_trouble
 from stillframe.runtime.os_process import OsProcess
 from stillframe.runtime.standing import standing_of
+from stillframe.runtime.traces import NO_TRACES, Traces
 from stillframe.topology import Topology
 
 SomeHost = TypeVar("SomeHost", bound=Host)
@@ -56,7 +57,8 @@ class Member:
 
     Attributes:
         failed: why this process cannot go on, when it cannot.
-        close_log: writes the event log to its end, if there is one: call it last of all.
+        close_logs: writes the event log and fragments to their end, if there are: call it last of
+            all.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Member:
         self._marker_wait_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._closers: list[Callable[[], None]] = []
-        self.close_log: Callable[[], None] = lambda: None
+        self.close_logs: Callable[[], None] = lambda: None
         self.failed: asyncio.Future[StillframeError] = asyncio.get_running_loop().create_future()
 
     async def connect(self) -> Start | None:
@@ -104,7 +106,9 @@ class Member:
         topology: Topology,
         subject: object,
         start: Start | None,
-        log: Path | None = None,
+        *,
+        traces: Traces = NO_TRACES,
+        reference: str | None = None,
     ) -> SomeHost:
         """Return a host of class `kind` for this member's process.
 
@@ -113,11 +117,22 @@ class Member:
             topology: which channels there are, and which messages they take.
             subject: the object whose fields are the recorded state.
             start: what `connect` returned.
-            log: the directory of the event log that it writes, if it does.
+            traces: what it writes of itself.
+            reference: where the topology is, ``module:attribute``, if that is known.
         """
         process, description = self.me.process, topology.description
         if start is not None:
             check_start(start, process, description)
+        log, fragments = traces.log, None
+        trouble = log_trouble(self.report)
+        if traces.fragments is not None:
+            # Loaded only here: most processes write none, and are to start quickly.
+            from stillframe.runtime.fragments import FragmentLog  # noqa: PLC0415
+
+            where = Path(traces.fragments)
+            fragments = FragmentLog(
+                where, process, self.me.epoch, description, reference, trouble=trouble
+            )
         host = kind(
             process,
             codec=topology.codecs[process],
@@ -130,9 +145,12 @@ class Member:
             fail=self.fail,
             scheduler=asyncio.get_running_loop(),
             marker_wait_s=self._marker_wait_s,
-            open_log=None if log is None else log_opener(log, process, self.me.epoch, self.report),
+            open_log=(
+                None if log is None else log_opener(Path(log), process, self.me.epoch, trouble)
+            ),
+            fragments=fragments,
         )
-        self.close_log = host.close_log
+        self.close_logs = host.close_logs
         return host
 
     async def run(
@@ -214,7 +232,7 @@ class Member:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)  # `_ended` has told of those
-        for close in (*self._closers, self.close_log):
+        for close in (*self._closers, self.close_logs):
             close()
 
     def _hang_up(self) -> None:

@@ -35,10 +35,8 @@ def check_free(log: Path, epoch: int) -> None:
         )
 
 
-def log_opener(
-    log: Path, process: ProcessId, epoch: int, report: Callable[[control.FromProcess], None]
-) -> OpenLog:
-    """Return what begins the log of `process` in `epoch`, in the directory `log`.
+def log_trouble(report: Callable[[control.FromProcess], None]) -> Callable[[str], None]:
+    """Return what any thread may tell that something cannot be written.
 
     `report` is called in the running event loop.
     """
@@ -48,6 +46,13 @@ def log_opener(
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody hears it any more
             loop.call_soon_threadsafe(report, control.LogTrouble(detail))
 
+    return trouble
+
+
+def log_opener(
+    log: Path, process: ProcessId, epoch: int, trouble: Callable[[str], None]
+) -> OpenLog:
+    """Return what begins the log of `process` in `epoch`, in the directory `log`."""
     return functools.partial(Writer, log, process, epoch, trouble=trouble)
 
 

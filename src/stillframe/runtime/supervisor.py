@@ -41,6 +41,8 @@ from stillframe.runtime.running import (
 from stillframe.runtime.site import ALL_HERE, Site
 from stillframe.runtime.takeover import WISHED, check_place, end_all, why_not
 from stillframe.runtime.telling import Telling
+from stillframe.runtime.traces import NO_TRACES, Traces
+from stillframe.store.fragments import check_fragments_free
 from stillframe.store.history import History
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -61,7 +63,7 @@ class Supervisor:
         migrate: whether it may begin with a snapshot that was taken of other code.
         pipeline: the directory of the pipeline in which some processes are services; it then says
             with which snapshot to begin.
-        log: the directory in which the processes write their event logs, if they do.
+        traces: what the processes write of themselves.
         policy: what to do with a snapshot for which a part is missing.
         tolerated_count: how many abandoned snapshots in a row are tolerated; one more ends the
             system. None for any number.
@@ -75,8 +77,8 @@ class Supervisor:
     Raises:
         UsageError: on entering; the topology cannot be loaded, or is not the one of the store; in
             a pipeline, which takes the snapshots, a policy of the system's own; the certificates
-            are not what they must be; what is to be taken over runs at another place; the event
-            log holds an epoch already that is to come.
+            are not what they must be; what is to be taken over runs at another place; an event log
+            or fragments are there already of an epoch that is to come.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Supervisor:
         restore: SnapshotId | None = None,
         migrate: bool = False,
         pipeline: Path | None = None,
-        log: Path | None = None,
+        traces: Traces = NO_TRACES,
         policy: Policy = Policy.ABANDON,
         tolerated_count: int | None = None,
         site: Site = ALL_HERE,
@@ -105,7 +107,7 @@ class Supervisor:
         self._restore = restore
         self._may_migrate = migrate
         self._attachment = None if pipeline is None else Attachment(pipeline, store)
-        self._log = log
+        self._traces = traces
         self._takes_over = takes_over
         # What belongs to a pipeline goes back with it alone: nobody can take its place.
         self._orphaned_s = 0.0 if pipeline is not None else orphaned_s
@@ -135,8 +137,10 @@ class Supervisor:
             self._restore = self._attachment.begins_with()
         if self._restore is not None:
             self.store.entry(self._restore)
-        if self._log is not None:
-            check_free(self._log, self.store.epoch + 1)
+        if self._traces.log is not None:
+            check_free(Path(self._traces.log), self.store.epoch + 1)
+        if self._traces.fragments is not None:
+            check_fragments_free(Path(self._traces.fragments), self.store.epoch + 1)
         left = left_behind(self.store.path)
         if left is not None and self._takes_over:
             check_place(left, self._site, started_here)
@@ -155,7 +159,7 @@ class Supervisor:
             orphaned_s=self._orphaned_s,
             return_s=self._return_s,
             attachment=self._attachment,
-            log=self._log,
+            traces=self._traces,
             commands=self.commands_path,
             emit=self._emit,
         )

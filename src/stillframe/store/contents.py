@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -33,6 +33,8 @@ from stillframe.store.seal import seal
 from stillframe.store.tables import Tables, read_channels, read_processes
 from stillframe.topology import Description
 
+SomeManifest = TypeVar("SomeManifest", bound=msgspec.Struct)
+
 
 class Chain(msgspec.Struct, frozen=True):
     """A snapshot in a store, with all that it takes to read it.
@@ -52,14 +54,15 @@ class Chain(msgspec.Struct, frozen=True):
         return self.snapshots / str(self.manifest.snapshot)
 
 
-def write_snapshot(
+def write_directory(
     directory: Path,
     tables: Mapping[str, pa.Table],
     to_parquet: Callable[[str, pa.Table], bytes],
-    manifest_of: Callable[[tuple[FileRecord, ...]], Manifest],
+    manifest_of: Callable[[tuple[FileRecord, ...]], SomeManifest],
     executor: Executor,
-) -> Manifest:
-    """Publish a snapshot as `directory`: afterwards all of it is on the disk, or nothing.
+) -> SomeManifest:
+    """Publish tables with a manifest as `directory`: afterwards all of it is on the disk, or
+    nothing.
 
     Args:
         directory: where it will be; nothing is there yet.
@@ -75,7 +78,7 @@ def write_snapshot(
         partial = partial_path(directory)
         writing = [(partial / name, table, to_parquet) for name, table in tables.items()]
         manifest = _write_partial(partial, writing, manifest_of, executor)
-        _rename(partial_path(directory), directory)
+        publish_directory(directory)
     except OSError as error:
         raise StoreError(
             f"{directory} could not be written: {error.strerror or error}: nothing was "
@@ -88,9 +91,9 @@ def write_snapshot(
 def _write_partial(
     partial: Path,
     writing: list[tuple[Path, pa.Table, Callable[[str, pa.Table], bytes]]],
-    manifest_of: Callable[[tuple[FileRecord, ...]], Manifest],
+    manifest_of: Callable[[tuple[FileRecord, ...]], SomeManifest],
     executor: Executor,
-) -> Manifest:
+) -> SomeManifest:
     # What an earlier attempt left, if it could not be removed then either.
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -105,7 +108,14 @@ def _write_partial(
     return manifest
 
 
-def _rename(partial: Path, directory: Path) -> None:
+def publish_directory(directory: Path) -> None:
+    """Give `directory` its name, under which all of it is seen; it is complete and on the disk as
+    its ``partial_path``.
+
+    Raises:
+        OSError: the disk failed; nothing was published, and nothing is left.
+    """
+    partial = partial_path(directory)
     try:
         partial.rename(directory)
     except OSError:

@@ -21,7 +21,7 @@ FILES = (PROCESSES, CHANNELS, MESSAGES)
 """The files of every snapshot, in the order in which a manifest lists them; those of keyed fields
 follow (`file_names`)."""
 
-_HASH = re.compile(r"[0-9a-f]{64}")
+HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -217,7 +217,7 @@ def read_manifest(directory: Path, topologies: Mapping[str, Description]) -> Man
     # Names are compared with what there may be, never used to make a path: '../x' leads nowhere.
     names = file_names(topologies[manifest.topology], is_whole=manifest.bases is None)
     if tuple(record.name for record in manifest.files) != names or any(
-        record.bytes < 0 or not _HASH.fullmatch(record.hash) for record in manifest.files
+        record.bytes < 0 or not HASH.fullmatch(record.hash) for record in manifest.files
     ):
         raise Damaged(f"{path} lists other files than {', '.join(names)}: {WHAT_TO_DO}")
     return manifest

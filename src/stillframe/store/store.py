@@ -34,7 +34,7 @@ from stillframe.errors import StoreError, UsageError
 from stillframe.model import ProcessId, Snapshot, SnapshotId
 from stillframe.store import opening, retention
 from stillframe.store.chain import CHAIN_LENGTH_MAX, chain_length
-from stillframe.store.contents import check_described, write_snapshot
+from stillframe.store.contents import check_described, write_directory
 from stillframe.store.disk import replace_durably
 from stillframe.store.manifest import (
     MANIFEST,
@@ -210,7 +210,7 @@ class Store(StoreReader):
         with self._writing:
             self._check_bases(snapshot.id, bases)
             sequence = 1 + max((m.sequence for m in self._published.values()), default=0)
-            manifest = write_snapshot(
+            manifest = write_directory(
                 directory,
                 made,
                 tables.to_parquet,
