@@ -145,6 +145,56 @@ def compact(
 
 @app.command(
     cls=Command,
+    short_help="Make snapshots of what processes recorded.",
+    epilog="Example: stillframe spark assemble money.parts --out money.again",
+)
+def assemble(
+    fragments: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="Directory of the fragments of all processes: what 'run --fragments' and 'join "
+            "--fragments' wrote, brought together.",
+            show_default=False,
+        ),
+    ],
+    *,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="STORE",
+            help="Where the snapshots go: a new directory, or one from before, to which only what "
+            "is not there yet is added.",
+            show_default=False,
+        ),
+    ],
+    timeout: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="A fragment is late that was complete so long after the snapshot began.",
+        ),
+    ] = "10s",
+    epoch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Only this epoch of the system.  [default: all]", show_default=False
+        ),
+    ] = None,
+    where: Master = MASTER,
+    as_json: AsJson = False,
+) -> None:
+    """Make snapshots of what each process recorded by itself, on whatever machine, also of those
+    that a coordinator never published; a store of them can be asked and restored from like any
+    other. Says of which something is missing or came late; exit 1 if fragments contradict each
+    other."""
+    from stillframe.cli import assembly
+
+    assembly.assemble(fragments, out, timeout=timeout, epoch=epoch, where=where, is_json=as_json)
+
+
+@app.command(
+    cls=Command,
     short_help="Judge every snapshot of a store as it ends.",
     epilog="Examples: stillframe spark follow money; "
     "stillframe spark follow money --log money.log --checkpoint judged --json",

@@ -11,6 +11,7 @@ from stillframe.errors import Unavailable
 from stillframe.spark.session import spark_session
 
 if TYPE_CHECKING:
+    from stillframe.spark.assembly import assemble
     from stillframe.spark.audit import Audit
     from stillframe.spark.compacted import compacted_tables
     from stillframe.spark.compaction import compact_store
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from stillframe.spark.verification import log_pieces, published_cuts, verify
 
 __all__ = [
+    "assemble",
     "audit_store",
     "channel_history",
     "channel_spread",
@@ -71,6 +73,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "assembly": ("assemble",),
     "compacted": ("compacted_tables",),
     "compaction": ("compact_store",),
     "deadlock": ("deadlocks",),

@@ -74,7 +74,7 @@ def damages(spark: SparkSession, files: Sequence[File]) -> dict[str, str]:
 def _spread(spark: SparkSession, files: Sequence[File]) -> DataFrame:
     """Return the files, several to a task."""
     ship(spark)
-    task_count, tasks = _tasks(spark, files)
+    task_count, tasks = spread_tasks(spark, [file[2] for file in files])
     columns = [list(column) for column in zip(*files, strict=True)] or [[], [], [], []]
     listed = spark.createDataFrame(pa.table([*columns, tasks], schema=_FILES_SCHEMA))
     return listed.repartitionById(task_count, F.col("task"))
@@ -117,14 +117,15 @@ def location(path: Path) -> str:
     return "file://" + "".join(f"\\{c}" if c in "\\{}[]*?" else c for c in str(path.absolute()))
 
 
-def _tasks(spark: SparkSession, files: Sequence[File]) -> tuple[int, list[int]]:
-    """Return how many tasks there are, and which one reads each file: the large ones are spread."""
-    by_size = math.ceil(sum(file[2] for file in files) / _TASK_BYTES)
-    by_number = math.ceil(len(files) / _TASK_FILE_COUNT)
+def spread_tasks(spark: SparkSession, sizes: Sequence[int]) -> tuple[int, list[int]]:
+    """Return how many tasks there are, and which one reads each file of so many bytes: the large
+    ones are spread."""
+    by_size = math.ceil(sum(sizes) / _TASK_BYTES)
+    by_number = math.ceil(len(sizes) / _TASK_FILE_COUNT)
     cores = spark.sparkContext.defaultParallelism
-    count = max(1, min(len(files), max(by_size, by_number, cores)))
-    tasks = [0] * len(files)
-    ordered = sorted(range(len(files)), key=lambda index: -files[index][2])
+    count = max(1, min(len(sizes), max(by_size, by_number, cores)))
+    tasks = [0] * len(sizes)
+    ordered = sorted(range(len(sizes)), key=lambda index: -sizes[index])
     for place, index in enumerate(ordered):
         tasks[index] = place % count
     return count, tasks
