@@ -75,6 +75,31 @@ def test_what_a_store_says_otherwise_is_named(call: Call, log: Path, money: Path
 
 
 @pytest.mark.spark
+def test_a_changed_byte_of_the_store_is_named(call: Call, log: Path, money: Path) -> None:
+    """What is compared with the log is verified before."""
+    path = money / "snapshots" / "A-2" / "channels.parquet"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    result = call("spark", "verify", log, "--store", money, *HERE)
+    assert result.exit_code == 2
+    assert "A-2/channels.parquet was changed since it was written" in " ".join(
+        result.stderr.split()
+    )
+
+
+def test_a_damaged_manifest_is_an_error_before_spark_starts(
+    call: Call, log: Path, money: Path
+) -> None:
+    """What its snapshot says could not be compared."""
+    path = money / "snapshots" / "A-2" / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b"A", b"B", 1))
+    result = call("spark", "verify", log, "--store", money)
+    assert result.exit_code == 2
+    assert "A-2/manifest.json was changed since it was written" in " ".join(result.stderr.split())
+
+
+@pytest.mark.spark
 def test_the_clock_of_an_event_says_what_happened_before(call: Call, log: Path) -> None:
     """Message 2 was sent in event 2 of A."""
     result = call("spark", "verify", log, "--clock", "B#2", "--epoch", "1", "--json", *HERE)

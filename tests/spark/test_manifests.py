@@ -25,6 +25,18 @@ def test_entries_are_those_of_the_store(tmp_path: Path) -> None:
         published.find("P1-99")
 
 
+def test_a_comparison_takes_all_manifests(tmp_path: Path) -> None:
+    """An empty store, and one with a manifest that was changed, are refused."""
+    with pytest.raises(UsageError, match="holds no snapshot yet: there is nothing to compare"):
+        manifests.read_complete(bank.make_store(tmp_path / "empty", snapshot_count=0))
+    store = bank.make_store(tmp_path / "store", snapshot_count=2)
+    assert list(manifests.read_complete(store).manifests) == [SnapshotId("P1", n) for n in (1, 2)]
+    path = store / "snapshots" / "P1-2" / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b"P1", b"P2", 1))
+    with pytest.raises(Damaged, match=r"P1-2/manifest\.json was changed"):
+        manifests.read_complete(store)
+
+
 def test_work_is_done_again_if_what_it_read_went(tmp_path: Path) -> None:
     """A snapshot that was dropped meanwhile is no damage; the second time it is not asked for."""
     store = bank.make_store(tmp_path / "store", snapshot_count=3)

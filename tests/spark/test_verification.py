@@ -10,9 +10,10 @@ from stillframe.errors import UsageError
 from stillframe.eventlog.tracing import read_trace
 from stillframe.model import Channel
 from stillframe.spark.eventrows import Message, locate, vector_clock
-from stillframe.spark.verification import findings, log_pieces, verdicts
+from stillframe.spark.verification import findings, log_pieces, published_cuts, verdicts
 from stillframe.trace import MessageId, Position
 from tests.eventlogs import Execution, Log, corrupt, faults_of, write
+from tests.spark import bank
 from tests.spark.test_judging import faults_in
 
 SEED = 864
@@ -54,6 +55,20 @@ def test_2000_logs_are_judged_as_by_brute_force(spark: SparkSession, tmp_path: P
     assert is_wrong | marker_not_accepted == wrong_with.keys()
     kinds = {kind for kind, _, _ in wrong_with.values()}
     assert kinds == {"dropped", "doubled", "reordered", "moved", "marker missing"}
+
+
+@pytest.mark.spark
+def test_a_store_says_where_its_cuts_lie(spark: SparkSession, tmp_path: Path) -> None:
+    """For each channel, snapshot by snapshot: sent, received, and the runs that were recorded."""
+    cuts = published_cuts(spark, bank.make_store(tmp_path / "store", snapshot_count=2))
+    rows = {(row["source"], row["target"]): row for row in cuts.collect()}
+    assert rows.keys() == {(c.source, c.target) for c in bank.TOPOLOGY.description.channels}
+    caught = rows["P1", "P2"]
+    assert (caught["epoch"], caught["side"]) == (1, "published")
+    assert sorted(map(tuple, caught["markers"])) == [
+        ("P1-1", 6, 1, [(2, 5)]),
+        ("P1-2", 7, 2, [(3, 5)]),
+    ]
 
 
 @pytest.mark.spark

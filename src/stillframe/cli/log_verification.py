@@ -10,8 +10,8 @@ from stillframe.cli import output, quantities, tasks
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
 from stillframe.eventlog.reading import epochs, parts
+from stillframe.spark.manifests import Published, read_complete
 from stillframe.spark.soundness import CONSISTENT, INCONSISTENT
-from stillframe.store.store import Store
 from stillframe.trace import Position
 
 if TYPE_CHECKING:  # tasks.session says what to do if PySpark is missing
@@ -48,9 +48,9 @@ def verify(log: Path, store: Path | None, epoch: int | None, *, where: str, is_j
         Damaged, StoreError: something cannot be read.
     """
     _check(log, epoch)
-    published = set() if store is None else {str(entry.id) for entry in Store.open(store).entries()}
+    published = None if store is None else read_complete(store)
     with tasks.session(where, "verifying") as spark:
-        found = _find(spark, log, store, epoch, published)
+        found = _find(spark, log, published, epoch)
     if is_json:
         output.put_json(found)
     else:
@@ -96,16 +96,18 @@ def _check(log: Path, epoch: int | None) -> None:
 
 
 def _find(
-    spark: "SparkSession", log: Path, store: Path | None, epoch: int | None, names: set[str]
+    spark: "SparkSession", log: Path, published: Published | None, epoch: int | None
 ) -> Found:
-    from stillframe.spark import verification  # noqa: PLC0415 - needs PySpark, which is there now
+    from stillframe.spark import verification, verified  # noqa: PLC0415 - PySpark is there now
 
     pieces = verification.log_pieces(spark, log)
-    published = None if store is None else verification.published_cuts(spark, store)
+    cuts = None if published is None else verification.channel_cuts(spark, published)
     if epoch is not None:
         pieces = pieces.filter(pieces["epoch"] == epoch)
-        published = None if published is None else published.filter(published["epoch"] == epoch)
-    collected = verification.verify(pieces, published).collect()
+        cuts = None if cuts is None else cuts.filter(cuts["epoch"] == epoch)
+    with verified.explained(log):
+        collected = verification.verify(pieces, cuts).collect()
+    names = set() if published is None else set(map(str, published.manifests))
     rows = sorted((row.asDict(recursive=True) for row in collected), key=_order)
     snapshots = [row for row in rows if row["snapshot"] is not None]
     wrong = [

@@ -155,6 +155,21 @@ def read_published(path: Path) -> Published:
     )
 
 
+def read_complete(path: Path) -> Published:
+    """Read all manifests of a store with which something is compared: none may be damaged.
+
+    Raises:
+        UsageError: there is no store, or no snapshot in it.
+        Damaged, StoreError: as ``read_published``; or a manifest was changed.
+    """
+    published = read_published(path)
+    for why in published.damages.values():
+        raise Damaged(why)
+    if not published.manifests:
+        raise UsageError(f"the store {path} holds no snapshot yet: there is nothing to compare")
+    return published
+
+
 def _read(directory: Path, topologies: Mapping[str, Description]) -> Manifest | str | None:
     """Return a manifest, what is wrong with it, or None if its snapshot was dropped meanwhile."""
     try:

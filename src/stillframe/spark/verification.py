@@ -12,16 +12,20 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from stillframe.errors import UsageError
+from stillframe.spark import verified
 from stillframe.spark.counting import COUNTS, PUBLISHED_SIDE, count_pieces
 from stillframe.spark.findings import CUT, FAULTS, FINDINGS, GAPS, IN_TRANSIT, KNOWN, LOGGED
-from stillframe.spark.history import channels
 from stillframe.spark.judging import judge
+from stillframe.spark.manifests import Published, read_complete
 from stillframe.spark.pieces import PIECES, pieces
 from stillframe.spark.shipping import ship
 from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
-from stillframe.store.store import Store
+from stillframe.store.manifest import CHANNELS
 
+_RECORDED_SCHEMA = (
+    "snapshot STRING, source STRING, target STRING, sent_count BIGINT, received_count BIGINT, "
+    "encoded ARRAY<STRUCT<first: BIGINT, count: BIGINT>>"  # the messages themselves are left out
+)
 _TASKS_PER_CORE = 3
 _NAMED_MAX = 10
 
@@ -44,24 +48,25 @@ def published_cuts(spark: SparkSession, store_path: Path) -> DataFrame:
 
     Raises:
         UsageError: there is no store, or no snapshot in it.
+        Damaged: a manifest was changed.
         StoreError: it cannot be read.
     """
-    entries = Store.open(store_path).entries()
-    if not entries:
-        raise UsageError(
-            f"the store {store_path} holds no snapshot yet: there is nothing to compare"
-        )
-    epochs = [(str(entry.id), entry.epoch) for entry in entries]
-    recorded = F.expr("transform(encoded, b -> struct(b.first AS first, b.count AS count))")
+    return channel_cuts(spark, read_complete(store_path))
+
+
+def channel_cuts(spark: SparkSession, published: Published) -> DataFrame:
+    """Return the same of manifests that were read; every byte of it is verified."""
+    epochs = [(str(snapshot), found.epoch) for snapshot, found in published.manifests.items()]
+    files = [published.file(snapshot, CHANNELS) for snapshot in published.manifests]
     step = F.struct(
         "snapshot",
         F.col("sent_count").alias("place"),
         F.col("received_count").alias("event"),
-        recorded.alias("recorded"),
+        F.col("encoded").alias("recorded"),
     )
     known = spark.createDataFrame(epochs, "snapshot STRING, epoch BIGINT")
     steps = (
-        channels(spark, store_path, [name for name, _ in epochs])
+        verified.rows(spark, files, _RECORDED_SCHEMA)
         .join(F.broadcast(known), "snapshot")
         .groupBy("epoch", "source", "target")
         .agg(F.collect_list(step).alias("markers"))
