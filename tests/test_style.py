@@ -34,7 +34,10 @@ SOURCES = sorted(
     for path in ROOT.glob(f"{folder}/**/*.py")
 )
 PAGES = sorted(
-    path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) if path.stem != "glossary"
+    path
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.ipynb")
+    for path in ROOT.glob(pattern)
+    if path.stem != "glossary"
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -77,9 +80,9 @@ def docstrings(tree: ast.AST) -> Iterator[str]:
 
 
 def used_words(path: Path) -> set[str]:
-    """Return the words of a module's names and docstrings, or of a page of the docs."""
+    """Return the words of a module's names and docstrings, or all of a page or notebook."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".md":
+    if path.suffix in (".md", ".ipynb"):
         return words_of(text)
     tree = ast.parse(text)
     written = docstrings(tree) if path.is_relative_to(ROOT / "src") else ()
