@@ -307,7 +307,7 @@ def test_what_recording_takes_is_held_and_does_not_travel(
     async def main() -> None:
         async with (
             asyncio.timeout(60),
-            LocalSystem(topology, tmp_path, log=tmp_path / "log") as system,
+            LocalSystem(topology, tmp_path, traces=Traces(str(tmp_path / "log"))) as system,
         ):
             await system.take()
 
