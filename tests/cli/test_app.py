@@ -17,7 +17,7 @@ BANK = "examples.bank:bank"
 COMMANDS = ["run", "restore", "snapshot", "savepoint", "drop", "list", "show"]
 COMMANDS += ["verify", "detect", "diff", "spark audit"]
 STORE_COMMANDS = ["spark history", "spark diff", "spark compact", "spark verify", "spark detect"]
-STORE_COMMANDS += ["spark follow"]
+STORE_COMMANDS += ["spark follow", "spark assemble"]
 PIPELINE_COMMANDS = [
     "spark snapshot",
     "spark savepoint",

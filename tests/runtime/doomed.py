@@ -56,7 +56,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "numbered": lambda: dies_after_noting(SnapshotBegan),
     "begun": lambda: setattr(Coordinator, "begin", dies_after(Coordinator.begin)),
     "a part is in": lambda: setattr(Coordinator, "_take_part", dies_after(Coordinator._take_part)),
-    "is written": lambda: setattr(contents, "_rename", die),
+    "is written": lambda: setattr(contents, "publish_directory", die),
     "published": lambda: setattr(Store, "publish", dies_after(Store.publish)),
     "said": lambda: dies_after_noting(SnapshotPublished),
 }

@@ -3,10 +3,11 @@
 import copy
 import datetime
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stillframe.model import SnapshotId
+from stillframe.model import Snapshot, SnapshotId
 from stillframe.store.store import Store
 from tests.store.keyed_samples import (
     BANKS,
@@ -33,10 +34,17 @@ VALUES: dict[str, list[Any]] = {
 Cuts = dict[SnapshotId, dict[str, Fields]]
 
 
-def make_chains(path: Path, seed: int, *, snapshot_count: int = 8) -> Cuts:
+def make_chains(
+    path: Path,
+    seed: int,
+    *,
+    snapshot_count: int = 8,
+    took: Callable[[Snapshot], object] = lambda snapshot: None,
+) -> Cuts:
     """Make a store with snapshots P-1, P-2, ...; return what the banks hold in each.
 
-    Each part of a bank is based on any earlier snapshot, or whole.
+    Each part of a bank is based on any earlier snapshot, or whole. `took` is called with each as it
+    was recorded.
     """
     chance = random.Random(seed)
     store = Store.create(path, description=DESCRIPTION)
@@ -55,7 +63,9 @@ def make_chains(path: Path, seed: int, *, snapshot_count: int = 8) -> Cuts:
             else:
                 before = nothing() if base is None else cuts[base][bank]
                 parts.append(part(bank, before, cut[bank], base, name=str(number)))
-        store.publish(snapshot_of(number, parts))
+        recorded = snapshot_of(number, parts)
+        took(recorded)
+        store.publish(recorded)
         cuts[SnapshotId("P", number)] = cut
     store.settle()
     store.close()

@@ -1,8 +1,8 @@
 """A driver on a real cluster: ``history_program.py ROOT CLUSTER REPORT``, for ``test_cluster``.
 
-It makes a store whose snapshots are based on each other, and an event log, and asks for its
-history, a difference and large tables. REPORT is one JSON object: what was found, and what had to
-be.
+It makes a store whose snapshots are based on each other, their fragments, and an event log; it asks
+for the history, a difference and large tables, and assembles the fragments. REPORT is one JSON
+object: what was found, and what had to be.
 """
 
 import json
@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stillframe.model import Snapshot
 from stillframe.spark import (
+    assemble,
     compact_store,
     compacted_tables,
     diff_store,
@@ -19,16 +21,20 @@ from stillframe.spark import (
     snapshot_history,
 )
 from stillframe.store.store import Store
+from tests.fragments import write_fragments
 from tests.spark.chains import make_chains
 from tests.spark.standalone import cluster_session
 from tests.spark.test_difference import changes
 from tests.spark.test_markers import RING, write
+from tests.store import keyed_samples
 
 
 def main(root: Path, cluster: str, report: Path) -> None:
     """Ask on the cluster, and write down what was found."""
     store, out = root / "store", root / "out"
-    cuts = make_chains(store, 1)
+    recorded: list[Snapshot] = []
+    cuts = make_chains(store, 1, took=recorded.append)
+    write_fragments(root / "parts", keyed_samples.DESCRIPTION, recorded)
     write(root / "log", RING)
     spark = cluster_session(cluster)
     hops = marker_paths(marker_steps(spark, root / "log")).orderBy("hop").collect()
@@ -36,7 +42,9 @@ def main(root: Path, cluster: str, report: Path) -> None:
     keys = diff_store(spark, store, str(first), str(last)).keys
     compact_store(spark, store, out)
     accounts = compacted_tables(spark, out)["Bank_accounts"]
+    verdicts = assemble(spark, root / "parts", root / "again").collect()
     found: dict[str, Any] = {
+        "assembled": sorted(row["snapshot"] for row in verdicts if not row["why"]),
         "snapshots": snapshot_history(spark, store).count(),
         "hops": [[row["source"], row["target"], row["travelled_ms"]] for row in hops],
         "changed_count": keys.count(),
@@ -47,7 +55,11 @@ def main(root: Path, cluster: str, report: Path) -> None:
     both = [cuts[snapshot] for snapshot in (first, last)]
     tables = [Store.open(store).tables(snapshot)["Bank_accounts"] for snapshot in cuts]
     values = [value for table in tables for value in table.column("value").to_pylist()]
+    again = Store.open(root / "again")
+    for snapshot in cuts:
+        again.verify(snapshot)
     expected = {
+        "assembled": sorted(map(str, cuts)),
         "snapshots": len(cuts),
         "hops": [["P1", "P2", 2.0], ["P2", "P3", 0.5], ["P3", "P1", 6.0]],
         "changed_count": sum(

@@ -55,7 +55,8 @@ def test_verdicts_on_a_cluster_are_the_same_also_if_an_executor_is_killed(
 def test_the_history_of_a_store_is_read_and_compacted_on_a_cluster(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Executors without our package verify files, merge chains and write tables."""
+    """Executors without our package verify files, merge chains, write tables, and put fragments
+    together."""
     report = tmp_path / "report.json"
     run_driver("tests.spark.history_program", tmp_path, cluster.address, report, place=tmp_path)
     said = json.loads(report.read_text())

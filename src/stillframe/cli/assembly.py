@@ -7,8 +7,8 @@ import typer
 
 from stillframe.cli import output, quantities, tasks
 from stillframe.cli.verdict import EXIT_NO
+from stillframe.spark.gathering import places_of
 from stillframe.spark.soundness import CONSISTENT, INCONSISTENT
-from stillframe.store.fragments import fragment_places
 
 ROW_COUNT_MAX = 50
 COLUMNS = ("snapshot", "epoch", "verdict", "why", "fragments", "late")
@@ -29,7 +29,7 @@ def assemble(
         StoreError: something cannot be read or written.
     """
     timeout_s = quantities.parse_duration("--timeout", timeout)
-    fragment_places(directory)  # before Spark is started
+    places_of(directory, epoch)  # before Spark is started
     with tasks.session(where, "assembling") as spark:
         from stillframe.spark.assembly import assemble as work  # noqa: PLC0415 - needs PySpark
 
@@ -45,8 +45,7 @@ def assemble(
 
 
 def _plain(row: Row) -> Row:
-    times = {name: row[name] for name in ("recorded_at", "completed_at")}
-    return row | {name: time and time.isoformat() for name, time in times.items()}
+    return {name: tasks.with_zone(value) for name, value in row.items()}
 
 
 def _put(rows: list[Row]) -> None:

@@ -1,6 +1,5 @@
 """``stillframe spark follow``: a verdict on each snapshot as it ends."""
 
-import datetime
 import math
 import signal
 import threading
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from stillframe.cli import output, quantities
+from stillframe.cli import output, quantities, tasks
 from stillframe.cli.log_verification import why
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import StillframeError
@@ -50,7 +49,9 @@ class Verdicts:
     def put(self, batch: "DataFrame", _number: int) -> None:
         """Write the verdicts of a micro-batch, in the order in which the snapshots ended."""
         try:
-            rows = [{name: _with_zone(row[name]) for name in row} for row in self._judge(batch)]
+            rows = [
+                {name: tasks.with_zone(row[name]) for name in row} for row in self._judge(batch)
+            ]
         except StillframeError as error:
             self.error = error
             raise
@@ -127,11 +128,6 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _with_zone(value: Any) -> Any:
-    # Spark gives times of day as they are here, without a zone.
-    return value.astimezone(datetime.UTC) if isinstance(value, datetime.datetime) else value
 
 
 def _when(row: Fields) -> tuple[bool, float, int]:

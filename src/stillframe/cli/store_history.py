@@ -1,6 +1,5 @@
 """``stillframe spark history``: how the snapshots of a store went."""
 
-import datetime
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,13 +85,9 @@ def _find(spark: "SparkSession", path: Path, published: Any, log: Path | None) -
 
 def _rows(frame: "DataFrame") -> list[Fields]:
     return [
-        {name: _with_zone(value) for name, value in row.asDict().items()} for row in frame.collect()
+        {name: tasks.with_zone(value) for name, value in row.asDict().items()}
+        for row in frame.collect()
     ]
-
-
-def _with_zone(value: Any) -> Any:
-    # Spark gives times of day as they are here, without a zone.
-    return value.astimezone(datetime.UTC) if isinstance(value, datetime.datetime) else value
 
 
 def _put(found: Found) -> None:

@@ -1,9 +1,10 @@
 """A Spark session for a command, and a bar of the tasks that it runs."""
 
 import contextlib
+import datetime
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -57,6 +58,12 @@ def session(master: str, description: str) -> Iterator["SparkSession"]:
             over.set()
             if watching.ident is not None:
                 watching.join()
+
+
+def with_zone(value: Any) -> Any:
+    """Return a value of a row of Spark's as it is, but a time in UTC: Spark gives times of day as
+    they are here, without a zone."""
+    return value.astimezone(datetime.UTC) if isinstance(value, datetime.datetime) else value
 
 
 def _watch(spark: "SparkSession", over: threading.Event, show: Callable[[int, int], None]) -> None:

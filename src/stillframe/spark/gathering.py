@@ -90,14 +90,7 @@ def gather(
         Damaged: what they are parts of is not what was written.
         StoreError: something cannot be read.
     """
-    places = [p for p in fragment_places(directory) if epoch in (None, p.epoch)]
-    if not places:
-        of_epoch = "" if epoch is None else f" of epoch {epoch}"
-        raise UsageError(
-            f"{directory} holds no fragments{of_epoch}: let a system write them with 'stillframe "
-            f"run SYSTEM --fragments {directory}'"
-        )
-    _check_epochs(places)
+    places = places_of(directory, epoch)
     topologies = read_topologies(directory)
     wanted = [place for place in places if place.snapshot not in without]
     with ThreadPoolExecutor(READER_COUNT) as pool:
@@ -111,6 +104,25 @@ def gather(
         _group(snapshot, number, found_there, topologies)
         for (number, snapshot), found_there in by_group.items()
     ]
+
+
+def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
+    """Return where the fragments are, of an epoch or of all.
+
+    Raises:
+        UsageError: there are none, or something else; or a snapshot has the same number in two
+            epochs.
+        StoreError: the directory cannot be read.
+    """
+    places = [p for p in fragment_places(directory) if epoch in (None, p.epoch)]
+    if not places:
+        of_epoch = "" if epoch is None else f" of epoch {epoch}"
+        raise UsageError(
+            f"{directory} holds no fragments{of_epoch}: let a system write them with 'stillframe "
+            f"run SYSTEM --fragments {directory}'"
+        )
+    _check_epochs(places)
+    return places
 
 
 def judge(group: Group, *, timeout_s: float) -> Judgement:

@@ -1,0 +1,251 @@
+"""Snapshots of what processes recorded by themselves: the same as a coordinator would publish."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from stillframe.errors import Damaged, StoreError, UsageError
+from stillframe.model import Abandoned, Fragment, Reason, Snapshot, SnapshotId
+from stillframe.restore import start_states
+from stillframe.runtime.traces import Traces
+from stillframe.spark import assemble, assembly
+from stillframe.store.contents import publish_directory
+from stillframe.store.store import Store
+from tests.fragments import write_fragments
+from tests.runtime.local import LocalSystem
+from tests.runtime.test_keyed_systems import TOTAL, asyncio_test, balance, bank
+from tests.spark.chains import make_chains
+from tests.store import keyed_samples, samples
+
+pytestmark = pytest.mark.spark
+
+
+def verdicts(spark: SparkSession, directory: Path, out: Path, **options: Any) -> dict[str, str]:
+    """Assemble, and return the verdicts on what was new."""
+    rows = assemble(spark, directory, out, **options).collect()
+    assert all((row["verdict"] == "consistent") == (row["why"] == "") for row in rows)
+    return {row["snapshot"]: row["verdict"] for row in rows}
+
+
+def chains(tmp_path: Path, seed: int) -> tuple[Store, list[Snapshot]]:
+    """Return a store of snapshots that are based on each other, and what was recorded."""
+    recorded: list[Snapshot] = []
+    make_chains(tmp_path / "store", seed, took=recorded.append)
+    return Store.open(tmp_path / "store"), recorded
+
+
+def check_same(out: Path, store: Store, snapshots: list[SnapshotId]) -> None:
+    """Check that `out` holds these snapshots, as the store does, and that each can be read."""
+    assembled = Store.open(out)
+    assert {entry.id for entry in assembled.entries()} == set(snapshots)
+    for snapshot in snapshots:
+        assembled.verify(snapshot)
+        ours, theirs = assembled.load(snapshot), store.load(snapshot)
+        assert ours.state == theirs.state
+        assert (ours.epoch, ours.pause_s, ours.capture_s) == (
+            *(theirs.epoch, theirs.pause_s, theirs.capture_s),
+        )
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_assembled_snapshots_are_what_was_published(
+    spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    """Keyed fields of several types, whole and as changes: to the last key."""
+    store, recorded = chains(tmp_path, seed)
+    write_fragments(tmp_path / "parts", keyed_samples.DESCRIPTION, recorded)
+    found = verdicts(spark, tmp_path / "parts", tmp_path / "out")
+    assert found == {str(snapshot.id): "consistent" for snapshot in recorded}
+    check_same(tmp_path / "out", store, [snapshot.id for snapshot in recorded])
+    assert verdicts(spark, tmp_path / "parts", tmp_path / "out") == {}
+
+
+def test_what_comes_late_is_added_the_next_time(spark: SparkSession, tmp_path: Path) -> None:
+    """And with it what is based on it; what was there stays as it is."""
+    store, recorded = chains(tmp_path, 3)
+    ids = [snapshot.id for snapshot in recorded]
+    late = next(
+        s.base for snapshot in recorded for s in snapshot.state.processes if s.base is not None
+    )
+    bases = {
+        snapshot.id: {s.base for s in snapshot.state.processes if s.base is not None}
+        for snapshot in recorded
+    }
+    lacking = {late}
+    for snapshot in ids:
+        if bases[snapshot] & lacking:
+            lacking.add(snapshot)
+
+    def in_time(fragment: Fragment) -> Fragment | None:
+        is_late = fragment.snapshot == late and fragment.state.process == "Q"
+        return None if is_late else fragment
+
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    write_fragments(parts, keyed_samples.DESCRIPTION, recorded, change=in_time)
+    rows = {row["snapshot"]: row for row in assemble(spark, parts, out).collect()}
+    assert rows[str(late)]["missing"] == ["Q"]
+    assert {s for s in ids if rows[str(s)]["verdict"] == "incomplete"} == lacking
+    assert all("which is not there" in rows[str(s)]["why"] for s in lacking - {late})
+    check_same(out, store, [s for s in ids if s not in lacking])
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
+
+    write_fragments(
+        parts,
+        keyed_samples.DESCRIPTION,
+        [snapshot for snapshot in recorded if snapshot.id == late],
+        change=lambda fragment: fragment if fragment.state.process == "Q" else None,
+        times=lambda snapshot, process: (snapshot.initiated_at, snapshot.initiated_at + 60.0),
+    )
+    rows = {row["snapshot"]: row for row in assemble(spark, parts, out).collect()}
+    assert rows.keys() == set(map(str, lacking))
+    assert {row["verdict"] for row in rows.values()} == {"consistent"}
+    assert rows[str(late)]["late"] == ["Q"]
+    check_same(out, store, ids)
+    assert before.items() <= {p: p.stat().st_mtime_ns for p in out.rglob("*.parquet")}.items()
+
+
+def test_a_changed_byte_costs_its_snapshot_and_what_is_based_on_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It is found while the tables are put together, is named, and leaves nothing behind."""
+    store, recorded = chains(tmp_path, 1)
+    based = next(s for s in recorded if any(state.base for state in s.state.processes))
+    broken = next(state.base for state in based.state.processes if state.base is not None)
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    write_fragments(parts, keyed_samples.DESCRIPTION, recorded)
+    path = next((parts / "e1" / "P" / str(broken)).glob("Bank_accounts.*.parquet"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    rows = {row["snapshot"]: row for row in assemble(spark, parts, out).collect()}
+    assert rows[str(broken)]["why"].startswith(f"{path} was changed since it was written")
+    assert rows[str(based.id)]["verdict"] == "incomplete"
+    good = [
+        snapshot.id for snapshot in recorded if rows[str(snapshot.id)]["verdict"] != "incomplete"
+    ]
+    check_same(out, store, good)
+    assert {p.name for p in (out / "snapshots").iterdir()} == set(map(str, good))
+
+
+def test_after_a_crash_it_goes_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has its name is whole; the rest is made again."""
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    snapshots = [samples.snapshot_of(number) for number in (1, 2, 3)]
+    write_fragments(parts, samples.DESCRIPTION, snapshots)
+
+    def fail_at_second(directory: Path) -> None:
+        if directory.name == "A-2":
+            raise OSError(28, "No space left on device")
+        publish_directory(directory)
+
+    monkeypatch.setattr(assembly, "publish_directory", fail_at_second)
+    with pytest.raises(StoreError, match="No space left on device"):
+        assemble(spark, parts, out)
+    assert [str(entry.id) for entry in Store.open(out).entries()] == ["A-1"]
+    Store.open(out).verify(SnapshotId("A", 1))
+    monkeypatch.undo()
+    assert verdicts(spark, parts, out) == {"A-2": "consistent", "A-3": "consistent"}
+    for snapshot in snapshots:
+        assert Store.open(out).load(snapshot.id).state == snapshot.state
+
+
+def test_snapshots_of_several_epochs_and_topologies_are_one_store(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Each is read by the description of its time; the newest is where a restore begins."""
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    write_fragments(parts, samples.DESCRIPTION, [samples.snapshot_of(1)], reference="old:system")
+    other = msgspec.structs.replace(samples.DESCRIPTION, shapes={"Account": "another"})
+    write_fragments(parts, other, [samples.snapshot_of(2, epoch=2)], reference="new:system")
+    assert verdicts(spark, parts, out, epoch=2) == {"A-2": "consistent"}
+    assert verdicts(spark, parts, out) == {"A-1": "consistent"}
+    store = Store.open(out)
+    assert (store.epoch, store.reference, store.description) == (2, "new:system", other)
+    assert store.description_of(SnapshotId("A", 1)) == samples.DESCRIPTION
+    current = store.current()
+    assert current is not None
+    assert str(current.id) == "A-2"
+    for number in (1, 2):
+        store.verify(SnapshotId("A", number))
+
+
+def test_it_writes_only_into_a_store_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing of anybody else's is changed: a system's store, files, or one that was restored."""
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    write_fragments(parts, samples.DESCRIPTION, [samples.snapshot_of(1)])
+    Store.create(tmp_path / "theirs", description=samples.DESCRIPTION).close()
+    with pytest.raises(UsageError, match="is a store of another kind"):
+        assemble(spark, parts, tmp_path / "theirs")
+    with pytest.raises(UsageError, match="is not empty and no store"):
+        assemble(spark, parts, tmp_path)
+    assert verdicts(spark, parts, out) == {"A-1": "consistent"}
+    writer = Store.open_writer(out)
+    writer.raise_epoch(SnapshotId("A", 1))
+    writer.close()
+    write_fragments(parts, samples.DESCRIPTION, [samples.snapshot_of(2)])
+    with pytest.raises(UsageError, match="a system went on from the store"):
+        assemble(spark, parts, out)
+
+
+def test_a_lost_topology_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it nobody knows what the fragments are parts of."""
+    write_fragments(tmp_path / "parts", samples.DESCRIPTION, [samples.snapshot_of(1)])
+    (path,) = (tmp_path / "parts" / "topologies").iterdir()
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(Damaged, match=f"{path} was changed since it was written"):
+        assemble(spark, tmp_path / "parts", tmp_path / "out")
+    path.unlink()
+    rows = assemble(spark, tmp_path / "parts", tmp_path / "out").collect()
+    assert [row["verdict"] for row in rows] == ["incomplete"]
+    assert "part of a topology that is not in" in rows[0]["why"]
+
+
+@pytest.mark.slow
+def test_what_a_coordinator_could_not_publish_is_a_snapshot(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its disk is full; the processes recorded their parts, and all money is in them. A system goes
+    on from there."""
+    parts, out = tmp_path / "parts", tmp_path / "out"
+
+    async def run() -> SnapshotId:
+        traces = Traces(fragments=str(parts))
+        async with LocalSystem(bank(), tmp_path, traces=traces) as system:
+            await system.take()
+            publish = system.store.publish
+
+            def full(snapshot: Snapshot) -> Any:
+                raise StoreError("the disk is full")
+
+            system.store.publish = full  # type: ignore[method-assign]
+            outcome = await system.try_to_take("B")
+            assert isinstance(outcome, Abandoned)
+            assert outcome.reason is Reason.NOT_PUBLISHED
+            system.store.publish = publish  # type: ignore[method-assign]
+            await system.take("C")
+            return outcome.snapshot
+
+    given_up: list[SnapshotId] = []
+
+    async def main() -> None:
+        given_up.append(await run())
+
+    asyncio_test(main)
+    found = verdicts(spark, parts, out)
+    assert set(found.values()) == {"consistent"}
+    assert len(found) == 3
+    assert str(given_up[0]) not in {str(e.id) for e in Store.open(tmp_path / "store").entries()}
+    store = Store.open(out)
+    snapshot = store.load(given_up[0])
+    assert balance(snapshot) == TOTAL
+    starts = start_states(snapshot, store.description)
+
+    async def go_on() -> None:
+        async with LocalSystem(bank(), tmp_path / "again", starts=starts) as system:
+            assert balance(await system.take()) == TOTAL
+
+    asyncio_test(go_on)
