@@ -12,7 +12,6 @@ in their favour. ``scan`` is Spark reading the same columns, and nothing else: t
 import contextlib
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -171,8 +170,10 @@ VERIFIERS: dict[str, Callable[[], Verifier]] = {
 
 def _peak_bytes() -> int:
     """Return the most memory that this program, or a process of Spark's for its Python functions,
-    has ever had."""
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+    has ever had.
+
+    Not by ``getrusage``: it counts what the program that started this one had.
+    """
     statuses = {}
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
@@ -180,12 +181,12 @@ def _peak_bytes() -> int:
             fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
             is_python = b"pyspark.daemon" in (path / "cmdline").read_bytes()
             high_bytes = int(fields.get("VmHWM", "0 kB").split()[0]) * KIB
-            statuses[int(path.name)] = int(fields["PPid"]), high_bytes if is_python else 0
-    ours, frontier = [own], [os.getpid()]
+            statuses[int(path.name)] = int(fields["PPid"]), high_bytes, is_python
+    ours, frontier = [statuses[os.getpid()][1]], [os.getpid()]
     while frontier:
         parent = frontier.pop()
-        found = [pid for pid, (its_parent, _) in statuses.items() if its_parent == parent]
-        ours += [statuses[pid][1] for pid in found]
+        found = [pid for pid, (its_parent, _, _) in statuses.items() if its_parent == parent]
+        ours += [statuses[pid][1] for pid in found if statuses[pid][2]]
         frontier += found
     return max(ours)
 
