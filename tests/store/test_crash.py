@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stillframe.errors import StoreError
-from stillframe.store import contents, disk, upkeep
+from stillframe.store import contents, disk, fragment_upkeep, fragments, upkeep
 from stillframe.store.store import Store
 from tests.store.samples import DESCRIPTION, Transfer, global_state, publish, snapshot_of
 
@@ -33,10 +33,11 @@ class StepCounter:
         for owner, name in (
             *((contents, "sync"), (disk, "sync"), (upkeep, "sync"), (Path, "mkdir")),
             *((Path, "rename"), (Path, "replace"), (Path, "unlink"), (shutil, "rmtree")),
+            *((fragments, "sync"), (fragment_upkeep, "sync"), (os, "link")),
         ):
             monkeypatch.setattr(owner, name, self.step(getattr(owner, name)))
         write_new = disk.write_new
-        for module in (contents, disk):
+        for module in (contents, disk, fragment_upkeep):
             monkeypatch.setattr(module, "write_new", self.torn(write_new))
 
     def step(self, act: Callable[..., Any]) -> Callable[..., Any]:

@@ -88,7 +88,8 @@ def read_file(path: Path, *, bytes_max: int, advice: str = PUT_BACK) -> bytes:
         StoreError: it cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        # Opened so, a pipe into which nobody writes is empty, and nobody waits for more.
+        with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
             # One byte more than there should be tells whether there is more.
             content = file.read(min(bytes_max, os.fstat(file.fileno()).st_size) + 1)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):

@@ -8,9 +8,7 @@ A fragment has its name when all of it is on the disk. Copied into one directory
 all processes are snapshots again (``stillframe spark assemble``).
 """
 
-import math
 import re
-import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,8 +27,8 @@ from stillframe.model import (
     check_process_id,
 )
 from stillframe.store.contents import write_directory
-from stillframe.store.disk import PUT_BACK, write_new
-from stillframe.store.disk import sync as sync_path
+from stillframe.store.disk import PUT_BACK, sync
+from stillframe.store.fragment_upkeep import make_room, put_shared, remove_left
 from stillframe.store.manifest import (
     FILES,
     HASH,
@@ -39,18 +37,18 @@ from stillframe.store.manifest import (
     keyed_file,
     table_name,
 )
-from stillframe.store.opening import dropped_path, explained, listed
+from stillframe.store.opening import explained, listed
 from stillframe.store.seal import FORMAT, read_sealed, seal
 from stillframe.store.tables import Tables
 from stillframe.topology import Description
 
 TOPOLOGIES = "topologies"
-KEPT_COUNT = 1024
-"""So many fragments of a process stay in an epoch, the newest."""
 ADVICE = f"{PUT_BACK}, or delete that fragment: its snapshot is incomplete then"
 _WRITER_COUNT = 4
 _EPOCH = re.compile(r"e([1-9]\d{0,8})")
 _COUNT_MAX = 2**62
+_SECONDS_MAX = 2**36
+"""No clock says more, and no process takes longer."""
 
 
 class Received(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,8 +145,10 @@ class FragmentWriter:
         """
         place = FragmentPlace(self._epoch, fragment.snapshot, self._process)
         path = place.path(self._directory)
-        if not self._is_begun:
-            self._begin(path.parent)
+        with explained(path.parent, "written"):
+            if not self._is_begun:
+                self._begin(path.parent)
+            make_room(path.parent)
         state = self._tables.split(fragment.snapshot, _alone(fragment))
         state.check_books()
         (own,) = state.processes
@@ -175,27 +175,25 @@ class FragmentWriter:
             ),
             self._pool,
         )
-        with explained(path.parent, "cleared"):
-            _remove_oldest(path.parent)
 
     def close(self) -> None:
         """End; what is being written is finished."""
         self._pool.shutdown()
 
     def _begin(self, own: Path) -> None:
-        with explained(own, "written"):
-            own.mkdir(parents=True, exist_ok=True)
-            topologies = self._directory / TOPOLOGIES
-            topologies.mkdir(exist_ok=True)
-            path = topologies / f"{self._hash}.json"
-            # Others write the same, at the same time.
-            partial = topologies / f".{self._hash}.{self._process}.partial"
-            partial.unlink(missing_ok=True)
-            write_new(partial, seal(self._topology))
-            sync_path(partial)
-            partial.replace(path)
-            for parent in (topologies, own.parent, self._directory):
-                sync_path(parent)
+        own.mkdir(parents=True, exist_ok=True)
+        remove_left(self._directory, self._process)
+        topologies = self._directory / TOPOLOGIES
+        topologies.mkdir(exist_ok=True)
+        # Others write the same, at the same time; not all of them know where the topology is.
+        put_shared(
+            topologies / f"{self._hash}.json",
+            seal(self._topology),
+            self._process,
+            replaces=self._topology.reference is not None,
+        )
+        for parent in (own.parent, self._directory):
+            sync(parent)
         self._is_begun = True
 
 
@@ -236,22 +234,22 @@ def fragment_places(directory: Path) -> list[FragmentPlace]:
     """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file: fragments are in a directory")
-    found, foreign = [], []
+    found: list[FragmentPlace] = []
+    foreign: list[Path] = []
     with explained(directory, "read"):
         for of_epoch in _visible(directory):
             epoch = _EPOCH.fullmatch(of_epoch.name)
-            if epoch is None:
+            if epoch is None or of_epoch.is_file():
                 foreign += [of_epoch] if of_epoch.name != TOPOLOGIES else []
                 continue
             for of_process in _visible(of_epoch):
+                foreign += [of_process] if of_process.is_file() else []
                 for path in _visible(of_process):
-                    try:
-                        process = check_process_id(of_process.name)
-                        snapshot = SnapshotId.parse(path.name)
-                    except UsageError:
+                    place = _place(int(epoch[1]), path)
+                    if place is None:
                         foreign.append(path)
                     else:
-                        found.append(FragmentPlace(int(epoch[1]), snapshot, process))
+                        found.append(place)
     if foreign:
         raise UsageError(
             f"{directory} holds what is no fragment: {listed(sorted(map(str, foreign)))}: move it "
@@ -275,6 +273,7 @@ def read_topologies(directory: Path) -> dict[str, FragmentTopology]:
         topology = read_sealed(path, FragmentTopology)
         if path.name != f"{topology.description.hash}.json":
             raise Damaged(f"{path} is of another topology than its name says: {PUT_BACK}")
+        _check_names(path, topology.description)
         found[topology.description.hash] = topology
     return found
 
@@ -306,6 +305,31 @@ def read_fragment(
     return manifest
 
 
+def _check_names(path: Path, description: Description) -> None:
+    """Check that what is called as `description` says can be files and directories.
+
+    Raises:
+        Damaged: it cannot; `path`, where it is said, is named.
+    """
+    try:
+        for process in description.processes:
+            check_process_id(process)
+            fragment_files(description, process, is_whole=True)
+    except (Damaged, UsageError) as error:
+        raise Damaged(f"{path} describes what cannot be: {error}: {PUT_BACK}") from error
+
+
+def _place(epoch: int, path: Path) -> FragmentPlace | None:
+    """Return which fragment the directory `path` is; None if it is none."""
+    try:
+        process, snapshot = check_process_id(path.parent.name), SnapshotId.parse(path.name)
+    except UsageError:
+        return None
+    # 'P1-017' would be a second name of P1-17.
+    is_one = str(snapshot) == path.name and not path.is_file()
+    return FragmentPlace(epoch, snapshot, process) if is_one else None
+
+
 def _is_possible(manifest: FragmentManifest, description: Description) -> bool:
     process = manifest.process
     if process not in description.processes:
@@ -317,16 +341,27 @@ def _is_possible(manifest: FragmentManifest, description: Description) -> bool:
         *(manifest.recorded_at, manifest.completed_at),
         *(manifest.pause_s, manifest.capture_s),
     )
+    base = manifest.base
     # Names are compared with what there may be, never used to make a path: '../x' leads nowhere.
     return (
-        tuple(sorted(manifest.sent)) == tuple(sorted(description.outgoing(process)))
+        (base is None or _can_be_base(base, manifest, description))
+        and tuple(sorted(manifest.sent)) == tuple(sorted(description.outgoing(process)))
         and tuple(sorted(manifest.received)) == tuple(sorted(description.incoming(process)))
         and all(0 <= count <= _COUNT_MAX for count in counts)
-        and all(0 <= seconds < math.inf for seconds in times)
+        and all(0 <= seconds <= _SECONDS_MAX for seconds in times)
         and tuple(record.name for record in manifest.files)
-        == fragment_files(description, process, is_whole=manifest.base is None)
+        == fragment_files(description, process, is_whole=base is None)
         and all(record.bytes >= 0 and HASH.fullmatch(record.hash) for record in manifest.files)
     )
+
+
+def _can_be_base(base: SnapshotId, manifest: FragmentManifest, description: Description) -> bool:
+    try:
+        is_one = SnapshotId.parse(str(base)) == base
+    except UsageError:
+        return False
+    is_keyed = description.processes[manifest.process] in description.keyed
+    return is_one and is_keyed and base != manifest.snapshot
 
 
 def _alone(fragment: Fragment) -> GlobalState:
@@ -347,23 +382,6 @@ def _alone(fragment: Fragment) -> GlobalState:
 
 def _received(record: IncomingRecord) -> Received:
     return Received(record.received_count, sum(batch.count for batch in record.batches))
-
-
-def _remove_oldest(own: Path) -> None:
-    """Remove all but the newest fragments of a process.
-
-    Raises:
-        OSError: one cannot be removed.
-    """
-    for left in own.glob(dropped_path(Path("*")).name):
-        shutil.rmtree(left)
-    there = _visible(own)
-    if len(there) <= KEPT_COUNT:
-        return
-    by_number = sorted(there, key=lambda path: SnapshotId.parse(path.name).number)
-    for path in by_number[:-KEPT_COUNT]:
-        # At once under a name that nobody looks at: no reader may see it go file by file.
-        shutil.rmtree(path.rename(dropped_path(path)))
 
 
 def _visible(directory: Path) -> list[Path]:
