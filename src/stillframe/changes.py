@@ -33,12 +33,15 @@ class Changes:
         codec: knows which fields are keyed.
         subject: the object that has them.
         base: the published snapshot that the subject was restored from just now; None if none.
+
+    Attributes:
+        base: the published snapshot that the next cut will be based on, if it can.
     """
 
     def __init__(self, codec: StateCodec, subject: object, base: SnapshotId | None) -> None:
         self._codec = codec
         self._subject = subject
-        self._base = base
+        self.base = base
         self._past: list[PastCut] = []
         self._fields: dict[str, Keyed[Any, Any]] = {}
         if base is not None:
@@ -67,10 +70,10 @@ class Changes:
             self._past.append(PastCut(snapshot, {}))
         return ChangesCut(
             self._codec,
-            self._base if fields else None,
+            self.base if fields else None,
             {
                 name: field.cut(
-                    None if self._base is None else [past.changed[name] for past in self._past]
+                    None if self.base is None else [past.changed[name] for past in self._past]
                 )
                 for name, field in fields.items()
             },
@@ -91,14 +94,14 @@ class Changes:
             self._forget()
         for index, past in enumerate(self._past):
             if past.snapshot == snapshot:
-                self._base = snapshot
+                self.base = snapshot
                 spent = self._past[: index + 1]
                 del self._past[: index + 1]
                 break
         return [keys for past in spent for keys in past.changed.values()]
 
     def _forget(self) -> None:
-        self._base = None
+        self.base = None
         self._past.clear()
 
 

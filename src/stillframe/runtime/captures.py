@@ -54,9 +54,8 @@ class Scheduler(Watcher, Protocol):
 class Aside(Protocol):
     """Where a process puts aside what it reports of its state (``fragments.py``)."""
 
-    @property
-    def wants_whole(self) -> bool:
-        """Whether the next capture is to be based on nothing."""
+    def takes_changes(self, base: SnapshotId) -> bool:
+        """Whether a capture may be put aside that is based on `base`."""
 
     def ahead(self, message: control.PartRows | control.PartPiece) -> None:
         """Take what belongs to a part to come."""
@@ -161,20 +160,21 @@ class Captures:
             self._open[snapshot] = _Capture(snapshot, state, None)
             self._finish(self._open[snapshot])
             return state
-        if self._aside is not None and self._aside.wants_whole:
+        base = self._changes.base
+        if self._aside is not None and base is not None and not self._aside.takes_changes(base):
             self.in_store(None)
         others = self._codec.others(self._subject)
         cut = self._changes.cut(snapshot)
         capture = _Capture(snapshot, ProcessState(self._process, kind, b"", cut.base), cut)
+        self._open[snapshot] = capture
         try:
             if not self._fork(capture, others):
                 self._encode(capture, others)
             while capture.cut is not None and cut.total_count <= SLICE_COUNT_FIRST:
                 self._take_rows(capture)
         except UsageError:
-            self._close(capture)
+            self.abandon(snapshot)
             raise
-        self._open[snapshot] = capture
         self._finish(capture)
         self._go_on_later()
         return capture.state

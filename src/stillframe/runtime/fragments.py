@@ -7,6 +7,7 @@ which is told once. That costs a snapshot here, never the process.
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from stillframe.runtime import control
 from stillframe.runtime.host import describe
 from stillframe.runtime.pieces import Pieces
 from stillframe.store.chain import CHAIN_LENGTH_MAX
+from stillframe.store.fragment_upkeep import KEPT_COUNT
 from stillframe.store.fragments import FragmentTopology, FragmentWriter
 from stillframe.topology import Description
 
@@ -60,8 +62,8 @@ class FragmentLog:
         self._directory = directory
         self._trouble = trouble
         self._pieces = Pieces()
-        self._link_count = 0
-        self._is_one_lost = False
+        self._bases: dict[SnapshotId, SnapshotId | None] = {}
+        self._lost: deque[SnapshotId] = deque()
         self._is_told = False
         self._queue: queue.SimpleQueue[_Complete | None] = queue.SimpleQueue()
         # Made in the thread: that takes a while, and a process is to begin at once.
@@ -72,11 +74,18 @@ class FragmentLog:
         )
         self._thread.start()
 
-    @property
-    def wants_whole(self) -> bool:
-        """Whether the next one is to hold the keyed fields whole: there are many changes in a row,
-        or one is lost on which others would be based."""
-        return self._is_one_lost or self._link_count >= CHAIN_LENGTH_MAX
+    def takes_changes(self, base: SnapshotId) -> bool:
+        """Whether a fragment can be read that holds what changed since `base`: that one was put
+        aside, like all that it needs, and there are not too many of them."""
+        self._forget_lost()
+        link: SnapshotId | None = base
+        for _ in range(CHAIN_LENGTH_MAX):
+            if link not in self._bases:
+                return False
+            link = self._bases[link]
+            if link is None:
+                return True
+        return False
 
     def ahead(self, message: control.PartRows | control.PartPiece) -> None:
         """Take what belongs to a fragment to come."""
@@ -90,15 +99,14 @@ class FragmentLog:
             recorded_at: when the process recorded its state, in seconds since 1970.
         """
         whole = self._pieces.complete(fragment)
-        if whole.state.base is None:
-            self._link_count = 0
-            self._is_one_lost = False
-        else:
-            self._link_count += 1
+        self._forget_lost()
         if self._queue.qsize() >= WAITING_COUNT_MAX:
-            self._lose(f"{WAITING_COUNT_MAX} snapshots wait for that already")
-        else:
-            self._queue.put(_Complete(whole, recorded_at, time.time()))
+            self._lose(whole, f"{WAITING_COUNT_MAX} snapshots wait for that already")
+            return
+        self._bases[whole.snapshot] = whole.state.base
+        if len(self._bases) > KEPT_COUNT:
+            del self._bases[next(iter(self._bases))]
+        self._queue.put(_Complete(whole, recorded_at, time.time()))
 
     def forget(self, snapshot: SnapshotId) -> None:
         """Drop what was said ahead: there will be no fragment."""
@@ -109,6 +117,10 @@ class FragmentLog:
         self._queue.put(None)
         self._thread.join(CLOSE_S_MAX)
 
+    def _forget_lost(self) -> None:
+        while self._lost:
+            self._bases.pop(self._lost.popleft(), None)
+
     def _work(self, make_writer: Callable[[], FragmentWriter]) -> None:
         writer: FragmentWriter | None = None
         while (item := self._queue.get()) is not None:
@@ -118,16 +130,17 @@ class FragmentLog:
                     item.fragment, recorded_at=item.recorded_at, completed_at=item.completed_at
                 )
             except StillframeError as error:
-                self._lose(str(error))
+                self._lose(item.fragment, str(error))
             except Exception as error:  # a bug of ours, or no memory: the process is to go on
-                self._lose(describe(error))
+                self._lose(item.fragment, describe(error))
             else:
-                self._is_told = False
+                # Not before it has caught up: one that is too slow is told once, too.
+                self._is_told = self._is_told and not self._queue.empty()
         if writer is not None:
             writer.close()
 
-    def _lose(self, why: str) -> None:
-        self._is_one_lost = True
+    def _lose(self, fragment: Fragment, why: str) -> None:
+        self._lost.append(fragment.snapshot)
         if not self._is_told:
             self._is_told = True
             self._trouble(
