@@ -9,7 +9,8 @@ from pyspark.sql import SparkSession
 from stillframe import spark as stillframe_spark
 from stillframe.errors import Damaged
 from stillframe.model import ChannelState, SnapshotId
-from stillframe.spark import history, timeline, verified
+from stillframe.spark import timeline, verified
+from stillframe.spark.history import CHANNELS_SCHEMA
 from stillframe.spark.manifests import read_published
 from stillframe.store.store import Store
 from tests.spark import bank
@@ -94,7 +95,9 @@ def test_channels_are_followed_over_time(spark: SparkSession, store: Path) -> No
         (row["snapshot"], row["message_count"], row["sent_since"], row["received_since"])
         for row in busy
     ] == [("P1-1", 5, None, None), ("P1-2", 5, 1, 1), ("P1-3", 0, 2, 7)]
-    same = timeline.channel_history(history.channels(spark, store), snapshots)
+    files = [str(store / "snapshots" / f"P1-{number}" / "channels.parquet") for number in (1, 2, 3)]
+    plain = spark.read.schema(CHANNELS_SCHEMA).parquet(*files)
+    same = timeline.channel_history(plain, snapshots)
     assert sorted(same.collect()) == sorted(found.collect())
     first, *rest = timeline.channel_spread(found).collect()
     assert (first["source"], first["target"], first["median"], first["max"]) == ("P1", "P2", 5, 5)

@@ -12,27 +12,35 @@
 
 import decimal
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from stillframe.errors import StoreError, UsageError
+from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
-from stillframe.spark import history
-from stillframe.spark.balance import explained
-from stillframe.spark.manifests import read_published
-from stillframe.spark.verified import shortened
-from stillframe.store.disk import WHAT_TO_DO
-from stillframe.store.manifest import MANIFEST, Manifest
+from stillframe.spark import verified
+from stillframe.spark.history import messages_schema, processes_schema
+from stillframe.spark.manifests import Published, expected_of, read_published
+from stillframe.spark.shipping import ship
+from stillframe.spark.soundness import CONSISTENT, VERDICTS, judge_all
+from stillframe.spark.verified import shortened, spread_tasks
+from stillframe.store.manifest import MESSAGES, PROCESSES, Manifest
 from stillframe.topology import Description
 
 _FLOAT_TOLERANCE = 1e-9
 
 Amount = int | float | decimal.Decimal
+_SHARES = pa.schema([("directory", pa.string()), ("task", pa.int32())])
+_Damages = dict[str, str]
+_Books = dict[str, tuple[int, str | None]]
 
 
 class SnapshotAudit(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,28 +105,15 @@ def audit(
         raise UsageError(f"the store {store_path} holds no snapshot yet: there is nothing to audit")
     manifests = {str(snapshot): found for snapshot, found in published.manifests.items()}
     damages = {str(snapshot): why for snapshot, why in published.damages.items()}
-    head = published.head
-    try:
-        damages |= _changed_files(history.file_hashes(spark, store_path), manifests)
-        whole = [name for name in manifests if name not in damages]
-        sources: list[_Source] = []
-        books: dict[str, tuple[int, str | None]] = {}
-        for description in (*head.former, head.description):
-            ours = [name for name in whole if manifests[name].topology == description.hash]
-            if ours:
-                is_all = len(ours) == len(manifests | damages)
-                sources.append(_Source(spark, store_path, description, None if is_all else ours))
-                books |= _check_books(sources[-1], ours)
-    except PySparkException as error:
-        raise StoreError(
-            f"Spark cannot read the store {store_path}: {shortened(error)}. If its snapshots are "
-            "being deleted meanwhile, try again"
-        ) from error
+    changed, books = _judged(spark, published)
+    damages |= changed
     amounts: list[dict[str, Amount] | None] = [None, None]
-    if whole and states_sql is not None:
-        amounts[0] = _amounts([each.processes() for each in sources], states_sql, "the states")
-    if whole and messages_sql is not None:
-        amounts[1] = _amounts([each.messages() for each in sources], messages_sql, "the messages")
+    if books and states_sql is not None:
+        states = _tables(spark, published, books, PROCESSES, processes_schema)
+        amounts[0] = _amounts(states, states_sql, "the states")
+    if books and messages_sql is not None:
+        messages = _tables(spark, published, books, MESSAGES, messages_schema)
+        amounts[1] = _amounts(messages, messages_sql, "the messages")
     rows = [
         SnapshotAudit(id=manifest.snapshot, sequence=manifest.sequence, damage=damages.get(name))
         if name in damages
@@ -136,84 +131,58 @@ def audit(
     return _verdict(_with_differences(rows))
 
 
-class _Source:
-    """The tables of the snapshots that can be read; `chosen` is None if all of them can."""
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        store_path: Path,
-        description: Description,
-        chosen: Sequence[str] | None,
-    ) -> None:
-        self.spark = spark
-        self.description = description
-        self._store_path = store_path
-        self._chosen = chosen
-
-    def processes(self) -> DataFrame:
-        return history.processes(self.spark, self._store_path, self.description, self._chosen)
-
-    def channels(self) -> DataFrame:
-        return history.channels(self.spark, self._store_path, self._chosen)
-
-    def messages(self) -> DataFrame:
-        return history.messages(self.spark, self._store_path, self.description, self._chosen)
-
-
-def _changed_files(hashes: DataFrame, manifests: dict[str, Manifest]) -> dict[str, str]:
-    """Return, for each snapshot with a file that is not what its manifest says, the first one."""
-    there = {(row["snapshot"], row["name"]): row for row in hashes.collect()}
-    damages: dict[str, str] = {}
-    for snapshot, manifest in manifests.items():
-        for record in manifest.files:
-            row = there.get((snapshot, record.name))
-            if row is None:
-                what = "is missing"
-            elif row["byte_count"] != record.bytes:
-                what = f"has {row['byte_count']} bytes; {record.bytes} were written"
-            elif row["hash"] != record.hash:
-                what = f"was changed since it was written: its hash is not the one in {MANIFEST}"
-            else:
-                continue
-            damages.setdefault(snapshot, f"{record.name} {what}: {WHAT_TO_DO}")
-    return damages
-
-
-def _check_books(source: _Source, whole: Sequence[str]) -> dict[str, tuple[int, str | None]]:
-    """Return how many messages each whole snapshot holds, and what contradicts itself in it."""
-    if not whole:
-        return {}
-    expected = sorted(source.description.processes)
-    processes = {
-        row["snapshot"]: row["processes"]
-        for row in history.recorded_processes(source.processes()).collect()
-    }
-    books = history.channel_books(
-        history.expected_channels(source.spark, source.description, whole),
-        source.channels(),
-        source.messages(),
+def _judged(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]:
+    """Return the snapshots with a file that is not what was written, and why; and of the others
+    how many messages each holds, and what contradicts itself in it."""
+    sizes = [sum(file.bytes for file in found.files) for found in published.manifests.values()]
+    task_count, tasks = spread_tasks(spark, sizes)
+    paths = [str(published.directory(snapshot).absolute()) for snapshot in published.manifests]
+    ship(spark)
+    directories = spark.createDataFrame(pa.table([paths, tasks], schema=_SHARES))
+    verdicts = directories.repartitionById(task_count, F.col("task")).mapInArrow(
+        partial(judge_all, expected=expected_of(published.head)), from_arrow_schema(VERDICTS)
     )
-    rows = {row["snapshot"]: row for row in history.snapshot_books(books).collect()}
-    found: dict[str, tuple[int, str | None]] = {}
-    for name in whole:
-        recorded = processes.get(name, [])
-        row = rows.get(name)  # a system without channels has no books
-        wrong = explained(row["first_wrong"]) if row and row["first_wrong"] else None
-        if recorded != expected:
-            wrong = (
-                f"states of the processes {', '.join(recorded) or 'none'} are recorded, and the "
-                f"processes are {', '.join(expected)}"
-            )
-        found[name] = (row["message_count"] if row else 0, wrong)
-    return found
+    damages: _Damages = {}
+    books: _Books = {}
+    with verified.explained(published.path):
+        found = verdicts.select("snapshot", "verdict", "why", "message_count").collect()
+    for name, verdict, why, message_count in found:
+        if message_count is None:
+            directory = published.directory(SnapshotId.parse(name)).absolute()
+            damages[name] = why.removeprefix(f"{directory}/")
+        else:
+            books[name] = message_count, None if verdict == CONSISTENT else why
+    return damages, books
+
+
+def _tables(
+    spark: SparkSession,
+    published: Published,
+    names: Collection[str],
+    file: str,
+    schema: Callable[[Description], str],
+) -> list[DataFrame]:
+    """Return a table of the snapshots `names`, of each topology by itself."""
+    by_topology: dict[str, list[verified.File]] = {}
+    for snapshot, manifest in published.manifests.items():
+        if str(snapshot) in names:
+            files = by_topology.setdefault(manifest.topology, [])
+            files.append(published.file(snapshot, file))
+    described = published.topologies.described
+    return [
+        verified.rows(spark, files, schema(described[topology]))
+        for topology, files in by_topology.items()
+    ]
 
 
 def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> dict[str, Amount]:
     """Return the caller's aggregate by snapshot; null counts as 0."""
     try:
-        found = [row for rows in tables for row in history.sums(rows, sql).collect()]
+        sums = [rows.groupBy("snapshot").agg(F.expr(sql).alias("amount")) for rows in tables]
+        found = [row for each in sums for row in each.collect()]
     except PySparkException as error:
+        if (damage := verified.raised(error)) is not None:
+            raise damage from error
         raise UsageError(
             f"the SQL over {over} does not work: {sql!r}: {shortened(error)}. It must be an "
             "aggregate over one snapshot's rows, such as 'sum(balance)'"

@@ -15,8 +15,8 @@ message_count, batched_count, row_count, number_count, number_min and number_max
 _CHANNEL = ["source", "target"]
 
 
-def explained(books: Any) -> str:
-    """Say what is wrong with a channel whose books (`Books`, or a row of them) do not balance."""
+def _explained(books: Books) -> str:
+    """Say what is wrong with a channel whose books do not balance."""
     channel = f"channel {books['source']}->{books['target']}"
     if not books["is_expected"]:
         return f"{channel} is recorded, but the system has no such channel"
@@ -58,7 +58,7 @@ def contradiction(
             "number_max": caught.get("number_max"),
         }
         if not _is_balanced(books):
-            return explained(books)
+            return _explained(books)
     return None
 
 

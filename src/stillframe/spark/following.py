@@ -146,10 +146,14 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return a task for some of the snapshots that ended; all that it takes is in `end`."""
         from stillframe.model import SnapshotId
+        from stillframe.spark.manifests import expected_of
         from stillframe.store.endings import PUBLISHED
-        from stillframe.store.opening import SNAPSHOTS
+        from stillframe.store.manifest import Head
+        from stillframe.store.opening import HEAD, SNAPSHOTS
+        from stillframe.store.seal import read_sealed
 
-        expected = self._expected()
+        head = read_sealed(Path(self._store) / HEAD, Head)
+        expected = expected_of(head)
         endings = _standing_of(end).endings
         shares: list[InputPartition] = []
         for first in range(0, len(endings), _TASK_SNAPSHOT_COUNT):
@@ -180,24 +184,6 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_is_store(Path(self._store))
         timeout_s = None if self._timeout is None else float(self._timeout)
         return Endings(Path(self._store), timeout_s=timeout_s)
-
-    def _expected(self) -> "Expected":
-        from stillframe.spark.soundness import Expected, Topology
-        from stillframe.store.manifest import MANIFEST, Head, file_names
-        from stillframe.store.opening import HEAD
-        from stillframe.store.seal import FORMAT, SEALED_BYTES_MAX, read_sealed
-
-        head = read_sealed(Path(self._store) / HEAD, Head)
-        topologies = {
-            description.hash: Topology(
-                sorted(description.processes),
-                [(channel.source, channel.target) for channel in description.channels],
-                list(file_names(description, is_whole=True)),
-                list(file_names(description, is_whole=False)),
-            )
-            for description in (*head.former, head.description)
-        }
-        return Expected(FORMAT, MANIFEST, SEALED_BYTES_MAX, topologies)
 
 
 def _to_offset(standing: "Standing") -> dict[str, Any]:

@@ -13,13 +13,16 @@ import msgspec
 
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
+from stillframe.spark.soundness import Expected, Topology
 from stillframe.store.chain import chain_length, check_chain, gather
 from stillframe.store.manifest import (
+    MANIFEST,
     Entry,
     FileRecord,
     Head,
     Manifest,
     entry_of,
+    file_names,
     read_manifest,
 )
 from stillframe.store.opening import (
@@ -30,7 +33,7 @@ from stillframe.store.opening import (
     snapshot_directories,
 )
 from stillframe.store.savepoints import named
-from stillframe.store.seal import read_sealed
+from stillframe.store.seal import FORMAT, SEALED_BYTES_MAX, read_sealed
 from stillframe.store.tables import Tables
 from stillframe.store.topologies import Topologies
 from stillframe.topology import Description
@@ -153,6 +156,20 @@ def read_published(path: Path) -> Published:
         {SnapshotId.parse(d.name): why for d, why in found if isinstance(why, str)},
         topologies,
     )
+
+
+def expected_of(head: Head) -> Expected:
+    """Return what tasks have to know to judge any snapshot of a store (``soundness.judged``)."""
+    topologies = {
+        description.hash: Topology(
+            sorted(description.processes),
+            [(channel.source, channel.target) for channel in description.channels],
+            list(file_names(description, is_whole=True)),
+            list(file_names(description, is_whole=False)),
+        )
+        for description in (*head.former, head.description)
+    }
+    return Expected(FORMAT, MANIFEST, SEALED_BYTES_MAX, topologies)
 
 
 def read_complete(path: Path) -> Published:

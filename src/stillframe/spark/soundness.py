@@ -6,7 +6,7 @@ cluster come to it: it needs no more than Arrow.
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +96,17 @@ def judged(directory: Path, expected: Expected) -> Row:
             if content == before:
                 return row | _said(manifest) | {"verdict": INCONSISTENT, "why": str(error)}
             before = content
+
+
+def judge_all(batches: Iterable[pa.RecordBatch], expected: Expected) -> Iterator[pa.RecordBatch]:
+    """Yield the verdicts on published snapshots, whose directories come as `directory`.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    for batch in batches:
+        for directory in batch.column("directory").to_pylist():
+            yield to_batch([judged(Path(directory), expected)])
 
 
 def to_batch(rows: list[Row]) -> pa.RecordBatch:

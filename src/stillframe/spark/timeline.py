@@ -103,8 +103,7 @@ def channel_history(channels: DataFrame, snapshots: DataFrame) -> DataFrame:
     """Return the messages in transit on each channel over time.
 
     Args:
-        channels: a row for each channel of each snapshot: ``channel_counts`` or
-            ``history.channels``.
+        channels: a row for each channel of each snapshot, as ``channel_counts`` returns them.
         snapshots: as ``snapshots`` returns them.
 
     Returns:

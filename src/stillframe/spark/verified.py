@@ -112,11 +112,6 @@ def shortened(error: PySparkException) -> str:
     return re.sub(r"\s*SQLSTATE: \w+.*", "", line).rstrip(".")
 
 
-def location(path: Path) -> str:
-    """Return a local path as Spark reads it: what has a meaning in patterns is escaped."""
-    return "file://" + "".join(f"\\{c}" if c in "\\{}[]*?" else c for c in str(path.absolute()))
-
-
 def spread_tasks(spark: SparkSession, sizes: Sequence[int]) -> tuple[int, list[int]]:
     """Return how many tasks there are, and which one reads each file of so many bytes: the large
     ones are spread."""

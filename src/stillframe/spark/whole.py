@@ -17,12 +17,7 @@ from stillframe import columns as fields
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.spark import verified
-from stillframe.spark.history import (
-    CHANNELS_SCHEMA,
-    MESSAGES_SCHEMA,
-    PROCESSES_SCHEMA,
-    field_schema,
-)
+from stillframe.spark.history import CHANNELS_SCHEMA, messages_schema, processes_schema
 from stillframe.spark.manifests import Published
 from stillframe.spark.texts import converted
 from stillframe.store.chain import links_of
@@ -176,11 +171,9 @@ class Whole:
     def _of_topology(self, name: str, topology: str) -> DataFrame:
         described, snapshots = self._described(topology), self._by_topology[topology]
         if name == "processes":
-            schema = PROCESSES_SCHEMA + field_schema(described.states)
-            return self._rows(PROCESSES, snapshots, schema)
+            return self._rows(PROCESSES, snapshots, processes_schema(described))
         if name == "messages":
-            schema = MESSAGES_SCHEMA + field_schema(described.messages)
-            return self._rows(MESSAGES, snapshots, schema)
+            return self._rows(MESSAGES, snapshots, messages_schema(described))
         table = self.keyed(topology, name)
         assert table is not None
         return self.keyed_rows(topology, table)

@@ -56,7 +56,7 @@ def read_hashed(path: Path, byte_count: int, digest: str, *, advice: str = WHAT_
     content = read_file(path, bytes_max=byte_count, advice=advice)
     if len(content) != byte_count:
         raise Damaged(
-            f"{path} is cut short: {len(content)} of {byte_count} bytes are there: {advice}"
+            f"{path} has {len(content)} bytes and is cut short: {byte_count} were written: {advice}"
         )
     if hashlib.sha256(content).hexdigest() != digest:
         raise Damaged(f"{path} was changed since it was written: {advice}")
