@@ -145,3 +145,20 @@ def test_a_process_that_starts_loads_no_pandas() -> None:
         env={"PYTHONPATH": str(ROOT / "src")},
     ).stdout
     assert loaded == "False\n"
+
+
+@pytest.mark.parametrize("module", ["child", "joined"])
+def test_a_process_loads_what_writes_fragments_only_if_it_is_to(module: str) -> None:
+    """Most write none, and the processes of a system begin all at once."""
+    program = (
+        f"import sys, stillframe.runtime.{module}; "
+        "print(sorted(name for name in sys.modules if 'fragment' in name))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT / "src")},
+    ).stdout
+    assert loaded == "[]\n"

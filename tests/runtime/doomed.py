@@ -1,6 +1,6 @@
 """A supervisor that will be killed, or kills itself at a named moment of its second snapshot.
 
-    python -m tests.runtime.doomed DIRECTORY TOPOLOGY [MOMENT [ORPHANED_S]]
+    python -m tests.runtime.doomed DIRECTORY TOPOLOGY [MOMENT [ORPHANED_S [FRAGMENTS]]]
 
 It prints what its processes are to the operating system when the system runs, and takes a first
 snapshot if there is a MOMENT; "waits" is none of a second.
@@ -17,6 +17,7 @@ from typing import Any
 from stillframe.runtime.coordinator import Coordinator
 from stillframe.runtime.member import ORPHANED_S
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.traces import Traces
 from stillframe.store import contents
 from stillframe.store.history import Happening, History, SnapshotBegan, SnapshotPublished
 from stillframe.store.store import Store
@@ -63,11 +64,14 @@ MOMENTS: dict[str, Callable[[], None]] = {
 """What is put in the way of the second snapshot, so that it gets so far and no further."""
 
 
-async def main(directory: str, name: str, moment: str = "", orphaned_s: str = "") -> None:
+async def main(
+    directory: str, name: str, moment: str = "", orphaned_s: str = "", fragments: str = ""
+) -> None:
     """Run until killed."""
     store = new_store(Path(directory), name)
     patience_s = float(orphaned_s or ORPHANED_S)
-    async with Supervisor(program(name), store, orphaned_s=patience_s) as system:
+    traces = Traces(fragments=fragments or None)
+    async with Supervisor(program(name), store, orphaned_s=patience_s, traces=traces) as system:
         if moment:
             await take(system)
         pids = [f"{process}={child.pid}" for process, child in system.children.items()]

@@ -12,7 +12,7 @@ import pytest
 from stillframe.keyed import Keyed
 from stillframe.model import Fragment, ProcessState, SnapshotId
 from stillframe.runtime import captures, control
-from stillframe.runtime.captures import Captures
+from stillframe.runtime.captures import Aside, Captures
 from stillframe.runtime.pieces import Pieces
 from stillframe.state_codec import StateCodec
 
@@ -38,7 +38,14 @@ class Note:
 class Recording:
     """A process's captures, and a coordinator that puts its parts together."""
 
-    def __init__(self, books: Any, scheduler: Any = None) -> None:
+    def __init__(
+        self,
+        books: Any,
+        scheduler: Any = None,
+        *,
+        aside: Aside | None = None,
+        base: SnapshotId | None = None,
+    ) -> None:
         self.books = books
         self.ready: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self.parts: dict[SnapshotId, Fragment] = {}
@@ -48,9 +55,10 @@ class Recording:
             "P",
             codec=StateCodec(type(books)),
             subject=books,
-            base=None,
+            base=base,
             scheduler=scheduler or self,
             report=self._hear,
+            aside=aside,
         )
 
     def call_soon(self, callback: Callable[..., Any], /, *args: Any) -> None:

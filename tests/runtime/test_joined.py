@@ -48,11 +48,14 @@ def check_books(snapshot: Snapshot) -> None:
 
 @contextlib.asynccontextmanager
 async def waiting_system(
-    directory: Path, name: str, log: Path | None = None
+    directory: Path, name: str, log: Path | None = None, fragments: Path | None = None
 ) -> AsyncIterator[tuple[Supervisor, Watch]]:
     """Start a system that waits for J; it runs when J has joined."""
     watch, store = Watch(), new_store(directory, name)
-    traces = Traces(log=None if log is None else str(log))
+    traces = Traces(
+        log=None if log is None else str(log),
+        fragments=None if fragments is None else str(fragments),
+    )
     system = Supervisor(program(name), store, traces=traces, emit=watch.emit)
     starting = asyncio.get_running_loop().create_task(system.__aenter__())
     try:

@@ -12,6 +12,7 @@ import time
 import types
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,6 +25,7 @@ from stillframe.runtime.children import UNKNOWN_END
 from stillframe.runtime.os_process import is_there
 from stillframe.runtime.running import find, left_behind
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.traces import NO_TRACES, Traces
 from stillframe.runtime.turns import Participant
 from stillframe.store.history import (
     EpochBegan,
@@ -75,18 +77,12 @@ async def kill_a_supervisor(place: Path, *arguments: str, waits: bool = True) ->
 
 @contextlib.asynccontextmanager
 async def resumed(
-    place: Path, name: str, *, return_s: float = 15.0
+    place: Path, name: str, *, return_s: float = 15.0, traces: Traces = NO_TRACES
 ) -> AsyncIterator[tuple[Supervisor, Watch]]:
     """Take over what runs on the store in `place`."""
     watch, store = Watch(), Store.open_writer(place / "store")
-    system = Supervisor(
-        program(name),
-        store,
-        timeout_s=30.0,
-        takes_over=True,
-        return_s=return_s,
-        emit=watch.emit,
-    )
+    options: dict[str, Any] = {"timeout_s": 30.0, "takes_over": True, "return_s": return_s}
+    system = Supervisor(program(name), store, traces=traces, emit=watch.emit, **options)
     try:
         async with system:
             yield system, watch
