@@ -1,7 +1,18 @@
-"""``spark follow``: a line for each verdict as it comes, and the exit code."""
+"""``spark follow``: a line for each verdict as it comes, the exit code, and how it is ended."""
 
+import errno
 import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -9,11 +20,22 @@ pytest.importorskip("pyspark", reason="needs PySpark")
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from stillframe.cli import following
+from stillframe.cli import following, output
 from stillframe.errors import Unavailable
+from stillframe.store.history import SnapshotAbandoned, SnapshotPublished, read_history
 from tests.cli.conftest import Call
+from tests.cli.test_runs import ROOT, Start, start  # noqa: F401 - a fixture
 
 HERE = ("--master", "local[2]")
+DEADLINE_S = 300
+"""After so long a program that hangs is killed, and the test fails for want of its words."""
+SEED = 1985
+
+
+def judge_what_is_there(query: StreamingQuery, *_: object) -> None:
+    """Wait for no more than that."""
+    query.processAllAvailable()
+    query.stop()
 
 
 @pytest.mark.spark
@@ -21,12 +43,7 @@ def test_verdicts_are_lines_and_are_not_repeated(
     call: Call, money: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One JSON line for each; from a checkpoint only those that are new; exit 1 if one is wrong."""
-
-    def wait(query: StreamingQuery, _stop_s: float | None) -> None:
-        query.processAllAvailable()
-        query.stop()
-
-    monkeypatch.setattr(following, "_wait", wait)
+    monkeypatch.setattr(following, "_wait", judge_what_is_there)
     options = ("--checkpoint", tmp_path / "checkpoint", "--json", *HERE)
     result = call("spark", "follow", money, *options)
     assert result.exit_code == 0, result.output
@@ -73,3 +90,208 @@ def test_without_spark_it_says_what_to_install(
     result = call("spark", "follow", money)
     assert result.exit_code == 2
     assert "pip install 'stillframe[spark]'" in result.stderr
+
+
+@pytest.mark.spark
+def test_what_keeps_it_from_writing_is_named(
+    call: Call, money: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no error of Spark."""
+
+    def is_full(_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(following, "_wait", judge_what_is_there)
+    monkeypatch.setattr(output, "put_json", is_full)
+    result = call("spark", "follow", money, "--json", *HERE)
+    assert result.exit_code == 2
+    assert result.stderr.endswith("Error: input or output: No space left on device\n")
+
+
+class Query:
+    """A query that takes a while to begin, on a clock of its own."""
+
+    def __init__(self, begins_s: float, ends_s: float = math.inf) -> None:
+        self.now = 0.0
+        self.is_stopped = False
+        self._begins_s = begins_s
+        self._ends_s = ends_s
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Return what Spark says of one that finds nothing new when it has begun."""
+        begins = {"message": "Initializing sources", "isTriggerActive": False}
+        waits = {"message": "Waiting for data to arrive", "isTriggerActive": False}
+        return waits if self.now >= self._begins_s else begins
+
+    lastProgress = None  # noqa: N815 - Spark's
+
+    def awaitTermination(self, timeout: float) -> bool:  # noqa: N802 - Spark's
+        """Let the time go by."""
+        self.now += timeout
+        return self.now >= self._ends_s
+
+    def stop(self) -> None:
+        """Note that."""
+        self.is_stopped = True
+
+
+@pytest.mark.parametrize(
+    ("query", "stop_s", "ended_s"),
+    [
+        (Query(begins_s=40), 3.0, 43),
+        (Query(begins_s=1), 3.0, 4),
+        (Query(begins_s=1, ends_s=20), None, 20),
+    ],
+)
+def test_the_time_to_follow_begins_when_it_does(
+    query: Query, stop_s: float | None, ended_s: int
+) -> None:
+    """What Spark takes to begin is not counted, however long that is."""
+    stop = following.Stop()
+    following._wait(cast(StreamingQuery, query), stop_s, stop, lambda: query.now)
+    assert (query.now, query.is_stopped) == (ended_s, True)
+
+
+class Follower:
+    """The command as a program of its own; Ctrl-C reaches all that it has started."""
+
+    def __init__(self, store: Path, checkpoint: Path) -> None:
+        self._words = checkpoint.with_name("words").open("w+", encoding="utf-8")
+        options = ("--checkpoint", str(checkpoint), "--json", *HERE)
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "stillframe.cli.app", "spark", "follow", str(store)),
+                *options,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=self._words,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            start_new_session=True,
+        )
+        self._deadline = threading.Timer(DEADLINE_S, self.process.kill)
+        self._deadline.start()
+
+    def rows(self, count: int) -> list[dict[str, Any]]:
+        """Return the next verdicts; wait for them."""
+        assert self.process.stdout is not None
+        rows = [
+            json.loads(line) for _, line in zip(range(count), self.process.stdout, strict=False)
+        ]
+        assert len(rows) == count, self.words()
+        return rows
+
+    def rest(self) -> list[dict[str, Any]]:
+        """Return what comes until Spark is gone, too."""
+        assert self.process.stdout is not None
+        return [*map(json.loads, self.process.stdout)]
+
+    def words(self) -> str:
+        """Return what it said to people."""
+        self._words.seek(0)
+        return self._words.read()
+
+    def interrupt(self) -> tuple[int, list[dict[str, Any]]]:
+        """Press Ctrl-C; return its exit code and the verdicts that came before the end."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        rows = self.rest()
+        return self.process.wait(), rows
+
+    def kill(self) -> list[dict[str, Any]]:
+        """Kill it with SIGKILL; return the verdicts that came before the end."""
+        self.process.kill()
+        return self.rest()
+
+    def close(self) -> None:
+        """Leave nothing behind, whatever happened."""
+        self.kill()
+        self.process.communicate()
+        self._deadline.cancel()
+        self._words.close()
+
+
+class Held:
+    """A file whose reader waits: a pipe is in its place."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._content = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+
+    def until_read(self, reader: Follower) -> None:
+        """Wait until it is being read, but for no longer than the reader may take."""
+        nobody = threading.Timer(
+            DEADLINE_S, lambda: os.close(os.open(self._path, os.O_RDONLY | os.O_NONBLOCK))
+        )
+        nobody.start()
+        self._end = os.open(self._path, os.O_WRONLY)
+        nobody.cancel()
+        assert reader.process.poll() is None, reader.words()
+
+    def release(self) -> None:
+        """Put the file back."""
+        os.close(self._end)
+        self._path.unlink()
+        self._path.write_bytes(self._content)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_ctrl_c_ends_it_while_it_judges(money: Path, tmp_path: Path) -> None:
+    """It waits for no verdict, says no more than how many there were, and its checkpoint is good:
+    what was being judged is judged when it is started again."""
+    file = Held(money / "snapshots" / "A-2" / "channels.parquet")
+    with closing(Follower(money, tmp_path / "checkpoint")) as follower:
+        file.until_read(follower)
+        assert follower.interrupt() == (0, [])
+        assert follower.words().strip() == "yes: 0 snapshots"
+    file.release()
+    with closing(Follower(money, tmp_path / "checkpoint")) as follower:
+        assert [row["snapshot"] for row in follower.rows(3)] == ["A-1", "A-2", "A-3"]
+        assert follower.interrupt() == (0, [])
+        assert follower.words().strip() == "yes: 3 snapshots, 3 consistent"
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_follower_that_is_killed_loses_no_snapshot(
+    start: Start,  # noqa: F811 - the fixture
+    tmp_path: Path,
+) -> None:
+    """Killed while it judges, and twice after some verdicts, it goes on: each snapshot of a bank
+    that runs has a verdict, and one that is told again is told the same."""
+    store, checkpoint = tmp_path / "store", tmp_path / "checkpoint"
+    bank = ("run", "examples.bank:bank", "--store", store, "--every", "200ms")
+    system = start(*bank, deadline_s=3 * DEADLINE_S)
+    system.until("snapshot P1-1:")
+    assert system.process.stderr is not None
+    threading.Thread(target=deque, args=(system.process.stderr, 0), daemon=True).start()
+    chance = random.Random(SEED)
+    file = Held(store / "snapshots" / "P1-1" / "channels.parquet")
+    with closing(Follower(store, checkpoint)) as follower:
+        file.until_read(follower)
+        told = follower.kill()
+    assert told == []
+    file.release()
+    for _ in range(2):
+        with closing(Follower(store, checkpoint)) as follower:
+            told += follower.rows(chance.randint(1, 20))
+            told += follower.kill()
+    system.process.send_signal(signal.SIGINT)
+    system.process.wait()
+    ended = {
+        str(line.what.snapshot): isinstance(line.what, SnapshotPublished)
+        for line in read_history(store)
+        if isinstance(line.what, SnapshotPublished | SnapshotAbandoned)
+    }
+    with closing(Follower(store, checkpoint)) as follower:
+        while ended.keys() - {row["snapshot"] for row in told}:
+            told += follower.rows(1)
+        assert follower.interrupt() == (0, [])
+    by_snapshot = {row["snapshot"]: row for row in told}
+    assert all(row == by_snapshot[row["snapshot"]] for row in told), f"{SEED=}"
+    for name, is_published in ended.items():
+        assert by_snapshot[name]["verdict"] == ("consistent" if is_published else "incomplete")

@@ -26,7 +26,9 @@ Start = Callable[..., "Program"]
 class Program:
     """The command line as a program of its own, its words read line by line as they come."""
 
-    def __init__(self, *arguments: object, cwd: Path = ROOT) -> None:
+    def __init__(
+        self, *arguments: object, cwd: Path = ROOT, deadline_s: float = DEADLINE_S
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "stillframe.cli.app", *map(str, arguments)],
             stdout=subprocess.PIPE,
@@ -35,7 +37,7 @@ class Program:
             cwd=cwd,
             env={"PYTHONPATH": str(ROOT / "src")},
         )
-        self._deadline = threading.Timer(DEADLINE_S, self.process.kill)
+        self._deadline = threading.Timer(deadline_s, self.process.kill)
         self._deadline.start()
 
     def until(self, words: str) -> str:
@@ -67,8 +69,8 @@ def start() -> Iterator[Start]:
     """Start programs that end with the test."""
     programs: list[Program] = []
 
-    def start(*arguments: object, cwd: Path = ROOT) -> Program:
-        programs.append(Program(*arguments, cwd=cwd))
+    def start(*arguments: object, cwd: Path = ROOT, deadline_s: float = DEADLINE_S) -> Program:
+        programs.append(Program(*arguments, cwd=cwd, deadline_s=deadline_s))
         return programs[-1]
 
     yield start

@@ -2,7 +2,6 @@
 
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ LOG_LAG_S = 2.0
 noted twice a second."""
 _EACH = "250 milliseconds"
 _LOOK_S = 1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Fields = dict[str, Any]
 
 
@@ -44,17 +44,22 @@ class Verdicts:
         self._judge = judge
         self._is_json = is_json
         self.counts: dict[str, int] = {}
-        self.error: StillframeError | None = None
+        self.error: StillframeError | OSError | None = None
 
     def put(self, batch: "DataFrame", _number: int) -> None:
-        """Write the verdicts of a micro-batch, in the order in which the snapshots ended."""
+        """Write the verdicts of a micro-batch, in the order in which the snapshots ended.
+
+        Only then is it done for Spark: one that is broken off is judged and written again.
+        """
         try:
-            rows = [
-                {name: tasks.with_zone(row[name]) for name in row} for row in self._judge(batch)
-            ]
-        except StillframeError as error:
-            self.error = error
+            self._put(
+                [{name: tasks.with_zone(row[name]) for name in row} for row in self._judge(batch)]
+            )
+        except (StillframeError, OSError) as error:
+            self.error = error  # Spark would tell of it in words of its own
             raise
+
+    def _put(self, rows: list[Fields]) -> None:
         for row in sorted(rows, key=_when):
             self.counts[row["verdict"]] = self.counts.get(row["verdict"], 0) + 1
             if self._is_json:
@@ -86,48 +91,85 @@ def follow(
     check_is_store(path)
     if log is not None:
         parts(log)
-    with output.words().status("starting Spark"):
-        spark = spark_session(master=where)
-    from stillframe.spark import crosscheck, following, verified  # noqa: PLC0415 - PySpark is there
+    with _stopping() as stop:
+        with output.words().status("starting Spark"):
+            spark = spark_session(master=where)
+        stop.take_signals()  # a new session takes them for itself
+        from stillframe.spark import crosscheck, following, verified  # noqa: PLC0415 - it is there
 
-    lag_s = 0.0 if log is None else LOG_LAG_S
-    frame = following.follow(spark, path, timeout_s=timeout_s, lag_s=lag_s)
-    verdicts = Verdicts(lambda batch: crosscheck.rows(spark, batch, log), is_json=is_json)
-    writer = frame.writeStream.foreachBatch(verdicts.put).trigger(processingTime=_EACH)
-    if checkpoint is not None:
-        writer = writer.option("checkpointLocation", str(checkpoint.absolute()))
-    try:
-        with verified.explained(path):
-            _wait(writer.start(), stop_s)
-    except StillframeError as error:
-        raise verdicts.error or error from None
+        lag_s = 0.0 if log is None else LOG_LAG_S
+        frame = following.follow(spark, path, timeout_s=timeout_s, lag_s=lag_s)
+        verdicts = Verdicts(lambda batch: crosscheck.rows(spark, batch, log), is_json=is_json)
+        writer = frame.writeStream.foreachBatch(verdicts.put).trigger(processingTime=_EACH)
+        if checkpoint is not None:
+            writer = writer.option("checkpointLocation", str(checkpoint.absolute()))
+        try:
+            with verified.explained(path):
+                _wait(writer.start(), stop_s, stop)
+        except StillframeError as error:
+            raise verdicts.error or error from None
     _conclude(verdicts.counts)
 
 
-def _wait(query: "StreamingQuery", stop_s: float | None) -> None:
-    """Let the query go on until it ends, it is time, or Ctrl-C or SIGTERM comes."""
-    over = threading.Event()
-    end = math.inf if stop_s is None else time.monotonic() + stop_s
-    with _signals(over.set):
-        try:
-            while not over.is_set() and time.monotonic() < end:
-                if query.awaitTermination(_LOOK_S):
-                    break
-        finally:
-            query.stop()
+class Stop:
+    """Whether Ctrl-C or SIGTERM came: an exception would break off what Spark is being asked."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._is_started = False
+
+    def take_signals(self) -> None:
+        """Take the signals from now on; Spark has been started."""
+        self._is_started = True
+        self.listen()
+
+    def listen(self) -> None:
+        """Take the signals."""
+        for number in _SIGNALS:
+            signal.signal(number, self._signalled)
+
+    def _signalled(self, *_: object) -> None:
+        self.is_asked = True
+        if not self._is_started:
+            raise SystemExit(0)
 
 
 @contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM call `stop` in the body: an exception would break off what Spark is
-    being asked."""
-    numbers = signal.SIGINT, signal.SIGTERM
-    before = [signal.signal(number, lambda *_: stop()) for number in numbers]
+def _stopping() -> Iterator[Stop]:
+    """Let Ctrl-C and SIGTERM end the body, also while Spark is started."""
+    before = [signal.getsignal(number) for number in _SIGNALS]
+    stop = Stop()
+    stop.listen()
     try:
-        yield
+        yield stop
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(_SIGNALS, before, strict=True):
             signal.signal(number, handler)
+
+
+def _wait(
+    query: "StreamingQuery",
+    stop_s: float | None,
+    stop: Stop,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Let the query go on until it ends, it has followed for so long, or somebody says stop."""
+    end = math.inf
+    try:
+        while not stop.is_asked and clock() < end:
+            if query.awaitTermination(_LOOK_S):
+                break
+            if stop_s is not None and end == math.inf and _is_following(query):
+                end = clock() + stop_s
+    finally:
+        query.stop()
+
+
+def _is_following(query: "StreamingQuery") -> bool:
+    """Return whether what was there at first has been judged: Spark takes its time to begin."""
+    status = query.status
+    is_waiting = not status["isTriggerActive"] and not status["message"].startswith("Initializing")
+    return query.lastProgress is not None or is_waiting
 
 
 def _when(row: Fields) -> tuple[bool, float, int]:
