@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -13,11 +14,14 @@ import pytest
 pytest.importorskip("cryptography", reason="needs the extra 'tls'")
 
 from examples.bank import bank
+from stillframe.eventlog.reading import epochs
 from stillframe.runtime.addresses import COORDINATOR_PORT
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
 from tests.cli.test_runs import ROOT, Program
 from tests.runtime.papers import papers, shifted
+from tests.runtime.test_noting import check_log
+from tests.spark.test_judging import faults_in, found_in
 
 PAGE = ROOT / "docs" / "machines.md"
 
@@ -115,6 +119,43 @@ def test_who_is_refused_at_its_first_coming_ends(programs: list[Program], tmp_pa
     assert "each can join once" in system.until("process 'B' is already there")
     assert [program.process.poll() for program in both] == [None, None]
     assert [program.end(signal.SIGTERM)[0] for program in (system, *both)] == [0, 0, 0]
+
+
+@pytest.mark.slow
+def test_event_logs_of_several_machines_are_one(
+    programs: list[Program], call: Call, tmp_path: Path
+) -> None:
+    """``join --log`` writes what the process does there, in every epoch; with the logs of the other
+    machines in one directory, every snapshot is as the log says, and nothing is wrong with it."""
+    rally, address = "tests.runtime.programs:rally", f"127.0.0.1:{free_port('127.0.0.1')}"
+    store, log, log_there = tmp_path / "store", tmp_path / "log", tmp_path / "log there"
+    system = Program(
+        *("run", rally, "--store", store, "--every", "never", "--elsewhere", "B", "--log", log),
+        *("--listen", address, "--tls", papers() / "coordinator"),
+    )
+    programs.append(system)
+    system.until("waiting for B to join")
+    joined = Program(
+        *("join", rally, "B", "--coordinator", address, "--listen", "127.0.0.1"),
+        *("--tls", papers() / "B", "--log", log_there),
+    )
+    programs.append(joined)
+    system.until("epoch 1: the system runs")
+    for _ in range(3):
+        assert call("snapshot", store).exit_code == 0
+    assert call("restore", store).exit_code == 0
+    system.until("epoch 2: the system runs")
+    for _ in range(3):
+        assert call("snapshot", store).exit_code == 0
+    assert [program.end(signal.SIGTERM)[0] for program in (joined, system)] == [0, 0]
+    for epoch in epochs(log_there):
+        assert [path.name for path in (log_there / f"e{epoch}").iterdir()] == ["B"]
+        shutil.move(log_there / f"e{epoch}" / "B", log / f"e{epoch}")
+    for epoch in (1, 2):
+        trace = check_log(log, store, epoch)
+        assert trace.processes == ("A", "B")
+        assert len(trace.snapshots) >= 3
+    assert faults_in(found_in(log).to_pylist()) == set()
 
 
 BANK = "examples.bank:bank"

@@ -18,8 +18,11 @@ from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.published import Manifest
 from stillframe.protocol.policy import Policy
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.traces import Traces
 from stillframe.store.store import Store
 from tests.runtime.mixed import CHANNELS, COINS, SERVICES, START, Mint, system
+from tests.runtime.test_noting import check_log
+from tests.spark.test_judging import faults_in, found_in
 
 REFERENCE = "tests.runtime.mixed:system"
 pytestmark = pytest.mark.slow
@@ -67,8 +70,9 @@ def money(pipeline: Pipeline, manifest: Manifest) -> int:
 
 def test_one_cut_through_tcp_and_logs(tmp_path: Path) -> None:
     """Every snapshot holds all the money, some of it on the way over TCP or in a log; after a
-    restore of both the system goes on, and still has all of it."""
-    pipeline = new_pipeline(tmp_path)
+    restore of both the system goes on, and still has all of it. Its event log says the same."""
+    pipeline, event_log = new_pipeline(tmp_path), tmp_path / "event log"
+    traces = Traces(str(event_log))
 
     def photograph() -> Manifest:
         outcome = pipeline.snapshot("unaligned", timeout_s=30)
@@ -79,7 +83,7 @@ def test_one_cut_through_tcp_and_logs(tmp_path: Path) -> None:
     async def epoch(store: Store) -> list[Manifest]:
         async with (
             asyncio.timeout(60),
-            Supervisor(REFERENCE, store, pipeline=pipeline.path),
+            Supervisor(REFERENCE, store, pipeline=pipeline.path, traces=traces),
         ):
             return [await asyncio.to_thread(photograph) for _ in range(8)]
 
@@ -94,6 +98,11 @@ def test_one_cut_through_tcp_and_logs(tmp_path: Path) -> None:
             asyncio.run(epoch(store))
         assert store.restored_from == taken[3].systems[0].snapshot
     assert pipeline.epoch == 2
+    for epoch_number in (1, 2):
+        trace = check_log(event_log, tmp_path / "store", epoch_number)
+        assert len(trace.snapshots) == 8
+        assert any(not event.accepted and not event.sent for event in trace.lines["till"])
+    assert faults_in(found_in(event_log).to_pylist()) == set()
 
 
 def test_a_death_ends_a_system_that_cannot_go_back_alone(tmp_path: Path) -> None:
