@@ -340,21 +340,26 @@ def write(log: Log, directory: Path, epoch: int, chance: random.Random) -> None:
         begin, part = 0, 1
         while part == 1 or begin < len(rows):
             end = len(rows) if chance.random() < 0.7 else chance.randint(begin, len(rows))
-            span = Span(
-                process=name,
-                epoch=epoch,
-                part=part,
-                event_count=rows[begin - 1].event if begin else 0,
-                sent=_counts(rows[:begin], SENT, [(name, other) for other in log if other != name]),
-                received=_counts(
-                    rows[:begin], ACCEPTED, [(other, name) for other in log if other != name]
-                ),
-            )
+            span = span_of(log, name, epoch, part, begin)
             path = part_path(directory, span, is_complete=True)
             path.parent.mkdir(parents=True, exist_ok=True)
             group_count = chance.choice([1000, 1000, chance.randint(1, 40)])
             write_part(path, span, table_of(rows[begin:end]), group_count)
             begin, part = end, part + 1
+
+
+def span_of(log: Log, name: str, epoch: int, part: int, begin: int) -> Span:
+    """Return what the file of a process says that begins with its row `begin`, from 0."""
+    rows = log[name][:begin]
+    others = [other for other in log if other != name]
+    return Span(
+        process=name,
+        epoch=epoch,
+        part=part,
+        event_count=rows[-1].event if rows else 0,
+        sent=_counts(rows, SENT, [(name, other) for other in others]),
+        received=_counts(rows, ACCEPTED, [(other, name) for other in others]),
+    )
 
 
 def _counts(rows: list[Row], kind: str, channels: list[tuple[str, str]]) -> dict[str, int]:

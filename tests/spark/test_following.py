@@ -13,8 +13,8 @@ from pyspark.sql import Row, SparkSession
 
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
-from stillframe.spark import crosscheck
 from stillframe.spark.audit import audit
+from stillframe.spark.crosscheck import CrossCheck
 from stillframe.spark.following import follow
 from stillframe.store.history import (
     EpochBegan,
@@ -261,7 +261,7 @@ def test_a_system_that_runs_is_followed(spark: SparkSession, tmp_path: Path) -> 
         row["snapshot"]: row["message_count"] for row in rows if row["verdict"] == "consistent"
     }
     verdicts = spark.createDataFrame(rows, follow(spark, store).schema)
-    both = crosscheck.rows(spark, verdicts, log)
+    both = CrossCheck(spark, log).rows(verdicts)
     assert {row["snapshot"]: row["verdict"] for row in both} == judged
     assert all(row["log"] is not None for row in both)
 

@@ -99,7 +99,7 @@ def follow(
 
         lag_s = 0.0 if log is None else LOG_LAG_S
         frame = following.follow(spark, path, timeout_s=timeout_s, lag_s=lag_s)
-        verdicts = Verdicts(lambda batch: crosscheck.rows(spark, batch, log), is_json=is_json)
+        verdicts = Verdicts(crosscheck.CrossCheck(spark, log).rows, is_json=is_json)
         writer = frame.writeStream.foreachBatch(verdicts.put).trigger(processingTime=_EACH)
         if checkpoint is not None:
             writer = writer.option("checkpointLocation", str(checkpoint.absolute()))

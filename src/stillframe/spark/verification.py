@@ -97,12 +97,20 @@ def findings(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame
         pieces: as `log_pieces` returns them, or some of them: all of an epoch.
         published: what a store says, to be compared, as `published_cuts` returns it.
     """
+    counts = counted(pieces)
+    return found_in(counts if published is None else counts.union(published))
+
+
+def counted(pieces: DataFrame) -> DataFrame:
+    """Return what is known of each channel and process from each piece (``counting.COUNTS``)."""
     spark = pieces.sparkSession
     ship(spark)
     task_count = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
-    counts = pieces.repartition(task_count).mapInArrow(count_pieces, from_arrow_schema(COUNTS))
-    if published is not None:
-        counts = counts.union(published)
+    return pieces.repartition(task_count).mapInArrow(count_pieces, from_arrow_schema(COUNTS))
+
+
+def found_in(counts: DataFrame) -> DataFrame:
+    """Return the same as `findings` of what was counted: of all pieces of an epoch."""
     by_channel = counts.groupBy("epoch", "source", "target")
     return by_channel.applyInArrow(judge, from_arrow_schema(FINDINGS))
 
