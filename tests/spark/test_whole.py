@@ -11,7 +11,7 @@ from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.spark import verified
 from stillframe.spark.manifests import read_published
-from stillframe.spark.whole import Whole
+from stillframe.spark.whole import Whole, store_tables
 from stillframe.store.store import Store
 from tests.spark import bank
 from tests.spark.chains import make_chains
@@ -131,3 +131,18 @@ def test_a_changed_byte_in_a_link_is_found(spark: SparkSession, tmp_path: Path) 
         verified.explained(published.path),
     ):
         every.table("Bank_accounts").collect()
+
+
+def test_all_tables_of_a_store_are_frames(spark: SparkSession, tmp_path: Path) -> None:
+    """Of every snapshot, by name, as the store reads them; a store without any has none."""
+    snapshots = make_chains(tmp_path / "store", 2, snapshot_count=3)
+    store, tables = Store.open(tmp_path / "store"), store_tables(spark, tmp_path / "store")
+    expected = [store.tables(snapshot) for snapshot in snapshots]
+    assert tables.keys() == expected[0].keys()
+    for name, frame in tables.items():
+        rows = frame.toArrow()
+        assert rows.num_rows == sum(one[name].num_rows for one in expected)
+        assert set(rows.column("snapshot").to_pylist()) <= set(map(str, snapshots))
+    Store.create(tmp_path / "empty", description=samples.DESCRIPTION).close()
+    with pytest.raises(UsageError, match="holds no snapshot yet"):
+        store_tables(spark, tmp_path / "empty")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         spread,
     )
     from stillframe.spark.verification import log_pieces, published_cuts, verify
+    from stillframe.spark.whole import store_tables
 
 __all__ = [
     "assemble",
@@ -66,6 +67,7 @@ __all__ = [
     "spark_session",
     "spread",
     "start_query",
+    "store_tables",
     "to_channel",
     "vector_clock",
     "verify",
@@ -99,6 +101,7 @@ _MODULES = {
         "spread",
     ),
     "verification": ("log_pieces", "published_cuts", "verify"),
+    "whole": ("store_tables",),
 }
 
 

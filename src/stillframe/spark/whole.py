@@ -7,6 +7,7 @@ keys can be merged as Spark can sort.
 
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -18,7 +19,7 @@ from stillframe.errors import UsageError
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.spark import verified
 from stillframe.spark.history import CHANNELS_SCHEMA, messages_schema, processes_schema
-from stillframe.spark.manifests import Published
+from stillframe.spark.manifests import Published, read_complete
 from stillframe.spark.texts import converted
 from stillframe.store.chain import links_of
 from stillframe.store.columns import ARROW_TYPES, merged_columns
@@ -192,6 +193,23 @@ class Whole:
 
     def _described(self, topology: str) -> Description:
         return self._published.topologies.described[topology]
+
+
+def store_tables(spark: SparkSession, store_path: Path) -> dict[str, DataFrame]:
+    """Return the tables of all snapshots of a store by name, each with a column `snapshot`:
+    ``processes``, ``channels``, ``messages``, and one for each keyed field.
+
+    A snapshot that holds only changes is there with all that it holds. Every byte that is read is
+    verified; ``compacted_tables`` is faster for what is asked again and again.
+
+    Raises:
+        UsageError: there is no store, or no snapshot in it.
+        Damaged: a manifest was changed, or something that a snapshot is based on is missing.
+        StoreError: it cannot be read.
+    """
+    published = read_complete(store_path)
+    whole = Whole(spark, published, list(published.manifests))
+    return {name: whole.table(name) for name in (*TABLES, *whole.keyed_names)}
 
 
 def fitted(
