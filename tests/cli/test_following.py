@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="needs PySpark")
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.cli import following, output
@@ -153,6 +154,29 @@ def test_the_time_to_follow_begins_when_it_does(
     assert (query.now, query.is_stopped) == (ended_s, True)
 
 
+class Failing(Query):
+    """A query that ends with an error."""
+
+    def __init__(self, stop: following.Stop, *, is_interrupted: bool) -> None:
+        super().__init__(begins_s=1)
+        self._stop = stop
+        self._is_interrupted = is_interrupted
+
+    def awaitTermination(self, timeout: float) -> bool:  # noqa: N802 - Spark's
+        """Fail, perhaps because Ctrl-C came to those who work for it."""
+        self._stop.is_asked = self._is_interrupted
+        raise StreamingQueryException("it needs them")
+
+
+def test_a_query_that_ctrl_c_ends_has_not_failed() -> None:
+    """Ctrl-C comes to all processes of a terminal; any other end of them is told."""
+    stop = following.Stop()
+    following._wait(cast(StreamingQuery, Failing(stop, is_interrupted=True)), None, stop)
+    stop = following.Stop()
+    with pytest.raises(StreamingQueryException):
+        following._wait(cast(StreamingQuery, Failing(stop, is_interrupted=False)), None, stop)
+
+
 class Follower:
     """The command as a program of its own; Ctrl-C reaches all that it has started."""
 
@@ -246,12 +270,12 @@ def test_ctrl_c_ends_it_while_it_judges(money: Path, tmp_path: Path) -> None:
     file = Held(money / "snapshots" / "A-2" / "channels.parquet")
     with closing(Follower(money, tmp_path / "checkpoint")) as follower:
         file.until_read(follower)
-        assert follower.interrupt() == (0, [])
+        assert follower.interrupt() == (0, []), follower.words()
         assert follower.words().strip() == "yes: 0 snapshots"
     file.release()
     with closing(Follower(money, tmp_path / "checkpoint")) as follower:
         assert [row["snapshot"] for row in follower.rows(3)] == ["A-1", "A-2", "A-3"]
-        assert follower.interrupt() == (0, [])
+        assert follower.interrupt() == (0, []), follower.words()
         assert follower.words().strip() == "yes: 3 snapshots, 3 consistent"
 
 
@@ -290,7 +314,7 @@ def test_a_follower_that_is_killed_loses_no_snapshot(
     with closing(Follower(store, checkpoint)) as follower:
         while ended.keys() - {row["snapshot"] for row in told}:
             told += follower.rows(1)
-        assert follower.interrupt() == (0, [])
+        assert follower.interrupt() == (0, []), follower.words()
     by_snapshot = {row["snapshot"]: row for row in told}
     assert all(row == by_snapshot[row["snapshot"]] for row in told), f"{SEED=}"
     for name, is_published in ended.items():

@@ -153,7 +153,13 @@ def _wait(
     stop: Stop,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Let the query go on until it ends, it has followed for so long, or somebody says stop."""
+    """Let the query go on until it ends, it has followed for so long, or somebody says stop.
+
+    Ctrl-C reaches the processes that judge as well: that the query fails for want of them is no
+    error then, and what they were judging is not done for Spark.
+    """
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - it is there
+
     end = math.inf
     try:
         while not stop.is_asked and clock() < end:
@@ -161,6 +167,9 @@ def _wait(
                 break
             if stop_s is not None and end == math.inf and _is_following(query):
                 end = clock() + stop_s
+    except PySparkException:
+        if not stop.is_asked:
+            raise
     finally:
         query.stop()
 
