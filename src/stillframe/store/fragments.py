@@ -10,7 +10,6 @@ all processes are snapshots again (``stillframe spark assemble``).
 
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -29,6 +28,7 @@ from stillframe.model import (
 from stillframe.store.contents import write_directory
 from stillframe.store.disk import PUT_BACK, sync
 from stillframe.store.fragment_upkeep import make_room, put_shared, remove_left
+from stillframe.store.here import Here
 from stillframe.store.manifest import (
     FILES,
     HASH,
@@ -44,7 +44,6 @@ from stillframe.topology import Description
 
 TOPOLOGIES = "topologies"
 ADVICE = f"{PUT_BACK}, or delete that fragment: its snapshot is incomplete then"
-_WRITER_COUNT = 4
 _EPOCH = re.compile(r"e([1-9]\d{0,8})")
 _COUNT_MAX = 2**62
 _SECONDS_MAX = 2**36
@@ -133,7 +132,7 @@ class FragmentWriter:
         self._topology = topology
         self._hash = topology.description.hash
         self._tables = Tables(topology.description)
-        self._pool = ThreadPoolExecutor(_WRITER_COUNT, "stillframe-fragments")
+        self._here = Here()
         self._is_begun = False
 
     def write(self, fragment: Fragment, *, recorded_at: float, completed_at: float) -> None:
@@ -173,12 +172,12 @@ class FragmentWriter:
                 received={r.source: _received(r) for r in fragment.incoming},
                 files=files,
             ),
-            self._pool,
+            self._here,
         )
 
     def close(self) -> None:
         """End; what is being written is finished."""
-        self._pool.shutdown()
+        self._here.shutdown()
 
     def _begin(self, own: Path) -> None:
         own.mkdir(parents=True, exist_ok=True)
