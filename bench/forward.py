@@ -13,7 +13,7 @@ from stillframe.runtime.issuing import issue
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.site import ALL_HERE, Site
 from stillframe.runtime.supervisor import TIMEOUT_S, Supervisor
-from stillframe.runtime.traces import NO_TRACES, Traces
+from stillframe.runtime.traces import Traces
 from stillframe.store.store import Store
 
 
@@ -79,12 +79,17 @@ async def system(
     has_tls: bool = False,
     timeout_s: float = TIMEOUT_S,
     has_log: bool = False,
+    has_fragments: bool = False,
 ) -> AsyncIterator[Supervisor]:
     """Start a topology on a store of its own, which goes away with it."""
     directory = Path(tempfile.mkdtemp(prefix="stillframe-bench-"))
     description = load_topology(reference).description
     store = Store.create(directory / "store", description=description, reference=reference)
     site = Site(certificates=str(issue(directory, (), days=1)[0])) if has_tls else ALL_HERE
+    traces = Traces(
+        log=str(directory / "log") if has_log else None,
+        fragments=str(directory / "fragments") if has_fragments else None,
+    )
     try:
         async with Supervisor(
             reference,
@@ -92,7 +97,7 @@ async def system(
             timeout_s=timeout_s,
             marker_wait_s=marker_wait_s,
             site=site,
-            traces=Traces(log=str(directory / "log")) if has_log else NO_TRACES,
+            traces=traces,
             emit=emit,
         ) as running:
             yield running

@@ -15,7 +15,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from bench.measure import WARM_UP_S, median, quantile
 from stillframe import Channel, Keyed, Message, Process, Topology, every
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned
+from stillframe.runtime.supervisor import Supervisor
 
 ROUND_COUNT = 20
 WINDOW_S = 1.0
@@ -145,6 +146,9 @@ ARMS = {
     for way in ("keyed", "opaque")
     for size_mb in SIZES_MB
 }
+ASIDE = ", written aside"
+"""Arms of which the processes write what they record of snapshots themselves as well."""
+ARMS |= {(f"{way}{ASIDE}", size): ARMS[way, size] for way, size in (("keyed", 100), ("opaque", 1))}
 
 
 class Gaps:
@@ -201,7 +205,8 @@ async def measure(progress: Progress) -> dict[tuple[str, int], Pauses]:
         seen[arm] = Pauses()
         try:
             async with asyncio.timeout(ARM_S_MAX):
-                await _measure_arm(reference, seen[arm], progress, task)
+                running = system(reference, has_fragments=arm[0].endswith(ASIDE))
+                await _measure_arm(running, seen[arm], progress, task)
         except (StillframeError, OSError) as error:
             progress.console.print(
                 f"pause, {arm}: stopped early: {str(error) or type(error).__name__}", markup=False
@@ -209,9 +214,14 @@ async def measure(progress: Progress) -> dict[tuple[str, int], Pauses]:
     return seen
 
 
-async def _measure_arm(reference: str, pauses: Pauses, progress: Progress, task: Any) -> None:
+async def _measure_arm(
+    started: AbstractAsyncContextManager[Supervisor],
+    pauses: Pauses,
+    progress: Progress,
+    task: Any,
+) -> None:
     with _shared_gaps() as gaps:
-        async with system(reference) as running:
+        async with started as running:
             await asyncio.sleep(WARM_UP_S)
             began = time.monotonic()
             await running.snapshot()
