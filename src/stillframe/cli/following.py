@@ -94,7 +94,9 @@ def follow(
     with _stopping() as stop:
         with output.words().status("starting Spark"):
             spark = spark_session(master=where)
-        stop.take_signals()  # a new session takes them for itself
+        stop.listen()  # a session that starts takes Ctrl-C for itself
+        if stop.is_asked:
+            return
         from stillframe.spark import crosscheck, following, verified  # noqa: PLC0415 - it is there
 
         lag_s = 0.0 if log is None else LOG_LAG_S
@@ -112,31 +114,24 @@ def follow(
 
 
 class Stop:
-    """Whether Ctrl-C or SIGTERM came: an exception would break off what Spark is being asked."""
+    """Whether Ctrl-C or SIGTERM came: an exception would break off what Spark is being asked, and
+    leave a Java process behind that is being started."""
 
     def __init__(self) -> None:
         self.is_asked = False
-        self._is_started = False
-
-    def take_signals(self) -> None:
-        """Take the signals from now on; Spark has been started."""
-        self._is_started = True
-        self.listen()
 
     def listen(self) -> None:
-        """Take the signals."""
+        """Take the signals from now on."""
         for number in _SIGNALS:
             signal.signal(number, self._signalled)
 
     def _signalled(self, *_: object) -> None:
         self.is_asked = True
-        if not self._is_started:
-            raise SystemExit(0)
 
 
 @contextmanager
 def _stopping() -> Iterator[Stop]:
-    """Let Ctrl-C and SIGTERM end the body, also while Spark is started."""
+    """Let Ctrl-C and SIGTERM end the body when it looks for them."""
     before = [signal.getsignal(number) for number in _SIGNALS]
     stop = Stop()
     stop.listen()
