@@ -39,6 +39,7 @@ def write_fragments(
     reference: str | None = None,
     change: Callable[[Fragment], Fragment | None] = lambda fragment: fragment,
     times: Callable[[Snapshot, ProcessId], Times] | None = None,
+    moment_s: Callable[[Snapshot, ProcessId], float] = lambda snapshot, _: snapshot.id.number,
 ) -> None:
     """Write what each process recorded of `snapshots`.
 
@@ -50,6 +51,7 @@ def write_fragments(
         change: returns what to write for a fragment; None for nothing.
         times: returns when a process recorded its state and was done; as the snapshot says, if it
             is None.
+        moment_s: returns when a process recorded its state, by a clock of its own.
     """
     topology = FragmentTopology(reference=reference, description=description)
     for snapshot in snapshots:
@@ -60,5 +62,10 @@ def write_fragments(
             writer = FragmentWriter(directory, process, snapshot.epoch, topology)
             at = snapshot.initiated_at, snapshot.completed_at
             recorded_at, completed_at = at if times is None else times(snapshot, process)
-            writer.write(fragment, recorded_at=recorded_at, completed_at=completed_at)
+            writer.write(
+                fragment,
+                moment_s=float(moment_s(snapshot, process)),
+                recorded_at=recorded_at,
+                completed_at=completed_at,
+            )
             writer.close()

@@ -13,10 +13,14 @@ from stillframe.restore import start_states
 from stillframe.runtime.traces import Traces
 from stillframe.spark import assemble, assembly
 from stillframe.store.contents import publish_directory
+from stillframe.store.fragments import FragmentManifest, Received
+from stillframe.store.history import SnapshotPublished, read_history
+from stillframe.store.seal import read_sealed, seal
 from stillframe.store.store import Store
 from tests.fragments import write_fragments
 from tests.runtime.local import LocalSystem
 from tests.runtime.test_keyed_systems import TOTAL, asyncio_test, balance, bank
+from tests.spark import bank as transfers
 from tests.spark.chains import make_chains
 from tests.store import keyed_samples, samples
 
@@ -67,17 +71,16 @@ def test_what_comes_late_is_added_the_next_time(spark: SparkSession, tmp_path: P
     """And with it what is based on it; what was there stays as it is."""
     store, recorded = chains(tmp_path, 3)
     ids = [snapshot.id for snapshot in recorded]
-    late = next(
-        s.base for snapshot in recorded for s in snapshot.state.processes if s.base is not None
-    )
     bases = {
-        snapshot.id: {s.base for s in snapshot.state.processes if s.base is not None}
+        snapshot.id: next(s.base for s in snapshot.state.processes if s.process == "Q")
         for snapshot in recorded
     }
+    late = next(base for base in bases.values() if base is not None)
     lacking = {late}
-    for snapshot in ids:
-        if bases[snapshot] & lacking:
+    for snapshot, base in bases.items():
+        if base in lacking:
             lacking.add(snapshot)
+    assert 1 < len(lacking) < len(ids)
 
     def in_time(fragment: Fragment) -> Fragment | None:
         is_late = fragment.snapshot == late and fragment.state.process == "Q"
@@ -86,9 +89,9 @@ def test_what_comes_late_is_added_the_next_time(spark: SparkSession, tmp_path: P
     parts, out = tmp_path / "parts", tmp_path / "out"
     write_fragments(parts, keyed_samples.DESCRIPTION, recorded, change=in_time)
     rows = {row["snapshot"]: row for row in assemble(spark, parts, out).collect()}
-    assert rows[str(late)]["missing"] == ["Q"]
+    assert all(rows[str(s)]["missing"] == ["Q"] for s in lacking)
     assert {s for s in ids if rows[str(s)]["verdict"] == "incomplete"} == lacking
-    assert all("which is not there" in rows[str(s)]["why"] for s in lacking - {late})
+    assert all(f"since {late}, and" in rows[str(s)]["why"] for s in lacking - {late})
     check_same(out, store, [s for s in ids if s not in lacking])
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
 
@@ -107,26 +110,69 @@ def test_what_comes_late_is_added_the_next_time(spark: SparkSession, tmp_path: P
     assert before.items() <= {p: p.stat().st_mtime_ns for p in out.rglob("*.parquet")}.items()
 
 
-def test_a_changed_byte_costs_its_snapshot_and_what_is_based_on_it(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """It is found while the tables are put together, is named, and leaves nothing behind."""
+def test_a_changed_byte_costs_what_needs_it(spark: SparkSession, tmp_path: Path) -> None:
+    """It is found while the tables are put together, is named with the process, and leaves nothing
+    behind."""
     store, recorded = chains(tmp_path, 1)
-    based = next(s for s in recorded if any(state.base for state in s.state.processes))
-    broken = next(state.base for state in based.state.processes if state.base is not None)
+    bases = {
+        snapshot.id: next(s.base for s in snapshot.state.processes if s.process == "P")
+        for snapshot in recorded
+    }
+    broken = next(base for base in bases.values() if base is not None)
+    lacking = {broken}
+    for snapshot, base in bases.items():
+        if base in lacking:
+            lacking.add(snapshot)
     parts, out = tmp_path / "parts", tmp_path / "out"
     write_fragments(parts, keyed_samples.DESCRIPTION, recorded)
     path = next((parts / "e1" / "P" / str(broken)).glob("Bank_accounts.*.parquet"))
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     rows = {row["snapshot"]: row for row in assemble(spark, parts, out).collect()}
-    assert rows[str(broken)]["why"].startswith(f"{path} was changed since it was written")
-    assert rows[str(based.id)]["verdict"] == "incomplete"
-    good = [
-        snapshot.id for snapshot in recorded if rows[str(snapshot.id)]["verdict"] != "incomplete"
-    ]
+    for row in (rows[str(snapshot)] for snapshot in lacking):
+        assert row["why"].startswith(f"{path} was changed since it was written")
+        assert (row["verdict"], row["missing"]) == ("incomplete", ["P"])
+        assert row["fragment_count"] == 2
+    good = [snapshot for snapshot in bases if snapshot not in lacking]
+    assert good
     check_same(out, store, good)
     assert {p.name for p in (out / "snapshots").iterdir()} == set(map(str, good))
+
+
+@pytest.mark.parametrize("name", ["processes", "channels", "messages"])
+def test_tables_that_are_of_another_process_are_found(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    """Also behind a seal that fits them: manifest and tables must say the same."""
+    write_fragments(tmp_path / "parts", transfers.TOPOLOGY.description, [transfers.snapshot(1)])
+    there = tmp_path / "parts" / "e1"
+    mine, theirs = (there / process / "P1-1" for process in ("P2", "P3"))
+    records = {r.name: r for r in read_sealed(theirs / "manifest.json", FragmentManifest).files}
+    manifest = read_sealed(mine / "manifest.json", FragmentManifest)
+    file = f"{name}.parquet"
+    (mine / file).write_bytes((theirs / file).read_bytes())
+    forged = tuple(records[file] if r.name == file else r for r in manifest.files)
+    (mine / "manifest.json").write_bytes(seal(msgspec.structs.replace(manifest, files=forged)))
+    rows = assemble(spark, tmp_path / "parts", tmp_path / "out").collect()
+    assert [(row["verdict"], row["missing"]) for row in rows] == [("incomplete", ["P2"])]
+    assert f"{mine / file} is no table as the store writes it: it does not say" in rows[0]["why"]
+
+
+def test_counts_that_both_ends_forge_are_found(spark: SparkSession, tmp_path: Path) -> None:
+    """They balance, and the tables say something else."""
+    write_fragments(tmp_path / "parts", transfers.TOPOLOGY.description, [transfers.snapshot(1)])
+    for process in ("P1", "P3"):
+        path = tmp_path / "parts" / "e1" / process / "P1-1" / "manifest.json"
+        manifest = read_sealed(path, FragmentManifest)
+        more = {"P3": manifest.sent.get("P3", 0) + 2**50} if process == "P1" else {}
+        of_one = manifest.received.get("P1", Received(0, 0))
+        taken = {"P1": Received(of_one.count + 2**50, 0)} if process == "P3" else {}
+        forged = msgspec.structs.replace(
+            manifest, sent=manifest.sent | more, received=manifest.received | taken
+        )
+        path.write_bytes(seal(forged))
+    rows = assemble(spark, tmp_path / "parts", tmp_path / "out").collect()
+    assert [(row["verdict"], row["missing"]) for row in rows] == [("incomplete", ["P3"])]
 
 
 def test_after_a_crash_it_goes_on(
@@ -169,8 +215,30 @@ def test_snapshots_of_several_epochs_and_topologies_are_one_store(
     current = store.current()
     assert current is not None
     assert str(current.id) == "A-2"
+    assert [str(entry.id) for entry in store.entries()] == ["A-1", "A-2"]
     for number in (1, 2):
         store.verify(SnapshotId("A", number))
+
+
+def test_a_number_is_never_two_snapshots_of_a_store(spark: SparkSession, tmp_path: Path) -> None:
+    """A system that began again may give it once more: the other one is told, and nothing is put
+    together of both."""
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    write_fragments(parts, samples.DESCRIPTION, [samples.snapshot_of(n) for n in (1, 2)])
+    assert verdicts(spark, parts, out) == {"A-1": "consistent", "A-2": "consistent"}
+    write_fragments(parts, samples.DESCRIPTION, [samples.snapshot_of(n, epoch=2) for n in (2, 3)])
+    rows = assemble(spark, parts, out).collect()
+    assert [(row["epoch"], row["snapshot"], row["verdict"]) for row in rows] == [
+        (2, "A-2", "incomplete"),
+        (2, "A-3", "consistent"),
+    ]
+    assert "holds A-2 of epoch 1, which has the same number" in rows[0]["why"]
+    store = Store.open(out)
+    assert [str(entry.id) for entry in store.entries()] == ["A-1", "A-2", "A-3"]
+    told = [
+        line.what.snapshot for line in read_history(out) if isinstance(line.what, SnapshotPublished)
+    ]
+    assert sorted(told) == sorted(entry.id for entry in store.entries())
 
 
 def test_it_writes_only_into_a_store_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
@@ -180,8 +248,13 @@ def test_it_writes_only_into_a_store_of_its_own(spark: SparkSession, tmp_path: P
     Store.create(tmp_path / "theirs", description=samples.DESCRIPTION).close()
     with pytest.raises(UsageError, match="is a store of another kind"):
         assemble(spark, parts, tmp_path / "theirs")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "something").touch()
     with pytest.raises(UsageError, match="is not empty and no store"):
-        assemble(spark, parts, tmp_path)
+        assemble(spark, parts, tmp_path / "files")
+    for inside in (parts, parts / "e1" / "out", tmp_path):
+        with pytest.raises(UsageError, match="that is among the fragments"):
+            assemble(spark, parts, inside)
     assert verdicts(spark, parts, out) == {"A-1": "consistent"}
     writer = Store.open_writer(out)
     writer.raise_epoch(SnapshotId("A", 1))

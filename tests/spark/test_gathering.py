@@ -8,7 +8,7 @@ import pytest
 
 from stillframe.errors import UsageError
 from stillframe.model import Fragment, ProcessId, Snapshot, SnapshotId
-from stillframe.spark.gathering import Group, gather, in_order, judge
+from stillframe.spark.gathering import Group, gather, is_after, judge
 from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
 from tests.fragments import write_fragments
 from tests.spark import bank
@@ -26,9 +26,11 @@ def recorded_chains(directory: Path, seed: int) -> list[Snapshot]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_snapshot_is_assembled_if_all_is_there_that_it_takes(tmp_path: Path, seed: int) -> None:
+def test_a_snapshot_is_one_if_all_is_there_that_its_processes_recorded(
+    tmp_path: Path, seed: int
+) -> None:
     """Fragments are lost at random: a snapshot counts exactly if none of its own is, and none of
-    what it is based on; each comes after that, and those that lack something name the process."""
+    those of the same process since which they hold the changes; the process is named."""
     chance = random.Random(seed)
     recorded = recorded_chains(tmp_path, seed)
     lost: set[tuple[SnapshotId, ProcessId]] = set()
@@ -40,45 +42,49 @@ def test_a_snapshot_is_assembled_if_all_is_there_that_it_takes(tmp_path: Path, s
         return None
 
     write_fragments(tmp_path / "parts", keyed_samples.DESCRIPTION, recorded, change=lose)
-    by_id = {snapshot.id: snapshot for snapshot in recorded}
+    bases = {
+        (snapshot.id, state.process): state.base
+        for snapshot in recorded
+        for state in snapshot.state.processes
+    }
 
-    def is_readable(snapshot: SnapshotId) -> bool:
-        states = by_id[snapshot].state.processes
-        return not any((snapshot, state.process) in lost for state in states) and all(
-            is_readable(state.base) for state in states if state.base is not None
-        )
+    def is_readable(snapshot: SnapshotId, process: ProcessId) -> bool:
+        base = bases[snapshot, process]
+        is_there = (snapshot, process) not in lost
+        return is_there and (base is None or is_readable(base, process))
 
-    groups = {group.snapshot: group for group in gather(tmp_path / "parts")}
-    judged = {s: judge(group, timeout_s=TIMEOUT_S) for s, group in groups.items()}
-    for snapshot, judgement in judged.items():
-        missing = tuple(sorted(process for s, process in lost if s == snapshot))
-        assert judgement.missing == missing
+    groups = gather(tmp_path / "parts")
+    numbers = [group.snapshot.number for group in groups]
+    assert numbers == sorted(numbers)
+    for group in groups:
+        judgement = judge(group, timeout_s=TIMEOUT_S)
+        missing = [p for p in ("P", "Q", "T") if not is_readable(group.snapshot, p)]
+        assert list(judgement.missing) == missing
         assert judgement.verdict == (INCOMPLETE if missing else CONSISTENT)
         assert all(process in judgement.why for process in missing)
-    good = [groups[s] for s, judgement in judged.items() if judgement.verdict == CONSISTENT]
-    chance.shuffle(good)
-    ordered, broken = in_order(good, {})
-    assert {group.snapshot for group in ordered} == {s for s in by_id if is_readable(s)}
-    assert {group.snapshot for group in good} == {g.snapshot for g in ordered} | broken.keys()
-    seen: set[SnapshotId] = set()
-    for group in ordered:
-        assert set(group.bases.values()) <= seen
-        seen.add(group.snapshot)
+        for process, chain in group.chains.items():
+            assert chain[-1].snapshot == group.snapshot
+            assert chain[0].base is None
+            assert [one.base for one in chain[1:]] == [one.snapshot for one in chain[:-1]]
+            assert {one.process for one in chain} == {process}
 
 
-def test_what_is_there_already_is_a_base_if_it_is_of_the_same_topology(tmp_path: Path) -> None:
-    """A store may have what a later fragment is based on; of another topology it is none."""
+def test_a_base_of_another_epoch_or_topology_is_none(tmp_path: Path) -> None:
+    """Numbers can be given again; changes are never put on what they were not made of."""
     recorded = recorded_chains(tmp_path, 1)
     based = next(s for s in recorded if any(state.base for state in s.state.processes))
-    bases = {state.base for state in based.state.processes if state.base is not None}
-    write_fragments(tmp_path / "parts", keyed_samples.DESCRIPTION, [based])
-    (group,) = gather(tmp_path / "parts")
-    topology = keyed_samples.DESCRIPTION.hash
-    assert in_order([group], dict.fromkeys(bases, topology)) == ([group], {})
-    for there in ({}, dict.fromkeys(bases, "of another")):
-        ordered, broken = in_order([group], there)
-        assert ordered == []
-        assert f"what changed since {min(bases)}" in broken[based.id]
+    earlier = [snapshot for snapshot in recorded if snapshot.id.number < based.id.number]
+    other = msgspec.structs.replace(keyed_samples.DESCRIPTION, shapes={"Bank": "another"})
+    for name, epoch, description in (("e", 2, keyed_samples.DESCRIPTION), ("t", 1, other)):
+        parts = tmp_path / name
+        write_fragments(parts, description, earlier)
+        later = msgspec.structs.replace(based, epoch=epoch)
+        write_fragments(parts, keyed_samples.DESCRIPTION, [later])
+        group = gather(parts)[-1]
+        assert group.snapshot == based.id
+        judgement = judge(group, timeout_s=TIMEOUT_S)
+        assert judgement.verdict == INCOMPLETE
+        assert "and its fragment of that is not there" in judgement.why
 
 
 def test_fragments_that_are_based_on_each_other_in_a_ring_are_none(tmp_path: Path) -> None:
@@ -95,9 +101,26 @@ def test_fragments_that_are_based_on_each_other_in_a_ring_are_none(tmp_path: Pat
         for number, base in ((1, ids[1]), (2, ids[0]))
     ]
     write_fragments(tmp_path, keyed_samples.DESCRIPTION, recorded)
-    ordered, broken = in_order(gather(tmp_path), {})
-    assert ordered == []
-    assert broken.keys() == set(ids)
+    for group in gather(tmp_path):
+        assert judge(group, timeout_s=TIMEOUT_S).missing == keyed_samples.BANKS
+
+
+def test_cuts_that_cross_are_told_by_the_clock_of_each_process(tmp_path: Path) -> None:
+    """Not by those of several machines, which need not agree."""
+    snapshots = [bank.snapshot(number) for number in (1, 2, 3)]
+    write_fragments(
+        tmp_path,
+        bank.TOPOLOGY.description,
+        snapshots,
+        times=lambda snapshot, process: (1e6 - snapshot.id.number, 1e9),
+        moment_s=lambda snapshot, process: {("P3", 2): 0.5}.get(
+            (process, snapshot.id.number), float(snapshot.id.number)
+        ),
+    )
+    first, second, third = gather(tmp_path)
+    assert is_after(third, first)
+    assert is_after(third, second)
+    assert not is_after(second, first)
 
 
 def one_group(
@@ -207,14 +230,21 @@ def test_fragments_of_different_topologies_are_no_snapshot(tmp_path: Path) -> No
     assert "of different topologies" in judgement.why
 
 
-def test_a_number_that_two_epochs_gave_is_refused_until_one_is_chosen(tmp_path: Path) -> None:
-    """A snapshot has one number in a store."""
+def test_of_a_number_that_two_epochs_gave_the_later_one_counts(tmp_path: Path) -> None:
+    """A snapshot has one number in a store; the other is told where it can go."""
     for epoch in (1, 2):
         write_fragments(tmp_path, samples.DESCRIPTION, [samples.snapshot_of(1, epoch=epoch)])
-    with pytest.raises(UsageError, match="A-1 is in the epochs 1 and 2: take one of them with --e"):
-        gather(tmp_path)
-    assert [group.epoch for group in gather(tmp_path, epoch=2)] == [2]
-    assert gather(tmp_path, epoch=2, without={SnapshotId("A", 1)}) == []
+    write_fragments(tmp_path, samples.DESCRIPTION, [samples.snapshot_of(2)])
+    found = {(g.epoch, g.snapshot.number): judge(g, timeout_s=9.0) for g in gather(tmp_path)}
+    assert {key: one.verdict for key, one in found.items()} == {
+        (1, 1): INCOMPLETE,
+        (1, 2): CONSISTENT,
+        (2, 1): CONSISTENT,
+    }
+    assert "epoch 2 gave the same number again: assemble this one with --epoch 1" in (
+        found[1, 1].why
+    )
+    assert [judge(g, timeout_s=9.0).verdict for g in gather(tmp_path, epoch=1)] == [CONSISTENT] * 2
 
 
 def test_an_empty_directory_says_how_to_fill_it(tmp_path: Path) -> None:

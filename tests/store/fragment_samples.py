@@ -39,7 +39,7 @@ def writer(
 
 def put(by: FragmentWriter, fragment: Fragment) -> None:
     """Write a fragment, with the times of all of them."""
-    by.write(fragment, recorded_at=RECORDED_AT, completed_at=COMPLETED_AT)
+    by.write(fragment, moment_s=1.0, recorded_at=RECORDED_AT, completed_at=COMPLETED_AT)
 
 
 def put_all(directory: Path, *numbers: int, topology: Description = samples.DESCRIPTION) -> None:

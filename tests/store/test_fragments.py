@@ -64,6 +64,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         process="B",
         epoch=1,
         topology=DESCRIPTION.hash,
+        moment_s=1.0,
         recorded_at=RECORDED_AT,
         completed_at=COMPLETED_AT,
         pause_s=0.002,

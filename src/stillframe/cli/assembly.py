@@ -34,7 +34,7 @@ def assemble(
         from stillframe.spark.assembly import assemble as work  # noqa: PLC0415 - needs PySpark
 
         found = work(spark, directory, out, timeout_s=timeout_s, epoch=epoch)
-        rows = [row.asDict() for row in found.orderBy("epoch", "recorded_at").collect()]
+        rows = [row.asDict() for row in found.collect()]
     if is_json:
         output.put_json({"store": out, "snapshots": [_plain(row) for row in rows]})
     else:

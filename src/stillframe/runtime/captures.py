@@ -60,8 +60,8 @@ class Aside(Protocol):
     def ahead(self, message: control.PartRows | control.PartPiece) -> None:
         """Take what belongs to a part to come."""
 
-    def complete(self, fragment: Fragment, recorded_at: float) -> None:
-        """Take a part, whose state was recorded at `recorded_at`, in seconds since 1970."""
+    def complete(self, fragment: Fragment, moment_s: float) -> None:
+        """Take a part, whose state was recorded at `moment_s` of ``time.perf_counter``."""
 
     def forget(self, snapshot: SnapshotId) -> None:
         """There will be no part of `snapshot`."""
@@ -384,8 +384,7 @@ class Captures:
         else:
             self.report(control.Part(fragment))
             if self._aside is not None:
-                recorded_at = time.time() - (time.perf_counter() - capture.began)
-                self._aside.complete(fragment, recorded_at)
+                self._aside.complete(fragment, capture.began)
 
     def _refuse(self, capture: _Capture, detail: str) -> None:
         self.abandon(capture.snapshot)

@@ -31,6 +31,7 @@ CLOSE_S_MAX = 5.0
 
 class _Complete(NamedTuple):
     fragment: Fragment
+    moment_s: float
     recorded_at: float
     completed_at: float
 
@@ -91,12 +92,12 @@ class FragmentLog:
         """Take what belongs to a fragment to come."""
         self._pieces.add(self._process, message)
 
-    def complete(self, fragment: Fragment, recorded_at: float) -> None:
+    def complete(self, fragment: Fragment, moment_s: float) -> None:
         """Take a fragment, of which all that is large was said ahead.
 
         Args:
             fragment: what else there is of it.
-            recorded_at: when the process recorded its state, in seconds since 1970.
+            moment_s: when the process recorded its state, by ``time.perf_counter``.
         """
         whole = self._pieces.complete(fragment)
         self._forget_lost()
@@ -106,7 +107,8 @@ class FragmentLog:
         self._bases[whole.snapshot] = whole.state.base
         if len(self._bases) > KEPT_COUNT:
             del self._bases[next(iter(self._bases))]
-        self._queue.put(_Complete(whole, recorded_at, time.time()))
+        now, ago_s = time.time(), time.perf_counter() - moment_s
+        self._queue.put(_Complete(whole, moment_s, now - ago_s, now))
 
     def forget(self, snapshot: SnapshotId) -> None:
         """Drop what was said ahead: there will be no fragment."""
@@ -127,7 +129,10 @@ class FragmentLog:
             try:
                 writer = writer or make_writer()
                 writer.write(
-                    item.fragment, recorded_at=item.recorded_at, completed_at=item.completed_at
+                    item.fragment,
+                    moment_s=item.moment_s,
+                    recorded_at=item.recorded_at,
+                    completed_at=item.completed_at,
                 )
             except StillframeError as error:
                 self._lose(item.fragment, str(error))

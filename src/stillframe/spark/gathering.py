@@ -4,8 +4,9 @@ Manifests are read here, on the driver, as in ``manifests``; what fragments say 
 in there, so that the books are judged before a table is read.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from stillframe.errors import Damaged, UsageError
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.spark.manifests import READER_COUNT
 from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
+from stillframe.store.chain import CHAIN_LENGTH_MAX
 from stillframe.store.fragments import (
     FragmentManifest,
     FragmentPlace,
@@ -24,6 +26,11 @@ from stillframe.store.fragments import (
 )
 from stillframe.topology import Description
 
+_LINK_COUNT_MAX = 8 * CHAIN_LENGTH_MAX
+"""No process writes so many changes in a row."""
+Found = FragmentManifest | str
+"""A fragment, or what is wrong with it."""
+
 
 class Group(msgspec.Struct, frozen=True):
     """What there is of one snapshot.
@@ -32,30 +39,33 @@ class Group(msgspec.Struct, frozen=True):
         snapshot: which.
         epoch: in which it was taken.
         topology: of which it is; None if nothing of it can be read.
-        fragments: what can be read, by process.
-        damages: what is wrong with what cannot, by process.
+        chains: process -> its fragments that together are its part, the oldest first: the last is
+            of this snapshot, the others are those since which it holds the changes.
+        damages: process -> why its part cannot be read, though something of it is there.
+        rival: a later epoch that gave the number of this snapshot once more; None if none did.
     """
 
     snapshot: SnapshotId
     epoch: int
     topology: FragmentTopology | None
-    fragments: dict[ProcessId, FragmentManifest]
+    chains: dict[ProcessId, tuple[FragmentManifest, ...]]
     damages: dict[ProcessId, str]
+    rival: int | None = None
 
     @property
-    def recorded_at(self) -> float:
-        """When the first process recorded its state, in seconds since 1970."""
-        return min(one.recorded_at for one in self.fragments.values())
+    def fragments(self) -> dict[ProcessId, FragmentManifest]:
+        """The fragments of this snapshot that can be read, by process."""
+        return {process: chain[-1] for process, chain in self.chains.items()}
 
     @property
-    def completed_at(self) -> float:
-        """When the last fragment was complete, in seconds since 1970."""
-        return max(one.completed_at for one in self.fragments.values())
+    def recorded_at(self) -> float | None:
+        """When the first process recorded its state, in seconds since 1970, if any did."""
+        return min((one.recorded_at for one in self.fragments.values()), default=None)
 
     @property
-    def bases(self) -> dict[ProcessId, SnapshotId]:
-        """The snapshots since which keyed fields hold changes."""
-        return {p: one.base for p, one in self.fragments.items() if one.base is not None}
+    def completed_at(self) -> float | None:
+        """When the last fragment was complete, in seconds since 1970, if any is."""
+        return max((one.completed_at for one in self.fragments.values()), default=None)
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -74,35 +84,34 @@ class Judgement(msgspec.Struct, frozen=True):
     why: str
 
 
-def gather(
-    directory: Path, *, epoch: int | None = None, without: Collection[SnapshotId] = ()
-) -> list[Group]:
-    """Return what the directory of fragments holds, by epoch and snapshot.
+def gather(directory: Path, *, epoch: int | None = None) -> list[Group]:
+    """Return what the directory of fragments holds, in the order of epochs and numbers.
 
     Args:
         directory: where processes wrote it, or where it was brought together.
         epoch: of which; None for all.
-        without: snapshots that are not asked for.
 
     Raises:
-        UsageError: there are no fragments, or something else; or a snapshot has the same number in
-            two epochs.
+        UsageError: there are no fragments, or something else.
         Damaged: what they are parts of is not what was written.
         StoreError: something cannot be read.
     """
     places = places_of(directory, epoch)
     topologies = read_topologies(directory)
-    wanted = [place for place in places if place.snapshot not in without]
     with ThreadPoolExecutor(READER_COUNT) as pool:
-        found = pool.map(lambda place: _read(directory, place, topologies), wanted)
-        by_group: dict[tuple[int, SnapshotId], dict[ProcessId, FragmentManifest | str]] = {}
-        for place, manifest in zip(wanted, found, strict=True):
-            if manifest is not None:
-                of_group = by_group.setdefault((place.epoch, place.snapshot), {})
-                of_group[place.process] = manifest
+        read = partial(_read, directory, topologies=topologies)
+        found = {
+            place: manifest
+            for place, manifest in zip(places, pool.map(read, places), strict=True)
+            if manifest is not None
+        }
+    by_snapshot: dict[tuple[int, int, SnapshotId], list[FragmentPlace]] = {}
+    for place in found:
+        key = place.epoch, place.snapshot.number, place.snapshot
+        by_snapshot.setdefault(key, []).append(place)
+    newest = {number: at for at, number, _ in sorted(by_snapshot)}
     return [
-        _group(snapshot, number, found_there, topologies)
-        for (number, snapshot), found_there in by_group.items()
+        _group(by_snapshot[key], found, topologies, newest[key[1]]) for key in sorted(by_snapshot)
     ]
 
 
@@ -110,8 +119,7 @@ def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
     """Return where the fragments are, of an epoch or of all.
 
     Raises:
-        UsageError: there are none, or something else; or a snapshot has the same number in two
-            epochs.
+        UsageError: there are none, or something else.
         StoreError: the directory cannot be read.
     """
     places = [p for p in fragment_places(directory) if epoch in (None, p.epoch)]
@@ -121,14 +129,21 @@ def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
             f"{directory} holds no fragments{of_epoch}: let a system write them with 'stillframe "
             f"run SYSTEM --fragments {directory}'"
         )
-    _check_epochs(places)
     return places
+
+
+def is_after(group: Group, earlier: Group) -> bool:
+    """Return whether every process recorded its state for `group` after that for `earlier`, of the
+    same epoch: then their cuts do not cross."""
+    before = earlier.fragments
+    return all(
+        process not in before or one.moment_s > before[process].moment_s
+        for process, one in group.fragments.items()
+    )
 
 
 def judge(group: Group, *, timeout_s: float) -> Judgement:
     """Return whether the fragments of a snapshot are all there and contradict nothing.
-
-    What they are based on is not looked at.
 
     Args:
         group: the fragments.
@@ -140,7 +155,7 @@ def judge(group: Group, *, timeout_s: float) -> Judgement:
         return Judgement(INCOMPLETE, tuple(sorted(group.damages)), (), why)
     description = group.topology.description
     missing = tuple(p for p in sorted(description.processes) if p not in group.fragments)
-    deadline = group.recorded_at + timeout_s
+    deadline = (group.recorded_at or 0.0) + timeout_s
     late = tuple(sorted(p for p, one in group.fragments.items() if one.completed_at > deadline))
     if contradiction := next(_contradictions(group, description), None):
         return Judgement(INCONSISTENT, missing, late, contradiction)
@@ -151,45 +166,13 @@ def judge(group: Group, *, timeout_s: float) -> Judgement:
             + [group.damages[p] for p in missing if p in group.damages]
         )
         return Judgement(INCOMPLETE, missing, late, why)
-    return Judgement(CONSISTENT, (), late, "")
-
-
-def in_order(
-    groups: Iterable[Group], there: Mapping[SnapshotId, str]
-) -> tuple[list[Group], dict[SnapshotId, str]]:
-    """Return those of consistent groups that can be read with what they are based on, each after
-    that, and of the others why they cannot.
-
-    Args:
-        groups: the groups.
-        there: snapshots that are there already, with the hash of their topology.
-    """
-    have, pending = dict(there), list(groups)
-    ordered: list[Group] = []
-    while ready := [group for group in pending if _missing_base(group, have) is None]:
-        ordered += ready
-        have |= {group.snapshot: _topology(group) for group in ready}
-        pending = [group for group in pending if group.snapshot not in have]
-    broken = {}
-    for group in pending:
-        process, base = _missing_base(group, have) or ("", None)
-        broken[group.snapshot] = (
-            f"the fragment of {process} holds what changed since {base}, which is not there"
+    if group.rival is not None:
+        why = (
+            f"epoch {group.rival} gave the same number again: assemble this one with --epoch "
+            f"{group.epoch}, into a directory of its own"
         )
-    return ordered, broken
-
-
-def _missing_base(
-    group: Group, have: Mapping[SnapshotId, str]
-) -> tuple[ProcessId, SnapshotId] | None:
-    """Return the first process whose fragment is based on what is not there, and on what."""
-    topology = _topology(group)
-    return next(((p, b) for p, b in sorted(group.bases.items()) if have.get(b) != topology), None)
-
-
-def _topology(group: Group) -> str:
-    assert group.topology is not None, "a consistent one was read"
-    return group.topology.description.hash
+        return Judgement(INCOMPLETE, (), late, why)
+    return Judgement(CONSISTENT, (), late, "")
 
 
 def _contradictions(group: Group, description: Description) -> Iterator[str]:
@@ -210,19 +193,9 @@ def _contradictions(group: Group, description: Description) -> Iterator[str]:
             )
 
 
-def _check_epochs(places: Iterable[FragmentPlace]) -> None:
-    epochs: dict[SnapshotId, int] = {}
-    for place in places:
-        if epochs.setdefault(place.snapshot, place.epoch) != place.epoch:
-            raise UsageError(
-                f"snapshot {place.snapshot} is in the epochs {epochs[place.snapshot]} and "
-                f"{place.epoch}: take one of them with --epoch"
-            )
-
-
 def _read(
     directory: Path, place: FragmentPlace, topologies: Mapping[str, FragmentTopology]
-) -> FragmentManifest | str | None:
+) -> Found | None:
     """Return a manifest, what is wrong with it, or None if it was removed meanwhile."""
     try:
         return read_fragment(directory, place, topologies)
@@ -231,13 +204,48 @@ def _read(
 
 
 def _group(
-    snapshot: SnapshotId,
-    epoch: int,
-    found: Mapping[ProcessId, FragmentManifest | str],
+    places: Iterable[FragmentPlace],
+    found: Mapping[FragmentPlace, Found],
     topologies: Mapping[str, FragmentTopology],
+    newest: int,
 ) -> Group:
-    fragments = {p: one for p, one in sorted(found.items()) if isinstance(one, FragmentManifest)}
-    damages = {p: why for p, why in sorted(found.items()) if isinstance(why, str)}
-    first = next(iter(fragments.values()), None)
-    topology = None if first is None else topologies[first.topology]
-    return Group(snapshot, epoch, topology, fragments, damages)
+    """Return what there is of the snapshot whose fragments are at `places`; `newest` is the last
+    epoch that gave its number."""
+    chains: dict[ProcessId, tuple[FragmentManifest, ...]] = {}
+    damages: dict[ProcessId, str] = {}
+    ordered = sorted(places, key=lambda place: place.process)
+    for place in ordered:
+        chain = _chain(place, found)
+        if isinstance(chain, str):
+            damages[place.process] = chain
+        else:
+            chains[place.process] = chain
+    first = next((found[p] for p in ordered if not isinstance(found[p], str)), None)
+    topology = topologies[first.topology] if isinstance(first, FragmentManifest) else None
+    epoch, snapshot = ordered[0].epoch, ordered[0].snapshot
+    rival = None if newest == epoch else newest
+    return Group(snapshot, epoch, topology, chains, damages, rival)
+
+
+def _chain(
+    place: FragmentPlace, found: Mapping[FragmentPlace, Found]
+) -> tuple[FragmentManifest, ...] | str:
+    """Return the fragments that together are what a process recorded, or why they are not."""
+    links: list[FragmentManifest] = []
+    seen: set[FragmentPlace] = set()
+    link: FragmentPlace | None = place
+    while link is not None:
+        one = found.get(link)
+        if isinstance(one, str):
+            return one
+        is_other = one is not None and one.topology != (links or [one])[0].topology
+        if one is None or is_other or link in seen or len(links) == _LINK_COUNT_MAX:
+            return (
+                f"the fragment of {place.process} holds what changed since {link.snapshot}, and "
+                "its fragment of that is not there"
+            )
+        links.append(one)
+        seen.add(link)
+        base = one.base
+        link = None if base is None else FragmentPlace(place.epoch, base, place.process)
+    return tuple(reversed(links))

@@ -3,55 +3,63 @@
 Executors of a cluster run it: it needs no more than Arrow.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stillframe.errors import Damaged
 from stillframe.store.checksum import read_hashed
 from stillframe.store.disk import sync, write_new
+from stillframe.store.merging import merged
 from stillframe.store.parquet import as_written, read_parquet, to_parquet
 
+ADVICE = "put the file back from a copy, or delete that fragment: its snapshot is incomplete then"
+PROCESSES, CHANNELS, MESSAGES, KEYED = "processes", "channels", "messages", "keyed"
+_CHANNEL = ("source", "target")
+_COUNTS = ("sent_count", "received_count", "message_count")
+_FILE = pa.struct([("path", pa.string()), ("byte_count", pa.int64()), ("hash", pa.string())])
+_BOOKS = pa.struct([("source", pa.string()), *((name, pa.int64()) for name in _COUNTS)])
+_PART = pa.struct(
+    [
+        pa.field("process", pa.string()),
+        pa.field("links", pa.list_(_FILE)),  # of a keyed field all that it takes, the oldest first
+        pa.field("books", pa.list_(_BOOKS)),  # of its incoming channels, as both ends say
+    ]
+)
 JOIN_SCHEMA = pa.schema(
     [
         pa.field("snapshot", pa.string()),
         pa.field("path", pa.string()),  # of the file to write
-        pa.field(
-            "parts",  # of it, in the order of the processes
-            pa.list_(
-                pa.struct(
-                    [
-                        pa.field("path", pa.string()),
-                        pa.field("byte_count", pa.int64()),
-                        pa.field("hash", pa.string()),
-                    ]
-                )
-            ),
-        ),
-        pa.field(
-            "order", pa.list_(pa.string())
-        ),  # by which columns the rows are; none: as they are
+        pa.field("what", pa.string()),  # PROCESSES, CHANNELS, MESSAGES or KEYED
+        pa.field("parts", pa.list_(_PART)),  # in the order of the processes
         pa.field("task", pa.int32()),
     ]
 )
-JOINED = "snapshot STRING, name STRING, byte_count BIGINT, hash STRING, damage STRING"
+JOINED = "snapshot STRING, name STRING, byte_count BIGINT, hash STRING, process STRING, why STRING"
 _JOINED = pa.schema(
     [
         pa.field("snapshot", pa.string()),
         pa.field("name", pa.string()),
         pa.field("byte_count", pa.int64()),
         pa.field("hash", pa.string()),
-        pa.field("damage", pa.string()),  # what is wrong with a part; null: nothing
+        pa.field("process", pa.string()),  # whose part is not what it should be; null: nobody's
+        pa.field("why", pa.string()),  # and what is wrong with it
     ]
 )
+_ORDER = {CHANNELS: _CHANNEL, MESSAGES: (*_CHANNEL, "number")}
+Part = Mapping[str, Any]
 
 
 def join_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write each file of `batches` (`JOIN_SCHEMA`), and yield what it is.
 
-    Every byte of its parts is verified. What a task that failed has written is written anew.
+    Every byte of its parts is verified, and that they say what the manifests of the fragments do.
+    What a task that failed has written is written anew.
 
     Raises:
         StoreError: a part cannot be read.
@@ -59,31 +67,105 @@ def join_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """
     for batch in batches:
         for row in batch.to_pylist():
-            path, damage, content = Path(row["path"]), None, b""
-            try:
-                content = _joined(row["parts"], row["order"])
-            except Damaged as error:
-                damage = str(error)
+            path, content = Path(row["path"]), b""
+            process = why = None
+            tables: list[pa.Table] = []
+            for part in row["parts"]:
+                try:
+                    tables.append(_table(part, row["what"], row["snapshot"], tables[:1]))
+                except Damaged as error:
+                    process, why = part["process"], str(error)
+                    break
             else:
+                content = _joined(tables, _ORDER.get(row["what"], ()))
                 path.unlink(missing_ok=True)
                 write_new(path, content)
                 sync(path)
             digest = sha256(content).hexdigest()
-            values = (row["snapshot"], path.name, len(content), digest, damage)
-            yield pa.RecordBatch.from_arrays([pa.array([v]) for v in values], schema=_JOINED)
+            values = row["snapshot"], path.name, len(content), digest, process, why
+            arrays = [
+                pa.array([value], field.type) for value, field in zip(values, _JOINED, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=_JOINED)
 
 
-def _joined(parts: Sequence[dict[str, object]], order: Sequence[str]) -> bytes:
-    tables = []
-    for part in parts:
-        path, byte_count, digest = Path(str(part["path"])), part["byte_count"], str(part["hash"])
-        assert isinstance(byte_count, int)
-        content = read_hashed(path, byte_count, digest)
-        with as_written(path):
-            tables.append(read_parquet(content))
-            if tables[0].schema != tables[-1].schema:
-                raise ValueError("it has other columns than those of other processes")
+def _joined(tables: Sequence[pa.Table], order: Sequence[str]) -> bytes:
     table = pa.concat_tables(tables)
     if order:
         table = table.sort_by([(name, "ascending") for name in order])
     return to_parquet(table)
+
+
+def _table(part: Part, what: str, snapshot: str, others: Sequence[pa.Table]) -> pa.Table:
+    """Return the rows of one process, which has the columns that `others` have.
+
+    Raises:
+        Damaged: a file of it is not what was written, or says something else than its manifest.
+    """
+    links: list[pa.Table] = []
+    for file in part["links"]:
+        path = Path(file["path"])
+        content = read_hashed(path, file["byte_count"], file["hash"], advice=ADVICE)
+        with as_written(path):
+            table = read_parquet(content)
+            if any(table.schema != other.schema for other in (*links, *others)):
+                raise ValueError("it has other columns than the files of other processes")
+            if not _CHECKS[what](table, part):
+                raise ValueError("it does not say what the manifest beside it does")
+            if what != KEYED and not _is_all(table, "snapshot", snapshot):
+                raise ValueError(f"it is not of snapshot {snapshot}")
+            links.append(table)
+    with as_written(path):
+        return _of_snapshot(merged(links), snapshot) if what == KEYED else links[0]
+
+
+def _of_snapshot(table: pa.Table, snapshot: str) -> pa.Table:
+    """Return rows of a keyed field as those of this snapshot, whichever told of them."""
+    index = table.column_names.index("snapshot")
+    name = pa.repeat(pa.scalar(snapshot), table.num_rows)
+    return table.set_column(index, table.schema.field(index), name)
+
+
+def _is_state(table: pa.Table, part: Part) -> bool:
+    return bool(table.column("process").to_pylist() == [part["process"]])
+
+
+def _is_of_process(table: pa.Table, part: Part) -> bool:
+    return _is_all(table, "process", part["process"])
+
+
+def _is_all(table: pa.Table, column: str, value: str) -> bool:
+    return pc.unique(table.column(column)).to_pylist() in ([], [value])
+
+
+def _are_channels(table: pa.Table, part: Part) -> bool:
+    """Whether these are the incoming channels of the process, with the counts of both ends."""
+    named = (*_CHANNEL, *_COUNTS)
+    found = sorted(zip(*(table.column(name).to_pylist() for name in named), strict=True))
+    known = [
+        (books["source"], part["process"], *(books[name] for name in _COUNTS))
+        for books in part["books"]
+    ]
+    return bool(found == sorted(known))
+
+
+def _are_messages(table: pa.Table, part: Part) -> bool:
+    """Whether these are the messages that the counts leave on each channel, in order."""
+    rest = table.num_rows
+    for books in part["books"]:
+        of_one = table.filter(pc.equal(table.column("source"), books["source"]))
+        if of_one.num_rows != books["message_count"]:
+            return False
+        wanted = np.arange(of_one.num_rows) + (books["received_count"] + 1)
+        if not np.array_equal(of_one.column("number").to_numpy(), wanted):
+            return False
+        rest -= of_one.num_rows
+    return rest == 0 and _is_all(table, "target", part["process"])
+
+
+_CHECKS = {
+    PROCESSES: _is_state,
+    CHANNELS: _are_channels,
+    MESSAGES: _are_messages,
+    KEYED: _is_of_process,
+}

@@ -67,7 +67,9 @@ class FragmentManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         process: who recorded it.
         epoch: of the system.
         topology: the hash of its description.
-        recorded_at: when the process recorded its state.
+        moment_s: when the process recorded its state, by a clock of its own that only goes forward,
+            in seconds: it says which of two cuts in an epoch came first.
+        recorded_at: the same, by the clock of its machine.
         completed_at: when all its markers had come, and all of it was encoded.
         pause_s: how long the process stood still, in seconds.
         capture_s: how long it took until the state was encoded, in seconds.
@@ -82,6 +84,7 @@ class FragmentManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     process: ProcessId
     epoch: int
     topology: str
+    moment_s: float
     recorded_at: float
     completed_at: float
     pause_s: float
@@ -135,8 +138,12 @@ class FragmentWriter:
         self._here = Here()
         self._is_begun = False
 
-    def write(self, fragment: Fragment, *, recorded_at: float, completed_at: float) -> None:
+    def write(
+        self, fragment: Fragment, *, moment_s: float, recorded_at: float, completed_at: float
+    ) -> None:
         """Write a fragment; when this returns it is on the disk, whole. Old ones may be removed.
+
+        The times are as in `FragmentManifest`.
 
         Raises:
             NotConsistent, UsageError: it is not what the classes of the process say.
@@ -163,6 +170,7 @@ class FragmentWriter:
                 process=self._process,
                 epoch=self._epoch,
                 topology=self._hash,
+                moment_s=moment_s,
                 recorded_at=recorded_at,
                 completed_at=completed_at,
                 pause_s=fragment.pause_s,
@@ -337,7 +345,7 @@ def _is_possible(manifest: FragmentManifest, description: Description) -> bool:
     for received in manifest.received.values():
         counts += [received.count, received.recorded_count]
     times = (
-        *(manifest.recorded_at, manifest.completed_at),
+        *(manifest.moment_s, manifest.recorded_at, manifest.completed_at),
         *(manifest.pause_s, manifest.capture_s),
     )
     base = manifest.base

@@ -21,6 +21,7 @@ from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import KeyedChange, KeyedRows, ProcessId, ProcessState, encode_array
 from stillframe.store.columns import ARROW_TYPES, to_array
 from stillframe.store.manifest import table_name
+from stillframe.store.merging import KEY, KEY_ENCODED, merged
 from stillframe.store.parquet import read_parquet, repeated, to_parquet
 from stillframe.topology import Description
 
@@ -50,7 +51,7 @@ class KeyedTable:
         self._values = columns.values
         self._is_key_exact = columns.key in _EXACT
         self._is_value_exact = columns.layout == "value" and columns.values[0].kind in _EXACT
-        self._identity = "key" if self._is_key_exact else "key_encoded"
+        self._identity = KEY if self._is_key_exact else KEY_ENCODED
         self._struct_decoder = None if columns.layout == "value" else _decoder_of(columns)
         self._queryable = ["process", "key", *(column.name for column in columns.values)]
         self._stored = [
@@ -114,19 +115,7 @@ class KeyedTable:
 
     def merged(self, links: Sequence[pa.Table]) -> pa.Table:
         """Return the keys of one process that the last of the `links`, the oldest first, has."""
-        oldest, *rest = links or [self.no_rows()]
-        newer = self._last_rows(pa.concat_tables([self.no_rows(), *rest]))
-        is_stale = pc.is_in(oldest.column(self._identity), value_set=newer.column(self._identity))
-        table = pa.concat_tables([self.no_rows(), oldest.filter(pc.invert(is_stale)), newer])
-        return table.filter(pc.invert(table.column("is_removed")))
-
-    def _last_rows(self, table: pa.Table) -> pa.Table:
-        """Return the last row of each key: it is all that there is to say of it."""
-        keys = table.select([self._identity]).append_column(
-            "row", pa.array(range(table.num_rows), pa.int64())
-        )
-        last = keys.group_by(self._identity).aggregate([("row", "max")]).column("row_max")
-        return table.take(last.sort())
+        return merged([pa.concat_tables([self.no_rows(), *links[:1]]), *links[1:]])
 
     def as_map(self, table: pa.Table) -> bytes:
         """Return the keys of one process, none of them removed, as a MessagePack map."""

@@ -17,6 +17,8 @@ from stillframe.store.seal import TooLarge, read_sealed, seal
 
 HEAD = "store.json"
 SNAPSHOTS = "snapshots"
+ASSEMBLED = "assembled.json"
+"""It is in a store that fragments were assembled into, and in no other."""
 _LOCK = "lock"
 _PIPELINE_HEAD = "pipeline.json"
 _LISTED_MAX = 5
@@ -95,7 +97,9 @@ def check_free(path: Path) -> None:
     """
     if (path / HEAD).exists():
         return
+    made_first = path / ASSEMBLED
     left_by_a_crash = {_LOCK, SNAPSHOTS, partial_path(path / HEAD).name}
+    left_by_a_crash |= {made_first.name, partial_path(made_first).name}
     foreign = sorted({item.name for item in path.iterdir()} - left_by_a_crash)
     if foreign:
         raise UsageError(
