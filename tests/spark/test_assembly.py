@@ -1,5 +1,7 @@
 """Snapshots of what processes recorded by themselves: the same as a coordinator would publish."""
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from stillframe.errors import Damaged, StoreError, UsageError
+from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.model import Abandoned, Fragment, Reason, Snapshot, SnapshotId
 from stillframe.restore import start_states
 from stillframe.runtime.traces import Traces
@@ -15,6 +17,7 @@ from stillframe.spark import assemble, assembly
 from stillframe.store.contents import publish_directory
 from stillframe.store.fragments import FragmentManifest, Received
 from stillframe.store.history import SnapshotPublished, read_history
+from stillframe.store.opening import ASSEMBLED, take_lock
 from stillframe.store.seal import read_sealed, seal
 from stillframe.store.store import Store
 from tests.fragments import write_fragments
@@ -197,6 +200,21 @@ def test_after_a_crash_it_goes_on(
     assert verdicts(spark, parts, out) == {"A-2": "consistent", "A-3": "consistent"}
     for snapshot in snapshots:
         assert Store.open(out).load(snapshot.id).state == snapshot.state
+
+
+def test_a_crash_before_there_is_a_store_leaves_the_directory_free(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """What says whose store it will be is there first."""
+    write_fragments(tmp_path / "parts", samples.DESCRIPTION, [samples.snapshot_of(1)])
+    assert verdicts(spark, tmp_path / "parts", tmp_path / "whole") == {"A-1": "consistent"}
+    (tmp_path / "out").mkdir()
+    shutil.copy(tmp_path / "whole" / ASSEMBLED, tmp_path / "out")
+    lock = take_lock(tmp_path / "out")
+    with pytest.raises(Unavailable, match="in use by another program"):
+        assemble(spark, tmp_path / "parts", tmp_path / "out")
+    os.close(lock)
+    assert verdicts(spark, tmp_path / "parts", tmp_path / "out") == {"A-1": "consistent"}
 
 
 def test_snapshots_of_several_epochs_and_topologies_are_one_store(

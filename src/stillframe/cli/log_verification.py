@@ -11,7 +11,7 @@ from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
 from stillframe.eventlog.reading import epochs, parts
 from stillframe.spark.manifests import Published, read_complete
-from stillframe.spark.soundness import CONSISTENT, INCONSISTENT
+from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.trace import Position
 
 if TYPE_CHECKING:  # tasks.session says what to do if PySpark is missing
@@ -116,19 +116,22 @@ def _find(
         if row["verdict"] == INCONSISTENT
         or (row["snapshot"] in names and row["verdict"] != CONSISTENT)
     ]
+    # What the log itself lacks explains much of the rest.
+    lacks = [
+        f"{_name(row)}: {why(row)}"
+        for row in rows
+        if row["snapshot"] is None and row["verdict"] == INCOMPLETE
+    ]
     if wrong:
         sentence = f"{_name(wrong[0])}: {why(wrong[0])}{_places(pieces, wrong[0])}"
         more = len(wrong) - 1
         sentence += f" ({more} more of {len(rows)} verdicts are like it)" if more else ""
-        return Found(ok=False, verdict=sentence, snapshots=rows)
+        return Found(ok=False, verdict="; ".join((*lacks, sentence)), snapshots=rows)
     incomplete = sum(row["verdict"] != CONSISTENT for row in snapshots)
     sentence = f"{quantities.count(len(snapshots) - incomplete, 'snapshot')} consistent"
     if incomplete:
         sentence += f", {incomplete} not taken to the end"
-    for row in rows:
-        if row["snapshot"] is None and row["verdict"] != CONSISTENT:
-            sentence += f"; {_name(row)}: {why(row)}"
-    return Found(ok=True, verdict=sentence, snapshots=rows)
+    return Found(ok=True, verdict="; ".join((sentence, *lacks)), snapshots=rows)
 
 
 def _order(row: Fields) -> tuple[int, bool, int]:

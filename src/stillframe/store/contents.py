@@ -82,7 +82,7 @@ def write_directory(
     except OSError as error:
         raise StoreError(
             f"{directory} could not be written: {error.strerror or error}: nothing was "
-            "published. Make room on that disk or give the store another one; the next "
+            "published. Make room on that disk or give another directory; the next "
             "snapshot is tried afresh"
         ) from error
     return manifest
