@@ -57,11 +57,17 @@ def check_same(out: Path, store: Store, snapshots: list[SnapshotId]) -> None:
         )
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "channel_count"), [(1, 100_000), (2, 3)])
 def test_assembled_snapshots_are_what_was_published(
-    spark: SparkSession, tmp_path: Path, seed: int
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    channel_count: int,
 ) -> None:
-    """Keyed fields of several types, whole and as changes: to the last key."""
+    """Keyed fields of several types, whole and as changes: to the last key; all at a time, or a
+    few."""
+    monkeypatch.setattr(assembly, "BLOCK_CHANNEL_COUNT", channel_count)
     store, recorded = chains(tmp_path, seed)
     write_fragments(tmp_path / "parts", keyed_samples.DESCRIPTION, recorded)
     found = verdicts(spark, tmp_path / "parts", tmp_path / "out")
@@ -279,6 +285,18 @@ def test_it_writes_only_into_a_store_of_its_own(spark: SparkSession, tmp_path: P
     writer.close()
     write_fragments(parts, samples.DESCRIPTION, [samples.snapshot_of(2)])
     with pytest.raises(UsageError, match="a system went on from the store"):
+        assemble(spark, parts, out)
+
+
+def test_a_damaged_store_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing is added to what cannot be read."""
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    write_fragments(parts, samples.DESCRIPTION, [samples.snapshot_of(1)])
+    assert verdicts(spark, parts, out) == {"A-1": "consistent"}
+    path = out / "snapshots" / "A-1" / "manifest.json"
+    path.write_bytes(path.read_bytes()[:-1])
+    write_fragments(parts, samples.DESCRIPTION, [samples.snapshot_of(2)])
+    with pytest.raises(Damaged, match=f"{path} was changed"):
         assemble(spark, parts, out)
 
 

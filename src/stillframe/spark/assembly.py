@@ -4,8 +4,6 @@ Whatever became of the coordinator: a snapshot is what its processes recorded. T
 are all there go into a store that can be asked, verified and restored from like any other.
 """
 
-import contextlib
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,33 +14,25 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from stillframe.errors import UsageError
 from stillframe.model import Reason, SnapshotId
 from stillframe.spark import joining, verified
+from stillframe.spark.assembled import check_apart, writing
 from stillframe.spark.gathering import Group, Judgement, gather, is_after, judge
 from stillframe.spark.joining import JOIN_SCHEMA, JOINED, join_files
-from stillframe.spark.manifests import Published, read_published
+from stillframe.spark.manifests import Published
 from stillframe.spark.shipping import ship
 from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.store.contents import publish_directory
-from stillframe.store.disk import partial_path, replace_durably, sync, write_new
-from stillframe.store.fragments import FragmentPlace, FragmentTopology
+from stillframe.store.disk import partial_path, sync, write_new
+from stillframe.store.fragments import FragmentPlace
 from stillframe.store.history import History, SnapshotAbandoned, SnapshotBegan, SnapshotPublished
-from stillframe.store.manifest import MANIFEST, FileRecord, Head, Manifest, file_names
-from stillframe.store.opening import (
-    ASSEMBLED,
-    HEAD,
-    SNAPSHOTS,
-    check_free,
-    explained,
-    make_store,
-    remove_partial,
-    take_lock,
-)
-from stillframe.store.seal import FORMAT, seal
-from stillframe.store.topologies import changed
+from stillframe.store.manifest import MANIFEST, FileRecord, Manifest, file_names
+from stillframe.store.opening import SNAPSHOTS, explained
+from stillframe.store.seal import seal
 
 TIMEOUT_S = 10.0
+BLOCK_CHANNEL_COUNT = 100_000
+"""So many channels of snapshots are put together at a time."""
 _TIME = pa.timestamp("us", tz="UTC")
 ASSEMBLED_SCHEMA = pa.schema(
     [
@@ -58,13 +48,6 @@ ASSEMBLED_SCHEMA = pa.schema(
     ]
 )
 Outcomes = list[tuple[Group, Judgement]]
-
-
-class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of `ASSEMBLED`: it says that a store is one that fragments were assembled
-    into."""
-
-    format: int = FORMAT
 
 
 class _Joined(msgspec.Struct):
@@ -108,27 +91,19 @@ def assemble(
         StoreError: something cannot be read or written; what was in `out` is as it was, or with
             some of the snapshots.
     """
-    _check_apart(directory, out)
+    check_apart(directory, out)
     groups = gather(directory, epoch=epoch)
     outcomes = [(group, judge(group, timeout_s=timeout_s)) for group in groups]
     good = [group for group, judgement in outcomes if judgement.verdict == CONSISTENT]
     if good:
-        with _writing(out, good) as published:
-            outcomes = _new(outcomes, published)
-            wanted = [group for group, judged in outcomes if judged.verdict == CONSISTENT]
-            joined = _join(spark, directory, out, wanted) if wanted else {}
-            outcomes = [_with_damage(*outcome, joined) for outcome in outcomes]
-            _publish(out, outcomes, joined, _restore_points(good))
+        with writing(out, good) as published:
+            outcomes, points = _new(outcomes, published), _restore_points(good)
+            outcomes = [
+                outcome
+                for block in _blocks(outcomes)
+                for outcome in _add(spark, directory, out, block, points)
+            ]
     return spark.createDataFrame(_table(outcomes))
-
-
-def _check_apart(directory: Path, out: Path) -> None:
-    inner, outer = out.resolve(), directory.resolve()
-    if inner == outer or outer in inner.parents or inner in outer.parents:
-        raise UsageError(
-            f"the store cannot be in {out}: that is among the fragments in {directory} or around "
-            "them; give a directory of its own"
-        )
 
 
 def _new(outcomes: Outcomes, published: Published) -> Outcomes:
@@ -148,6 +123,31 @@ def _new(outcomes: Outcomes, published: Published) -> Outcomes:
             worse = msgspec.structs.replace(judgement, verdict=INCOMPLETE, why=why)
             found.append((group, worse))
     return found
+
+
+def _blocks(outcomes: Outcomes) -> Iterator[Outcomes]:
+    """Yield some at a time, so that what is said of their channels takes bounded memory."""
+    block: Outcomes = []
+    channel_count = 0
+    for group, judgement in outcomes:
+        block.append((group, judgement))
+        channel_count += sum(len(one.received) for one in group.fragments.values())
+        if channel_count >= BLOCK_CHANNEL_COUNT:
+            yield block
+            block, channel_count = [], 0
+    if block:
+        yield block
+
+
+def _add(
+    spark: SparkSession, directory: Path, out: Path, outcomes: Outcomes, points: set[SnapshotId]
+) -> Outcomes:
+    """Add to the store what is consistent; return what became of all of them."""
+    wanted = [group for group, judgement in outcomes if judgement.verdict == CONSISTENT]
+    joined = _join(spark, directory, out, wanted) if wanted else {}
+    outcomes = [_with_damage(*outcome, joined) for outcome in outcomes]
+    _publish(out, outcomes, joined, points)
+    return outcomes
 
 
 def _with_damage(
@@ -173,55 +173,6 @@ def _restore_points(groups: Sequence[Group]) -> set[SnapshotId]:
         if not points or points[-1].epoch != group.epoch or is_after(group, points[-1]):
             points.append(group)
     return {group.snapshot for group in points}
-
-
-@contextlib.contextmanager
-def _writing(out: Path, groups: Sequence[Group]) -> Iterator[Published]:
-    """Be the only one who writes to the store `out` while the body runs; it gets what is there."""
-    with explained(out, "written"):
-        out.mkdir(parents=True, exist_ok=True)
-        check_free(out)
-        lock = take_lock(out)
-    try:
-        with explained(out, "written"):
-            if not (out / HEAD).exists():
-                # First of all: without it a crash would leave a store of another kind.
-                replace_durably(out / ASSEMBLED, seal(_Mark()))
-                present = _topology(groups[-1])
-                head = Head(reference=present.reference, description=present.description)
-                make_store(out, head)
-            elif not (out / ASSEMBLED).exists():
-                raise UsageError(
-                    f"{out} is a store of another kind: fragments are assembled into one of their "
-                    "own; give a new directory"
-                )
-            remove_partial(out)
-            published = read_published(out)
-            if published.head.restored_from is not None:
-                raise UsageError(
-                    f"a system went on from the store {out}, which has snapshots of its own since: "
-                    "give a new directory"
-                )
-            _put_head(out, published, groups)
-        yield read_published(out)
-    finally:
-        os.close(lock)
-
-
-def _put_head(out: Path, published: Published, groups: Sequence[Group]) -> None:
-    """Let the head of the store name all topologies, the one of the newest epoch as the present."""
-    head, newest = published.head, groups[-1]
-    topologies = {_topology(group).description.hash: _topology(group) for group in groups}
-    used = {m.topology for m in published.manifests.values()} | topologies.keys()
-    present, reference = head.description, head.reference
-    if newest.epoch >= head.epoch:
-        present, reference = _topology(newest).description, _topology(newest).reference
-    for description in (*(t.description for t in topologies.values()), present):
-        head = changed(head, description, used)
-    epoch = max(head.epoch, newest.epoch)
-    head = msgspec.structs.replace(head, epoch=epoch, reference=reference)
-    if head != published.head:
-        replace_durably(out / HEAD, seal(head))
 
 
 def _join(
@@ -267,7 +218,7 @@ def _join(
 
 
 def _names(group: Group) -> tuple[str, ...]:
-    return file_names(_topology(group).description, is_whole=True)
+    return file_names(group.described.description, is_whole=True)
 
 
 def _parts(directory: Path, group: Group, stem: str) -> tuple[list[dict[str, object]], int]:
@@ -294,6 +245,7 @@ def _parts(directory: Path, group: Group, stem: str) -> tuple[list[dict[str, obj
                 "message_count": received.recorded_count,
             }
             for source, received in fragments[process].received.items()
+            if stem in (joining.CHANNELS, joining.MESSAGES)
         ]
         if links:  # else it has no such field
             parts.append({"process": process, "links": links, "books": books})
@@ -339,7 +291,7 @@ def _abandoned(snapshot: SnapshotId, judgement: Judgement) -> SnapshotAbandoned:
 
 
 def _manifest(group: Group, records: Mapping[str, FileRecord], *, is_point: bool) -> Manifest:
-    description = _topology(group).description
+    description = group.described.description
     parts = group.fragments.values()
     received = [of_one for part in parts for of_one in part.received.values()]
     return Manifest(
@@ -381,8 +333,3 @@ def _table(outcomes: Outcomes) -> pa.Table:
 
 def _time(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1e6)
-
-
-def _topology(group: Group) -> FragmentTopology:
-    assert group.topology is not None, "a consistent one was read"
-    return group.topology

@@ -58,6 +58,12 @@ class Group(msgspec.Struct, frozen=True):
         return {process: chain[-1] for process, chain in self.chains.items()}
 
     @property
+    def described(self) -> FragmentTopology:
+        """The topology of one of which something can be read."""
+        assert self.topology is not None, "nothing of it can be read"
+        return self.topology
+
+    @property
     def recorded_at(self) -> float | None:
         """When the first process recorded its state, in seconds since 1970, if any did."""
         return min((one.recorded_at for one in self.fragments.values()), default=None)
