@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stillframe.model import Fragment, IncomingRecord, ProcessId, Snapshot
-from stillframe.store.fragments import FragmentTopology, FragmentWriter
+from stillframe.model import Fragment, IncomingRecord, ProcessId, Snapshot, SnapshotId
+from stillframe.store.fragments import FragmentTopology, FragmentWriter, Life
 from stillframe.topology import Description
 
 Times = tuple[float, float]
@@ -37,6 +37,8 @@ def write_fragments(
     snapshots: Iterable[Snapshot],
     *,
     reference: str | None = None,
+    run: str = "run",
+    began_from: SnapshotId | None = None,
     change: Callable[[Fragment], Fragment | None] = lambda fragment: fragment,
     times: Callable[[Snapshot, ProcessId], Times] | None = None,
     moment_s: Callable[[Snapshot, ProcessId], float] = lambda snapshot, _: snapshot.id.number,
@@ -48,6 +50,8 @@ def write_fragments(
         description: of their topology.
         snapshots: which.
         reference: where the topology is.
+        run: the name of the run of the system.
+        began_from: the snapshot that it went on from.
         change: returns what to write for a fragment; None for nothing.
         times: returns when a process recorded its state and was done; as the snapshot says, if it
             is None.
@@ -59,7 +63,9 @@ def write_fragments(
             if fragment is None:
                 continue
             process = fragment.state.process
-            writer = FragmentWriter(directory, process, snapshot.epoch, topology)
+            writer = FragmentWriter(
+                directory, Life(process, snapshot.epoch, run, began_from), topology
+            )
             at = snapshot.initiated_at, snapshot.completed_at
             recorded_at, completed_at = at if times is None else times(snapshot, process)
             writer.write(

@@ -16,7 +16,7 @@ from stillframe.runtime import captures, fragments
 from stillframe.runtime.fragments import WAITING_COUNT_MAX, FragmentLog
 from stillframe.store import fragment_upkeep
 from stillframe.store.chain import CHAIN_LENGTH_MAX
-from stillframe.store.fragments import FragmentWriter
+from stillframe.store.fragments import FragmentWriter, Life
 from stillframe.topology import Joined, Topology
 from tests.runtime.recordings import S1, S2, Books, Recording, filled
 from tests.store.test_fragments import read_all
@@ -30,7 +30,9 @@ class Log:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.told: list[str] = []
-        self.log = FragmentLog(directory, "P", 1, DESCRIPTION, None, trouble=self.told.append)
+        self.log = FragmentLog(
+            directory, Life("P", 1, "run", None), DESCRIPTION, None, trouble=self.told.append
+        )
 
     def chains(self) -> dict[int, int]:
         """End it; return how many others each fragment needs, by the number of the snapshot.

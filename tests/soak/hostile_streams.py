@@ -62,7 +62,7 @@ TO_COORDINATOR = [
     )
 ]
 _BEGINNINGS = [
-    wire.encode_control(control.Setup(1, start, 0.0)) + wire.encode_control(addresses)
+    wire.encode_control(control.Setup(1, "run", start, 0.0)) + wire.encode_control(addresses)
     for addresses in [control.Addresses(dict.fromkeys("AB", ADDRESS))]
     for start in (None, frames.start_of("A"))
 ]

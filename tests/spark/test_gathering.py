@@ -8,8 +8,10 @@ import pytest
 
 from stillframe.errors import UsageError
 from stillframe.model import Fragment, ProcessId, Snapshot, SnapshotId
-from stillframe.spark.gathering import Group, gather, is_after, judge
+from stillframe.spark.gathering import Group, gather, is_after, judge, without_rivals
 from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
+from stillframe.store.fragments import FragmentManifest
+from stillframe.store.seal import read_sealed, seal
 from tests.fragments import write_fragments
 from tests.spark import bank
 from tests.spark.chains import make_chains
@@ -209,6 +211,35 @@ def test_late_fragments_are_named_and_count(tmp_path: Path) -> None:
     assert (group.recorded_at, group.completed_at) == (100.0, 110.01)
 
 
+def test_fragments_of_different_runs_are_no_snapshot(tmp_path: Path) -> None:
+    """A system that began anew counts epochs and snapshots from 1 again."""
+    for process, run in (("A", "first"), ("B", "second"), ("T", "second")):
+        write_fragments(
+            tmp_path,
+            samples.DESCRIPTION,
+            [samples.snapshot_of(1)],
+            run=run,
+            change=lambda f, of=process: f if f.state.process == of else None,  # type: ignore[misc]
+        )
+    (group,) = gather(tmp_path)
+    judgement = judge(group, timeout_s=TIMEOUT_S)
+    assert judgement.verdict == INCONSISTENT
+    assert "of different runs of the system" in judgement.why
+
+
+def test_what_a_newer_version_wrote_costs_its_snapshot_alone(tmp_path: Path) -> None:
+    """And so does what cannot be read."""
+    snapshots = [samples.snapshot_of(1), samples.snapshot_of(2)]
+    write_fragments(tmp_path, samples.DESCRIPTION, snapshots)
+    path = tmp_path / "e1" / "B" / "A-1" / "manifest.json"
+    manifest = read_sealed(path, FragmentManifest)
+    path.write_bytes(seal(msgspec.structs.replace(manifest, format=2)))
+    first, second = (judge(group, timeout_s=TIMEOUT_S) for group in gather(tmp_path))
+    assert (first.verdict, first.missing) == (INCOMPLETE, ("B",))
+    assert "has format 2" in first.why
+    assert second.verdict == CONSISTENT
+
+
 def test_fragments_of_different_topologies_are_no_snapshot(tmp_path: Path) -> None:
     """Somebody brought together what does not belong together."""
     write_fragments(
@@ -235,7 +266,8 @@ def test_of_a_number_that_two_epochs_gave_the_later_one_counts(tmp_path: Path) -
     for epoch in (1, 2):
         write_fragments(tmp_path, samples.DESCRIPTION, [samples.snapshot_of(1, epoch=epoch)])
     write_fragments(tmp_path, samples.DESCRIPTION, [samples.snapshot_of(2)])
-    found = {(g.epoch, g.snapshot.number): judge(g, timeout_s=9.0) for g in gather(tmp_path)}
+    outcomes = without_rivals([(g, judge(g, timeout_s=9.0)) for g in gather(tmp_path)])
+    found = {(group.epoch, group.snapshot.number): judgement for group, judgement in outcomes}
     assert {key: one.verdict for key, one in found.items()} == {
         (1, 1): INCOMPLETE,
         (1, 2): CONSISTENT,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stillframe.model import Fragment, ProcessId, Snapshot, SnapshotId
-from stillframe.store.fragments import FragmentTopology, FragmentWriter
+from stillframe.store.fragments import FragmentTopology, FragmentWriter, Life
 from stillframe.topology import Description
 from tests.fragments import fragments_of
 from tests.store import keyed_samples as keyed
@@ -30,7 +30,7 @@ def writer(
     topology: FragmentTopology = TOPOLOGY,
 ) -> Iterator[FragmentWriter]:
     """Have a writer for a while."""
-    made = FragmentWriter(directory, process, epoch, topology)
+    made = FragmentWriter(directory, Life(process, epoch, "run", None), topology)
     try:
         yield made
     finally:

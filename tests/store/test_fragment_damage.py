@@ -13,13 +13,15 @@ import pytest
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.model import SnapshotId
 from stillframe.process import Process
+from stillframe.store.fragment_reading import (
+    fragment_places,
+    read_fragment,
+    read_topologies,
+)
 from stillframe.store.fragments import (
     TOPOLOGIES,
     FragmentPlace,
     FragmentTopology,
-    fragment_places,
-    read_fragment,
-    read_topologies,
 )
 from stillframe.store.manifest import MANIFEST, PROCESSES
 from stillframe.store.seal import SEALED_BYTES_MAX, seal
@@ -297,7 +299,7 @@ def test_a_fragment_in_another_place_is_refused(directory: Path, number: int) ->
         shutil.rmtree(place.path(directory), ignore_errors=True)
         shutil.copytree(PLACE.path(directory), place.path(directory))
         assert place in fragment_places(directory)
-        with pytest.raises(Damaged, match="is what B recorded of snapshot A-1 in epoch 1: put it"):
+        with pytest.raises(Damaged, match="of another process, snapshot or epoch than its place"):
             read_fragment(directory, place, read_topologies(directory))
 
 

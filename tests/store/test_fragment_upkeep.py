@@ -13,11 +13,13 @@ import pytest
 from stillframe.errors import StoreError
 from stillframe.model import SnapshotId
 from stillframe.store import contents, disk, fragment_upkeep
+from stillframe.store.fragment_reading import (
+    fragment_places,
+    read_topologies,
+)
 from stillframe.store.fragments import (
     TOPOLOGIES,
     FragmentTopology,
-    fragment_places,
-    read_topologies,
 )
 from stillframe.store.opening import dropped_path
 from tests.store.fragment_samples import TOPOLOGY, fragment_of, put, put_all, writer

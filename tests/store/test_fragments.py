@@ -11,16 +11,18 @@ from stillframe.keyed import Keyed
 from stillframe.model import GlobalState, ProcessId, Snapshot, SnapshotId
 from stillframe.process import Process
 from stillframe.store.checksum import read_hashed
+from stillframe.store.fragment_reading import (
+    check_fragments_free,
+    fragment_places,
+    read_fragment,
+    read_topologies,
+)
 from stillframe.store.fragments import (
     TOPOLOGIES,
     FragmentManifest,
     FragmentPlace,
     FragmentTopology,
     Received,
-    check_fragments_free,
-    fragment_places,
-    read_fragment,
-    read_topologies,
 )
 from stillframe.store.manifest import FILES
 from stillframe.store.parquet import read_parquet
@@ -63,6 +65,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         snapshot=ONE,
         process="B",
         epoch=1,
+        run="run",
+        began_from=None,
         topology=DESCRIPTION.hash,
         moment_s=1.0,
         recorded_at=RECORDED_AT,

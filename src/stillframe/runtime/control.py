@@ -43,10 +43,12 @@ class Over(msgspec.Struct, frozen=True, tag=True):
 class Setup(msgspec.Struct, frozen=True, tag=True):
     """To a process: this is the epoch, and here you begin; None means afresh.
 
-    `marker_wait_s` is how long a marker may wait for messages to ride on, in seconds.
+    `run` is a name that no other epoch of any system has. `marker_wait_s` is how long a marker may
+    wait for messages to ride on, in seconds.
     """
 
     epoch: int
+    run: str
     start: Start | None
     marker_wait_s: float
 

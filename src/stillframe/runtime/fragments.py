@@ -14,13 +14,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stillframe.errors import StillframeError
-from stillframe.model import Fragment, ProcessId, SnapshotId
+from stillframe.model import Fragment, SnapshotId
 from stillframe.runtime import control
 from stillframe.runtime.host import describe
 from stillframe.runtime.pieces import Pieces
 from stillframe.store.chain import CHAIN_LENGTH_MAX
+from stillframe.store.fragment_reading import (
+    check_own_free,
+)
 from stillframe.store.fragment_upkeep import KEPT_COUNT
-from stillframe.store.fragments import FragmentTopology, FragmentWriter
+from stillframe.store.fragments import (
+    FragmentTopology,
+    FragmentWriter,
+    Life,
+)
 from stillframe.topology import Description
 
 WAITING_COUNT_MAX = 8
@@ -41,8 +48,7 @@ class FragmentLog:
 
     Args:
         directory: where the fragments of all processes go.
-        process: whose these are.
-        epoch: of the system.
+        life: whose these are.
         description: of the topology that it takes part in.
         reference: where that is, ``module:attribute``; None if this process does not know.
         trouble: called by the thread with a sentence for people, once for each time that something
@@ -52,14 +58,13 @@ class FragmentLog:
     def __init__(
         self,
         directory: Path,
-        process: ProcessId,
-        epoch: int,
+        life: Life,
         description: Description,
         reference: str | None,
         *,
         trouble: Callable[[str], None],
     ) -> None:
-        self._process = process
+        self._process = life.process
         self._directory = directory
         self._trouble = trouble
         self._pieces = Pieces()
@@ -69,7 +74,7 @@ class FragmentLog:
         self._queue: queue.SimpleQueue[_Complete | None] = queue.SimpleQueue()
         # Made in the thread: that takes a while, and a process is to begin at once.
         topology = FragmentTopology(reference=reference, description=description)
-        make_writer = partial(FragmentWriter, directory, process, epoch, topology)
+        make_writer = partial(_make_writer, directory, life, topology)
         self._thread = threading.Thread(
             target=self._work, args=(make_writer,), name="fragments", daemon=True
         )
@@ -152,3 +157,8 @@ class FragmentLog:
                 f"what process {self._process} records cannot be written into {self._directory}: "
                 f"{why}; the process goes on, and snapshots are incomplete there"
             )
+
+
+def _make_writer(directory: Path, life: Life, topology: FragmentTopology) -> FragmentWriter:
+    check_own_free(directory, life)
+    return FragmentWriter(directory, life, topology)

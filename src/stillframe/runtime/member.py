@@ -78,6 +78,7 @@ class Member:
         self._coordinator = coordinator
         self._listen = listen
         self._marker_wait_s = 0.0
+        self._run = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._closers: list[Callable[[], None]] = []
         self.close_logs: Callable[[], None] = lambda: None
@@ -97,6 +98,7 @@ class Member:
         self._closers.append(self._hang_up)
         setup = await self._hear(control.Setup)
         self._marker_wait_s = setup.marker_wait_s
+        self._run = setup.run
         self.me = msgspec.structs.replace(self.me, epoch=setup.epoch)
         return setup.start
 
@@ -128,11 +130,12 @@ class Member:
         if traces.fragments is not None:
             # Loaded only here: most processes write none, and are to start quickly.
             from stillframe.runtime.fragments import FragmentLog  # noqa: PLC0415
+            from stillframe.store.fragments import Life  # noqa: PLC0415
 
+            began_from = None if start is None else start.base
+            life = Life(process, self.me.epoch, self._run, began_from)
             where = Path(traces.fragments)
-            fragments = FragmentLog(
-                where, process, self.me.epoch, description, reference, trouble=trouble
-            )
+            fragments = FragmentLog(where, life, description, reference, trouble=trouble)
         host = kind(
             process,
             codec=topology.codecs[process],

@@ -39,6 +39,7 @@ from stillframe.topology import Description
 
 _decode = msgspec.msgpack.Decoder(control.FromProcess).decode
 
+RUN_BYTES = 16
 RETURN_S = 15.0
 """So long a process is waited for whose connection broke, until it is taken for dead, in seconds.
 """
@@ -158,6 +159,7 @@ class Roster:
         self.door = Door(self._answer, lambda detail: emit(events.ConnectionTrouble(detail)))
         self._description = description
         self._epoch = epoch
+        self._run = secrets.token_hex(RUN_BYTES)
         self._secret = secret
         self._starts = starts
         self._marker_wait_s = marker_wait_s
@@ -284,7 +286,7 @@ class Roster:
             self._met.add(process)
             self._lines[process] = line
             start = self._starts[process] if self._starts else None
-            line.say(control.Setup(self._epoch, start, self._marker_wait_s))
+            line.say(control.Setup(self._epoch, self._run, start, self._marker_wait_s))
 
     def _take_back(self, process: ProcessId, line: MemberLine, *, is_connected: bool) -> None:
         """Let a process in that went on, and tell it what happened meanwhile."""

@@ -42,7 +42,9 @@ from stillframe.runtime.site import ALL_HERE, Site
 from stillframe.runtime.takeover import WISHED, check_place, end_all, why_not
 from stillframe.runtime.telling import Telling
 from stillframe.runtime.traces import NO_TRACES, Traces
-from stillframe.store.fragments import check_fragments_free
+from stillframe.store.fragment_reading import (
+    check_fragments_free,
+)
 from stillframe.store.history import History
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,15 +21,22 @@ from stillframe.store.opening import (
     remove_partial,
     take_lock,
 )
-from stillframe.store.seal import FORMAT, seal
+from stillframe.store.seal import FORMAT, read_sealed, seal
 from stillframe.store.topologies import changed
 
 
 class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of `ASSEMBLED`: it says that a store is one that fragments were assembled
-    into."""
+    """The content of `ASSEMBLED`: it says that a store is one that fragments were assembled into.
+
+    Attributes:
+        format: of this file.
+        epoch: of the store, as long as no system goes on from it.
+        runs: epoch -> the name of the run that its snapshots are of.
+    """
 
     format: int = FORMAT
+    epoch: int = 0
+    runs: dict[int, str] = {}
 
 
 def check_apart(directory: Path, out: Path) -> None:
@@ -47,12 +54,18 @@ def check_apart(directory: Path, out: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing(out: Path, groups: Sequence[Group]) -> Iterator[Published]:
-    """Be the only one who writes to the store `out` while the body runs; it gets what is there.
+def writing(
+    out: Path, groups: Sequence[Group], good: Sequence[Group]
+) -> Iterator[tuple[Published, Mapping[int, str]]]:
+    """Be the only one who writes to the store `out` while the body runs.
+
+    The body gets what is there, and of each epoch which run its snapshots are of. When it is done,
+    the store says where a restore goes back to.
 
     Args:
         out: a new directory, or the store of an earlier time.
-        groups: what will be added, in order; their topologies are known there then.
+        groups: all that there is, in order.
+        good: those that may be added; their topologies are known there then.
 
     Raises:
         UsageError: `out` is something else, or a system went on from it.
@@ -66,43 +79,91 @@ def writing(out: Path, groups: Sequence[Group]) -> Iterator[Published]:
         lock = take_lock(out)
     try:
         with explained(out, "written"):
-            if not (out / HEAD).exists():
-                # First of all: without it a crash would leave a store of another kind.
-                replace_durably(out / ASSEMBLED, seal(_Mark()))
-                present = groups[-1].described
-                head = Head(reference=present.reference, description=present.description)
-                make_store(out, head)
-            elif not (out / ASSEMBLED).exists():
-                raise UsageError(
-                    f"{out} is a store of another kind: fragments are assembled into one of their "
-                    "own; give a new directory"
-                )
-            remove_partial(out)
-            published = read_published(out)
-            for why in published.damages.values():
-                raise Damaged(why)
-            if published.head.restored_from is not None:
+            mark = _mark(out)
+            if (out / HEAD).exists() and read_sealed(out / HEAD, Head).epoch > mark.epoch:
                 raise UsageError(
                     f"a system went on from the store {out}, which has snapshots of its own since: "
                     "give a new directory"
                 )
-            _put_head(out, published, groups)
-        yield read_published(out)
+            runs = dict(mark.runs)
+            for group in good:
+                run = next(one.run for one in group.fragments.values())
+                runs.setdefault(group.epoch, run)
+            epoch = max(mark.epoch, *(group.epoch for group in groups if group.fragments))
+            # First of all: without it a crash would leave a store of another kind.
+            replace_durably(out / ASSEMBLED, seal(_Mark(epoch=epoch, runs=runs)))
+            if not (out / HEAD).exists():
+                present = good[-1].described
+                head = Head(reference=present.reference, description=present.description)
+                make_store(out, head)
+            remove_partial(out)
+            published = read_published(out)
+            for why in published.damages.values():
+                raise Damaged(why)
+            _put_topologies(out, published.head, good)
+        yield read_published(out), runs
+        with explained(out, "written"):
+            _put_epoch(out, epoch, groups)
     finally:
         os.close(lock)
 
 
-def _put_head(out: Path, published: Published, groups: Sequence[Group]) -> None:
-    """Let the head of the store name all topologies, the one of the newest epoch as the present."""
-    head, newest = published.head, groups[-1]
-    topologies = {group.described.description.hash: group.described for group in groups}
-    used = {m.topology for m in published.manifests.values()} | topologies.keys()
-    present, reference = head.description, head.reference
-    if newest.epoch >= head.epoch:
-        present, reference = newest.described.description, newest.described.reference
-    for description in (*(t.description for t in topologies.values()), present):
+def _mark(out: Path) -> _Mark:
+    """Return what `out` says of itself, if it says so.
+
+    Raises:
+        UsageError: it is a store, and none of these.
+        Damaged: it was changed.
+    """
+    if (out / ASSEMBLED).exists():
+        return read_sealed(out / ASSEMBLED, _Mark)
+    if (out / HEAD).exists():
+        raise UsageError(
+            f"{out} is a store of another kind: fragments are assembled into one of their own; "
+            "give a new directory"
+        )
+    return _Mark()
+
+
+def _put_topologies(out: Path, before: Head, good: Sequence[Group]) -> None:
+    """Let the head of the store name all topologies that snapshots will be of."""
+    new = {group.topology_hash: group.described.description for group in good}
+    used = {d.hash for d in (*before.former, before.description)} | new.keys()
+    head = before
+    for description in (*new.values(), before.description):
         head = changed(head, description, used)
-    epoch = max(head.epoch, newest.epoch)
-    head = msgspec.structs.replace(head, epoch=epoch, reference=reference)
+    if head != before:
+        replace_durably(out / HEAD, seal(head))
+
+
+def _put_epoch(out: Path, epoch: int, groups: Sequence[Group]) -> None:
+    """Let the store be in the last epoch of which anything is known, with the topology of its
+    newest snapshot, and say from which snapshot a system goes on: the newest restore point of that
+    epoch; or what the epoch began from; or the newest before that."""
+    published = read_published(out)
+    manifests = published.manifests
+    newest = max(manifests.values(), key=lambda m: (m.epoch, m.sequence), default=None)
+    if newest is None:
+        return
+    began_from = {g.epoch: one.began_from for g in groups for one in g.fragments.values()}
+    limit = began_from.get(epoch)
+    points = [
+        m
+        for m in manifests.values()
+        if m.is_restore_point and (m.epoch == epoch or limit is None or m.sequence <= limit.number)
+    ]
+    point = max(points, key=lambda m: (m.epoch, m.sequence), default=None)
+    if limit in manifests and (point is None or point.epoch < epoch):
+        point = manifests[limit]
+    head = published.head
+    used = {manifest.topology for manifest in manifests.values()}
+    described = published.description(newest.snapshot)
+    references = {g.topology_hash: g.described.reference for g in groups if g.topology is not None}
+    head = msgspec.structs.replace(
+        changed(head, described, used),
+        epoch=epoch,
+        reference=references.get(described.hash, head.reference),
+        restored_from=None if point is None else point.snapshot,
+    )
     if head != published.head:
         replace_durably(out / HEAD, seal(head))

@@ -14,10 +14,18 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from stillframe.model import Reason, SnapshotId
+from stillframe.model import GlobalState, Reason, SnapshotId
 from stillframe.spark import joining, verified
 from stillframe.spark.assembled import check_apart, writing
-from stillframe.spark.gathering import Group, Judgement, gather, is_after, judge
+from stillframe.spark.gathering import (
+    Group,
+    Judgement,
+    Outcomes,
+    gather,
+    is_after,
+    judge,
+    without_rivals,
+)
 from stillframe.spark.joining import JOIN_SCHEMA, JOINED, join_files
 from stillframe.spark.manifests import Published
 from stillframe.spark.shipping import ship
@@ -25,12 +33,21 @@ from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.store.contents import publish_directory
 from stillframe.store.disk import partial_path, sync, write_new
 from stillframe.store.fragments import FragmentPlace
-from stillframe.store.history import History, SnapshotAbandoned, SnapshotBegan, SnapshotPublished
+from stillframe.store.history import (
+    History,
+    SnapshotAbandoned,
+    SnapshotBegan,
+    SnapshotPublished,
+    shortened,
+)
 from stillframe.store.manifest import MANIFEST, FileRecord, Manifest, file_names
 from stillframe.store.opening import SNAPSHOTS, explained
+from stillframe.store.parquet import read_parquet
 from stillframe.store.seal import seal
+from stillframe.store.tables import Tables
 
 TIMEOUT_S = 10.0
+_NAMED_MAX = 100
 BLOCK_CHANNEL_COUNT = 100_000
 """So many channels of snapshots are put together at a time."""
 _TIME = pa.timestamp("us", tz="UTC")
@@ -47,7 +64,6 @@ ASSEMBLED_SCHEMA = pa.schema(
         pa.field("completed_at", _TIME),  # when the last fragment was complete
     ]
 )
-Outcomes = list[tuple[Group, Judgement]]
 
 
 class _Joined(msgspec.Struct):
@@ -93,11 +109,12 @@ def assemble(
     """
     check_apart(directory, out)
     groups = gather(directory, epoch=epoch)
-    outcomes = [(group, judge(group, timeout_s=timeout_s)) for group in groups]
+    outcomes = without_rivals([(group, judge(group, timeout_s=timeout_s)) for group in groups])
     good = [group for group, judgement in outcomes if judgement.verdict == CONSISTENT]
     if good:
-        with writing(out, good) as published:
-            outcomes, points = _new(outcomes, published), _restore_points(good)
+        with writing(out, groups, good) as (published, runs):
+            points = _points_there(good, published)
+            outcomes = _new(outcomes, published, runs)
             outcomes = [
                 outcome
                 for block in _blocks(outcomes)
@@ -106,14 +123,21 @@ def assemble(
     return spark.createDataFrame(_table(outcomes))
 
 
-def _new(outcomes: Outcomes, published: Published) -> Outcomes:
-    """Return those that the store does not have; of those whose number another one has there, that
-    it has."""
+def _new(outcomes: Outcomes, published: Published, runs: Mapping[int, str]) -> Outcomes:
+    """Return those that the store does not have; those that cannot be beside what it has are told
+    to be incomplete."""
     by_number = {manifest.sequence: manifest for manifest in published.manifests.values()}
     found: Outcomes = []
     for group, judgement in outcomes:
         there = by_number.get(group.snapshot.number)
-        if there is None:
+        run = next((one.run for one in group.fragments.values()), None)
+        if judgement.verdict == CONSISTENT and runs[group.epoch] != run:
+            why = (
+                f"{published.path} holds snapshots of another run of epoch {group.epoch}, in which "
+                "the system began anew: give another directory"
+            )
+            found.append((group, msgspec.structs.replace(judgement, verdict=INCOMPLETE, why=why)))
+        elif there is None:
             found.append((group, judgement))
         elif (there.epoch, there.snapshot) != (group.epoch, group.snapshot):
             why = (
@@ -140,11 +164,14 @@ def _blocks(outcomes: Outcomes) -> Iterator[Outcomes]:
 
 
 def _add(
-    spark: SparkSession, directory: Path, out: Path, outcomes: Outcomes, points: set[SnapshotId]
+    spark: SparkSession, directory: Path, out: Path, outcomes: Outcomes, points: list[Group]
 ) -> Outcomes:
     """Add to the store what is consistent; return what became of all of them."""
     wanted = [group for group, judgement in outcomes if judgement.verdict == CONSISTENT]
     joined = _join(spark, directory, out, wanted) if wanted else {}
+    for snapshot, of_one in joined.items():
+        if of_one.why:
+            shutil.rmtree(partial_path(out / SNAPSHOTS / str(snapshot)), ignore_errors=True)
     outcomes = [_with_damage(*outcome, joined) for outcome in outcomes]
     _publish(out, outcomes, joined, points)
     return outcomes
@@ -165,14 +192,22 @@ def _with_damage(
     return group, Judgement(INCOMPLETE, (of_one.process,), judgement.late, of_one.why)
 
 
-def _restore_points(groups: Sequence[Group]) -> set[SnapshotId]:
-    """Return those to which a restore may go back when nothing is known but the store: no process
-    was behind the one before."""
-    points: list[Group] = []
-    for group in groups:
-        if not points or points[-1].epoch != group.epoch or is_after(group, points[-1]):
-            points.append(group)
-    return {group.snapshot for group in points}
+def _points_there(groups: Sequence[Group], published: Published) -> list[Group]:
+    """Return those of `groups` that the store has as restore points."""
+    there = published.manifests
+    return [g for g in groups if g.snapshot in there and there[g.snapshot].is_restore_point]
+
+
+def _is_point(group: Group, points: Sequence[Group]) -> bool:
+    """Return whether a death may go back to `group`: its cut crosses that of no other of `points`,
+    which are the restore points."""
+    of_epoch = [point for point in points if point.epoch == group.epoch]
+    number = group.snapshot.number
+    earlier = [point for point in of_epoch if point.snapshot.number < number]
+    later = [point for point in of_epoch if point.snapshot.number > number]
+    return all(is_after(group, point) for point in earlier[-1:]) and all(
+        is_after(point, group) for point in later[:1]
+    )
 
 
 def _join(
@@ -187,6 +222,7 @@ def _join(
         with explained(partial, "written"):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
+        columns = _columns(group)
         for name in _names(group):
             stem = name.partition(".")[0]
             parts, size = _parts(directory, group, stem)
@@ -196,6 +232,7 @@ def _join(
                     "snapshot": str(group.snapshot),
                     "path": str(partial / name),
                     "what": what or joining.KEYED,
+                    "columns": columns[name],
                     "parts": parts,
                 }
             )
@@ -215,6 +252,14 @@ def _join(
         elif not of_one.why:
             of_one.process, of_one.why = row["process"], row["why"]
     return joined
+
+
+def _columns(group: Group) -> dict[str, bytes]:
+    """Return the columns that the files of a snapshot have, as an Arrow schema, by name."""
+    tables = Tables(group.described.description)
+    made = tables.of(group.snapshot, GlobalState((), ()))
+    read = {name: read_parquet(tables.to_parquet(name, table)) for name, table in made.items()}
+    return {name: table.schema.serialize().to_pybytes() for name, table in read.items()}
 
 
 def _names(group: Group) -> tuple[str, ...]:
@@ -248,7 +293,8 @@ def _parts(directory: Path, group: Group, stem: str) -> tuple[list[dict[str, obj
             if stem in (joining.CHANNELS, joining.MESSAGES)
         ]
         if links:  # else it has no such field
-            parts.append({"process": process, "links": links, "books": books})
+            kind = group.described.description.processes[process]
+            parts.append({"process": process, "kind": kind, "links": links, "books": books})
     return parts, size
 
 
@@ -256,9 +302,10 @@ def _publish(
     out: Path,
     outcomes: Outcomes,
     joined: Mapping[SnapshotId, _Joined],
-    points: set[SnapshotId],
+    points: list[Group],
 ) -> None:
-    """Give snapshots their names, in their order, and note in the history what became of each."""
+    """Give snapshots their names, in their order, and note in the history what became of each;
+    `points` are the restore points, those that come among them."""
     history = History(out)
     try:
         for group, judgement in outcomes:
@@ -266,12 +313,12 @@ def _publish(
             directory = out / SNAPSHOTS / str(snapshot)
             partial = partial_path(directory)
             if judgement.verdict != CONSISTENT:
-                shutil.rmtree(partial, ignore_errors=True)
-                if snapshot.number > history.last_number:
+                if group.fragments and snapshot.number > history.last_number:
                     history.note(SnapshotBegan(snapshot))
                     history.note(_abandoned(snapshot, judgement))
                 continue
-            manifest = _manifest(group, joined[snapshot].records, is_point=snapshot in points)
+            is_point = _is_point(group, points)
+            manifest = _manifest(group, joined[snapshot].records, is_point=is_point)
             # Its number is never given again, also by a system that goes on from here.
             history.note(SnapshotBegan(snapshot))
             with explained(directory, "written"):
@@ -280,6 +327,9 @@ def _publish(
                 sync(partial)
                 publish_directory(directory)
             history.note(SnapshotPublished(snapshot))
+            if is_point:
+                points.append(group)
+                points.sort(key=lambda point: point.snapshot.number)
     finally:
         history.close()
 
@@ -287,7 +337,8 @@ def _publish(
 def _abandoned(snapshot: SnapshotId, judgement: Judgement) -> SnapshotAbandoned:
     is_wrong = judgement.verdict == INCONSISTENT
     reason = Reason.NOT_CONSISTENT if is_wrong else Reason.DEADLINE
-    return SnapshotAbandoned(snapshot, reason.name, judgement.missing, judgement.why)
+    missing = judgement.missing[:_NAMED_MAX]
+    return SnapshotAbandoned(snapshot, reason.name, missing, shortened(judgement.why))
 
 
 def _manifest(group: Group, records: Mapping[str, FileRecord], *, is_point: bool) -> Manifest:

@@ -11,18 +11,20 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import Damaged, UsageError
+from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.spark.manifests import READER_COUNT
 from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.store.chain import CHAIN_LENGTH_MAX
+from stillframe.store.fragment_reading import (
+    fragment_places,
+    read_fragment,
+    read_topologies,
+)
 from stillframe.store.fragments import (
     FragmentManifest,
     FragmentPlace,
     FragmentTopology,
-    fragment_places,
-    read_fragment,
-    read_topologies,
 )
 from stillframe.topology import Description
 
@@ -42,7 +44,6 @@ class Group(msgspec.Struct, frozen=True):
         chains: process -> its fragments that together are its part, the oldest first: the last is
             of this snapshot, the others are those since which it holds the changes.
         damages: process -> why its part cannot be read, though something of it is there.
-        rival: a later epoch that gave the number of this snapshot once more; None if none did.
     """
 
     snapshot: SnapshotId
@@ -50,7 +51,6 @@ class Group(msgspec.Struct, frozen=True):
     topology: FragmentTopology | None
     chains: dict[ProcessId, tuple[FragmentManifest, ...]]
     damages: dict[ProcessId, str]
-    rival: int | None = None
 
     @property
     def fragments(self) -> dict[ProcessId, FragmentManifest]:
@@ -62,6 +62,11 @@ class Group(msgspec.Struct, frozen=True):
         """The topology of one of which something can be read."""
         assert self.topology is not None, "nothing of it can be read"
         return self.topology
+
+    @property
+    def topology_hash(self) -> str:
+        """The hash of that."""
+        return self.described.description.hash
 
     @property
     def recorded_at(self) -> float | None:
@@ -90,6 +95,9 @@ class Judgement(msgspec.Struct, frozen=True):
     why: str
 
 
+Outcomes = list[tuple[Group, Judgement]]
+
+
 def gather(directory: Path, *, epoch: int | None = None) -> list[Group]:
     """Return what the directory of fragments holds, in the order of epochs and numbers.
 
@@ -115,10 +123,7 @@ def gather(directory: Path, *, epoch: int | None = None) -> list[Group]:
     for place in found:
         key = place.epoch, place.snapshot.number, place.snapshot
         by_snapshot.setdefault(key, []).append(place)
-    newest = {number: at for at, number, _ in sorted(by_snapshot)}
-    return [
-        _group(by_snapshot[key], found, topologies, newest[key[1]]) for key in sorted(by_snapshot)
-    ]
+    return [_group(by_snapshot[key], found, topologies) for key in sorted(by_snapshot)]
 
 
 def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
@@ -172,21 +177,42 @@ def judge(group: Group, *, timeout_s: float) -> Judgement:
             + [group.damages[p] for p in missing if p in group.damages]
         )
         return Judgement(INCOMPLETE, missing, late, why)
-    if group.rival is not None:
-        why = (
-            f"epoch {group.rival} gave the same number again: assemble this one with --epoch "
-            f"{group.epoch}, into a directory of its own"
-        )
-        return Judgement(INCOMPLETE, (), late, why)
     return Judgement(CONSISTENT, (), late, "")
+
+
+def without_rivals(outcomes: Outcomes) -> Outcomes:
+    """Return the same, but of consistent snapshots that have one number only that of the newest
+    epoch as consistent: a store has one of a number."""
+    newest = {
+        group.snapshot.number: group.epoch
+        for group, judgement in outcomes
+        if judgement.verdict == CONSISTENT
+    }
+    found: Outcomes = []
+    for group, judgement in outcomes:
+        epoch = newest.get(group.snapshot.number, group.epoch)
+        if judgement.verdict == CONSISTENT and group.epoch != epoch:
+            why = (
+                f"epoch {epoch} gave the same number again: assemble this one with --epoch "
+                f"{group.epoch}, into a directory of its own"
+            )
+            worse = msgspec.structs.replace(judgement, verdict=INCOMPLETE, why=why)
+            found.append((group, worse))
+        else:
+            found.append((group, judgement))
+    return found
 
 
 def _contradictions(group: Group, description: Description) -> Iterator[str]:
     """Yield what fragments say that cannot be of one snapshot."""
-    topologies = {one.topology for one in group.fragments.values()}
-    if len(topologies) > 1:
-        yield "its fragments are of different topologies"
-        return
+    fragments = group.fragments.values()
+    for what, names in (
+        ("topologies", {one.topology for one in fragments}),
+        ("runs of the system, which began anew", {one.run for one in fragments}),
+    ):
+        if len(names) > 1:
+            yield f"its fragments are of different {what}"
+            return
     for channel in description.channels:
         source, target = (group.fragments.get(p) for p in (channel.source, channel.target))
         if source is None or target is None:
@@ -205,7 +231,7 @@ def _read(
     """Return a manifest, what is wrong with it, or None if it was removed meanwhile."""
     try:
         return read_fragment(directory, place, topologies)
-    except Damaged as error:
+    except (Damaged, StoreError) as error:  # also one that a newer version wrote
         return str(error) if place.path(directory).is_dir() else None
 
 
@@ -213,10 +239,8 @@ def _group(
     places: Iterable[FragmentPlace],
     found: Mapping[FragmentPlace, Found],
     topologies: Mapping[str, FragmentTopology],
-    newest: int,
 ) -> Group:
-    """Return what there is of the snapshot whose fragments are at `places`; `newest` is the last
-    epoch that gave its number."""
+    """Return what there is of the snapshot whose fragments are at `places`."""
     chains: dict[ProcessId, tuple[FragmentManifest, ...]] = {}
     damages: dict[ProcessId, str] = {}
     ordered = sorted(places, key=lambda place: place.process)
@@ -226,11 +250,10 @@ def _group(
             damages[place.process] = chain
         else:
             chains[place.process] = chain
-    first = next((found[p] for p in ordered if not isinstance(found[p], str)), None)
-    topology = topologies[first.topology] if isinstance(first, FragmentManifest) else None
-    epoch, snapshot = ordered[0].epoch, ordered[0].snapshot
-    rival = None if newest == epoch else newest
-    return Group(snapshot, epoch, topology, chains, damages, rival)
+    whole = [chain[-1] for chain in chains.values()]
+    readable = [*whole, *(one for p in ordered if isinstance(one := found[p], FragmentManifest))]
+    topology = topologies[readable[0].topology] if readable else None
+    return Group(ordered[0].snapshot, ordered[0].epoch, topology, chains, damages)
 
 
 def _chain(
@@ -244,8 +267,12 @@ def _chain(
         one = found.get(link)
         if isinstance(one, str):
             return one
-        is_other = one is not None and one.topology != (links or [one])[0].topology
-        if one is None or is_other or link in seen or len(links) == _LINK_COUNT_MAX:
+        if (
+            one is None
+            or link in seen
+            or len(links) == _LINK_COUNT_MAX
+            or any((one.topology, one.run) != (last.topology, last.run) for last in links[-1:])
+        ):
             return (
                 f"the fragment of {place.process} holds what changed since {link.snapshot}, and "
                 "its fragment of that is not there"

@@ -3,6 +3,7 @@
 Executors of a cluster run it: it needs no more than Arrow.
 """
 
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -11,14 +12,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from stillframe.errors import Damaged
+from stillframe.errors import Damaged, StoreError
 from stillframe.store.checksum import read_hashed
-from stillframe.store.disk import sync, write_new
-from stillframe.store.merging import merged
+from stillframe.store.disk import OF_A_FRAGMENT, sync, write_new
+from stillframe.store.merging import identity_of, merged
 from stillframe.store.parquet import as_written, read_parquet, to_parquet
 
-ADVICE = "put the file back from a copy, or delete that fragment: its snapshot is incomplete then"
 PROCESSES, CHANNELS, MESSAGES, KEYED = "processes", "channels", "messages", "keyed"
 _CHANNEL = ("source", "target")
 _COUNTS = ("sent_count", "received_count", "message_count")
@@ -27,6 +28,7 @@ _BOOKS = pa.struct([("source", pa.string()), *((name, pa.int64()) for name in _C
 _PART = pa.struct(
     [
         pa.field("process", pa.string()),
+        pa.field("kind", pa.string()),  # its class
         pa.field("links", pa.list_(_FILE)),  # of a keyed field all that it takes, the oldest first
         pa.field("books", pa.list_(_BOOKS)),  # of its incoming channels, as both ends say
     ]
@@ -36,6 +38,7 @@ JOIN_SCHEMA = pa.schema(
         pa.field("snapshot", pa.string()),
         pa.field("path", pa.string()),  # of the file to write
         pa.field("what", pa.string()),  # PROCESSES, CHANNELS, MESSAGES or KEYED
+        pa.field("columns", pa.binary()),  # an Arrow schema: what every part must have
         pa.field("parts", pa.list_(_PART)),  # in the order of the processes
         pa.field("task", pa.int32()),
     ]
@@ -62,7 +65,6 @@ def join_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     What a task that failed has written is written anew.
 
     Raises:
-        StoreError: a part cannot be read.
         OSError: the disk is full or failed.
     """
     for batch in batches:
@@ -72,15 +74,13 @@ def join_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             tables: list[pa.Table] = []
             for part in row["parts"]:
                 try:
-                    tables.append(_table(part, row["what"], row["snapshot"], tables[:1]))
-                except Damaged as error:
+                    tables.append(_table(part, row))
+                except (Damaged, StoreError) as error:
                     process, why = part["process"], str(error)
                     break
             else:
                 content = _joined(tables, _ORDER.get(row["what"], ()))
-                path.unlink(missing_ok=True)
-                write_new(path, content)
-                sync(path)
+                _write(path, content)
             digest = sha256(content).hexdigest()
             values = row["snapshot"], path.name, len(content), digest, process, why
             arrays = [
@@ -96,27 +96,59 @@ def _joined(tables: Sequence[pa.Table], order: Sequence[str]) -> bytes:
     return to_parquet(table)
 
 
-def _table(part: Part, what: str, snapshot: str, others: Sequence[pa.Table]) -> pa.Table:
-    """Return the rows of one process, which has the columns that `others` have.
+def _write(path: Path, content: bytes) -> None:
+    """Write a file at once: the same task may be run twice, at the same time."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        write_new(partial, content)
+        sync(partial)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _table(part: Part, row: Mapping[str, Any]) -> pa.Table:
+    """Return the rows of one process.
 
     Raises:
         Damaged: a file of it is not what was written, or says something else than its manifest.
+        StoreError: one cannot be read.
     """
+    what, snapshot = row["what"], row["snapshot"]
+    columns = pa.ipc.read_schema(pa.py_buffer(row["columns"]))
     links: list[pa.Table] = []
     for file in part["links"]:
         path = Path(file["path"])
-        content = read_hashed(path, file["byte_count"], file["hash"], advice=ADVICE)
+        content = read_hashed(path, file["byte_count"], file["hash"], advice=OF_A_FRAGMENT)
         with as_written(path):
+            row_count = pq.read_metadata(pa.BufferReader(content)).num_rows
+            if what != KEYED and row_count != _row_count(part, what):
+                raise ValueError(f"it has {row_count} rows, and its manifest says otherwise")
             table = read_parquet(content)
-            if any(table.schema != other.schema for other in (*links, *others)):
-                raise ValueError("it has other columns than the files of other processes")
+            if table.schema != columns:
+                raise ValueError("it has other columns than such a file")
             if not _CHECKS[what](table, part):
                 raise ValueError("it does not say what the manifest beside it does")
             if what != KEYED and not _is_all(table, "snapshot", snapshot):
                 raise ValueError(f"it is not of snapshot {snapshot}")
             links.append(table)
     with as_written(path):
-        return _of_snapshot(merged(links), snapshot) if what == KEYED else links[0]
+        if what != KEYED:
+            return links[0]
+        table = merged(links)
+        identity = table.column(identity_of(table.column_names))
+        if pc.count_distinct(identity).as_py() != table.num_rows:
+            raise ValueError("it has a key twice")
+        return _of_snapshot(table, snapshot)
+
+
+def _row_count(part: Part, what: str) -> int:
+    """Return how many rows a part has."""
+    if what == PROCESSES:
+        return 1
+    books = part["books"]
+    return len(books) if what == CHANNELS else sum(of_one["message_count"] for of_one in books)
 
 
 def _of_snapshot(table: pa.Table, snapshot: str) -> pa.Table:
@@ -127,7 +159,8 @@ def _of_snapshot(table: pa.Table, snapshot: str) -> pa.Table:
 
 
 def _is_state(table: pa.Table, part: Part) -> bool:
-    return bool(table.column("process").to_pylist() == [part["process"]])
+    named = [table.column(name).to_pylist() for name in ("process", "kind")]
+    return bool(named == [[part["process"]], [part["kind"]]])
 
 
 def _is_of_process(table: pa.Table, part: Part) -> bool:

@@ -17,6 +17,9 @@ PUT_BACK = "put the file back from a copy"
 WHAT_TO_DO = f"{PUT_BACK}, or delete the directory of that snapshot and use another one"
 """The same, about a file of a snapshot."""
 
+OF_A_FRAGMENT = f"{PUT_BACK}, or delete that fragment: its snapshot is incomplete then"
+"""The same, about a file of what one process recorded of a snapshot."""
+
 
 def partial_path(path: Path) -> Path:
     """Return where `path` is built before it gets its name."""

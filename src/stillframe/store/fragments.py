@@ -8,13 +8,10 @@ A fragment has its name when all of it is on the disk. Copied into one directory
 all processes are snapshots again (``stillframe spark assemble``).
 """
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import Damaged, UsageError
 from stillframe.model import (
     Channel,
     ChannelState,
@@ -23,31 +20,23 @@ from stillframe.model import (
     IncomingRecord,
     ProcessId,
     SnapshotId,
-    check_process_id,
 )
 from stillframe.store.contents import write_directory
-from stillframe.store.disk import PUT_BACK, sync
+from stillframe.store.disk import sync
 from stillframe.store.fragment_upkeep import make_room, put_shared, remove_left
 from stillframe.store.here import Here
 from stillframe.store.manifest import (
     FILES,
-    HASH,
-    MANIFEST,
     FileRecord,
     keyed_file,
     table_name,
 )
-from stillframe.store.opening import explained, listed
-from stillframe.store.seal import FORMAT, read_sealed, seal
+from stillframe.store.opening import explained
+from stillframe.store.seal import FORMAT, seal
 from stillframe.store.tables import Tables
 from stillframe.topology import Description
 
 TOPOLOGIES = "topologies"
-ADVICE = f"{PUT_BACK}, or delete that fragment: its snapshot is incomplete then"
-_EPOCH = re.compile(r"e([1-9]\d{0,8})")
-_COUNT_MAX = 2**62
-_SECONDS_MAX = 2**36
-"""No clock says more, and no process takes longer."""
 
 
 class Received(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,6 +47,22 @@ class Received(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recorded_count: int
 
 
+class Life(msgspec.Struct, frozen=True):
+    """What a process does in one epoch.
+
+    Attributes:
+        process: which.
+        epoch: of the system.
+        run: a name that no other epoch of any system has.
+        began_from: the snapshot that the epoch began from, if a store has it.
+    """
+
+    process: ProcessId
+    epoch: int
+    run: str
+    began_from: SnapshotId | None
+
+
 class FragmentManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one process recorded of one snapshot. Times are seconds since 1970, by its own clock.
 
@@ -66,6 +71,8 @@ class FragmentManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         snapshot: of which it is a part.
         process: who recorded it.
         epoch: of the system.
+        run: a name that no other epoch of any system has.
+        began_from: the snapshot that the epoch began from, if a store has it.
         topology: the hash of its description.
         moment_s: when the process recorded its state, by a clock of its own that only goes forward,
             in seconds: it says which of two cuts in an epoch came first.
@@ -83,6 +90,8 @@ class FragmentManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     snapshot: SnapshotId
     process: ProcessId
     epoch: int
+    run: str
+    began_from: SnapshotId | None
     topology: str
     moment_s: float
     recorded_at: float
@@ -121,17 +130,13 @@ class FragmentWriter:
 
     Args:
         directory: where the fragments of all processes go.
-        process: whose.
-        epoch: of the system.
+        life: of that process.
         topology: what it takes part in.
     """
 
-    def __init__(
-        self, directory: Path, process: ProcessId, epoch: int, topology: FragmentTopology
-    ) -> None:
+    def __init__(self, directory: Path, life: Life, topology: FragmentTopology) -> None:
         self._directory = directory
-        self._process = process
-        self._epoch = epoch
+        self._life = life
         self._topology = topology
         self._hash = topology.description.hash
         self._tables = Tables(topology.description)
@@ -149,7 +154,8 @@ class FragmentWriter:
             NotConsistent, UsageError: it is not what the classes of the process say.
             StoreError: the disk is full or failed. Nothing of it is there.
         """
-        place = FragmentPlace(self._epoch, fragment.snapshot, self._process)
+        life = self._life
+        place = FragmentPlace(life.epoch, fragment.snapshot, life.process)
         path = place.path(self._directory)
         with explained(path.parent, "written"):
             if not self._is_begun:
@@ -159,7 +165,7 @@ class FragmentWriter:
         state.check_books()
         (own,) = state.processes
         is_whole = own.base is None
-        names = fragment_files(self._topology.description, self._process, is_whole=is_whole)
+        names = fragment_files(self._topology.description, life.process, is_whole=is_whole)
         made = self._tables.of(fragment.snapshot, state)
         write_directory(
             path,
@@ -167,8 +173,10 @@ class FragmentWriter:
             self._tables.to_parquet,
             lambda files: FragmentManifest(
                 snapshot=fragment.snapshot,
-                process=self._process,
-                epoch=self._epoch,
+                process=life.process,
+                epoch=life.epoch,
+                run=life.run,
+                began_from=life.began_from,
                 topology=self._hash,
                 moment_s=moment_s,
                 recorded_at=recorded_at,
@@ -188,34 +196,21 @@ class FragmentWriter:
         self._here.shutdown()
 
     def _begin(self, own: Path) -> None:
+        life = self._life
         own.mkdir(parents=True, exist_ok=True)
-        remove_left(self._directory, self._process)
+        remove_left(self._directory, life.process)
         topologies = self._directory / TOPOLOGIES
         topologies.mkdir(exist_ok=True)
         # Others write the same, at the same time; not all of them know where the topology is.
         put_shared(
             topologies / f"{self._hash}.json",
             seal(self._topology),
-            self._process,
+            life.process,
             replaces=self._topology.reference is not None,
         )
         for parent in (own.parent, self._directory):
             sync(parent)
         self._is_begun = True
-
-
-def check_fragments_free(directory: Path, epoch: int) -> None:
-    """Check that processes may write fragments of epochs from `epoch` on into `directory`.
-
-    Raises:
-        UsageError: it holds some already, or something else.
-    """
-    newest = max((place.epoch for place in fragment_places(directory)), default=0)
-    if newest >= epoch:
-        raise UsageError(
-            f"{directory} holds fragments of epoch {newest} already, and nothing there is "
-            f"overwritten: this system begins epoch {epoch}; give --fragments another directory"
-        )
 
 
 def fragment_files(
@@ -229,146 +224,6 @@ def fragment_files(
     kind = description.processes[process]
     fields = description.keyed.get(kind, {})
     return FILES + tuple(keyed_file(table_name(kind, f), is_whole=is_whole) for f in fields)
-
-
-def fragment_places(directory: Path) -> list[FragmentPlace]:
-    """Return where there are fragments in `directory`, by epoch, snapshot and process; none if
-    there is no such directory.
-
-    Raises:
-        UsageError: it is a file, or holds something else.
-        StoreError: it cannot be read.
-    """
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is a file: fragments are in a directory")
-    found: list[FragmentPlace] = []
-    foreign: list[Path] = []
-    with explained(directory, "read"):
-        for of_epoch in _visible(directory):
-            epoch = _EPOCH.fullmatch(of_epoch.name)
-            if epoch is None or of_epoch.is_file():
-                foreign += [of_epoch] if of_epoch.name != TOPOLOGIES else []
-                continue
-            for of_process in _visible(of_epoch):
-                foreign += [of_process] if of_process.is_file() else []
-                for path in _visible(of_process):
-                    place = _place(int(epoch[1]), path)
-                    if place is None:
-                        foreign.append(path)
-                    else:
-                        found.append(place)
-    if foreign:
-        raise UsageError(
-            f"{directory} holds what is no fragment: {listed(sorted(map(str, foreign)))}: move it "
-            "away, or give the directory that 'stillframe run --fragments' wrote"
-        )
-    return sorted(found)
-
-
-def read_topologies(directory: Path) -> dict[str, FragmentTopology]:
-    """Return what the fragments in `directory` are parts of, by hash.
-
-    Raises:
-        Damaged: a file is not what was written.
-        StoreError: it cannot be read.
-    """
-    found = {}
-    topologies = directory / TOPOLOGIES
-    with explained(topologies, "read"):
-        paths = _visible(topologies)
-    for path in paths:
-        topology = read_sealed(path, FragmentTopology)
-        if path.name != f"{topology.description.hash}.json":
-            raise Damaged(f"{path} is of another topology than its name says: {PUT_BACK}")
-        _check_names(path, topology.description)
-        found[topology.description.hash] = topology
-    return found
-
-
-def read_fragment(
-    directory: Path, place: FragmentPlace, topologies: Mapping[str, FragmentTopology]
-) -> FragmentManifest:
-    """Read the manifest of a fragment.
-
-    Raises:
-        Damaged: it is not what was written, or belongs somewhere else.
-        StoreError: it cannot be read, or a newer version of Stillframe wrote it.
-    """
-    path = place.path(directory) / MANIFEST
-    manifest = read_sealed(path, FragmentManifest, advice=ADVICE)
-    if FragmentPlace(manifest.epoch, manifest.snapshot, manifest.process) != place:
-        raise Damaged(
-            f"{path} says that it is what {manifest.process} recorded of snapshot "
-            f"{manifest.snapshot} in epoch {manifest.epoch}: put it back where it was"
-        )
-    if manifest.topology not in topologies:
-        raise Damaged(
-            f"{path} is part of a topology that is not in {directory / TOPOLOGIES}: put that file "
-            "back from a copy"
-        )
-    description = topologies[manifest.topology].description
-    if not _is_possible(manifest, description):
-        raise Damaged(f"{path} says what cannot be of {place.process}: {ADVICE}")
-    return manifest
-
-
-def _check_names(path: Path, description: Description) -> None:
-    """Check that what is called as `description` says can be files and directories.
-
-    Raises:
-        Damaged: it cannot; `path`, where it is said, is named.
-    """
-    try:
-        for process in description.processes:
-            check_process_id(process)
-            fragment_files(description, process, is_whole=True)
-    except (Damaged, UsageError) as error:
-        raise Damaged(f"{path} describes what cannot be: {error}: {PUT_BACK}") from error
-
-
-def _place(epoch: int, path: Path) -> FragmentPlace | None:
-    """Return which fragment the directory `path` is; None if it is none."""
-    try:
-        process, snapshot = check_process_id(path.parent.name), SnapshotId.parse(path.name)
-    except UsageError:
-        return None
-    # 'P1-017' would be a second name of P1-17.
-    is_one = str(snapshot) == path.name and not path.is_file()
-    return FragmentPlace(epoch, snapshot, process) if is_one else None
-
-
-def _is_possible(manifest: FragmentManifest, description: Description) -> bool:
-    process = manifest.process
-    if process not in description.processes:
-        return False
-    counts = [*manifest.sent.values()]
-    for received in manifest.received.values():
-        counts += [received.count, received.recorded_count]
-    times = (
-        *(manifest.moment_s, manifest.recorded_at, manifest.completed_at),
-        *(manifest.pause_s, manifest.capture_s),
-    )
-    base = manifest.base
-    # Names are compared with what there may be, never used to make a path: '../x' leads nowhere.
-    return (
-        (base is None or _can_be_base(base, manifest, description))
-        and tuple(sorted(manifest.sent)) == tuple(sorted(description.outgoing(process)))
-        and tuple(sorted(manifest.received)) == tuple(sorted(description.incoming(process)))
-        and all(0 <= count <= _COUNT_MAX for count in counts)
-        and all(0 <= seconds <= _SECONDS_MAX for seconds in times)
-        and tuple(record.name for record in manifest.files)
-        == fragment_files(description, process, is_whole=base is None)
-        and all(record.bytes >= 0 and HASH.fullmatch(record.hash) for record in manifest.files)
-    )
-
-
-def _can_be_base(base: SnapshotId, manifest: FragmentManifest, description: Description) -> bool:
-    try:
-        is_one = SnapshotId.parse(str(base)) == base
-    except UsageError:
-        return False
-    is_keyed = description.processes[manifest.process] in description.keyed
-    return is_one and is_keyed and base != manifest.snapshot
 
 
 def _alone(fragment: Fragment) -> GlobalState:
@@ -389,9 +244,3 @@ def _alone(fragment: Fragment) -> GlobalState:
 
 def _received(record: IncomingRecord) -> Received:
     return Received(record.received_count, sum(batch.count for batch in record.batches))
-
-
-def _visible(directory: Path) -> list[Path]:
-    if not directory.is_dir():
-        return []
-    return [path for path in directory.iterdir() if not path.name.startswith(".")]
