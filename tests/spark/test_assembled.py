@@ -1,4 +1,4 @@
-"""The store that fragments are assembled into: which snapshots, in their order, and where back to."""
+"""The store that fragments are assembled into: which snapshots it has, and where back to."""
 
 import os
 import shutil
