@@ -52,7 +52,7 @@ def test_a_process_refuses_to_begin_elsewhere() -> None:
         "sent_counts": {"C": 1},
         "incoming": whole.incoming,
     }
-    setup = {"type": "Setup", "epoch": 1, "start": start, "marker_wait_s": 0.0}
+    setup = {"type": "Setup", "epoch": 1, "run": "run", "start": start, "marker_wait_s": 0.0}
     data = frame(wire.Kind.CONTROL, msgspec.msgpack.encode(setup))
     ended = "ended the process: ProtocolViolation"
     assert answer("the coordinator at a process", data) == ended
