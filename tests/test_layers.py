@@ -134,31 +134,24 @@ def test_importing_stillframe_is_cheap_and_starts_nothing() -> None:
     assert min(float(took_s) for took_s, *_ in answers) < IMPORT_CPU_S_MAX
 
 
-def test_a_process_that_starts_loads_no_pandas() -> None:
-    """It takes longer than all the rest, and the processes of a system begin all at once."""
-    program = "import sys, stillframe.runtime.child; print('pandas' in sys.modules)"
-    loaded = subprocess.run(
+def loaded_by(module: str, part: str) -> str:
+    """Return which modules with `part` in their names a program has loaded that imports one."""
+    program = f"import sys, {module}; print([name for name in sys.modules if {part!r} in name])"
+    return subprocess.run(
         [sys.executable, "-c", program],
         check=True,
         capture_output=True,
         text=True,
         env={"PYTHONPATH": str(ROOT / "src")},
     ).stdout
-    assert loaded == "False\n"
+
+
+def test_a_process_that_starts_loads_no_pandas() -> None:
+    """It takes longer than all the rest, and the processes of a system begin all at once."""
+    assert loaded_by("stillframe.runtime.child", "pandas") == "[]\n"
 
 
 @pytest.mark.parametrize("module", ["child", "joined"])
 def test_a_process_loads_what_writes_fragments_only_if_it_is_to(module: str) -> None:
     """Most write none, and the processes of a system begin all at once."""
-    program = (
-        f"import sys, stillframe.runtime.{module}; "
-        "print(sorted(name for name in sys.modules if 'fragment' in name))"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", program],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(ROOT / "src")},
-    ).stdout
-    assert loaded == "[]\n"
+    assert loaded_by(f"stillframe.runtime.{module}", "fragment") == "[]\n"

@@ -40,6 +40,20 @@ def chains(tmp_path: Path, seed: int) -> tuple[Store, list[Snapshot]]:
     return Store.open(tmp_path / "store"), recorded
 
 
+def needed(recorded: list[Snapshot], process: str) -> tuple[SnapshotId, set[SnapshotId]]:
+    """Return a snapshot on which later parts of a process are based, and all that need it."""
+    bases = {
+        snapshot.id: next(s.base for s in snapshot.state.processes if s.process == process)
+        for snapshot in recorded
+    }
+    first = next(base for base in bases.values() if base is not None)
+    needing = {first}
+    for snapshot, base in bases.items():
+        if base in needing:
+            needing.add(snapshot)
+    return first, needing
+
+
 def check_same(out: Path, store: Store, snapshots: list[SnapshotId]) -> None:
     """Check that `out` holds these snapshots, as the store does, and that each can be read."""
     assembled = Store.open(out)
@@ -76,15 +90,7 @@ def test_what_comes_late_is_added_the_next_time(spark: SparkSession, tmp_path: P
     """And with it what is based on it; what was there stays as it is."""
     store, recorded = chains(tmp_path, 3)
     ids = [snapshot.id for snapshot in recorded]
-    bases = {
-        snapshot.id: next(s.base for s in snapshot.state.processes if s.process == "Q")
-        for snapshot in recorded
-    }
-    late = next(base for base in bases.values() if base is not None)
-    lacking = {late}
-    for snapshot, base in bases.items():
-        if base in lacking:
-            lacking.add(snapshot)
+    late, lacking = needed(recorded, "Q")
     assert 1 < len(lacking) < len(ids)
 
     def in_time(fragment: Fragment) -> Fragment | None:
@@ -119,15 +125,7 @@ def test_a_changed_byte_costs_what_needs_it(spark: SparkSession, tmp_path: Path)
     """It is found while the tables are put together, is named with the process, and leaves nothing
     behind."""
     store, recorded = chains(tmp_path, 1)
-    bases = {
-        snapshot.id: next(s.base for s in snapshot.state.processes if s.process == "P")
-        for snapshot in recorded
-    }
-    broken = next(base for base in bases.values() if base is not None)
-    lacking = {broken}
-    for snapshot, base in bases.items():
-        if base in lacking:
-            lacking.add(snapshot)
+    broken, lacking = needed(recorded, "P")
     parts, out = tmp_path / "parts", tmp_path / "out"
     write_fragments(parts, keyed_samples.DESCRIPTION, recorded)
     path = next((parts / "e1" / "P" / str(broken)).glob("Bank_accounts.*.parquet"))
@@ -138,7 +136,7 @@ def test_a_changed_byte_costs_what_needs_it(spark: SparkSession, tmp_path: Path)
         assert row["why"].startswith(f"{path} was changed since it was written")
         assert (row["verdict"], row["missing"]) == ("incomplete", ["P"])
         assert row["fragment_count"] == 2
-    good = [snapshot for snapshot in bases if snapshot not in lacking]
+    good = [snapshot.id for snapshot in recorded if snapshot.id not in lacking]
     assert good
     check_same(out, store, good)
     assert {p.name for p in (out / "snapshots").iterdir()} == set(map(str, good))

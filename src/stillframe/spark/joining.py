@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from stillframe.errors import Damaged, StoreError
 from stillframe.store.checksum import read_hashed
-from stillframe.store.disk import OF_A_FRAGMENT, sync, write_new
+from stillframe.store.disk import OF_A_FRAGMENT, replace_by
 from stillframe.store.merging import identity_of, merged
 from stillframe.store.parquet import as_written, read_parquet, to_parquet
 
@@ -80,7 +80,9 @@ def join_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                     break
             else:
                 content = _joined(tables, _ORDER.get(row["what"], ()))
-                _write(path, content)
+                # A name of its own: the same task may be run twice, at the same time.
+                partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+                replace_by(partial, path, content)
             digest = sha256(content).hexdigest()
             values = row["snapshot"], path.name, len(content), digest, process, why
             arrays = [
@@ -94,18 +96,6 @@ def _joined(tables: Sequence[pa.Table], order: Sequence[str]) -> bytes:
     if order:
         table = table.sort_by([(name, "ascending") for name in order])
     return to_parquet(table)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file at once: the same task may be run twice, at the same time."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        write_new(partial, content)
-        sync(partial)
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _table(part: Part, row: Mapping[str, Any]) -> pa.Table:

@@ -59,6 +59,17 @@ def replace_durably(path: Path, content: bytes) -> None:
     """
     partial = partial_path(path)
     partial.unlink(missing_ok=True)
+    replace_by(partial, path, content)
+    sync(path.parent)
+
+
+def replace_by(partial: Path, path: Path, content: bytes) -> None:
+    """Write a file as `partial`, which is not there, and give it the name `path`; to ``sync`` the
+    directory is the caller's next step.
+
+    Raises:
+        OSError: the disk is full or failed; nothing is left of `partial`.
+    """
     try:
         write_new(partial, content)
         sync(partial)
@@ -66,7 +77,6 @@ def replace_durably(path: Path, content: bytes) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
-    sync(path.parent)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
