@@ -2,6 +2,7 @@
 #
 #   set_up_python   .venv with everything that requirements.lock names; made anew when that changed
 #   set_up_machine  ip and libfaketime, for root's tests on machines of their own; others go without
+#   set_up_browser  Chromium, for tests of the pages
 #   set_up_java     exports JAVA_HOME: a Java that Spark can use (after set_up_python)
 #   set_up_ends     .jars with Kafka, PostgreSQL and Spark's ways to them, for tests/spark/test_ends.py
 #                   (after set_up_java); got anew when scripts/jars.xml changed
@@ -85,6 +86,11 @@ set_up_machine() {
     if [ "$(id -u)" = 0 ] && ! { command -v ip && ls /usr/lib/*/faketime/libfaketime.so.1; } >/dev/null 2>&1; then
         apt_install "ip or libfaketime, for tests with a network and a clock of their own," iproute2 faketime
     fi
+}
+
+set_up_browser() {
+    command -v chromium >/dev/null || command -v chromium-browser >/dev/null ||
+        apt_install "Chromium, for tests of the pages," chromium fonts-dejavu-core
 }
 
 set_up_java() {

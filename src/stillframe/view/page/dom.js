@@ -1,0 +1,99 @@
+// Makes elements, and says quantities as people read them. What came from a process is set as text
+// or as the value of an attribute, never as markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/**
+ * Make an HTML element.
+ * @param {string} name - its tag.
+ * @param {Object} properties - attributes; `on` maps events to listeners; undefined, null and false
+ *     leave an attribute out, true sets it empty.
+ * @param {...(Node|string|null)} children - nodes, or text.
+ */
+export function make(name, properties = {}, ...children) {
+  return fill(document.createElement(name), properties, children);
+}
+
+/** Make an SVG element; arguments as for `make`. */
+export function makeSvg(name, properties = {}, ...children) {
+  return fill(document.createElementNS(SVG, name), properties, children);
+}
+
+function fill(element, properties, children) {
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "on") {
+      for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
+    } else if (value === true) {
+      element.setAttribute(name, "");
+    } else if (value !== undefined && value !== null && value !== false) {
+      element.setAttribute(name, String(value));
+    }
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** Return the element that a picture in SVG describes; it holds no script, and none would run. */
+export function parseSvg(text) {
+  const parsed = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
+  if (parsed.localName !== "svg") throw new Error("this is no picture in SVG");
+  return document.importNode(parsed, true);
+}
+
+/** Put `text` into `element`, if it is another one: what has not changed is not drawn again. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Say something to those who use a screen reader, without taking the focus. */
+export function announce(text) {
+  let region = document.getElementById("announcements");
+  if (region === null) {
+    region = make("div", { id: "announcements", role: "status", class: "unseen" });
+    document.body.append(region);
+  }
+  region.textContent = text;
+}
+
+const COUNTS = new Intl.NumberFormat("en");
+
+/** Return a number with its thousands apart. */
+export function count(number) {
+  return COUNTS.format(number);
+}
+
+/** Return a number and its noun: "1 message", "2 messages". */
+export function counted(number, noun) {
+  return `${count(number)} ${noun}${number === 1 ? "" : plural(noun)}`;
+}
+
+function plural(noun) {
+  return noun.endsWith("s") ? "es" : "s";
+}
+
+/** Return a number of bytes: "512 B", "1.4 kB", "20 MB". */
+export function bytes(number) {
+  let value = number;
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (value < 1000 || unit === "GB") {
+      return `${value >= 100 || unit === "B" ? Math.round(value) : value.toPrecision(2)} ${unit}`;
+    }
+    value /= 1000;
+  }
+  return "";
+}
+
+/** Return a time span in seconds as people say it: "0.4 ms", "12 ms", "3.4 s", "5 min". */
+export function duration(seconds) {
+  if (seconds < 0.001) return `${(seconds * 1000).toFixed(2)} ms`;
+  if (seconds < 0.01) return `${(seconds * 1000).toFixed(1)} ms`;
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 100) return `${seconds.toFixed(1)} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  return `${Math.round(seconds / 3600)} h`;
+}
+
+/** Return a moment, in seconds since 1970, as the time of day here. */
+export function clock(seconds) {
+  return new Date(seconds * 1000).toLocaleTimeString("en-GB");
+}

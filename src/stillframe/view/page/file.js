@@ -1,0 +1,6 @@
+// The script of a file to send: shows the document that lies in the file itself.
+
+const shows = {};
+
+const held = JSON.parse(document.getElementById("document").textContent);
+shows[held.kind](held, document.querySelector("main"));

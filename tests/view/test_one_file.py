@@ -1,0 +1,33 @@
+"""A page in one file: nothing is loaded, nothing else runs, foreign text stays text."""
+
+import re
+
+import pytest
+
+from stillframe.view import one_file
+
+
+def test_a_document_cannot_leave_its_element() -> None:
+    """What a process called itself ends neither the element nor the title that it stands in."""
+    text = one_file.render(
+        {"kind": "none", "name": "</script><script>alert(1)</script>"},
+        title="</title><script>alert(2)</script>",
+    )
+    assert "alert(1)</script>" not in text
+    assert "<script>alert" not in text
+    assert text.count("<script") == 2
+
+
+def test_nothing_is_imported_or_loaded() -> None:
+    """The script has no import or export left, and the file names no other file."""
+    script = one_file.bundle(one_file.ENTRY)
+    assert re.search(r"^(import|export)\b", script, re.MULTILINE) is None
+    text = one_file.render({"kind": "none"}, title="nothing")
+    assert re.search(r"\b(src|href)=", text.partition("<script")[0]) is None
+    assert "default-src 'none'" in text
+
+
+@pytest.mark.parametrize("name", ["style.css", "dom.js"])
+def test_the_files_of_the_page_are_in_the_package(name: str) -> None:
+    """They are read as resources, wherever the package is."""
+    assert one_file.read(name)
