@@ -179,3 +179,14 @@ def test_cuts_differ_also_without_colour() -> None:
     """Each has dashes of its own, and so have its markers."""
     assert len({*palette.CUT_DASHES}) == len(palette.CUT_DASHES) == 5
     assert len({*palette.MARKER_DASHES}) == len(palette.MARKER_DASHES) == 5
+
+
+def test_a_page_can_point_at_what_is_drawn() -> None:
+    """Each event, message, marker, step and cut has a key of its own, and no style comes along."""
+    picture = diagram.lay_out(lecture())
+    text = svg.draw(picture, has_style=False)
+    keys = [e.get("data-key", "") for e in parse(text).iter() if "data-key" in e.attrib]
+    assert len(keys) == len({*keys})
+    assert {"event P2#3", "message P2->P1 #1", "step P1-1 P2 P1", "step P1-1 P1"} <= {*keys}
+    assert {"marker P1-1 P1->P2", "cut snapshot P1-1", "process P3"} <= {*keys}
+    assert "<style" not in text

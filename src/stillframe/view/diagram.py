@@ -171,6 +171,7 @@ class _Plan:
                 yield Mark(
                     process=step.process,
                     snapshot=step.snapshot,
+                    source=step.source,
                     colour=self.colours[step.snapshot],
                     x=x,
                     y=y,

@@ -92,6 +92,7 @@ class Mark(msgspec.Struct, frozen=True):
     """A step of a process in a snapshot.
 
     Attributes:
+        source: from whom the marker came; None if the process initiated.
         colour: index of the snapshot's colour.
         is_cut: whether the process recorded its state here.
         label: the name of the snapshot, where the process recorded its state.
@@ -100,6 +101,7 @@ class Mark(msgspec.Struct, frozen=True):
 
     process: ProcessId
     snapshot: SnapshotId
+    source: ProcessId | None
     colour: int
     x: float
     y: float

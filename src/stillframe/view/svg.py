@@ -1,13 +1,15 @@
 """A diagram as SVG: text stays text, nothing is loaded, nothing runs; light and dark.
 
 The same diagram gives the same bytes. Everything that comes from a trace is escaped, and what XML
-cannot hold is left out.
+cannot hold is left out. What a page may point at has a ``data-key``: a word that says what it is,
+and which one.
 """
 
 import math
 from collections.abc import Iterator
 from xml.sax.saxutils import escape, quoteattr
 
+from stillframe.model import Channel
 from stillframe.view import lettering, palette
 from stillframe.view.shapes import (
     Curve,
@@ -31,12 +33,18 @@ RING_RADIUS = 8.5
 HEAD_LENGTH = 8.0
 TEXT_CHARS_MAX = 1000
 DESCRIPTION_CHARS_MAX = 4000
+KEY_CHARS_MAX = 250
 _FADING = ((0.0, 0.55, "1"), (0.55, 0.8, "0.6"), (0.8, 1.0, "0.3"))
 """(from, to, opacity) of the parts of an arrow that does not arrive."""
 
 
-def draw(diagram: Diagram) -> str:
-    """Return `diagram` as the text of an SVG file."""
+def draw(diagram: Diagram, *, has_style: bool = True) -> str:
+    """Return `diagram` as the text of an SVG file.
+
+    Args:
+        diagram: what to draw.
+        has_style: whether it brings its style; a page that it becomes a part of has it already.
+    """
     width, height = _number(math.ceil(diagram.width)), _number(math.ceil(diagram.height))
     size = f'width="{width}" height="{height}"'
     kind = "diagram crowded" if diagram.is_crowded else "diagram"
@@ -45,7 +53,7 @@ def draw(diagram: Diagram) -> str:
         f'{start} viewBox="0 0 {width} {height}">',
         _title(diagram.title),
         f"<desc>{_escape(diagram.description, DESCRIPTION_CHARS_MAX)}</desc>",
-        f"<style>\n{palette.style_sheet()}\n</style>",
+        *([f"<style>\n{palette.style_sheet()}\n</style>"] if has_style else []),
         f'<rect class="paper" {size}/>',
         *(_text(label, "notice") for label in diagram.notices),
         *map(_line, diagram.lines),
@@ -64,7 +72,7 @@ def draw(diagram: Diagram) -> str:
 
 def _line(line: Line) -> str:
     ends = _attributes(x1=line.x_from, y1=line.y, x2=line.x_to, y2=line.y)
-    return f'<line class="line"{ends}/>'
+    return f'<line class="line"{_key("process", line.process)}{ends}/>'
 
 
 def _names_of_line(line: Line) -> str:
@@ -81,8 +89,8 @@ def _curve(curve: Curve) -> str:
         controls = (begin[0], begin[1] + bow), (end[0], end[1] - bow)
         path.append(f"C{_point(controls[0])} {_point(controls[1])} {_point(end)}")
     return (
-        f'<g class="{_colour(curve.colour, is_faint=curve.is_faint)}">{_title(curve.full)}'
-        f'<path class="cut" d="{" ".join(path)}"/></g>'
+        f'<g class="{_colour(curve.colour, is_faint=curve.is_faint)}"{_key("cut", curve.name)}>'
+        f'{_title(curve.full)}<path class="cut" d="{" ".join(path)}"/></g>'
     )
 
 
@@ -92,12 +100,14 @@ def _name_of_curve(curve: Curve) -> str:
 
 def _message(arrow: MessageArrow) -> str:
     kind = "message" if arrow.role is Role.PLAIN else f"message {arrow.role.value}"
-    return f'<g class="{kind}">{_title(arrow.full)}{_arrow(arrow.path, arrow.extent)}</g>'
+    key = _key("message", arrow.message)
+    return f'<g class="{kind}"{key}>{_title(arrow.full)}{_arrow(arrow.path, arrow.extent)}</g>'
 
 
 def _marker(arrow: MarkerArrow) -> str:
     kind = f"marker {_colour(arrow.colour, is_faint=arrow.is_faint)}"
-    return f'<g class="{kind}">{_title(arrow.full)}{_arrow(arrow.path, arrow.extent)}</g>'
+    key = _key("marker", arrow.snapshot, Channel(arrow.source, arrow.target))
+    return f'<g class="{kind}"{key}>{_title(arrow.full)}{_arrow(arrow.path, arrow.extent)}</g>'
 
 
 def _arrow(path: Path, extent: Extent) -> str:
@@ -134,7 +144,8 @@ def _head(path: Path) -> tuple[Point, Point, Point, Point]:
 def _dot(dot: Dot) -> str:
     at = dot.x, dot.y
     return (
-        f'<g class="{"event recorded" if dot.is_recorded else "event"}">{_title(dot.full)}'
+        f'<g class="{"event recorded" if dot.is_recorded else "event"}"'
+        f"{_key('event', dot.position)}>{_title(dot.full)}"
         f"{_circle('ring', at, RING_RADIUS) if dot.is_recorded else ''}"
         f"{_circle('dot', at, DOT_RADIUS)}{_text(dot.label)}</g>"
     )
@@ -146,7 +157,8 @@ def _mark(mark: Mark) -> str:
     corners = " ".join(map(_point, ((x, y - size), (x + size, y), (x, y + size), (x - size, y))))
     shape = f'<polygon class="{"head" if mark.is_cut else "open"}" points="{corners}"/>'
     kind = f"mark {_colour(mark.colour, is_faint=mark.is_faint)}"
-    return f'<g class="{kind}">{_title(mark.full)}{shape}{_text(mark.label)}</g>'
+    key = _key("step", mark.snapshot, mark.process, *([mark.source] if mark.source else []))
+    return f'<g class="{kind}"{key}>{_title(mark.full)}{shape}{_text(mark.label)}</g>'
 
 
 def _legend_row(row: LegendRow) -> str:
@@ -194,6 +206,13 @@ def _text(label: Label | None, kind: str = "") -> str:
 
 def _title(text: str) -> str:
     return f"<title>{_escape(text, TEXT_CHARS_MAX)}</title>"
+
+
+def _key(what: str, *which: object) -> str:
+    named = " ".join(map(str, which))
+    return (
+        f" data-key={quoteattr(lettering.clean(f'{what} {named}', char_count_max=KEY_CHARS_MAX))}"
+    )
 
 
 def _escape(text: str, char_count_max: int) -> str:
