@@ -313,7 +313,7 @@ class Pipeline:
         manifest is damaged.
 
         Returns:
-            those whose manifest is damaged: until they are dropped by their ids, the logs are not
+            those whose manifest is damaged. Until they are dropped by their ids, the logs are not
             trimmed.
 
         Raises:

@@ -75,7 +75,7 @@ class Progress(msgspec.Struct, frozen=True):
 
     @property
     def culprits(self) -> tuple[Awaited, ...]:
-        """Those for whom all the others wait: they have what they need and have not recorded, or
+        """Those that hold up all the others. They have what they need and have not recorded, or
         have not joined."""
         return tuple(
             awaited

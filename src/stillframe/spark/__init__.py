@@ -133,7 +133,7 @@ def audit_store(
         messages_sql: the same over messages in transit, such as ``sum(amount)``.
 
     Returns:
-        The verdict, with a row per snapshot: ``stillframe.spark.audit.Audit``.
+        The verdict, with a row per snapshot.
 
     Raises:
         Unavailable: PySpark or Java is missing.

@@ -123,7 +123,7 @@ def diff(
         options: see `operator`.
 
     Returns:
-        a row per key that differs: `change` (``added``, ``removed`` or ``changed``), `key`,
+        a row per key that differs, with `change` (``added``, ``removed`` or ``changed``), `key`,
         `before` and `after`. The key of a service is the name of a field, and its values are JSON.
         Where a key holds several values, as in a join, each value that came or went is a row.
 
