@@ -252,11 +252,25 @@ class IncomingRecord(msgspec.Struct, frozen=True):
     batches: tuple[Batch, ...]
 
 
+class MarkerTimes(msgspec.Struct, frozen=True):
+    """When the markers of a snapshot came to one process.
+
+    `cut_at` is when it recorded its state, in seconds since 1970 by its own clock, `came_s` how
+    many seconds after that the marker of each source came. `marked_by` is the source of the first,
+    because of which it recorded its state; None if it initiated.
+    """
+
+    cut_at: float
+    marked_by: ProcessId | None
+    came_s: dict[ProcessId, float]
+
+
 class Fragment(msgspec.Struct, frozen=True):
     """One process's part of a snapshot: its state, what it had sent, its incoming channels.
 
     `pause_s` is how long the process stood still in the step that recorded its state, `capture_s`
-    how long it took from there until the state was encoded; both in seconds.
+    how long it took from there until the state was encoded; both in seconds. `marker_times` is None
+    where nobody measures.
     """
 
     snapshot: SnapshotId
@@ -265,6 +279,7 @@ class Fragment(msgspec.Struct, frozen=True):
     incoming: tuple[IncomingRecord, ...]
     pause_s: float = 0.0
     capture_s: float = 0.0
+    marker_times: MarkerTimes | None = None
 
 
 class Reason(enum.Enum):

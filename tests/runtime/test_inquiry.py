@@ -27,7 +27,7 @@ TIMEOUT_S = 60
 async def held_up(coordinator: Coordinator, *causes: Cause) -> UnderWay:
     """Look until the one snapshot under way is held up by `causes`, and return that."""
     while True:
-        (under_way,) = await coordinator.look()
+        (under_way,) = await coordinator.inquiry.look()
         if {holdup.cause for holdup in under_way.holdups} == set(causes):
             return under_way
 
@@ -46,7 +46,7 @@ def test_a_stopped_process_is_named_with_its_channels_while_the_snapshot_waits(
             Supervisor(program("trio"), store, timeout_s=50, emit=watch.emit) as system,
         ):
             assert system.coordinator is not None
-            assert await system.coordinator.look() == ()
+            assert await system.coordinator.inquiry.look() == ()
             os.kill(system.children["C"].pid, signal.SIGSTOP)
             result = await system.begin_snapshot("A")
             found = await held_up(system.coordinator, Cause.SILENT)
@@ -58,10 +58,10 @@ def test_a_stopped_process_is_named_with_its_channels_while_the_snapshot_waits(
             )
             assert found.initiated_at <= holdup.since < found.deadline
             for _ in range(UNANSWERED_COUNT_MAX):
-                await system.coordinator.look()
+                await system.coordinator.inquiry.look()
             os.kill(system.children["C"].pid, signal.SIGCONT)
             assert not isinstance(await result, Abandoned)
-            assert await system.coordinator.look() == ()
+            assert await system.coordinator.inquiry.look() == ()
         store.close()
 
     asyncio.run(main())

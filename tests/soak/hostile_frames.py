@@ -125,9 +125,9 @@ async def process_at_coordinator(trial: Trial, data: bytes, piece: int) -> str:
         feed(connection, wire.encode_control(control.Joining()), 2**20)
     result = coordinator.begin("A")
     feed(other, wire.encode_control(control.Part(part("B"))), 2**20)
-    question = coordinator._inquiry.ask(coordinator.under_way)
+    question = coordinator.inquiry.ask(coordinator.under_way)
     feed(line, data, piece)
-    for under_way in coordinator._inquiry.close(question, coordinator.under_way):
+    for under_way in coordinator.inquiry.close(question, coordinator.under_way):
         assert all(under_way.sentences(coordinator._now()))
     if coordinator._writing:
         await asyncio.gather(*coordinator._writing)

@@ -73,9 +73,9 @@ def waits_for(owner: object, where: str, snapshot: SnapshotId) -> Waiting | None
     return answer
 
 
-def conserved(owner: object, where: str, snapshot: SnapshotId) -> Quantities:
+def conserved(owner: object, where: str, snapshot: SnapshotId | None) -> Quantities:
     """Return what a process or message has of conserved quantities; arguments as for
-    ``is_passive``.
+    ``is_passive``, but `snapshot` is None if it is asked while it runs.
 
     Raises:
         ApplicationError: it raises, or says something else than names with finite numbers.
@@ -96,7 +96,7 @@ def _is_amount(amount: object) -> bool:
     return isinstance(amount, int) and not isinstance(amount, bool)
 
 
-def _answer(owner: object, method: str, where: str, snapshot: SnapshotId) -> Any:
+def _answer(owner: object, method: str, where: str, snapshot: SnapshotId | None) -> Any:
     """Return what a method without arguments returns; ``_ABSENT`` if there is none."""
     asked = getattr(owner, method, _ABSENT)
     if asked is _ABSENT:
@@ -110,13 +110,17 @@ def _answer(owner: object, method: str, where: str, snapshot: SnapshotId) -> Any
         return asked()
     except (Exception, SystemExit) as error:
         raise ApplicationError(
-            f"{where}: {method}() raised {type(error).__name__}: {error}, on snapshot {snapshot}"
+            f"{where}: {method}() raised {type(error).__name__}: {error}{_on(snapshot, ', ')}"
         ) from error
 
 
 def _wrong(
-    where: str, method: str, answer: object, snapshot: SnapshotId, wanted: str
+    where: str, method: str, answer: object, snapshot: SnapshotId | None, wanted: str
 ) -> ApplicationError:
     return ApplicationError(
-        f"{where}: {method}() returned {answer!r} on snapshot {snapshot}: return {wanted}"
+        f"{where}: {method}() returned {answer!r}{_on(snapshot)}: return {wanted}"
     )
+
+
+def _on(snapshot: SnapshotId | None, between: str = " ") -> str:
+    return "" if snapshot is None else f"{between}on snapshot {snapshot}"

@@ -17,6 +17,9 @@ from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.protocol.recorder import Phase
 from stillframe.topology import Description
 
+QUANTITY_COUNT_MAX, NAME_CHARS_MAX, TEXT_CHARS_MAX = 32, 64, 1000
+"""Of conserved quantities a process names so many, with names so long; or says so much of why not.
+"""
 SENTENCE_COUNT_MAX = 8
 """So many causes are told in words; that many at once have one cause that is elsewhere."""
 
@@ -25,12 +28,14 @@ class ChannelEnd(msgspec.Struct, frozen=True):
     """What one end of a channel knows of it.
 
     `unhandled_bytes` are those that were sent and, as far as this end knows, not handled yet.
-    `is_full` says that the source waits for the target before it handles anything itself.
+    `is_full` says that the source waits for the target before it handles anything itself. `count`
+    is how many messages this end has sent, or received, since the very beginning.
     """
 
     is_connected: bool
     unhandled_bytes: int
     is_full: bool = False
+    count: int = 0
 
 
 class RecordingStanding(msgspec.Struct, frozen=True):
@@ -51,12 +56,14 @@ class Standing(msgspec.Struct, frozen=True):
 
     `is_busy` says that it is in the middle of an atomic action: what is asked for waits for its
     end. `incoming` and `outgoing` are its ends of its channels, by the process at the other.
+    `quantities` is what it has of conserved quantities, if that is asked, or why it cannot say.
     """
 
     is_busy: bool
     snapshots: tuple[RecordingStanding, ...]
     incoming: dict[ProcessId, ChannelEnd]
     outgoing: dict[ProcessId, ChannelEnd]
+    quantities: dict[str, int | float] | str = {}
 
     def of(self, snapshot: SnapshotId) -> RecordingStanding:
         """Return how far it is with `snapshot`."""
@@ -85,10 +92,19 @@ def check_standing(
         or standing.outgoing.keys() != set(description.outgoing(process))
         or not sources.issuperset(awaited)
         or len(awaited) > len(sources) * len(asked)
+        or not _is_bounded(standing.quantities)
     ):
         raise ProtocolViolation(
             "its answer is not to what it was asked: it names other snapshots or channels"
         )
+
+
+def _is_bounded(quantities: dict[str, int | float] | str) -> bool:
+    if isinstance(quantities, str):
+        return len(quantities) <= TEXT_CHARS_MAX
+    return len(quantities) <= QUANTITY_COUNT_MAX and all(
+        len(name) <= NAME_CHARS_MAX for name in quantities
+    )
 
 
 class Cause(enum.Enum):

@@ -14,12 +14,15 @@ import msgspec
 from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, ProcessId, SnapshotId
-from stillframe.protocol.holdup import UnderWay
+from stillframe.protocol.holdup import Standing, UnderWay
 from stillframe.runtime.running import find
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.waves import Wave
 from stillframe.store.manifest import Entry
 
 LINE_BYTES_MAX = 2**20
+ANSWER_BYTES_MAX = 2**26
+"""A system of hundreds of processes says something of each end of each channel."""
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True, tag=True):
@@ -51,6 +54,26 @@ class Look(msgspec.Struct, frozen=True, tag=True):
     """Say which snapshots are under way, and who holds each of them up."""
 
 
+class Observe(msgspec.Struct, frozen=True, tag=True):
+    """Say how everything is, for those who look on: answered at once, also while nothing runs."""
+
+
+class Observed(msgspec.Struct, frozen=True, tag=True):
+    """How the system is, in its `epoch`.
+
+    `is_running` is false while processes start, or start again; then nothing else is known.
+    `standings` has what each process says of itself; one that is not in it did not answer in time.
+    `under_way` are the snapshots under way and who holds them up, `waves` how the markers of the
+    last ones went.
+    """
+
+    epoch: int
+    is_running: bool
+    standings: dict[ProcessId, Standing] = {}
+    under_way: tuple[UnderWay, ...] = ()
+    waves: tuple[Wave, ...] = ()
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The request was carried out; the system is in `epoch`.
 
@@ -71,13 +94,14 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     is_usage: bool
 
 
-Request = TakeSnapshot | RestoreSnapshot | Save | Drop | Look
+Request = TakeSnapshot | RestoreSnapshot | Save | Drop | Look | Observe
+Answer = Done | Observed | Failed
 
 # An entry names its directory: a path, which JSON has no word for.
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _decode_request = msgspec.json.Decoder(Request).decode
-_decode_answer: Callable[[bytes], Done | Failed] = msgspec.json.Decoder(
-    Done | Failed, dec_hook=lambda kind, text: kind(text)
+_decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(
+    Answer, dec_hook=lambda kind, text: kind(text)
 ).decode
 
 
@@ -100,7 +124,7 @@ async def serve_commands(system: Supervisor) -> AsyncIterator[None]:
         server.close()
 
 
-async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Done | Failed:
+async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Answer:
     try:
         request = _decode_request(await reader.readline())
         if isinstance(request, RestoreSnapshot):
@@ -115,7 +139,9 @@ async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Done |
         if isinstance(request, Look):
             await system.until_running()
             assert system.coordinator is not None
-            return Done(system.store.epoch, under_way=await system.coordinator.look())
+            return Done(system.store.epoch, under_way=await system.coordinator.inquiry.look())
+        if isinstance(request, Observe):
+            return await _observe(system)
         outcome = await system.snapshot(request.initiator)
         if isinstance(outcome, Abandoned):
             return Done(system.store.epoch, abandoned=outcome)
@@ -126,17 +152,45 @@ async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Done |
         return Failed(f"the command cannot be read: {error}", is_usage=True)
 
 
+async def _observe(system: Supervisor) -> Observed:
+    coordinator = system.coordinator
+    if not system.is_running or coordinator is None:
+        return Observed(system.store.epoch, is_running=False)
+    under_way, standings = await coordinator.inquiry.observe()
+    waves = coordinator.waves.latest()
+    return Observed(
+        coordinator.store.epoch,
+        is_running=True,
+        standings=standings,
+        under_way=under_way,
+        waves=waves,
+    )
+
+
+async def observe(store: Path) -> Observed:
+    """Ask the system that runs on `store` how everything is; raises as ``command`` does."""
+    answer = await _ask(store, Observe())
+    assert isinstance(answer, Observed), answer
+    return answer
+
+
 async def command(store: Path, request: Request) -> Done:
-    """Ask the system that runs on `store`, and wait for its answer.
+    """Ask the system that runs on `store` to do something, and wait until it is done.
 
     Raises:
         Unavailable: no system is running there, or it ended before it answered.
         UsageError: it says that the request was wrong.
         StillframeError: it could not carry the request out.
     """
+    answer = await _ask(store, request)
+    assert isinstance(answer, Done), answer
+    return answer
+
+
+async def _ask(store: Path, request: Request) -> Done | Observed:
     system = find(store)
     try:
-        reader, writer = await asyncio.open_unix_connection(system.commands, limit=LINE_BYTES_MAX)
+        reader, writer = await asyncio.open_unix_connection(system.commands, limit=ANSWER_BYTES_MAX)
     except OSError as error:
         raise Unavailable(
             f"the system on the store {store} does not answer ({error}): it is still starting, or "
@@ -153,6 +207,6 @@ async def command(store: Path, request: Request) -> Done:
         answer = _decode_answer(line)
     except DECODING_ERRORS as error:
         raise ProtocolViolation(f"the system's answer cannot be read: {error}") from error
-    if isinstance(answer, Done):
+    if not isinstance(answer, Failed):
         return answer
     raise UsageError(answer.detail) if answer.is_usage else StillframeError(answer.detail)

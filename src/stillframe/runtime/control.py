@@ -114,10 +114,12 @@ class Abandon(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """To a process: say how far you are with these snapshots, between two atomic actions."""
+    """To a process: say how far you are with these snapshots, between two atomic actions; and, if
+    `has_quantities`, what you have of conserved quantities."""
 
     number: int
     snapshots: tuple[SnapshotId, ...]
+    has_quantities: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):

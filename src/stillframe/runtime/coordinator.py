@@ -23,7 +23,6 @@ from stillframe.model import (
 from stillframe.protocol.announcements import Announcements
 from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.exclusion import LastStates
-from stillframe.protocol.holdup import UnderWay
 from stillframe.protocol.policy import Policy, next_initiator
 from stillframe.restore import Start
 from stillframe.runtime import control, events
@@ -34,6 +33,7 @@ from stillframe.runtime.inquiry import Inquiry
 from stillframe.runtime.os_process import myself
 from stillframe.runtime.pieces import Pieces
 from stillframe.runtime.roster import RETURN_S, Roster
+from stillframe.runtime.waves import Waves
 from stillframe.store.history import History, SnapshotBegan
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -60,6 +60,10 @@ class Coordinator:
         runs: whether the operating-system process that was started for a process still runs here.
         is_taken_over: whether the epoch goes on, and every process is to come back.
         return_s: how long a process is waited for that may come back, in seconds.
+
+    Attributes:
+        inquiry: asks the processes how far they are.
+        waves: how the markers of the last snapshots went.
     """
 
     def __init__(
@@ -106,12 +110,13 @@ class Coordinator:
         self._told = told_before(store) if is_taken_over else {}
         self._assembler = Assembler(self._description, store.epoch)
         self._pieces = Pieces()
-        self._inquiry = Inquiry(
+        self.waves = Waves(self._description)
+        self.inquiry = Inquiry(
             self._description, self._assembler, say=self.roster.say, now=self._now
         )
         self._deadlines = Deadlines(
             self._assembler,
-            self._inquiry,
+            self.inquiry,
             timeout_s=timeout_s,
             now=self._now,
             late=self._give_up_late,
@@ -139,13 +144,6 @@ class Coordinator:
     def missing(self, snapshot: SnapshotId) -> tuple[ProcessId, ...]:
         """Return the processes that a snapshot under way waits for."""
         return self._assembler.missing(snapshot) if snapshot in self._assembler.pending else ()
-
-    async def look(self) -> tuple[UnderWay, ...]:
-        """Return the snapshots under way, oldest first, with who holds them up as of now.
-
-        The processes are asked; this takes up to ``inquiry.ANSWER_S`` seconds.
-        """
-        return await self._inquiry.look()
 
     def begin(self, initiator: ProcessId) -> asyncio.Future[Entry | Abandoned]:
         """Begin a snapshot; the future has its entry in the store, or why it was abandoned.
@@ -175,7 +173,9 @@ class Coordinator:
         self.next_number += 1
         self._results[snapshot] = result
         self._tried[snapshot] = (*tried, initiator)
-        self._assembler.begin(snapshot, self._now(), timeout_s=self._timeout_s)
+        began_at = self._now()
+        self._assembler.begin(snapshot, began_at, timeout_s=self._timeout_s)
+        self.waves.began(snapshot, began_at)
         self._deadlines.set_timer()
         try:
             self._history.note(SnapshotBegan(snapshot))
@@ -198,14 +198,14 @@ class Coordinator:
             marker_wait_s=self._marker_wait_s,
         )
         self.roster.say(process, resumed)
-        self._inquiry.returned(process)
+        self.inquiry.returned(process)
         for snapshot in self._assembler.pending:
             if process in self._assembler.missing(snapshot):
                 detail = f"{process} came back with a new one"
                 self._give_up(snapshot, Reason.CONNECTION_BROKE, detail)
 
     def _heard(self, process: ProcessId, message: control.AboutSnapshots) -> None:
-        self._inquiry.heard(process)
+        self.inquiry.heard(process)
         match message:
             case control.PartRows() | control.PartPiece():
                 if message.snapshot in self._assembler.pending:
@@ -215,7 +215,7 @@ class Coordinator:
             case control.CouldNotRecord(snapshot, detail):
                 self._cannot_record(process, snapshot, f"{process}: {detail}")
             case control.Answer():
-                self._inquiry.answered(process, message)
+                self.inquiry.answered(process, message)
             case control.Wanted():
                 self._begin_for(process)
             case _:
@@ -231,7 +231,9 @@ class Coordinator:
     def _take_part(self, process: ProcessId, fragment: Fragment) -> None:
         if fragment.state.process != process:
             raise ProtocolViolation(f"it speaks for {fragment.state.process!r}")
-        self._complete(self._assembler.add(self._pieces.complete(fragment), self._now()))
+        now = self._now()
+        self.waves.took(fragment, now)
+        self._complete(self._assembler.add(self._pieces.complete(fragment), now))
 
     def _cannot_record(self, process: ProcessId, snapshot: SnapshotId, detail: str) -> None:
         """Go on without `process`, if the policy and its channels allow it, or give up."""
@@ -344,6 +346,7 @@ class Coordinator:
     ) -> None:
         self._deadlines.findings(snapshot)
         self._pieces.forget(snapshot)
+        self.waves.ended(snapshot, self._now(), is_published=isinstance(outcome, Entry))
         if isinstance(outcome, Abandoned):
             self.roster.say_to_all(control.Abandon(snapshot))
             self._announce(self._announcements.ended(snapshot))

@@ -38,6 +38,7 @@ from stillframe.runtime.ends import (
     Incoming,
     Outgoing,
 )
+from stillframe.runtime.marking import Marking
 from stillframe.runtime.noting import Noting, OpenLog
 from stillframe.runtime.sending import Send, make_send
 from stillframe.state_codec import StateCodec
@@ -141,6 +142,7 @@ class Host:
             codec.restore(subject, start.encoded)
             self._replay(start)
         self._cutting: SnapshotId
+        self.marking = Marking()
         self.captures = captures.Captures(
             process,
             codec=codec,
@@ -205,12 +207,14 @@ class Host:
         """Stop recording `snapshot`."""
         self.recorder.abandon(snapshot)
         self.captures.abandon(snapshot)
+        self.marking.take(snapshot)
 
     def settle(self, last_number: int) -> None:
         """Stop recording every snapshot up to `last_number`. What was published of them is not
         known: so the next one records everything."""
         self.recorder.settle(last_number)
         self.captures.settle(last_number)
+        self.marking.settle(last_number)
 
     def fail(self, error: BaseException) -> None:
         """Stop for good: no further step is taken."""
@@ -239,11 +243,12 @@ class Host:
             effects = self.recorder.initiate(item)
         else:
             effects = self.recorder.marker(item.incoming.source, item.marker)
+        source = None if isinstance(item, SnapshotId) else item.incoming.source
         if is_first:
             self._tell_cut(snapshot, effects)
             self.captures.stood_still(snapshot, time.perf_counter() - began)
+        self.marking.step(snapshot, source, is_cut=is_first)
         if self.log is not None:
-            source = None if isinstance(item, SnapshotId) else item.incoming.source
             took_s = time.perf_counter() - began
             self.log.step(snapshot, source, effects, is_cut=is_first, took_s=took_s)
         self._carry_out(effects)
@@ -353,8 +358,10 @@ class Host:
                 case SendMarker(target, marker):
                     self._send_marker(self.outgoing[target], marker)
                 case Recorded(fragment):
-                    self.captures.recorded(fragment)
+                    times = self.marking.take(fragment.snapshot)
+                    self.captures.recorded(msgspec.structs.replace(fragment, marker_times=times))
                 case NotRecorded(snapshot, detail):
+                    self.marking.take(snapshot)
                     self.captures.abandon(snapshot)
                     self.report(control.CouldNotRecord(snapshot, detail))
                 case _:

@@ -84,8 +84,9 @@ class Inquiry:
             check_standing(answer.standing, process, question.snapshots, self._description)
             question.take(process, answer.standing)
 
-    def ask(self, snapshots: tuple[SnapshotId, ...]) -> int:
-        """Ask all processes about `snapshots`; return the number of the question.
+    def ask(self, snapshots: tuple[SnapshotId, ...], *, has_quantities: bool = False) -> int:
+        """Ask all processes about `snapshots`, and for what they have of conserved quantities if
+        that is wanted; return the number of the question.
 
         Call ``close`` with it, whatever becomes of the answers.
         """
@@ -94,7 +95,7 @@ class Inquiry:
         for process in self._description.processes:
             if self._unanswered[process] < UNANSWERED_COUNT_MAX:
                 self._unanswered[process] += 1
-                self._say(process, control.Ask(self._number, snapshots))
+                self._say(process, control.Ask(self._number, snapshots, has_quantities))
         return self._number
 
     def close(self, number: int, snapshots: Iterable[SnapshotId]) -> tuple[UnderWay, ...]:
@@ -115,12 +116,26 @@ class Inquiry:
         if not snapshots:
             return ()
         number = self.ask(snapshots)
+        await self._answers(number)
+        return self.close(number, snapshots)
+
+    async def observe(self) -> tuple[tuple[UnderWay, ...], dict[ProcessId, Standing]]:
+        """Ask, wait a little for answers, and return the snapshots under way, oldest first, and
+        what each process says that has answered."""
+        snapshots = self._assembler.pending
+        number = self.ask(snapshots, has_quantities=True)
+        answers = await self._answers(number)
+        return self.close(number, snapshots), answers
+
+    async def _answers(self, number: int) -> dict[ProcessId, Standing]:
+        """Wait a little for the answers to a question, and return those that came."""
+        question = self._open[number]
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._open[number].is_answered.wait()
+                await question.is_answered.wait()
         except TimeoutError:
             pass  # whoever has not answered by now is named
         except BaseException:
             self.close(number, ())
             raise
-        return self.close(number, snapshots)
+        return question.answers

@@ -298,8 +298,8 @@ class Member:
                 case control.Published(snapshot):
                     self._last_published = snapshot
                     published(snapshot)
-                case control.Ask(number, snapshots):
-                    self.report(control.Answer(number, standing_of(host, snapshots)))
+                case control.Ask() as asked:
+                    self.report(control.Answer(asked.number, standing_of(host, asked)))
                 case None:
                     await self._outlive_coordinator(host, published)
                 case control.Over(detail):

@@ -1,16 +1,26 @@
-"""What a process says of itself when the coordinator asks who holds a snapshot up."""
+"""What a process says of itself when the coordinator asks: who holds a snapshot up, and how much it
+has sent and received."""
 
 from collections import Counter
-from collections.abc import Iterable
 
+from stillframe.detect.asked import conserved
+from stillframe.errors import ApplicationError
 from stillframe.model import SnapshotId
-from stillframe.protocol.holdup import ChannelEnd, RecordingStanding, Standing
+from stillframe.protocol.holdup import (
+    NAME_CHARS_MAX,
+    QUANTITY_COUNT_MAX,
+    TEXT_CHARS_MAX,
+    ChannelEnd,
+    RecordingStanding,
+    Standing,
+)
+from stillframe.runtime import control
 from stillframe.runtime.ends import HOLD_BYTES, Outgoing
 from stillframe.runtime.host import Delivery, Host
 
 
-def standing_of(host: Host, snapshots: Iterable[SnapshotId]) -> Standing:
-    """Return how far the process of `host` is with `snapshots`, and how its channels are.
+def standing_of(host: Host, asked: control.Ask) -> Standing:
+    """Return how far the process of `host` is with snapshots, and how its channels are.
 
     Nothing is kept for this while nobody asks.
     """
@@ -18,14 +28,16 @@ def standing_of(host: Host, snapshots: Iterable[SnapshotId]) -> Standing:
     for item in host.mailbox:
         if isinstance(item, Delivery):
             unhandled[item.incoming.source] += len(item.batch.encoded)
+    received = host.recorder.received_counts
     return Standing(
         is_busy=host.is_busy,
-        snapshots=tuple(_recording(host, snapshot) for snapshot in snapshots),
+        snapshots=tuple(_recording(host, snapshot) for snapshot in asked.snapshots),
         incoming={
-            source: ChannelEnd(incoming.is_connected, unhandled[source])
+            source: ChannelEnd(incoming.is_connected, unhandled[source], count=received[source])
             for source, incoming in host.incoming.items()
         },
         outgoing={t: _end(outgoing, is_held=host.is_held) for t, outgoing in host.outgoing.items()},
+        quantities=_quantities(host) if asked.has_quantities else {},
     )
 
 
@@ -41,4 +53,27 @@ def _recording(host: Host, snapshot: SnapshotId) -> RecordingStanding:
 def _end(outgoing: Outgoing, *, is_held: bool) -> ChannelEnd:
     size = outgoing.session.unacknowledged_bytes
     is_full = is_held and not outgoing.is_on_cycle and size >= HOLD_BYTES
-    return ChannelEnd(outgoing.is_connected, size, is_full)
+    return ChannelEnd(outgoing.is_connected, size, is_full, outgoing.sent_count)
+
+
+def _quantities(host: Host) -> dict[str, int | float] | str:
+    """Return what the process has at this moment, which is not that of any other; or why it cannot
+    say."""
+    try:
+        found = conserved(host.subject, f"process {host.process}", None)
+    except ApplicationError as error:
+        return str(error)[:TEXT_CHARS_MAX]
+    amounts = {str(name): _plain(amount) for name, amount in found.items()}
+    if len(amounts) > QUANTITY_COUNT_MAX or any(len(name) > NAME_CHARS_MAX for name in amounts):
+        return (
+            f"process {host.process}: it names {len(amounts):,} conserved quantities: at most "
+            f"{QUANTITY_COUNT_MAX} are shown, with names of at most {NAME_CHARS_MAX} characters"
+        )
+    return amounts
+
+
+def _plain(amount: float) -> int | float:
+    """Return a number as it can travel: whole numbers have 64 bits."""
+    if isinstance(amount, int) and abs(amount) < 2**63:
+        return int(amount)
+    return float(amount)

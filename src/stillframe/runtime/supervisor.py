@@ -238,6 +238,11 @@ class Supervisor:
                 await self.until_running()
                 is_done = is_first and self.store.epoch > epoch
 
+    @property
+    def is_running(self) -> bool:
+        """Whether every process runs and every channel is connected."""
+        return self._running.is_set()
+
     async def until_running(self) -> None:
         """Wait until every process runs and every channel is connected.
 

@@ -1,0 +1,160 @@
+"""Those who look on are told how every process and channel is, and how the markers went."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from examples.bank import TOTAL
+from stillframe import Process, Topology
+from stillframe.errors import ProtocolViolation, Unavailable
+from stillframe.model import Abandoned, Fragment, MarkerTimes, ProcessState, SnapshotId
+from stillframe.protocol.holdup import NAME_CHARS_MAX, QUANTITY_COUNT_MAX
+from stillframe.runtime.commands import Observed, TakeSnapshot, command, observe, serve_commands
+from stillframe.runtime.loading import load_topology
+from stillframe.runtime.marking import Marking
+from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.waves import WAVE_COUNT_MAX, Waves
+from stillframe.store.store import Store
+from tests.runtime.local import LocalSystem
+from tests.runtime.programs import Sink, Source
+
+BANK = "examples.bank:bank"
+TIMEOUT_S = 60
+
+
+def counts(observed: Observed) -> list[int]:
+    """Return how much every end of every channel has sent or received."""
+    standings = observed.standings.values()
+    return [
+        end.count for s in standings for ends in (s.incoming, s.outgoing) for end in ends.values()
+    ]
+
+
+@pytest.mark.slow
+def test_a_running_bank_is_observed(tmp_path: Path) -> None:
+    """Counts go up and fit together, each process says what it has, and the wave of a snapshot
+    leads from its initiator to every process, with one time for each channel."""
+    description = load_topology(BANK).description
+
+    async def main() -> None:
+        store = Store.create(tmp_path / "store", description=description, reference=BANK)
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Supervisor(BANK, store) as system,
+            serve_commands(system),
+        ):
+            done = await command(store.path, TakeSnapshot("P2"))
+            assert done.entry is not None
+            first = second = await observe(store.path)
+            while not all(
+                now > then for now, then in zip(counts(second), counts(first), strict=True)
+            ):
+                second = await observe(store.path)
+            (wave,) = second.waves
+            killed = system.children["P3"].pid
+            os.kill(killed, signal.SIGKILL)
+            while (await observe(store.path)).epoch == first.epoch:
+                pass
+            await system.until_running()
+            again = await observe(store.path)
+        assert first.is_running
+        assert first.standings.keys() == description.processes.keys()
+        for channel in description.channels:
+            sent = second.standings[channel.source].outgoing[channel.target].count
+            received = first.standings[channel.target].incoming[channel.source].count
+            assert received <= sent  # which was asked later
+        for standing in first.standings.values():
+            assert isinstance(standing.quantities, dict)
+            assert 0 <= standing.quantities["money"] <= TOTAL
+        assert (wave.snapshot, wave.is_published) == (done.entry.id, True)
+        assert wave.times.keys() == wave.part_at.keys() == description.processes.keys()
+        assert wave.times["P2"].marked_by is None
+        for process, times in wave.times.items():
+            assert times.came_s.keys() == set(description.incoming(process))
+            if process != "P2":
+                assert times.marked_by is not None
+                assert times.came_s[times.marked_by] == 0.0
+            assert wave.initiated_at - 1 < times.cut_at < wave.part_at[process] + 1
+            assert wave.ended_at is not None
+            assert wave.initiated_at <= wave.part_at[process] <= wave.ended_at
+        assert again.epoch == first.epoch + 1
+        assert again.waves == ()
+        with pytest.raises(Unavailable):
+            await observe(store.path)
+        store.close()
+
+    asyncio.run(main())
+
+
+class Odd(Process):
+    """Has more than can be shown, or cannot say what it has."""
+
+    what: str = ""
+
+    def conserved(self) -> dict[str, float]:
+        """Tell, or fail."""
+        if self.what == "raises":
+            raise ValueError("no idea")
+        if self.what == "huge":
+            return {"things": 10**300}
+        if self.what == "many":
+            return {f"thing{number}": 1 for number in range(QUANTITY_COUNT_MAX + 1)}
+        return {"x" * (NAME_CHARS_MAX + 1): 1}
+
+
+def test_a_process_that_cannot_say_what_it_has_says_why(tmp_path: Path) -> None:
+    """It goes on, and so does the coordinator, whatever ``conserved`` returns or raises."""
+
+    async def main() -> None:
+        odd = {what: Odd(what) for what in ("raises", "huge", "many", "long")}
+        async with asyncio.timeout(TIMEOUT_S), LocalSystem(Topology(odd, []), tmp_path) as system:
+            under_way, standings = await system.coordinator.inquiry.observe()
+            told = {process: standing.quantities for process, standing in standings.items()}
+            assert under_way == ()
+            assert told["raises"] == "process raises: conserved() raised ValueError: no idea"
+            assert told["huge"] == {"things": 1e300}
+            assert f"{QUANTITY_COUNT_MAX + 1} conserved quantities" in str(told["many"])
+            assert f"at most {NAME_CHARS_MAX} characters" in str(told["long"])
+            assert not isinstance(await system.coordinator.begin("raises"), Abandoned)
+
+    asyncio.run(main())
+
+
+def test_only_the_waves_of_the_last_snapshots_are_kept() -> None:
+    """Also of those that never end; what a process says of channels it does not have is refused."""
+    waves = Waves(Topology({"A": Source(), "B": Sink()}, [("A", "B")]).description)
+    for number in range(WAVE_COUNT_MAX + 5):
+        waves.began(SnapshotId("A", number), float(number))
+    assert [wave.snapshot.number for wave in waves.latest()] == [*range(5, WAVE_COUNT_MAX + 5)]
+    part = Fragment(SnapshotId("A", 9), ProcessState("B", "Sink", b""), {}, ())
+    for times in (
+        MarkerTimes(1.0, "B", {}),
+        MarkerTimes(1.0, None, {"C": 1.0}),
+        MarkerTimes(float("nan"), None, {}),
+        MarkerTimes(1.0, "A", {"A": float("inf")}),
+    ):
+        with pytest.raises(ProtocolViolation, match="markers that could not come"):
+            waves.took(msgspec.structs.replace(part, marker_times=times), 2.0)
+    waves.took(msgspec.structs.replace(part, marker_times=MarkerTimes(1.0, "A", {"A": 0.0})), 2.0)
+    assert next(w for w in waves.latest() if w.snapshot.number == 9).part_at == {"B": 2.0}
+
+
+def test_what_is_noted_of_a_snapshot_is_forgotten_with_it() -> None:
+    """When its part went, when it was given up, and when another coordinator came."""
+    marking = Marking()
+    for number in (1, 2, 3):
+        marking.step(SnapshotId("A", number), None, is_cut=True)
+        marking.step(SnapshotId("A", number), "B", is_cut=False)
+    marking.step(SnapshotId("A", 9), "B", is_cut=False)
+    times = marking.take(SnapshotId("A", 2))
+    assert times is not None
+    assert times.marked_by is None
+    assert [*times.came_s] == ["B"]
+    marking.settle(1)
+    assert marking.take(SnapshotId("A", 1)) is None
+    assert marking.take(SnapshotId("A", 3)) is not None
+    assert marking.take(SnapshotId("A", 9)) is None
