@@ -7,9 +7,14 @@ from xml.etree import ElementTree
 import pytest
 
 from stillframe import tracefile
+from stillframe.cli.scripts import read_script, script_path
 from stillframe.trace import Event, Trace
+from stillframe.view import diagram
 from tests.cli.conftest import Call
 from tests.view.runs import lecture
+
+ROOT = Path(__file__).parent.parent.parent
+LECTURE = script_path("lecture") or Path()
 
 
 @pytest.fixture
@@ -95,8 +100,7 @@ def test_what_is_cut_off_is_said_with_how_to_go_on(call: Call, tmp_path: Path) -
         (("--cut", "P9=1"), "the trace has no process 'P9': it has P1, P2, P3"),
         (("--cut", "P1=6"), "no cut has 6 events of P1, which has 5"),
         (("--first", "19"), "the trace has 18 steps"),
-        (("--out", "{trace}"), "from which it would be made: name another file"),
-        (("--steps", "--out", "{trace}"), "is a file, and pictures go there"),
+        (("--out", "{trace}"), "lecture.trace: let it end in .svg or .png"),
         (("--out", "{trace}/x.svg"), "is no directory"),
     ],
 )
@@ -110,6 +114,64 @@ def test_a_wrong_wish_says_why(
     assert sentence in result.stderr
     assert [*trace.parent.iterdir()] == [trace]
     assert trace.read_bytes() == before
+
+
+def test_no_picture_takes_the_place_of_what_it_is_made_from(call: Call, trace: Path) -> None:
+    """Whatever the trace is called; a file where a directory of pictures would go is left, too."""
+    for name in ("odd.svg", "odd"):
+        trace.with_name(name).write_bytes(trace.read_bytes())
+    odd = trace.with_name("odd.svg")
+    result = call("view", odd)
+    assert result.exit_code == 2
+    assert "from which it would be made: name another file" in result.stderr
+    result = call("view", trace, "--steps", "--out", odd)
+    assert result.exit_code == 2
+    assert "odd is a file, and pictures go there: give another --out" in result.stderr
+    assert odd.read_bytes() == trace.read_bytes()
+
+
+def test_a_script_is_drawn_as_the_trace_of_it_is(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name if it comes with stillframe, and then here; or by its path, then beside it."""
+    monkeypatch.chdir(tmp_path)
+    assert call("view", "lecture").exit_code == 0
+    assert call("sim", "lecture", "--trace", "same.trace").exit_code == 0
+    assert call("view", "same.trace").exit_code == 0
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "x.run").write_text(read_script(LECTURE))
+    assert call("view", "own/x.run").exit_code == 0
+    pictures = {path.read_text() for path in tmp_path.glob("**/*.svg")}
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.glob("**/*.svg")} == {
+        *("lecture.svg", "same.svg", "own/x.svg"),
+    }
+    assert pictures == {(ROOT / "docs" / "lecture.svg").read_text()}
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("lectur", "there is no file lectur: give a trace, a .run file, or one of those that come"),
+        ("lectur.run", "there is no script lectur.run"),
+        (".", ". is a directory: give a trace, or a script"),
+    ],
+)
+def test_what_is_no_execution_is_named(call: Call, what: str, sentence: str) -> None:
+    """With what could be given."""
+    result = call("view", what)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+
+
+def test_a_picture_can_be_png(call: Call, trace: Path, tmp_path: Path) -> None:
+    """Of twice the size, with all its text; and a sequence as well."""
+    out = tmp_path / "lecture.png"
+    assert call("view", trace, "--out", out).exit_code == 0
+    content = out.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert int.from_bytes(content[16:20]) == 2 * diagram.lay_out(lecture()).width
+    assert call("view", trace, "--steps", "--out", tmp_path / "film.png").exit_code == 0
+    assert len([*(tmp_path / "film").glob("film-???.png")]) == 18
 
 
 def test_a_picture_is_replaced_whole_or_not_at_all(

@@ -1,30 +1,36 @@
-"""``stillframe view``: the space-time diagram of a trace, or one after each step."""
+"""``stillframe view``: an execution as a picture, as one after each step, or as a page."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from stillframe import tracefile
-from stillframe.cli import output, quantities
+from stillframe.cli import execution, output, quantities
 from stillframe.cli.cut_option import parse_cut
+from stillframe.cli.execution import Execution
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
-from stillframe.view import diagram, svg
+from stillframe.trace import Cut
+from stillframe.view import diagram, png, svg
 from stillframe.view.shapes import Diagram, Sample
 from stillframe.whole_file import write_whole
 
-SUFFIX = ".svg"
+SVG, PNG, HTML = ".svg", ".png", ".html"
+DRAWN: dict[str, Callable[[Diagram], bytes]] = {
+    SVG: lambda shown: svg.draw(shown).encode(),
+    PNG: png.draw,
+}
+"""Suffix -> what makes a file of a diagram."""
 NUMBER_DIGITS_MIN = 3
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What is to be drawn.
+    """What is to be shown, and how.
 
     Attributes:
-        out: where to; None: the name of the trace with ``.svg``.
+        out: where to; its suffix says in which form. None: the name of what is shown with ``.svg``.
         snapshot: the id of the one that the picture is about.
         cut: a cut to show, such as ``P1=3,P2=5``.
         first: the step of the trace to begin with, from 1.
@@ -38,60 +44,88 @@ class Wish(msgspec.Struct, frozen=True):
     steps: bool
 
 
-def draw(path: Path, wish: Wish, *, is_json: bool) -> None:
-    """Draw the trace in the file at `path`.
+def show(what: str, wish: Wish, *, is_json: bool) -> None:
+    """Show what `what` means.
 
     Raises:
-        UsageError: the trace has no such snapshot, cut or step, or a file is in the way.
+        UsageError: it means nothing, has no such snapshot, cut or step, or a file is in the way.
+        Unavailable: what draws PNG is not installed.
         OSError: a file cannot be read or written.
     """
-    trace = tracefile.read(path)
-    snapshot = None if wish.snapshot is None else SnapshotId.parse(wish.snapshot)
-    cuts = [] if wish.cut is None else [parse_cut(wish.cut, trace)]
+    suffix = (wish.out.suffix if wish.out is not None else "") or SVG
+    _check_form(suffix, wish)
+    found = execution.read(what)
+    _draw(found, wish, suffix, is_json=is_json)
+
+
+def _check_form(suffix: str, wish: Wish) -> None:
+    if suffix not in DRAWN:
+        raise UsageError(f"--out {wish.out}: let it end in .svg or .png, which says in which form")
+
+
+def _draw(found: Execution, wish: Wish, suffix: str, *, is_json: bool) -> None:
+    """Draw one picture, or a sequence of them."""
+    trace, draw = found.trace, DRAWN[suffix]
+    snapshot, cuts = chosen(found, wish)
     whole = diagram.lay_out(trace, snapshot=snapshot, cuts=cuts, first=wish.first)
-    out = wish.out if wish.out is not None else path.with_suffix(SUFFIX)
+    out = wish.out if wish.out is not None else found.beside.with_suffix(suffix)
     shown = len(whole.dots) + len(whole.marks)
     if wish.steps:
         pictures = diagram.frames(trace, snapshot=snapshot, cuts=cuts, first=wish.first)
-        files = _write_sequence(path, out, pictures, shown)
+        drawn = map(draw, _with_progress(pictures, shown))
+        files = _write_sequence(found.path, out, drawn, shown)
     else:
-        write_whole(out, [svg.draw(whole).encode()], inputs=[path])
+        write_whole(out, [draw(whole)], inputs=[found.path])
         files = [out]
-    left_out = diagram.left_out(trace, first=wish.first)
     if is_json:
-        output.put_json({"files": files, "left_out": left_out})
+        output.put_json({"files": files, "left_out": diagram.left_out(trace, first=wish.first)})
     for row in whole.legend:
         if row.sample is Sample.CUT:
             output.say(row.full)
-    if left_out:
-        going_on = wish.first + shown
-        hint = f": --first {going_on} goes on" if going_on <= len(trace.steps) else ""
-        output.say(f"{left_out}{hint}")
+    say_left_out(found, wish, shown)
     steps = quantities.count(shown, "step")
     processes = quantities.count(len(whole.lines), "process")
     what = quantities.count(len(files), "picture")
-    where = f"{what} in {out.with_name(_stem(out))}" if wish.steps else str(out)
+    where = f"{what} in {out.with_suffix('')}" if wish.steps else str(out)
     output.say(f"done: {where}: {steps} of {processes}")
 
 
-def _write_sequence(path: Path, out: Path, pictures: Iterable[Diagram], count: int) -> list[Path]:
+def chosen(found: Execution, wish: Wish) -> tuple[SnapshotId | None, list[Cut]]:
+    """Return the snapshot and the cut that are wished for.
+
+    Raises:
+        UsageError: one of them is none.
+    """
+    snapshot = None if wish.snapshot is None else SnapshotId.parse(wish.snapshot)
+    return snapshot, [] if wish.cut is None else [parse_cut(wish.cut, found.trace)]
+
+
+def say_left_out(found: Execution, wish: Wish, shown: int) -> None:
+    """Say what is not among the `shown` steps, and how to see the rest."""
+    left_out = diagram.left_out(found.trace, first=wish.first)
+    if left_out:
+        going_on = wish.first + shown
+        hint = f": --first {going_on} goes on" if going_on <= len(found.trace.steps) else ""
+        output.say(f"{left_out}{hint}")
+
+
+def _write_sequence(path: Path, out: Path, pictures: Iterable[bytes], count: int) -> list[Path]:
     """Write numbered pictures to the directory that has the name of `out` without its suffix."""
-    stem = _stem(out)
-    directory = out.with_name(stem)
+    directory, stem, suffix = out.with_suffix(""), out.stem, out.suffix or SVG
     digits = max(NUMBER_DIGITS_MIN, len(str(count)))
-    files = [directory / f"{stem}-{number:0{digits}}{SUFFIX}" for number in range(1, count + 1)]
+    files = [directory / f"{stem}-{number:0{digits}}{suffix}" for number in range(1, count + 1)]
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file, and pictures go there: give another --out")
     directory.mkdir(parents=True, exist_ok=True)
-    numbered = re.compile(re.escape(f"{stem}-") + r"\d+" + re.escape(SUFFIX))
+    numbered = re.compile(re.escape(f"{stem}-") + r"\d+" + re.escape(suffix))
     old = {file for file in directory.iterdir() if numbered.fullmatch(file.name)} - {*files}
     if old:
         raise UsageError(
             f"{min(old)} is of a longer sequence, and would stand at the end of this one: remove "
             f"{directory} or give another --out"
         )
-    for file, picture in zip(files, _with_progress(pictures, count), strict=True):
-        write_whole(file, [svg.draw(picture).encode()], inputs=[path])
+    for file, picture in zip(files, pictures, strict=True):
+        write_whole(file, [picture], inputs=[path])
     return files
 
 
@@ -102,7 +136,3 @@ def _with_progress(pictures: Iterable[Diagram], count: int) -> Iterator[Diagram]
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         yield from bar.track(pictures, total=count, description="drawing steps")
-
-
-def _stem(out: Path) -> str:
-    return out.name.removesuffix(SUFFIX)

@@ -34,12 +34,21 @@ def script_path(name: str) -> Path | None:
     if path.exists() and "/" not in name:
         return path
     if name.endswith(RUN_SUFFIX) or ":" not in name:
-        names = ", ".join(sorted(found.stem for found in included.glob(f"*{RUN_SUFFIX}")))
         raise UsageError(
             f"there is no script {name}: give a .run file, MODULE:TOPOLOGY, or one of those that "
-            f"come with stillframe: {names}"
+            f"come with stillframe: {', '.join(included_names())}"
         )
     return None
+
+
+def included_names() -> list[str]:
+    """Return the names of the scripts that come with stillframe."""
+    return sorted(found.stem for found in _included().glob(f"*{RUN_SUFFIX}"))
+
+
+def is_included(path: Path) -> bool:
+    """Return whether `path` is a script that comes with stillframe."""
+    return path.is_relative_to(_included())
 
 
 def _included() -> Path:
@@ -54,13 +63,10 @@ def play_script(path: Path, extras: Extras, *, rewrite: bool, is_json: bool) -> 
         typer.Exit: with 1; something else happened.
         UsageError: the file cannot be read or played.
     """
-    text = _read(path)
-    if rewrite and path.is_relative_to(_included()):
+    if rewrite and is_included(path):
         raise UsageError(f"{path.name} comes with stillframe: copy it to rewrite it")
-    try:
-        played = scenario.play_text(text)
-    except UsageError as error:
-        raise UsageError(f"{path.name}, {error}") from error
+    text = read_script(path)
+    played = play(path, text)
     if rewrite:
         write_whole(path, [played.text().encode()])
     if extras.prove is None and is_json:
@@ -93,7 +99,19 @@ def play_script(path: Path, extras: Extras, *, rewrite: bool, is_json: bool) -> 
         raise typer.Exit(EXIT_NO)
 
 
-def _read(path: Path) -> str:
+def play(path: Path, text: str) -> scenario.Played:
+    """Play `text`, which is that of the script at `path`.
+
+    Raises:
+        UsageError: it cannot be played; file and line are named.
+    """
+    try:
+        return scenario.play_text(text)
+    except UsageError as error:
+        raise UsageError(f"{path.name}, {error}") from error
+
+
+def read_script(path: Path) -> str:
     """Return the text of a script; of one that is too long as much as it takes to find out."""
     with path.open(encoding="utf-8") as file:
         try:

@@ -276,17 +276,27 @@ def explore(
 
 @app.command(
     cls=Command,
-    short_help="Draw a trace as a space-time diagram.",
-    epilog="Example: stillframe view lecture.trace --snapshot P1-1 --out lecture.svg",
+    short_help="Draw an execution as a space-time diagram.",
+    epilog="Examples: stillframe view lecture.trace --snapshot P1-1 --out lecture.svg; "
+    "stillframe view lecture --out lecture.png",
 )
 def view(
-    trace: TraceFile,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRACE|SCRIPT",
+            help="Trace that 'import --out' or 'sim --trace' wrote, or a .run file; of those that "
+            "come with stillframe the name will do.",
+            show_default=False,
+        ),
+    ],
     *,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draw into this SVG file.  [default: the trace's name with .svg]",
+            help="Where to, as SVG or, if it ends in .png, as PNG.  "
+            "[default: the trace's name with .svg]",
             show_default=False,
         ),
     ] = None,
@@ -319,9 +329,9 @@ def view(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw a trace as SVG: processes, events, messages, markers, and cuts with what is in channels;
-    long traces are cut off, and the picture says where."""
+    """Draw an execution: processes, events, messages, markers, and cuts with what is in channels;
+    long ones are cut off, and the picture says where."""
     from stillframe.cli import picture
 
     wish = picture.Wish(out=out, snapshot=snapshot, cut=cut, first=first, steps=steps)
-    picture.draw(trace, wish, is_json=as_json)
+    picture.show(what, wish, is_json=as_json)

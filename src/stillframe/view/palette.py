@@ -2,9 +2,11 @@
 
 They are those of Okabe and Ito (*Color Universal Design*, 2008), which also the colour blind tell
 apart; dashes say the same once more. Each rule has a plain colour before the variable, for programs
-that draw SVG and know no variables.
+that draw SVG and know no variables; for those that take a variable for black there is a style sheet
+without.
 """
 
+import re
 from collections.abc import Iterator
 
 LIGHT = {
@@ -39,6 +41,7 @@ MARKER_DASHES = ("1 4", "1 4 4 4", "1 3 1 7", "1 7", "2 2 2 6")
 """Of the arrows of markers."""
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
+_VARIABLE = re.compile(r" [a-z]+: var\([a-z0-9-]+\);?")
 _RULES = (
     ("text", (("fill", "ink"),), f"font: 12px {FONT}; stroke-width: 3px; paint-order: stroke"),
     ("text", (("stroke", "paper"),), "stroke-linejoin: round"),
@@ -74,6 +77,11 @@ def style_sheet() -> str:
             *_cut_rules(),
         )
     )
+
+
+def plain_style_sheet() -> str:
+    """Return the style sheet of a diagram on light paper, without variables."""
+    return _VARIABLE.sub("", "\n".join((*(_rule(*rule) for rule in _RULES), *_cut_rules())))
 
 
 def _cut_rules() -> Iterator[str]:

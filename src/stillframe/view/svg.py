@@ -6,7 +6,8 @@ and which one.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from stillframe.model import Channel
@@ -38,13 +39,15 @@ _FADING = ((0.0, 0.55, "1"), (0.55, 0.8, "0.6"), (0.8, 1.0, "0.3"))
 """(from, to, opacity) of the parts of an arrow that does not arrive."""
 
 
-def draw(diagram: Diagram, *, has_style: bool = True) -> str:
+def draw(diagram: Diagram, *, has_style: bool = True, is_plain: bool = False) -> str:
     """Return `diagram` as the text of an SVG file.
 
     Args:
         diagram: what to draw.
         has_style: whether it brings its style; a page that it becomes a part of has it already.
+        is_plain: whether that style is light and without variables, for programs that know none.
     """
+    sheet = palette.plain_style_sheet() if is_plain else palette.style_sheet()
     width, height = _number(math.ceil(diagram.width)), _number(math.ceil(diagram.height))
     size = f'width="{width}" height="{height}"'
     kind = "diagram crowded" if diagram.is_crowded else "diagram"
@@ -53,21 +56,27 @@ def draw(diagram: Diagram, *, has_style: bool = True) -> str:
         f'{start} viewBox="0 0 {width} {height}">',
         _title(diagram.title),
         f"<desc>{_escape(diagram.description, DESCRIPTION_CHARS_MAX)}</desc>",
-        *([f"<style>\n{palette.style_sheet()}\n</style>"] if has_style else []),
+        *([f"<style>\n{sheet}\n</style>"] if has_style else []),
         f'<rect class="paper" {size}/>',
         *(_text(label, "notice") for label in diagram.notices),
-        *map(_line, diagram.lines),
-        *map(_marker, diagram.markers),
-        *map(_message, diagram.messages),
-        *map(_curve, diagram.curves),
-        *map(_mark, diagram.marks),
-        *map(_dot, diagram.dots),
-        *map(_names_of_line, diagram.lines),
-        *map(_name_of_curve, diagram.curves),
+        *(put(shape) for shapes, put in layers(diagram) for shape in shapes),
         *map(_legend_row, diagram.legend),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def layers(diagram: Diagram) -> Iterator[tuple[Sequence[Any], Callable[[Any], str]]]:
+    """Yield the shapes of a diagram, layer by layer from below, with what draws one of them; but
+    for its notices and its legend."""
+    yield diagram.lines, _line
+    yield diagram.markers, _marker
+    yield diagram.messages, _message
+    yield diagram.curves, _curve
+    yield diagram.marks, _mark
+    yield diagram.dots, _dot
+    yield diagram.lines, _names_of_line
+    yield diagram.curves, _name_of_curve
 
 
 def _line(line: Line) -> str:
