@@ -7,6 +7,7 @@ from stillframe.cli import output
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned, Channel, Reason, SnapshotId
 from stillframe.runtime.events import SnapshotAbandoned
+from stillframe.view.plain import plain
 
 
 def test_words_go_to_stderr_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,12 +46,12 @@ def test_tables_in_a_pipe_are_never_cut(capsys: pytest.CaptureFixture[str]) -> N
 def test_json_has_ids_as_people_write_them() -> None:
     """Structs are objects, ids and channels are text, enums are names, keys are text."""
     abandoned = Abandoned(SnapshotId("P1", 7), Reason.DEADLINE, ("P2",))
-    assert output.plain(SnapshotAbandoned(abandoned)) == {
+    assert plain(SnapshotAbandoned(abandoned)) == {
         "event": "SnapshotAbandoned",
         "abandoned": {"snapshot": "P1-7", "reason": "DEADLINE", "missing": ["P2"], "detail": ""},
         "retried_as": None,
     }
-    assert output.plain({Channel("P1", "P2"): 1, (1, 2): [SnapshotId("A", 1)]}) == {
+    assert plain({Channel("P1", "P2"): 1, (1, 2): [SnapshotId("A", 1)]}) == {
         "P1->P2": 1,
         "[1, 2]": ["A-1"],
     }

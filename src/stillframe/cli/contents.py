@@ -11,8 +11,10 @@ from stillframe.cli import output, quantities
 from stillframe.cli.books import books, put_books
 from stillframe.cli.request import without
 from stillframe.model import ChannelState, ProcessState, Snapshot
+from stillframe.store.decoded import DecodedMessage, fields_of, messages_of
 from stillframe.store.store import Store
 from stillframe.topology import Description
+from stillframe.view.plain import plain
 
 MESSAGE_COUNT_MAX = 3
 """So many messages of a channel are shown."""
@@ -45,18 +47,13 @@ def show_snapshot(path: Path, name: str, *, only_books: bool, is_json: bool) -> 
     _put_channels(snapshot, description)
 
 
-def fields_of(state: ProcessState) -> dict[str, Any]:
-    """Return the recorded fields of a process."""
-    return msgspec.msgpack.decode(state.encoded, type=dict[str, Any])
-
-
 def cell(value: Any) -> str:
     """Return a value as a table shows it, shortened if it is long."""
     match value:
         case str():
             text = value
         case bool() | None | dict() | list() | tuple() | bytes():
-            text = msgspec.json.encode(output.plain(value)).decode()
+            text = msgspec.json.encode(plain(value)).decode()
         case _:
             text = str(value)
     return text if len(text) <= VALUE_LENGTH_MAX else f"{text[: VALUE_LENGTH_MAX - 3]}..."
@@ -84,22 +81,13 @@ def _document(snapshot: Snapshot, description: Description, *, only_books: bool)
         for state in snapshot.state.processes
     ]
     for shown, state in zip(channels, snapshot.state.channels, strict=True):
-        shown["messages"] = list(_first_messages(state, description))
+        shown["messages"] = _first_messages(state, description)
         shown["messages_left_out_count"] = state.message_count - len(shown["messages"])
     return document
 
 
-def _first_messages(state: ChannelState, description: Description) -> Iterator[dict[str, Any]]:
-    """Yield the first messages of a channel, at most `MESSAGE_COUNT_MAX`."""
-    numbered = (
-        (batch.first + index, message)
-        for batch in state.batches
-        for index, message in enumerate(msgspec.msgpack.decode(batch.encoded))
-    )
-    for number, (kind, *values) in itertools.islice(numbered, MESSAGE_COUNT_MAX):
-        names = [column.name for column in description.messages[kind]]
-        fields = dict(zip(names, values, strict=False))
-        yield {"number": number, "kind": kind, "fields": fields}
+def _first_messages(state: ChannelState, description: Description) -> list[DecodedMessage]:
+    return list(itertools.islice(messages_of(state, description), MESSAGE_COUNT_MAX))
 
 
 def _put_channels(snapshot: Snapshot, description: Description) -> None:
@@ -123,11 +111,12 @@ def _put_channels(snapshot: Snapshot, description: Description) -> None:
 
 
 def _sentence(state: ChannelState, description: Description) -> str:
+    first = _first_messages(state, description)
     shown = [
-        f"{message['number']}: {message['kind']}("
-        + ", ".join(f"{name}={cell(value)}" for name, value in message["fields"].items())
+        f"{message.number}: {message.kind}("
+        + ", ".join(f"{name}={cell(value)}" for name, value in message.fields.items())
         + ")"
-        for message in _first_messages(state, description)
+        for message in first
     ]
-    left_out = state.message_count - len(shown)
+    left_out = state.message_count - len(first)
     return ", ".join(shown) + (f" and {left_out:,} more" if left_out else "")

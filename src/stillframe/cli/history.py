@@ -9,6 +9,7 @@ from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.store import history
 from stillframe.store.history import Happening, Line, read_history
 from stillframe.store.store import Store
+from stillframe.view.plain import plain
 
 
 def show_history(path: Path, *, is_json: bool) -> None:
@@ -16,7 +17,7 @@ def show_history(path: Path, *, is_json: bool) -> None:
     Store.open(path)
     lines = [line for line in read_history(path) if not isinstance(line.what, history.Continued)]
     if is_json:
-        events = [{"at": line.at} | output.plain(line.what) for line in lines]
+        events = [{"at": line.at} | plain(line.what) for line in lines]
         output.put_json({"store": path, "history": events})
         return
     output.put_lines(_sentences(lines))

@@ -11,6 +11,7 @@ from stillframe.cli import output, quantities
 from stillframe.cli.request import published
 from stillframe.runtime import events
 from stillframe.store.manifest import Entry
+from stillframe.view.plain import plain
 
 REFRESH_PER_SECOND = 4
 
@@ -88,7 +89,7 @@ class Narrator:
     def emit(self, event: events.Event) -> None:
         """Take an event."""
         if self._is_json:
-            output.put_json({"at": time.time()} | output.plain(event))
+            output.put_json({"at": time.time()} | plain(event))
         match event:
             case events.EpochBegan(epoch):
                 self._epoch, self._is_running = epoch, False

@@ -2,8 +2,6 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stillframe.model import Channel, SnapshotId
+from stillframe.view.plain import plain, printable
 
 _UNLIMITED_COLUMNS = 100_000
 
@@ -26,18 +24,14 @@ def say(*lines: str, console: Console | None = None) -> None:
     """Write lines to stderr as they are, without markup; what cannot be printed is escaped."""
     console = console or words()
     for line in lines:
-        console.print(Text(_printable(line)), soft_wrap=True)
+        console.print(Text(printable(line, kept="\n\t")), soft_wrap=True)
 
 
 def put_lines(lines: Iterable[str]) -> None:
     """Write lines to stdout; what cannot be printed is escaped, and so are further line ends."""
     for line in lines:
-        sys.stdout.write(_printable(line, kept="\t") + "\n")
+        sys.stdout.write(printable(line, kept="\t") + "\n")
     sys.stdout.flush()
-
-
-def _printable(line: str, *, kept: str = "\n\t") -> str:
-    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in line)
 
 
 def put_json(document: Any) -> None:
@@ -67,26 +61,3 @@ def put_table(
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)
-
-
-def plain(value: Any) -> Any:
-    """Return what JSON can hold: ids and channels as people write them, Structs as objects."""
-    match value:
-        case SnapshotId() | Channel() | Path():
-            return str(value)
-        case Enum():
-            return value.name
-        case msgspec.Struct():
-            tag = value.__struct_config__.tag
-            named = {"event": tag} if tag is not None else {}
-            return named | plain(msgspec.structs.asdict(value))
-        case dict():
-            return {_key(key): plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [plain(item) for item in value]
-        case _:
-            return value
-
-
-def _key(key: Any) -> str:
-    return key if isinstance(key, str) else str(plain(key))

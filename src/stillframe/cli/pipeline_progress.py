@@ -15,6 +15,7 @@ from stillframe.cli.verdict import EXIT_NO
 from stillframe.pipeline.locks import COORDINATOR, Lock
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.progress import Progress
+from stillframe.view.plain import plain
 
 COLUMNS = ("participant", "what", "since", "for")
 LINE_COUNT_MAX = 10
@@ -145,7 +146,7 @@ def _left_over(progress: Progress) -> str:
 def _document(progress: Progress | None) -> dict[str, Any]:
     if progress is None:
         return {"snapshot": None}
-    document: dict[str, Any] = output.plain(progress)
+    document: dict[str, Any] = plain(progress)
     sentences = [{"sentence": awaited.sentence()} for awaited in progress.awaiting]
     return document | {
         "mode": str(progress.mode),

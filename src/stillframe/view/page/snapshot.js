@@ -1,0 +1,89 @@
+// A snapshot: what it is, how the cut went, and what each process and each channel held.
+
+import { make, counted, bytes, duration } from "./dom.js";
+import { showStates, showChannels } from "./holdings.js";
+import { showCut } from "./cut.js";
+
+/**
+ * Where the fragment of the address says what is shown: for a page that has no router of its own.
+ * @returns {{parameters: URLSearchParams, put: function(Object)}} what it says, and how to say
+ *     something else; undefined takes a parameter away.
+ */
+export function fragmentPlace() {
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  return {
+    parameters,
+    put(changes) {
+      for (const [name, value] of Object.entries(changes)) {
+        if (value === undefined) parameters.delete(name);
+        else parameters.set(name, value);
+      }
+      history.replaceState(null, "", `#${parameters}`);
+    },
+  };
+}
+
+/**
+ * Show a snapshot.
+ * @param {Object} held - what snapshot_document() in Python returns.
+ * @param {Element} root - is emptied, and gets it.
+ * @param {{parameters: URLSearchParams, put: function(Object)}} place - holds the step that is
+ *     shown, as `step`, and is told which snapshot and step are.
+ */
+export function showSnapshot(held, root, place = fragmentPlace()) {
+  root.replaceChildren(
+    snapshotHead(held),
+    showCut(held, place),
+    make("div", { class: "columns" }, showStates(held), showChannels(held)),
+  );
+  if (place.parameters.get("snapshot") !== held.id) place.put({ snapshot: held.id });
+}
+
+/** Return a moment, in seconds since 1970, as date and time of day, the same everywhere. */
+export function moment(seconds) {
+  return new Date(seconds * 1000).toISOString().replace("T", " ").replace("Z", " UTC");
+}
+
+function snapshotHead(held) {
+  const contradiction = held.contradictions.length > 0;
+  return make(
+    "header",
+    { class: "snapshot-head" },
+    make("h1", {}, "Snapshot ", make("span", { class: "mono" }, held.id)),
+    make("p", { class: contradiction ? "verdict bad" : "verdict good" }, verdict(held)),
+    make("dl", { class: "facts" }, snapshotFacts(held).map(fact)),
+    make(
+      "details",
+      { class: "checked" },
+      make("summary", {}, "What was verified"),
+      make("ul", {}, [...held.contradictions, ...held.verified].map((text) => make("li", {}, text))),
+    ),
+  );
+}
+
+function verdict(held) {
+  if (held.contradictions.length > 0) return `The event log contradicts it: ${held.contradictions[0]}`;
+  const caught = counted(held.message_count, "message");
+  return `Consistent: the states of ${counted(held.process_count, "process")} and ${caught} on their way, at one cut`;
+}
+
+function fact([name, value]) {
+  return make("div", {}, make("dt", {}, name), make("dd", {}, value));
+}
+
+function snapshotFacts(held) {
+  const excluded = Object.entries(held.excluded);
+  return [
+    ["Initiated", moment(held.initiated_at)],
+    ["By", held.initiator],
+    ["Epoch", String(held.epoch)],
+    ["Recorded in", duration(held.recorded_s)],
+    ["Published after", duration(held.published_s)],
+    ["Longest pause", duration(held.pause_s)],
+    ["Size", `${bytes(held.bytes)}${held.bases.length > 0 ? ", changes only" : ", whole"}`],
+    held.bases.length > 0 ? ["Based on", `${held.bases.join(", ")} (a chain of ${held.chain_length})`] : null,
+    held.savepoints.length > 0 ? ["Savepoint", held.savepoints.join(", ")] : null,
+    held.is_current ? ["A restore", "goes back to this one"] : null,
+    excluded.length > 0 ? ["Took no part", excluded.map(([process, since]) => `${process} (its state is that of ${since})`).join(", ")] : null,
+  ].filter((each) => each !== null);
+}

@@ -1,0 +1,153 @@
+"""Everything that a page shows of one snapshot, as plain JSON.
+
+Nothing in it is without bounds: a snapshot may hold 10^5 messages and values of many megabytes, and
+each place says what is not there, and how much that is.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from stillframe.model import ChannelState, Snapshot, SnapshotId
+from stillframe.store.decoded import fields_of, messages_of
+from stillframe.store.manifest import Entry
+from stillframe.store.reading import StoreReader
+from stillframe.topology import Description
+from stillframe.view import known_cut, svg
+from stillframe.view.legend import count
+from stillframe.view.shown import Budget, show_fields
+
+KIND = "snapshot"
+STATE_CHARS_MAX = 1_500_000
+"""So many characters of states a document has, and so many of messages."""
+MESSAGE_CHARS_MAX = 300
+"""So many characters of each field of a message."""
+MESSAGES_MAX, CHANNEL_MESSAGES_MAX = 5000, 50
+"""So many messages a document has, and so many of one channel."""
+CHANNELS_MAX = 10_000
+WITHOUT_LOG = (
+    "A store knows each cut, the counts and the messages that were on the channels; not what the "
+    "processes did around the cut, nor which marker came first: the cuts of all processes stand "
+    "below each other here, and only the order of messages on one channel is true. "
+    "Let the system write an event log ('stillframe run --log DIR') and give it with --log DIR."
+)
+
+
+def snapshot_document(
+    store: StoreReader,
+    snapshot: SnapshotId,
+    *,
+    log: Path | None = None,  # noqa: ARG001 - the events around the cut are not drawn yet
+) -> dict[str, Any]:
+    """Return what a page shows of a snapshot.
+
+    Args:
+        store: that holds it; what is read is verified.
+        snapshot: which.
+        log: the directory of the event log of the same system; None: there is none.
+
+    Raises:
+        UsageError: there is no such snapshot, or it is not in the log.
+        Damaged: a file is not what was written; it is named.
+        NotConsistent: the books of the snapshot do not balance.
+        StoreError, OSError: a file cannot be read.
+    """
+    entry = store.entry(snapshot)
+    loaded = store.load(snapshot)
+    description = store.description_of(snapshot)
+    current = store.current()
+    drawn = known_cut.lay_out(loaded)
+    return {
+        "kind": KIND,
+        **_head(entry, is_current=current is not None and current.id == snapshot),
+        "contradictions": [],
+        "verified": list(_verified(entry, loaded)),
+        **_processes(loaded, description),
+        **_channels(loaded, description),
+        "diagram": {
+            "svg": svg.draw(drawn.diagram, has_style=False),
+            "left_out": drawn.left_out,
+            "note": WITHOUT_LOG,
+        },
+        "steps": [],
+    }
+
+
+def _head(entry: Entry, *, is_current: bool) -> dict[str, Any]:
+    return {
+        "id": str(entry.id),
+        "initiator": entry.id.initiator,
+        "epoch": entry.epoch,
+        "initiated_at": entry.initiated_at,
+        "recorded_s": entry.completed_at - entry.initiated_at,
+        "published_s": entry.published_at - entry.initiated_at,
+        "pause_s": entry.pause_s,
+        "capture_s": entry.capture_s,
+        "bytes": entry.bytes,
+        "process_count": entry.process_count,
+        "channel_count": entry.channel_count,
+        "message_count": entry.message_count,
+        "bases": [str(base) for base in entry.bases],
+        "chain_length": entry.chain_length,
+        "savepoints": list(entry.savepoints),
+        "is_current": is_current,
+        "excluded": {process: str(since) for process, since in entry.excluded.items()},
+    }
+
+
+def _verified(entry: Entry, snapshot: Snapshot) -> Iterator[str]:
+    """Yield what was verified when the snapshot was read, in sentences."""
+    chain = f", and of {count(entry.chain_length, 'snapshot')} that it is based on"
+    yield (
+        f"every byte of what the snapshot holds{chain if entry.chain_length else ''} is what was "
+        "written, by its SHA-256"
+    )
+    yield (
+        f"the books balance on {count(len(snapshot.state.channels), 'channel')}: sent - received = "
+        "in the channel, and the messages are those numbers, in order: the cut is consistent"
+    )
+
+
+def _processes(snapshot: Snapshot, description: Description) -> dict[str, Any]:
+    budget = Budget(STATE_CHARS_MAX)
+    shown = []
+    for state in snapshot.state.processes:
+        if budget.is_spent:
+            break
+        keyed = description.keyed.get(state.kind, {})
+        fields = show_fields(fields_of(state), budget, keyed=keyed)
+        shown.append({"process": state.process, "kind": state.kind, "fields": fields})
+    left_out = len(snapshot.state.processes) - len(shown)
+    return {"processes": shown, "processes_left_out_count": left_out}
+
+
+def _channels(snapshot: Snapshot, description: Description) -> dict[str, Any]:
+    """Return the channels: those that held messages first."""
+    ordered = sorted(snapshot.state.channels, key=lambda state: not state.message_count)
+    full_count = sum(1 for state in ordered if state.message_count)
+    most = max(1, min(CHANNEL_MESSAGES_MAX, MESSAGES_MAX // max(1, full_count)))
+    budget = Budget(STATE_CHARS_MAX)
+    shown = [_channel(state, description, budget, most) for state in ordered[:CHANNELS_MAX]]
+    return {"channels": shown, "channels_left_out_count": len(ordered) - len(shown)}
+
+
+def _channel(
+    state: ChannelState, description: Description, budget: Budget, most: int
+) -> dict[str, Any]:
+    messages = []
+    for message in islice(messages_of(state, description), most):
+        if budget.is_spent:
+            break
+        fields = show_fields(message.fields, budget, chars_max=MESSAGE_CHARS_MAX)
+        messages.append({"number": message.number, "kind": message.kind, "fields": fields})
+    return {
+        "channel": str(state.channel),
+        "source": state.channel.source,
+        "target": state.channel.target,
+        "sent_count": state.sent_count,
+        "received_count": state.received_count,
+        "message_count": state.message_count,
+        "messages": messages,
+        "messages_left_out_count": state.message_count - len(messages),
+    }
