@@ -133,6 +133,19 @@ def test_every_page_that_the_readme_links_is_there() -> None:
             assert (page.parent / target).exists(), f"{page.name} links {target}"
 
 
+def test_the_identifiers_of_the_glossary_are_there() -> None:
+    """Every class and file that the glossary names is in the code, and every command exists."""
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row[3])}
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    assert len(named) > 30
+    for name in named - {"mode aligned", "mode unaligned"}:
+        word = re.split(r"[ (]", name.removeprefix("stillframe ").removeprefix("stillframe."))[0]
+        is_file = (ROOT / "src" / "stillframe" / word).exists()
+        assert is_file or re.search(rf"\b{word.strip('-').split('.')[-1]}\b", source), name
+
+
 def test_the_picture_of_the_proof_page_is_what_is_drawn() -> None:
     """The picture in the docs is the one that the code draws of the lecture example."""
     script = ROOT / "src" / "stillframe" / "sim" / "runs" / "lecture.run"
