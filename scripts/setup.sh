@@ -1,7 +1,7 @@
 # Sourced by check, demo and bench/run: makes .venv and finds Java. A line per step, no wall of log.
 #
 #   set_up_python   .venv with everything that requirements.lock names; made anew when that changed
-#   set_up_machine  ip and libfaketime, for root's tests on machines of their own; others go without
+#   set_up_machine  ip, pgrep and libfaketime, for root's tests on machines of their own; others go without
 #   set_up_browser  Chromium, for tests of the pages
 #   set_up_java     exports JAVA_HOME: a Java that Spark can use (after set_up_python)
 #   set_up_ends     .jars with Kafka, PostgreSQL and Spark's ways to them, for tests/spark/test_ends.py
@@ -83,8 +83,10 @@ set_up_python() {
 }
 
 set_up_machine() {
-    if [ "$(id -u)" = 0 ] && ! { command -v ip && ls /usr/lib/*/faketime/libfaketime.so.1; } >/dev/null 2>&1; then
-        apt_install "ip or libfaketime, for tests with a network and a clock of their own," iproute2 faketime
+    if [ "$(id -u)" = 0 ] && ! { command -v ip && command -v pgrep &&
+        ls /usr/lib/*/faketime/libfaketime.so.1; } >/dev/null 2>&1; then
+        apt_install "ip, pgrep or libfaketime, for tests with a network and a clock of their own," \
+            iproute2 procps faketime
     fi
 }
 
