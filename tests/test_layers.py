@@ -31,6 +31,7 @@ LAYERS = (
     ("pipeline", "migration"),
     ("sim", "runtime"),
     ("spark", "view"),
+    ("watch",),
     ("cli",),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -38,6 +38,7 @@ STUDY_COMMANDS = [
     "sim",
     "explore",
     "view",
+    "watch",
 ]
 
 

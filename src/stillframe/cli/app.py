@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stillframe.cli import eventlogs, machines, pipelines, revival, stores, study
+from stillframe.cli import eventlogs, machines, pages, pipelines, revival, stores, study
 from stillframe.cli.options import (
     AsJson,
     Classes,
@@ -61,6 +61,7 @@ app.add_typer(spark_app, name="spark")
 app.add_typer(revival.app)
 app.add_typer(machines.app)
 app.add_typer(study.app)
+app.add_typer(pages.app)
 
 
 @app.command(

@@ -1,0 +1,75 @@
+"""``stillframe watch``: serves the page that shows a system."""
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+import uvloop
+
+from stillframe.cli import output
+from stillframe.errors import StoreError, UsageError
+from stillframe.runtime.addresses import Address
+from stillframe.runtime.judging import check_named
+from stillframe.store.store import Store
+from stillframe.watch.observer import Observer
+from stillframe.watch.serving import serve
+from stillframe.watch.verdicts import USUAL, Judge
+
+PORT = 8641
+TOKEN_BYTES = 24
+TOKEN_CHARS_MIN, TOKEN_CHARS_MAX = 20, 200
+
+
+def watch(
+    path: Path,
+    listen: str | None,
+    token_file: Path | None,
+    predicates: list[str],
+    reference: str | None,
+    log: Path | None,
+    *,
+    is_json: bool,
+) -> None:
+    """Serve the page of the system of the store at `path` until Ctrl-C or SIGTERM."""
+    store = Store.open(path)
+    for name in predicates:
+        check_named(name)
+    address = Address.parse(listen or "127.0.0.1", port=PORT)
+    token = None
+    if not address.is_loopback or token_file is not None:
+        token = secrets.token_urlsafe(TOKEN_BYTES) if token_file is None else _token_in(token_file)
+    judge = Judge(store, predicates or USUAL, reference)
+
+    def ready(where: Address) -> None:
+        link = f"http://{where}/" if token is None else f"http://{where}/?token={token}"
+        if is_json:
+            output.put_json({"link": link})
+        else:
+            output.put_lines([link])
+        output.say(f"showing {path} there, until Ctrl-C")
+
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(serve(Observer(store, judge, log), address, token=token, ready=ready))
+
+
+def _token_in(path: Path) -> str:
+    """Return the token in the file at `path`, which is made if it is not there."""
+    try:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            token = path.read_text(encoding="ascii").strip()
+        else:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                token = secrets.token_urlsafe(TOKEN_BYTES)
+                file.write(f"{token}\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"the token in {path} cannot be read or written: {error}") from error
+    is_plain = token.replace("-", "").replace("_", "").isalnum()
+    if not (TOKEN_CHARS_MIN <= len(token) <= TOKEN_CHARS_MAX and is_plain):
+        raise UsageError(
+            f"{path} holds no token: {TOKEN_CHARS_MIN} to {TOKEN_CHARS_MAX} letters, digits, '-' "
+            "and '_'; name a file that is not there, and one is made"
+        )
+    return token

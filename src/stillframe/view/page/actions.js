@@ -1,0 +1,75 @@
+// What people do with a running system: the requests, and the questions asked before them.
+
+import { make, setText } from "./dom.js";
+
+/**
+ * Ask the server to do something, and say what came of it.
+ * @param {Object} wish - as the server reads it: `type` and what belongs to it.
+ * @param {Element} said - gets the sentence.
+ * @param {HTMLButtonElement} button - cannot be used meanwhile.
+ */
+export async function act(wish, said, button) {
+  button.disabled = true;
+  said.className = "said quiet";
+  setText(said, "…");
+  let sentence;
+  let isDone = false;
+  try {
+    const answer = await fetch("/api/action", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(wish),
+    });
+    const outcome = await answer.json();
+    isDone = answer.ok && outcome.is_done;
+    sentence = answer.ok ? outcome.sentence : outcome.detail;
+  } catch (error) {
+    sentence = `the server did not answer (${error.message}); whether it was done is not known`;
+  }
+  said.className = `said ${isDone ? "good" : "bad"}`;
+  setText(said, sentence);
+  button.disabled = false;
+}
+
+/** Ask for the name of a savepoint; null if somebody thinks better of it. */
+export function askForName(title, text) {
+  const input = make("input", {
+    id: "savepoint-name",
+    name: "name",
+    required: true,
+    maxlength: 64,
+    pattern: "[A-Za-z0-9][A-Za-z0-9_.\\-]*",
+    autocomplete: "off",
+  });
+  const label = make("label", { for: "savepoint-name" }, "Name ", input);
+  return ask(title, [make("p", {}, text), label], "Take it", () => input.value);
+}
+
+/** Ask whether to go on; true or null. */
+export function confirm(title, text, word) {
+  return ask(title, [make("p", {}, text)], word, () => true);
+}
+
+function ask(title, content, word, value) {
+  const form = make(
+    "form",
+    { method: "dialog" },
+    make("h2", { id: "question" }, title),
+    ...content,
+    make(
+      "div",
+      { class: "row" },
+      make("button", { class: "chief", value: "yes" }, word),
+      make("button", { type: "button", on: { click: () => dialog.close() } }, "Leave it"),
+    ),
+  );
+  const dialog = make("dialog", { "aria-labelledby": "question" }, form);
+  document.body.append(dialog);
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      resolve(dialog.returnValue === "yes" ? value() : null);
+      dialog.remove();
+    });
+    dialog.showModal();
+  });
+}

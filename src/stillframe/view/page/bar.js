@@ -1,0 +1,67 @@
+// What stands above everything: which system it is, whether it runs, and what can be done with it.
+
+import { make, setText, clock } from "./dom.js";
+import { act, askForName } from "./actions.js";
+
+/**
+ * Make the bar.
+ * @param {Object} known - what the page knows; it is looked at in `update`.
+ */
+export function makeBar(known) {
+  const title = make("h1", {}, "Stillframe");
+  const state = make("span", { class: "state", role: "status" }, "connecting …");
+  const take = make("button", { class: "chief", type: "button", disabled: true }, "Take a snapshot");
+  const save = make("button", { type: "button", disabled: true }, "Take a savepoint …");
+  const lost = make("p", { class: "lost", role: "alert", hidden: true });
+  const said = make("p", { class: "said", role: "status" });
+  let isConnected = false;
+
+  take.addEventListener("click", () => act({ type: "take" }, said, take));
+  save.addEventListener("click", async () => {
+    const name = await askForName("Take a savepoint", "A savepoint is a snapshot with a name; it stays until it is dropped.");
+    if (name !== null) act({ type: "take", name }, said, save);
+  });
+
+  function update() {
+    const { about, system } = known;
+    if (about !== null) setText(title, about.store);
+    if (system !== null) {
+      const [word, kind] = stateOf(system);
+      setText(state, word);
+      state.className = `state ${kind}`;
+    }
+    for (const button of [take, save]) button.disabled = !isConnected || !system?.is_running;
+  }
+
+  return {
+    root: make(
+      "div",
+      { class: "bar" },
+      make("div", { class: "row" }, title, state, make("span", { class: "spring" }), take, save),
+      said,
+      lost,
+    ),
+    update,
+    connected() {
+      isConnected = true;
+      lost.hidden = true;
+      document.body.classList.remove("stale");
+      update();
+    },
+    disconnected() {
+      if (isConnected || lost.hidden) {
+        setText(lost, `The connection to 'stillframe watch' is gone since ${clock(Date.now() / 1000)}: what you see is from then. Trying again …`);
+      }
+      isConnected = false;
+      lost.hidden = false;
+      document.body.classList.add("stale");
+      update();
+    },
+  };
+}
+
+function stateOf(system) {
+  if (system.is_running) return [`runs · epoch ${system.epoch}`, "good"];
+  if (system.why_not) return ["does not run", "bad"];
+  return [`is starting · epoch ${system.epoch}`, "warn"];
+}

@@ -1,0 +1,144 @@
+// The list of snapshots, the newest first: some at a time, however many there are.
+
+import { make, setText, count, counted, bytes, duration, clock } from "./dom.js";
+import { act, askForName, confirm } from "./actions.js";
+
+const STEP = 25;
+const VERDICT_WORDS = {
+  termination: ["over", "not over"],
+  deadlock: ["deadlock", "no deadlock"],
+  loss: ["lost", "nothing lost"],
+};
+
+/** The list; `update` after rows have come or gone. */
+export class SnapshotList {
+  /** @param {Object} known - what the page knows. */
+  constructor(known) {
+    this.known = known;
+    this.shownCount = STEP;
+    this.shown = new Map();
+    this.summary = make("p", { class: "quiet", role: "status" }, "");
+    this.body = make("tbody", {});
+    this.said = make("p", { class: "said", role: "status" });
+    this.older = make("button", { type: "button", on: { click: () => this.showOlder() } }, "Show older ones");
+    const heads = ["snapshot", "ended", "took", "stood still", "caught", "size", "verdicts", "kept as", "what to do"];
+    this.root = make(
+      "div",
+      {},
+      this.summary,
+      this.said,
+      make(
+        "div",
+        { class: "scrolling", tabindex: 0, role: "group", "aria-label": "Rows of snapshots" },
+        make("table", { class: "snapshots" }, make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))), this.body),
+      ),
+      this.older,
+    );
+  }
+
+  /** Whether the row of a snapshot is on the page. */
+  isShown(id) {
+    return this.shown.has(id);
+  }
+
+  /** Show the newest rows; those that are there already stay as they are. */
+  update() {
+    const { rows, count: total } = this.known;
+    const newest = [...rows.values()].sort((a, b) => b.number - a.number).slice(0, this.shownCount);
+    const wanted = new Set(newest.map((row) => row.id));
+    for (const [id, one] of this.shown) {
+      if (!wanted.has(id)) {
+        one.element.remove();
+        this.shown.delete(id);
+      }
+    }
+    let before = null;
+    for (const row of newest) {
+      let one = this.shown.get(row.id);
+      if (one === undefined || one.row !== row) {
+        const made = { row, verdicts: make("td", { class: "verdicts" }) };
+        made.element = this.makeRow(row, made.verdicts);
+        one?.element.replaceWith(made.element);
+        this.shown.set(row.id, made);
+        one = made;
+        this.showVerdict(one);
+      }
+      const place = before === null ? this.body.firstChild : before.nextSibling;
+      if (one.element !== place) this.body.insertBefore(one.element, place);
+      before = one.element;
+    }
+    setText(this.summary, total === 0 ? "No snapshot yet." : `${counted(total, "snapshot")} in the store; the newest ${count(newest.length)} are shown.`);
+    this.older.hidden = newest.length >= total;
+  }
+
+  /** Show verdicts that have come. */
+  updateVerdicts() {
+    for (const one of this.shown.values()) this.showVerdict(one);
+  }
+
+  showVerdict(one) {
+    const judged = this.known.judged.get(one.row.id);
+    if (one.judged === judged) return;
+    one.judged = judged;
+    const chips = Object.entries(judged.verdicts).map(([name, { holds, sentence }]) => {
+      const [yes, no] = VERDICT_WORDS[name] ?? [`${name}: yes`, `${name}: no`];
+      return make("span", { class: `chip ${holds ? "holds" : "not"}`, title: sentence }, holds ? yes : no);
+    });
+    if (judged.why_not) chips.push(make("span", { class: "chip", title: judged.why_not }, "not judged"));
+    one.verdicts.replaceChildren(...chips.flatMap((chip) => [chip, " "]));
+  }
+
+  makeRow(row, verdicts) {
+    if (row.trouble) {
+      return make("tr", {}, make("th", { scope: "row", class: "mono" }, row.id), make("td", { colspan: 8, class: "bad" }, row.trouble));
+    }
+    const number = (text) => make("td", { class: "number" }, text);
+    return make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, make("a", { class: "mono", href: `#snapshot=${encodeURIComponent(row.id)}` }, row.id)),
+      make("td", {}, clock(row.completed_at)),
+      number(duration(row.duration_s)),
+      number(duration(row.pause_s)),
+      number(count(row.message_count)),
+      number(bytes(row.bytes)),
+      verdicts,
+      make("td", {}, row.savepoints.join(", ")),
+      make("td", { class: "row" }, this.keepButton(row), this.restoreButton(row)),
+    );
+  }
+
+  keepButton(row) {
+    const button = make("button", { type: "button", "aria-label": `Keep ${row.id} as a savepoint` }, "Keep …");
+    button.addEventListener("click", async () => {
+      const name = await askForName(`Keep ${row.id}`, "It stays under this name until it is dropped.");
+      if (name !== null) act({ type: "keep", snapshot: row.id, name }, this.said, button);
+    });
+    return button;
+  }
+
+  restoreButton(row) {
+    const button = make("button", { type: "button", "aria-label": `Restore ${row.id}` }, "Restore …");
+    button.addEventListener("click", async () => {
+      const text = "All processes and channels go back to it together. What happened since is undone, except for effects outside.";
+      if (await confirm(`Take the system back to ${row.id}?`, text, "Restore")) {
+        act({ type: "restore", snapshot: row.id }, this.said, button);
+      }
+    });
+    return button;
+  }
+
+  async showOlder() {
+    this.older.disabled = true;
+    this.shownCount += STEP;
+    const oldest = Math.min(...[...this.known.rows.values()].map((row) => row.number));
+    if (this.known.rows.size < this.shownCount) {
+      const answer = await fetch(`/api/snapshots?before=${oldest}`);
+      const told = await answer.json();
+      if (answer.ok) for (const row of told.rows) this.known.rows.set(row.id, row);
+      else setText(this.said, told.detail);
+    }
+    this.older.disabled = false;
+    this.update();
+  }
+}

@@ -1,0 +1,136 @@
+// The running system at a glance: its graph, who is awaited, totals, what happened, its snapshots.
+
+import { make, setText, clock, duration } from "./dom.js";
+import { Graph } from "./graph.js";
+import { ChannelTable } from "./channels.js";
+import { SnapshotList } from "./list.js";
+import { showTotals } from "./totals.js";
+
+const HAPPENINGS_SHOWN = 30;
+
+/** The view of the running system. */
+export class Overview {
+  /** @param {Object} known - what the page knows. */
+  constructor(known) {
+    this.known = known;
+    this.isVisible = false;
+    this.stale = new Set();
+    this.root = make("div", { class: "overview" });
+    this.begin();
+  }
+
+  /** Make everything anew: another system, or its topology has changed. */
+  begin() {
+    const { about } = this.known;
+    this.graph?.stop();
+    this.graph = about === null ? null : new Graph(about);
+    this.channels = about === null ? null : new ChannelTable(about);
+    this.list ??= new SnapshotList(this.known);
+    this.awaited = make("div", {});
+    this.totals ??= make("div", {});
+    this.happened ??= make("ol", { class: "happenings" });
+    this.note = make("p", { class: "quiet" }, "Waiting for the server …");
+    this.root.replaceChildren(
+      panel("The system", "graph-panel", this.note, this.graph?.root ?? null, this.channels?.root ?? null),
+      make(
+        "div",
+        { class: "side" },
+        panel("Under way", "awaited", this.awaited),
+        panel("Conserved totals", "totals", this.totals),
+        panel("What happened", "happened", make("div", { class: "scrolling low", tabindex: 0, role: "group", "aria-label": "Happenings, the newest first" }, this.happened)),
+      ),
+      panel("Snapshots", "snapshots", this.list.root),
+    );
+    for (const what of ["system", "snapshots", "judged", "happenings"]) this.update(what);
+  }
+
+  /** Whether the row of a snapshot is on the page. */
+  isShown(id) {
+    return this.list.isShown(id);
+  }
+
+  /** Something is new; it is drawn with the next picture, and only if anybody sees it. */
+  update(what) {
+    this.stale.add(what);
+    if (this.isVisible && this.stale.size === 1) requestAnimationFrame(() => this.draw());
+  }
+
+  /** Put this into the page. */
+  show(main) {
+    if (this.root.parentElement !== main) main.replaceChildren(this.root);
+    this.isVisible = true;
+    requestAnimationFrame(() => this.draw());
+  }
+
+  /** Draw no more for now. */
+  hide() {
+    this.isVisible = false;
+  }
+
+  draw() {
+    if (!this.isVisible) return;
+    const stale = [...this.stale];
+    this.stale.clear();
+    for (const what of stale) this[`draw_${what}`]();
+  }
+
+  draw_system() {
+    const { about, system } = this.known;
+    if (about === null || system === null) return;
+    this.note.hidden = system.is_running;
+    setText(this.note, system.why_not || "The processes are starting.");
+    this.graph.update(system);
+    this.channels.update(system);
+    showAwaited(this.awaited, system);
+    if (system.naive) this.update("judged");
+  }
+
+  draw_wave() {
+    if (this.known.wave !== null) this.graph?.playWave(this.known.wave);
+  }
+
+  draw_snapshots() {
+    this.list.update();
+  }
+
+  draw_judged() {
+    showTotals(this.totals, this.known);
+    this.list.updateVerdicts();
+  }
+
+  draw_happenings() {
+    const rows = this.known.happenings.slice(-HAPPENINGS_SHOWN).reverse();
+    this.happened.replaceChildren(
+      ...rows.map(({ at, kind, sentence }) =>
+        make("li", { class: `happening ${kind}` }, make("time", {}, clock(at)), " ", sentence),
+      ),
+    );
+    if (rows.length === 0) this.happened.append(make("li", { class: "quiet" }, "nothing yet"));
+  }
+}
+
+function panel(title, id, ...content) {
+  return make("section", { class: `panel ${id}`, "aria-labelledby": `title-${id}` }, make("h2", { id: `title-${id}` }, title), ...content);
+}
+
+/** Say which snapshots are under way, and who holds them up. */
+function showAwaited(root, system) {
+  const underWay = system.under_way ?? [];
+  if (underWay.length === 0) {
+    if (root.childElementCount !== 1 || root.firstChild.className !== "quiet") {
+      root.replaceChildren(make("p", { class: "quiet" }, "No snapshot is under way; nobody is awaited."));
+    }
+    return;
+  }
+  root.replaceChildren(
+    ...underWay.map((one) =>
+      make(
+        "div",
+        { class: "under-way" },
+        make("h3", {}, `${one.id}: under way for ${duration(Math.max(0, system.at - one.initiated_at))}`),
+        make("p", {}, `missing: ${one.missing.join(", ")}; given up in ${duration(Math.max(0, one.deadline - system.at))}`),
+        make("ul", {}, one.sentences.map((sentence) => make("li", {}, sentence))),
+      ),
+    ),
+  );
+}

@@ -1,0 +1,76 @@
+"""What happened to a system, in sentences, as its history has it: read on while it is written."""
+
+from pathlib import Path
+from typing import Any
+
+from stillframe.model import Abandoned, ProcessId, Reason
+from stillframe.store import history
+from stillframe.store.history import Line
+from stillframe.store.tail import Place, beginning, read_on
+
+
+class Happenings:
+    """The happenings of one store: deaths, restores, snapshots that were given up.
+
+    Args:
+        store: its directory.
+
+    Attributes:
+        dead: the processes that died in an epoch that has not been followed by another.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self.dead: frozenset[ProcessId] = frozenset()
+        self._store = store
+        self._place: Place | None = None
+
+    def look(self) -> list[dict[str, Any]]:
+        """Read on, and return what is new.
+
+        Raises:
+            Damaged: a line was changed since it was written.
+            StoreError: the history cannot be read.
+        """
+        found: list[dict[str, Any]] = []
+        while True:
+            lines = self._read()
+            if not lines:
+                break
+            found += [document for line in lines if (document := self._told(line)) is not None]
+        return found
+
+    def _read(self) -> list[Line]:
+        if self._place is not None:
+            steps = read_on(self._store, self._place)
+            if steps is not None:
+                if steps:
+                    self._place = steps[-1][1]
+                return [line for line, _ in steps]
+        first = beginning(self._store)
+        if first is None:
+            return []
+        line, self._place = first
+        return [line]
+
+    def _told(self, line: Line) -> dict[str, Any] | None:
+        kind = sentence = None
+        match line.what:
+            case history.EpochBegan(epoch, restored_from):
+                self.dead = frozenset()
+                kind = "restore" if restored_from else "start"
+                whence = f"from snapshot {restored_from}" if restored_from else "afresh"
+                sentence = f"epoch {epoch} began {whence}"
+            case history.TakenOver(epoch):
+                kind, sentence = "takeover", f"a new supervisor took over in epoch {epoch}"
+            case history.ProcessDied(process, cause):
+                self.dead |= {process}
+                kind, sentence = "death", f"process {process} died: {cause}"
+            case history.SnapshotAbandoned(snapshot, name, missing, detail):
+                known = Reason.__members__.get(name)
+                kind = "abandoned"
+                sentence = (
+                    str(Abandoned(snapshot, known, missing, detail))
+                    if known
+                    else f"snapshot {snapshot} was abandoned: {name}; {detail}"
+                )
+        return None if kind is None else {"at": line.at, "kind": kind, "sentence": sentence}

@@ -1,0 +1,240 @@
+"""Follows one system, while it runs and afterwards, and tells the page what is new.
+
+It asks the running system over the socket for commands, and reads what the store holds; the system
+knows nothing of it, and nothing is asked while nobody looks.
+"""
+
+import asyncio
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from stillframe.errors import StillframeError, Unavailable
+from stillframe.model import ProcessId, SnapshotId
+from stillframe.protocol.holdup import SENTENCE_COUNT_MAX
+from stillframe.runtime.commands import Observed, observe
+from stillframe.store.store import Store
+from stillframe.topology import Description
+from stillframe.view.snapshot_document import snapshot_document
+from stillframe.watch import picture
+from stillframe.watch.acting import act
+from stillframe.watch.feed import Feed, encoded
+from stillframe.watch.happenings import Happenings
+from stillframe.watch.shelf import Shelf
+from stillframe.watch.verdicts import Judge, Judged
+from stillframe.watch.wishes import Wish
+
+LOOK_S = 0.5
+"""So long after one look at the running system comes the next, in seconds."""
+LOOK_SOON_S = 0.1
+"""The same while a snapshot is under way."""
+READ_S = 0.5
+"""So long after one look at the store comes the next, in seconds."""
+HAPPENING_COUNT_MAX = 200
+"""So many happenings are kept for those who come later."""
+JUDGED_COUNT_MAX = 300
+"""Of so many snapshots the verdicts are kept; so many points a line of totals has."""
+BACKLOG_COUNT_MAX = 50
+"""When more snapshots than this wait for a verdict, the oldest get none."""
+
+
+class Observer:
+    """What is known of one system.
+
+    Args:
+        store: open for reading.
+        judge: says what is in a snapshot.
+        log: directory of the event log; None if there is none.
+
+    Attributes:
+        feed: tells the page.
+        observed: the last answer of the running system; None if it does not run.
+        why_not: why it does not, for people.
+        judged: the latest verdicts, by snapshot.
+        happenings: the last of them, the oldest first.
+    """
+
+    def __init__(self, store: Store, judge: Judge, log: Path | None) -> None:
+        self.store = store
+        self.log = log
+        self.feed = Feed()
+        self.observed: Observed | None = None
+        self.why_not = ""
+        self.judged: dict[str, Judged] = {}
+        self.shelf = Shelf(store)
+        self.happenings: deque[dict[str, Any]] = deque(maxlen=HAPPENING_COUNT_MAX)
+        self._history = Happenings(store.path)
+        self.observed_at = 0.0
+        self._judge = judge
+        self._naive: deque[tuple[float, dict[str, int | float]]] = deque(maxlen=JUDGED_COUNT_MAX)
+        self._waiting: deque[SnapshotId] = deque(maxlen=BACKLOG_COUNT_MAX)
+        self._news = asyncio.Event()
+        self._told_waves: set[SnapshotId] = set()
+        self._is_wanted = asyncio.Event()
+
+    @property
+    def description(self) -> Description:
+        """The topology that the system has now."""
+        return self.store.description
+
+    async def run(self) -> None:
+        """Follow the system until this is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._look_again_and_again())
+                tasks.create_task(self._read_again_and_again())
+                tasks.create_task(self._judge_one_by_one())
+        finally:
+            self.feed.close()
+
+    def want(self) -> None:
+        """Somebody looks: go on if nothing was asked for a while."""
+        self._is_wanted.set()
+
+    async def first(self) -> list[bytes]:
+        """Return what a page that comes now must be told besides what holds."""
+        rows = await self.rows_before(None)
+        history = {
+            "naive": [[at, totals] for at, totals in self._naive],
+            "judged": list(self.judged.values()),
+            "happenings": list(self.happenings),
+        }
+        return [encoded("snapshots", self._listed(rows)), encoded("past", history)]
+
+    async def rows_before(self, number: int | None) -> list[dict[str, Any]]:
+        """Return what the list says of the newest snapshots, or of those with lower numbers."""
+        return await asyncio.to_thread(self.shelf.rows_before, number)
+
+    async def snapshot(self, name: str) -> Any:
+        """Return the document of the snapshot that `name` names."""
+        return await asyncio.to_thread(self._document, name)
+
+    def _document(self, name: str) -> dict[str, Any]:
+        return snapshot_document(self.store, self.store.find(name), log=self.log)
+
+    async def act(self, wish: Wish) -> dict[str, Any]:
+        """Do what somebody wishes; see ``acting.act``."""
+        return await act(self.store, wish)
+
+    def about(self) -> dict[str, Any]:
+        """Return what does not change while the system runs."""
+        description = self.description
+        places = {process: index for index, process in enumerate(description.processes)}
+        return {
+            "kind": "system",
+            "store": str(self.store.path),
+            "processes": [[name, kind] for name, kind in description.processes.items()],
+            "channels": [[places[c.source], places[c.target]] for c in description.channels],
+        }
+
+    async def look(self) -> None:
+        """Ask the running system how it is, and tell the page."""
+        before, before_at = self.observed, self.observed_at
+        try:
+            self.observed, self.why_not = await observe(self.store.path), ""
+        except Unavailable as error:
+            self.observed, self.why_not = None, str(error)
+        except StillframeError as error:
+            self.observed, self.why_not = None, f"the system cannot be asked: {error}"
+        self.observed_at = time.time()
+        self.feed.hold("about", self.about())
+        same = before is not None and self.observed is not None and before.is_running
+        if not same or before is None or before.epoch != self.observed_epoch:
+            before = None
+        self.feed.hold("system", self._system(before, self.observed_at - before_at))
+        for wave in () if self.observed is None else self.observed.waves:
+            if wave.ended_at is not None and wave.snapshot not in self._told_waves:
+                self._told_waves.add(wave.snapshot)
+                self.feed.hold("wave", picture.wave_document(wave))
+
+    @property
+    def observed_epoch(self) -> int | None:
+        """The epoch of the last answer."""
+        return None if self.observed is None else self.observed.epoch
+
+    def _system(self, before: Observed | None, elapsed_s: float) -> dict[str, Any]:
+        observed, description = self.observed, self.description
+        dead: frozenset[ProcessId] = self._history.dead
+        document: dict[str, Any] = {
+            "at": self.observed_at,
+            "epoch": self.observed_epoch,
+            "is_running": observed is not None and observed.is_running,
+            "why_not": self.why_not,
+            "statuses": picture.statuses(description, observed, dead),
+        }
+        if observed is None or not observed.is_running:
+            return document
+        naive = picture.naive_totals(description, observed)
+        if naive:
+            self._naive.append((self.observed_at, naive))
+        return document | {
+            "channels": picture.channel_columns(description, observed, before, elapsed_s),
+            "under_way": picture.under_way(observed, self.observed_at)[:SENTENCE_COUNT_MAX],
+            "naive": naive,
+            "quantities_trouble": picture.quantities_trouble(observed),
+        }
+
+    def _listed(self, rows: list[dict[str, Any]], gone: list[str] | None = None) -> dict[str, Any]:
+        return {"count": self.shelf.count, "rows": rows, "gone": gone or []}
+
+    async def _look_again_and_again(self) -> None:
+        while True:
+            if not self.feed.listener_count:
+                self._is_wanted.clear()
+                await self._is_wanted.wait()
+            await self.look()
+            is_moving = self.observed is not None and bool(self.observed.under_way)
+            await asyncio.sleep(LOOK_SOON_S if is_moving else LOOK_S)
+
+    async def _read_again_and_again(self) -> None:
+        is_first = True
+        savepoints: dict[str, SnapshotId] | None = None
+        while True:
+            new, gone, happenings, named = await asyncio.to_thread(self._read)
+            told = {known["sentence"] for known in self.happenings if known["kind"] == "trouble"}
+            happenings = [h for h in happenings if h["sentence"] not in told]
+            self.happenings.extend(happenings)
+            if happenings and not is_first:
+                self.feed.say("happenings", happenings)
+            if (new or gone or named != savepoints) and not is_first:
+                changed = {*(named or {}).values(), *(savepoints or {}).values()}
+                chosen = dict.fromkeys((*new[-BACKLOG_COUNT_MAX:], *sorted(changed)))
+                there = await asyncio.to_thread(self.shelf.rows, chosen)
+                self.feed.say("snapshots", self._listed(there, [str(s) for s in gone]))
+            for snapshot in gone:
+                self.judged.pop(str(snapshot), None)
+            if new:
+                self._waiting.extend(new[-BACKLOG_COUNT_MAX:])
+                self._news.set()
+            is_first, savepoints = False, named
+            await asyncio.sleep(READ_S)
+
+    def _read(
+        self,
+    ) -> tuple[list[SnapshotId], list[SnapshotId], list[dict[str, Any]], dict[str, SnapshotId]]:
+        """Look what is new in the store; what cannot be read is told as something that happened."""
+        happenings: list[dict[str, Any]] = []
+        new: list[SnapshotId] = []
+        gone: list[SnapshotId] = []
+        named: dict[str, SnapshotId] = {}
+        try:
+            happenings = self._history.look()
+            new, gone = self.shelf.look()
+            named = self.store.savepoints
+        except StillframeError as error:
+            happenings.append({"at": time.time(), "kind": "trouble", "sentence": str(error)})
+        return new, gone, happenings, named
+
+    async def _judge_one_by_one(self) -> None:
+        while True:
+            self._news.clear()
+            while self._waiting:
+                snapshot = self._waiting.pop()  # the newest first: that is what people look at
+                judged = await asyncio.to_thread(self._judge.judge, snapshot)
+                if judged is not None:
+                    self.judged[judged.snapshot] = judged
+                    while len(self.judged) > JUDGED_COUNT_MAX:
+                        del self.judged[next(iter(self.judged))]
+                    self.feed.say("judged", judged)
+            await self._news.wait()

@@ -1,0 +1,147 @@
+"""What the server of ``stillframe watch`` answers: the page, its news, documents and actions."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.resources import files
+from typing import Any, Protocol
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from stillframe.errors import StillframeError, Unavailable, UsageError
+from stillframe.view import one_file
+from stillframe.watch.feed import Feed
+from stillframe.watch.guard import Guard
+from stillframe.watch.wishes import Wish, decode_wish
+
+BODY_BYTES_MAX = 2**16
+KINDS = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
+NUMBER_DIGITS_MAX = 18
+
+
+class Watched(Protocol):
+    """What is watched: a system, or a pipeline."""
+
+    feed: Feed
+
+    async def run(self) -> None:
+        """Follow it until this is cancelled."""
+
+    def want(self) -> None:
+        """Somebody looks."""
+
+    async def first(self) -> list[bytes]:
+        """Return what a page that comes now must be told besides what holds."""
+
+    async def rows_before(self, number: int | None) -> list[dict[str, Any]]:
+        """Return some rows of the list of snapshots, the newest first."""
+
+    async def snapshot(self, name: str) -> Any:
+        """Return the document of one snapshot."""
+
+    async def act(self, wish: Wish) -> dict[str, Any]:
+        """Do what somebody wishes, and return what came of it."""
+
+
+def make_app(watched: Watched, *, token: str | None) -> ASGIApp:
+    """Return the application that answers for `watched`.
+
+    Args:
+        watched: what the page shows; the caller runs it.
+        token: what whoever asks must know; None on loopback.
+    """
+
+    async def events(_: Request) -> Response:
+        watched.want()
+        first = await watched.first()
+        return StreamingResponse(
+            _guarded(watched.feed.listen(first)),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
+        )
+
+    async def snapshots(request: Request) -> Response:
+        before = request.query_params.get("before", "")
+        if not before.isdecimal() or not before.isascii() or len(before) > NUMBER_DIGITS_MAX:
+            raise UsageError("'before' is no number of a snapshot")
+        return _json({"rows": await watched.rows_before(int(before))})
+
+    async def snapshot(request: Request) -> Response:
+        return _json(await watched.snapshot(request.path_params["name"]))
+
+    async def action(request: Request) -> Response:
+        return _json(await watched.act(await _wish_of(request)))
+
+    routes = [
+        Route("/", _file),
+        Route("/page/{name}", _file),
+        Route("/events", events),
+        Route("/api/snapshots", _told(snapshots)),
+        Route("/api/snapshot/{name}", _told(snapshot)),
+        Route("/api/action", _told(action), methods=["POST"]),
+    ]
+    return Guard(Starlette(routes=routes), token=token)
+
+
+def page_files() -> tuple[str, ...]:
+    """Return the names of the files that the page is made of."""
+    folder = files("stillframe.view") / "page"
+    names = (path.name for path in folder.iterdir())
+    return tuple(sorted(name for name in names if name.rpartition(".")[2] in KINDS))
+
+
+async def _file(request: Request) -> Response:
+    name = request.path_params.get("name", "index.html")
+    if name not in page_files():
+        return PlainTextResponse("there is no such page\n", status_code=404)
+    text = one_file.style_sheet() if name == "style.css" else one_file.read(name)
+    kind = KINDS[name.rpartition(".")[2]]
+    return Response(text, media_type=kind, headers={"Cache-Control": "no-cache"})
+
+
+def _told(
+    answer: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return `answer` such that an error of ours is told, with its cause."""
+
+    async def answer_or_tell(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except UsageError as error:
+            return _json({"detail": str(error)}, status=400)
+        except Unavailable as error:
+            return _json({"detail": str(error)}, status=503)
+        except StillframeError as error:
+            return _json({"detail": str(error)}, status=500)
+
+    return answer_or_tell
+
+
+async def _wish_of(request: Request) -> Wish:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > BODY_BYTES_MAX:
+            raise UsageError(f"a wish has at most {BODY_BYTES_MAX:,} bytes")
+    return decode_wish(body)
+
+
+def _json(document: Any, *, status: int = 200) -> Response:
+    return Response(
+        msgspec.json.encode(document),
+        status_code=status,
+        media_type="application/json",
+        headers={"Cache-Control": "no-store"},
+    )
+
+
+async def _guarded(news: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the news; when the browser goes, let go of the place where they came in."""
+    with contextlib.suppress(asyncio.CancelledError):
+        async for event in news:
+            yield event

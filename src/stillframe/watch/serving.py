@@ -1,0 +1,91 @@
+"""Serves the page until somebody has seen enough."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from stillframe.errors import Unavailable
+from stillframe.runtime.addresses import Address
+from stillframe.watch.feed import Feed
+from stillframe.watch.server import Watched, make_app
+
+CONNECTION_COUNT_MAX = 256
+CLOSE_S_MAX = 2
+"""So long what is being answered may take when the server ends, in seconds."""
+
+
+class _Server(uvicorn.Server):
+    """Waits at its end for those whom it answers; who listens to the news would listen for ever."""
+
+    def __init__(self, feed: Feed, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._feed = feed
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let the listeners go, and end."""
+        self._feed.close()
+        await super().shutdown(sockets)
+
+
+async def serve(
+    watched: Watched, address: Address, *, token: str | None, ready: Callable[[Address], None]
+) -> None:
+    """Serve the page of `watched` until Ctrl-C or SIGTERM.
+
+    Args:
+        watched: what the page shows.
+        address: where to listen; port 0 is any free one.
+        token: what whoever asks must know; None on loopback.
+        ready: called with where the server listens, when it does.
+
+    Raises:
+        Unavailable: nothing can listen there.
+    """
+    listener = _listen(address)
+    server = _Server(
+        watched.feed,
+        uvicorn.Config(
+            make_app(watched, token=token),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            limit_concurrency=CONNECTION_COUNT_MAX,
+            timeout_graceful_shutdown=CLOSE_S_MAX,
+        ),
+    )
+    following = asyncio.ensure_future(watched.run())
+    ready(Address(address.host, listener.getsockname()[1]))
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        await asyncio.wait((serving, following), return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await serving
+    finally:
+        following.cancel()
+        (ended,) = await asyncio.gather(following, return_exceptions=True)
+    if isinstance(ended, Exception):
+        raise ended
+
+
+def _listen(address: Address) -> socket.socket:
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(where)
+            listener.listen(CONNECTION_COUNT_MAX)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        raise Unavailable(
+            f"nothing can listen on {address}: {error.strerror or error}: give another address or "
+            "port with --listen; port 0 is any free one"
+        ) from error
+    return listener
