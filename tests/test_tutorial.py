@@ -54,7 +54,7 @@ class Shell:
         assert self.process.stdout is not None
         self.process.stdin.write(f"{line}\nprintf '\\n<end %d>\\n' $?\n")
         self.process.stdin.flush()
-        said = []
+        said: list[str] = []
         for answer in self.process.stdout:
             if found := re.fullmatch(r"<end (\d+)>\n", answer):
                 return "".join(said).removesuffix("\n"), int(found[1])
