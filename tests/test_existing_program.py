@@ -1,0 +1,58 @@
+"""``docs/existing-program.md`` followed as it stands: two programs, before and after they join."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.reader import Shell, follow, shape, wait_until
+
+PAGE = Path(__file__).parent.parent / "docs" / "existing-program.md"
+MASKS = (
+    (r"\{[^}]*\}", "MAP"),
+    (r"\d+: \w+\(.*?\)|, \.\.\.", ""),
+    (r"\b(desk|warehouse)\b", "NAME"),
+)
+
+pytestmark = pytest.mark.slow
+
+
+def answers(path: Path) -> bool:
+    """Return whether somebody accepts connections at a socket."""
+    with socket.socket(socket.AF_UNIX) as one, contextlib.suppress(OSError):
+        one.connect(str(path))
+        return True
+    return False
+
+
+def settle(command: str, directory: Path) -> None:
+    """Wait until what was started in the background is there."""
+    log = directory / "shop.log"
+    if "before/warehouse.py &" in command:
+        wait_until(lambda: answers(directory / "warehouse.socket"), "the warehouse of before")
+    elif "desk.py" in command:
+        wait_until(lambda: answers(directory / "desk.socket"), "the desk")
+    elif command.startswith("stillframe run"):
+        wait_until(lambda: "waiting for" in log.read_text(), "the system waits for both")
+    elif command.startswith("python warehouse.py & sleep"):
+        wait_until(lambda: "epoch 2: the system runs" in log.read_text(), "the system is back")
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """A shell in an empty directory."""
+    begun = Shell(tmp_path)
+    yield begun
+    begun.close()
+
+
+def test_two_programs_that_exist_become_a_system(shell: Shell, tmp_path: Path) -> None:
+    """They do as before; then every command ends and prints as the page says, numbers aside; a
+    killed one costs no piece."""
+    commands = []
+    for step, printed in follow(PAGE, shell, tmp_path, lambda line: settle(line, tmp_path)):
+        assert shape(printed, *MASKS) == shape(step.output, *MASKS), step.command
+        commands.append(step.command)
+    assert len(commands) > 12
