@@ -100,8 +100,12 @@ def test_what_is_cut_off_is_said_with_how_to_go_on(call: Call, tmp_path: Path) -
         (("--cut", "P9=1"), "the trace has no process 'P9': it has P1, P2, P3"),
         (("--cut", "P1=6"), "no cut has 6 events of P1, which has 5"),
         (("--first", "19"), "the trace has 18 steps"),
-        (("--out", "{trace}"), "lecture.trace: let it end in .svg or .png"),
+        (("--out", "{trace}"), "lecture.trace: let it end in .svg, .png or .html"),
         (("--out", "{trace}/x.svg"), "is no directory"),
+        (("--out", "{trace}.html", "--steps"), "a page has all steps in it: leave one out"),
+        (("--out", "{trace}.html", "--snapshot", "P2-7"), "no snapshot P2-7; it has P1-1"),
+        (("--out", "{trace}.html", "--first", "19"), "the trace has 18 steps"),
+        (("--out", "{trace}/x.html"), "is no directory"),
     ],
 )
 def test_a_wrong_wish_says_why(

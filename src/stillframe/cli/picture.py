@@ -13,7 +13,7 @@ from stillframe.cli.execution import Execution
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.trace import Cut
-from stillframe.view import diagram, png, svg
+from stillframe.view import diagram, one_file, play, png, svg
 from stillframe.view.shapes import Diagram, Sample
 from stillframe.whole_file import write_whole
 
@@ -55,12 +55,42 @@ def show(what: str, wish: Wish, *, is_json: bool) -> None:
     suffix = (wish.out.suffix if wish.out is not None else "") or SVG
     _check_form(suffix, wish)
     found = execution.read(what)
-    _draw(found, wish, suffix, is_json=is_json)
+    if suffix == HTML:
+        _write_page(found, wish, is_json=is_json)
+    else:
+        _draw(found, wish, suffix, is_json=is_json)
 
 
 def _check_form(suffix: str, wish: Wish) -> None:
-    if suffix not in DRAWN:
-        raise UsageError(f"--out {wish.out}: let it end in .svg or .png, which says in which form")
+    if suffix not in {*DRAWN, HTML}:
+        raise UsageError(
+            f"--out {wish.out}: let it end in .svg, .png or .html, which says in which form"
+        )
+    if suffix == HTML and wish.steps:
+        raise UsageError("--steps draws pictures, and a page has all steps in it: leave one out")
+
+
+def _write_page(found: Execution, wish: Wish, *, is_json: bool) -> None:
+    """Write a page that goes through the execution step by step."""
+    assert wish.out is not None
+    snapshot, cuts = chosen(found, wish)
+    with output.words().status("drawing every step"):
+        page = play.document(
+            found.trace,
+            title=found.path.stem,
+            played=found.script[1] if found.script is not None else None,
+            snapshot=snapshot,
+            cuts=cuts,
+            first=wish.first,
+        )
+        text = one_file.render(page, title=found.path.stem).encode()
+    write_whole(wish.out, [text], inputs=[found.path])
+    if is_json:
+        output.put_json({"files": [wish.out], "left_out": page["notice"]})
+    shown = len(page["steps"])
+    say_left_out(found, wish, shown)
+    steps, size = quantities.count(shown, "step"), quantities.size(len(text))
+    output.say(f"done: {wish.out}: {steps}, {size}: open it in a browser")
 
 
 def _draw(found: Execution, wish: Wish, suffix: str, *, is_json: bool) -> None:

@@ -276,9 +276,9 @@ def explore(
 
 @app.command(
     cls=Command,
-    short_help="Draw an execution as a space-time diagram.",
+    short_help="Show an execution as a space-time diagram.",
     epilog="Examples: stillframe view lecture.trace --snapshot P1-1 --out lecture.svg; "
-    "stillframe view lecture --out lecture.png",
+    "stillframe view lecture --out lecture.html",
 )
 def view(
     what: Annotated[
@@ -295,8 +295,8 @@ def view(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where to, as SVG or, if it ends in .png, as PNG.  "
-            "[default: the trace's name with .svg]",
+            help="Where to: a picture if it ends in .svg or .png, a page that goes through the "
+            "execution step by step if it ends in .html.  [default: the trace's name with .svg]",
             show_default=False,
         ),
     ] = None,
@@ -329,8 +329,9 @@ def view(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw an execution: processes, events, messages, markers, and cuts with what is in channels;
-    long ones are cut off, and the picture says where."""
+    """Show an execution: processes, events, messages, markers, and cuts with what is in channels,
+    as a picture, or as a page in one file that needs nothing else; long ones are cut off, and what
+    is shown says where."""
     from stillframe.cli import picture
 
     wish = picture.Wish(out=out, snapshot=snapshot, cut=cut, first=first, steps=steps)

@@ -29,12 +29,16 @@ class Narrator:
 
     Args:
         world: which world.
+
+    Attributes:
+        told: for each step of the present epoch that was told, its line, and those of snapshots
+            that ended thereafter.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.told: list[list[str]] = []
         self._epoch_count = 1
-        self._told_count = 0
         self._told_endings: set[tuple[int, SnapshotId]] = set()
 
     def news(self) -> list[str]:
@@ -43,7 +47,7 @@ class Narrator:
         while self._epoch_count < len(self._world.epochs):
             lines += self._epoch_news()
             self._epoch_count += 1
-            self._told_count = 0
+            self.told = []
             start = self._world.epochs[self._epoch_count - 1].start
             began = f"from snapshot {start.id}" if start is not None else "afresh"
             lines.append(f"epoch {self._epoch_count} begins {began}")
@@ -55,14 +59,16 @@ class Narrator:
     def _epoch_news(self) -> list[str]:
         epoch = self._world.epochs[self._epoch_count - 1]
         lines = []
-        for index in range(self._told_count, len(epoch.steps)):
-            step = epoch.steps[index]
+        for step in epoch.steps[len(self.told) :]:
             lines.append(self._event(step) if isinstance(step, Event) else self._marker_step(step))
-        self._told_count = len(epoch.steps)
+            self.told.append(lines[-1:])
         for snapshot, outcome in epoch.outcomes.items():
             if (self._epoch_count, snapshot) not in self._told_endings:
                 self._told_endings.add((self._epoch_count, snapshot))
-                lines += self._ending(outcome)
+                ending = self._ending(outcome)
+                lines += ending
+                if self.told:
+                    self.told[-1] += ending
         return lines
 
     def _event(self, event: Event) -> str:
@@ -72,19 +78,19 @@ class Narrator:
             return f"{event.process} has its recorded state{again}"
         if not event.accepted:
             return f"{event.process} does {event.label}{sends}"
-        accepts = ", ".join(f"{self._name(m)} from {m.channel.source}" for m in event.accepted)
-        names = {self._name(message) for message in event.accepted}
+        accepts = ", ".join(f"{self.name(m)} from {m.channel.source}" for m in event.accepted)
+        names = {self.name(message) for message in event.accepted}
         does = "" if event.label in names else f": does {event.label}"
         return f"{event.process} accepts {accepts}{does}{sends}{self._recordings(event)}"
 
     def _sendings(self, event: Event) -> str:
-        return ", ".join(f"{self._name(m)} to {m.channel.target}" for m in event.sent)
+        return ", ".join(f"{self.name(m)} to {m.channel.target}" for m in event.sent)
 
     def _recordings(self, event: Event) -> str:
         """Say on which recordings the messages that an event accepts are kept."""
         recorder = self._world.recorders[event.process]
         kept = [
-            f"{message.channel} keeps {self._name(message)} for {snapshot}"
+            f"{message.channel} keeps {self.name(message)} for {snapshot}"
             for snapshot in self._world.epoch.initiated
             if (progress := recorder.progress(snapshot)) is not None
             for message in event.accepted
@@ -94,7 +100,7 @@ class Narrator:
         ]
         return f"; {', '.join(kept)}" if kept else ""
 
-    def _name(self, message: MessageId) -> str:
+    def name(self, message: MessageId) -> str:
         """Return a message as a script calls it, or else as it prints itself."""
         encoded = self._world.epochs[self._epoch_count - 1].contents[message]
         return self._shown(message.channel, encoded)

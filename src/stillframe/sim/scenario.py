@@ -74,12 +74,14 @@ class Played(msgspec.Struct, frozen=True):
         happened: what happened in each.
         tail: the comment below the last block.
         world: as it is at the end.
+        narrator: who told what happened.
     """
 
     blocks: tuple[Block, ...]
     happened: tuple[tuple[str, ...], ...]
     tail: tuple[str, ...]
     world: World
+    narrator: Narrator
 
     @property
     def differing(self) -> tuple[int, ...]:
@@ -116,7 +118,7 @@ def play_text(text: str) -> Played:
     narrator = Narrator(world)
     happened: list[tuple[str, ...]] = [(_system_line(script),)]
     happened += (tuple(_play_block(script, world, narrator, block)) for block in blocks[1:])
-    return Played(blocks, tuple(happened), tail, world)
+    return Played(blocks, tuple(happened), tail, world, narrator)
 
 
 def _play_block(script: Script, world: World, narrator: Narrator, block: Block) -> list[str]:

@@ -21,6 +21,8 @@ def clean(text: str, *, char_count_max: int) -> str:
     Control characters, changes of the writing direction and lone surrogates become a space or
     nothing; an ellipsis stands for what was cut off.
     """
+    if text.isprintable() and len(text) <= char_count_max and text == " ".join(text.split()):
+        return text
     shown: list[str] = []
     for char in text:
         if char.isspace():

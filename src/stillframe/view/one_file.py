@@ -20,6 +20,8 @@ from stillframe.view import palette
 
 ENTRY = "file.js"
 """The module that a file's script begins with; it is the last in it."""
+SHEETS = ("play.css",)
+"""The styles of single parts of the page, which come behind the others."""
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_-]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(async )?(function|const|class) )", re.MULTILINE)
@@ -53,7 +55,7 @@ def render(document: Any, *, title: str) -> str:
 @cache
 def style_sheet() -> str:
     """Return the style of all pages, with the colours of diagrams."""
-    return f"{read('style.css')}\n{palette.style_sheet()}\n"
+    return "\n".join((read("style.css"), palette.style_sheet(), *map(read, SHEETS))) + "\n"
 
 
 @cache

@@ -1,0 +1,87 @@
+// What goes through steps, forwards and backwards: buttons, a slider, the keys, and by itself.
+
+import { count, make, setText } from "./dom.js";
+
+const PAUSE_MS = 1200;
+
+/**
+ * Make the controls of something that has steps.
+ * @param {Object} wish
+ * @param {string} wish.of - what is gone through, for those who cannot see it: "the execution".
+ * @param {string} wish.noun - what a step is called: "step".
+ * @param {number} wish.last - the number of the last step; there is always a step 0.
+ * @param {function(number): void} wish.onStep - is called with the step to show.
+ * @returns {{element: Element, go: function(number): void, step: function(): number,
+ *     reset: function(number): void, press: function(KeyboardEvent): void}}
+ */
+export function stepControls({ of, noun, last, onStep }) {
+  let step = 0;
+  let end = last;
+  let timer = null;
+  const button = (label, sign, move) =>
+    make("button", { type: "button", "aria-label": label, title: label, on: { click: () => take(move()) } }, sign);
+  const begin = button(`to the beginning of ${of}`, "|◀", () => 0);
+  const back = button(`one ${noun} back`, "◀", () => step - 1);
+  const on = button(`one ${noun} on`, "▶", () => step + 1);
+  const finish = button(`to the end of ${of}`, "▶|", () => end);
+  const play = make("button", { type: "button", class: "chief playing", on: { click: toggle } }, "Play");
+  const slider = make("input", {
+    type: "range",
+    min: 0,
+    max: end,
+    value: 0,
+    "aria-label": `${noun} of ${of}`,
+    on: { input: () => take(Number(slider.value)) },
+  });
+  const place = make("span", { class: "place" });
+  const element = make("div", { class: "row controls" }, begin, back, play, on, finish, slider, place);
+
+  function take(wanted) {
+    pause();
+    go(wanted);
+  }
+
+  function go(wanted) {
+    step = Math.min(Math.max(0, Math.trunc(wanted) || 0), end);
+    const said = `${noun} ${count(step)} of ${count(end)}`;
+    slider.value = step;
+    slider.setAttribute("aria-valuetext", said);
+    setText(place, said);
+    for (const one of [begin, back]) one.disabled = step === 0;
+    for (const one of [on, finish]) one.disabled = step === end;
+    for (const one of [play, slider]) one.disabled = end === 0;
+    onStep(step);
+  }
+
+  function toggle() {
+    if (timer !== null) return pause();
+    setText(play, "Pause");
+    if (step === end) go(0);
+    timer = setInterval(() => (step < end ? go(step + 1) : pause()), PAUSE_MS);
+  }
+
+  function pause() {
+    clearInterval(timer);
+    timer = null;
+    setText(play, "Play");
+  }
+
+  function reset(newEnd) {
+    pause();
+    end = newEnd;
+    slider.max = end;
+  }
+
+  return { element, go: take, reset, step: () => step, press: (event) => pressed(event, take, step, () => end) };
+}
+
+/** Take a key that means a step, unless what has the focus needs it itself. */
+function pressed(event, take, step, end) {
+  if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  if (event.target.closest?.("input, select, textarea, [role=slider], [role=group], .scrolling")) return;
+  const moves = { ArrowLeft: step - 1, ArrowRight: step + 1, Home: 0, End: end() };
+  if (event.key in moves) {
+    event.preventDefault();
+    take(moves[event.key]);
+  }
+}
