@@ -31,3 +31,12 @@ def test_nothing_is_imported_or_loaded() -> None:
 def test_the_files_of_the_page_are_in_the_package(name: str) -> None:
     """They are read as resources, wherever the package is."""
     assert one_file.read(name)
+
+
+def test_no_two_modules_give_one_name_to_two_things() -> None:
+    """In one script a browser would refuse all of it."""
+    script = one_file.bundle(one_file.ENTRY)
+    names = re.findall(
+        r"^(?:async )?(?:function|const|let|class) (\w+)", script, flags=re.MULTILINE
+    )
+    assert [name for name in names if names.count(name) > 1] == []

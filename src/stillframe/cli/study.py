@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stillframe.cli.options import AsJson, NetworkName, RulesName, TraceFile
+from stillframe.cli.options import AsJson, NetworkName, RulesName, TraceFile, event_log_option
 from stillframe.cli.rules import Network, Rules
 from stillframe.cli.verdict import Command
 from stillframe.errors import UsageError
@@ -284,9 +284,9 @@ def view(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="TRACE|SCRIPT",
+            metavar="TRACE|SCRIPT|STORE",
             help="Trace that 'import --out' or 'sim --trace' wrote, or a .run file; of those that "
-            "come with stillframe the name will do.",
+            "come with stillframe the name will do. Or a store: shows one of its snapshots.",
             show_default=False,
         ),
     ],
@@ -296,7 +296,8 @@ def view(
         typer.Option(
             metavar="FILE",
             help="Where to: a picture if it ends in .svg or .png, a page that goes through the "
-            "execution step by step if it ends in .html.  [default: the trace's name with .svg]",
+            "execution step by step, or shows the snapshot of a store, if it ends in .html.  "
+            "[default: the trace's name with .svg; of a store a page]",
             show_default=False,
         ),
     ] = None,
@@ -304,10 +305,23 @@ def view(
         str | None,
         typer.Option(
             metavar="SNAPSHOT",
-            help="Circle what this snapshot recorded, and list what it caught in channels.  "
-            "[default: the only snapshot, if there is no --cut]",
+            help="Circle what this snapshot recorded, and list what it caught in channels; of a "
+            "store: show this one.  [default: the only snapshot, if there is no --cut; of a store "
+            "the newest]",
             show_default=False,
         ),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SNAPSHOT",
+            help="Of a store: show in what the snapshot differs from this earlier one.",
+            show_default=False,
+        ),
+    ] = None,
+    log: Annotated[
+        Path | None,
+        event_log_option("Directory of the event log: draw the true events around the cut."),
     ] = None,
     cut: Annotated[
         str | None,
@@ -331,8 +345,19 @@ def view(
 ) -> None:
     """Show an execution: processes, events, messages, markers, and cuts with what is in channels,
     as a picture, or as a page in one file that needs nothing else; long ones are cut off, and what
-    is shown says where."""
+    is shown says where. Or a snapshot of a store: its cut, every state and every channel."""
     from stillframe.cli import picture
 
+    if Path(what).is_dir():
+        from stillframe.cli import snapshot_page
+
+        if snapshot_page.is_store(Path(what)):
+            if cut is not None or first != 1 or steps:
+                raise UsageError("--cut, --first and --steps are for traces, and not for a store")
+            stored = snapshot_page.Wish(out=out, snapshot=snapshot, compare=compare, log=log)
+            snapshot_page.show(Path(what), stored, is_json=as_json)
+            return
+    if compare is not None or log is not None:
+        raise UsageError(f"--compare and --log are for stores, and {what} is none")
     wish = picture.Wish(out=out, snapshot=snapshot, cut=cut, first=first, steps=steps)
     picture.show(what, wish, is_json=as_json)

@@ -60,10 +60,14 @@ def epochs(log: Path) -> tuple[int, ...]:
     return tuple(sorted(_epoch_of(path) for path in found))
 
 
-def parts(log: Path) -> list[Part]:
+def parts(log: Path, epoch: int | None = None) -> list[Part]:
     """Return the files of the event log `log`, by epoch, process and part.
 
     A file that is still being written, or that a crash cut short, counts as far as it is whole.
+
+    Args:
+        log: the directory of the event log.
+        epoch: only those of this epoch are looked at, and there may be none; None: all.
 
     Raises:
         UsageError: there is no event log.
@@ -78,7 +82,7 @@ def parts(log: Path) -> list[Part]:
     for _ in range(_LISTING_COUNT_MAX):
         # A process that still runs replaces and removes files.
         with contextlib.suppress(FileNotFoundError):
-            found = [part for path in _files(log) if (part := _look_at(path)) is not None]
+            found = [part for path in _files(log, epoch) if (part := _look_at(path)) is not None]
             return sorted(found, key=lambda p: (p.span.epoch, p.span.process, p.span.part))
     raise UsageError(f"the files in {log} change too fast to be listed: stop what removes them")
 
@@ -105,9 +109,11 @@ def _foreign(path: Path) -> Damaged:
     return Damaged(f"{path} is no part of an event log: move it out of the directory")
 
 
-def _files(log: Path) -> Iterator[Path]:
+def _files(log: Path, wanted: int | None) -> Iterator[Path]:
     """Yield one path for each part; of two, that of the one which is complete."""
     for epoch in epochs(log):
+        if wanted not in (None, epoch):
+            continue
         for directory in _visible(log / f"e{epoch}"):
             if not directory.is_dir():
                 raise _foreign(directory)

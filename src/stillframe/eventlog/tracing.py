@@ -9,17 +9,14 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
-
-import pyarrow as pa
 
 from stillframe.errors import Damaged, UsageError
+from stillframe.eventlog.grouping import Row, grouped, rows_of
 from stillframe.eventlog.merging import Merging
 from stillframe.eventlog.parts import Span
 from stillframe.eventlog.reading import Part, parts, tables
 from stillframe.eventlog.schema import (
     ACCEPTED,
-    KINDS,
     MARKER_ACCEPTED,
     MARKER_SENT,
     RECORDED,
@@ -32,25 +29,6 @@ ROW_COUNT_MAX = 10**6
 EARLIER = "before this log"
 """The label of the event that stands for all that a process did before its log begins, if some of
 what it sent then is accepted later."""
-
-
-class _Row(NamedTuple):
-    event: int
-    kind: str
-    channel: str | None
-    number: int | None
-    snapshot: str | None
-    at: int | None
-
-    def of(self, process: ProcessId, spans: dict[ProcessId, Span]) -> Channel:
-        """Return the channel, which must be one of `process` with a process that has a log."""
-        source, _, target = (self.channel or "").partition("->")
-        if not {source, target} <= spans.keys() or process not in (source, target):
-            raise Damaged(
-                f"the event log of {process} has a row of channel {self.channel!r}, which is none "
-                "of its channels: bring the files back that were written"
-            )
-        return Channel(source, target)
 
 
 def read_trace(log: Path, epoch: int, *, row_count_max: int = ROW_COUNT_MAX) -> Trace:
@@ -69,7 +47,7 @@ def read_trace(log: Path, epoch: int, *, row_count_max: int = ROW_COUNT_MAX) -> 
         NotConsistent: no execution is like that.
         OSError: a file cannot be read.
     """
-    found = [part for part in parts(log) if part.span.epoch == epoch]
+    found = parts(log, epoch)
     if not found:
         known = ", ".join(str(e) for e in sorted({part.span.epoch for part in parts(log)}))
         raise UsageError(f"{log} holds nothing of epoch {epoch}: it has {known or 'no epoch'}")
@@ -126,44 +104,19 @@ def _earlier(spans: dict[ProcessId, Span], process: ProcessId) -> Iterator[Step]
 def _steps(own: list[Part], spans: dict[ProcessId, Span]) -> Iterator[Step]:
     """Yield what the log of one process says."""
     process = own[0].span.process
-    for rows in _grouped(_rows(own)):
+    for rows in grouped(_rows(own)):
         if rows[0].snapshot is None:
             yield _action(process, rows, spans)
         else:
             yield _marker_step(process, rows, spans)
 
 
-def _grouped(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
-    """Yield the rows of each action, and of each step of a snapshot."""
-    group: list[_Row] = []
-    for row in rows:
-        if group and not _goes_on(group[-1], row):
-            yield group
-            group = []
-        group.append(row)
-    if group:
-        yield group
-
-
-def _goes_on(before: _Row, row: _Row) -> bool:
-    """Return whether two rows in succession are of the same action, or of the same step."""
-    if row.event != before.event or row.snapshot != before.snapshot:
-        return False
-    return (
-        row.snapshot is None
-        or KINDS.index(row.kind) > KINDS.index(before.kind)
-        or (row.kind == before.kind == MARKER_SENT)
-    )
-
-
-def _rows(own: list[Part]) -> Iterator[_Row]:
+def _rows(own: list[Part]) -> Iterator[Row]:
     last = own[0].span.event_count
     for part in own:
         is_checked = False
         for table in tables(part):
-            columns = [table.column(name) for name in _Row._fields]
-            columns[-1] = columns[-1].cast(pa.int64())
-            for row in map(_Row, *(column.to_pylist() for column in columns)):
+            for row in rows_of(table.drop_columns(["recorded"])):
                 if not is_checked and part.span.event_count != last:
                     raise UsageError(
                         f"{part.path} begins after {part.span.event_count} actions, and the rows "
@@ -177,11 +130,22 @@ def _rows(own: list[Part]) -> Iterator[_Row]:
                 yield row
 
 
-def _action(process: ProcessId, rows: list[_Row], spans: dict[ProcessId, Span]) -> Event:
+def _channel(row: Row, process: ProcessId, spans: dict[ProcessId, Span]) -> Channel:
+    """Return the channel of a row, which must be one of `process` with one that has a log."""
+    source, _, target = (row.channel or "").partition("->")
+    if not {source, target} <= spans.keys() or process not in (source, target):
+        raise Damaged(
+            f"the event log of {process} has a row of channel {row.channel!r}, which is none "
+            "of its channels: bring the files back that were written"
+        )
+    return Channel(source, target)
+
+
+def _action(process: ProcessId, rows: list[Row], spans: dict[ProcessId, Span]) -> Event:
     accepted, sent = [], []
     for row in rows:
         if row.kind in (ACCEPTED, SENT):
-            channel, number = row.of(process, spans), row.number or 0
+            channel, number = _channel(row, process, spans), row.number or 0
             if row.kind == ACCEPTED:
                 accepted.append(MessageId(channel, number))
             elif number > spans[channel.target].received.get(process, 0):
@@ -189,14 +153,15 @@ def _action(process: ProcessId, rows: list[_Row], spans: dict[ProcessId, Span]) 
     return Event(process, accepted=tuple(accepted), sent=tuple(sent))
 
 
-def _marker_step(process: ProcessId, rows: list[_Row], spans: dict[ProcessId, Span]) -> MarkerStep:
-    sources = [row.of(process, spans).source for row in rows if row.kind == MARKER_ACCEPTED]
+def _marker_step(process: ProcessId, rows: list[Row], spans: dict[ProcessId, Span]) -> MarkerStep:
+    sources = [_channel(row, process, spans).source for row in rows if row.kind == MARKER_ACCEPTED]
+    targets = [_channel(row, process, spans).target for row in rows if row.kind == MARKER_SENT]
     at = rows[0].at
     return MarkerStep(
         process,
         SnapshotId.parse(rows[0].snapshot or ""),
         source=sources[0] if sources else None,
         is_cut=any(row.kind == RECORDED for row in rows),
-        targets=tuple(row.of(process, spans).target for row in rows if row.kind == MARKER_SENT),
+        targets=tuple(targets),
         at=None if at is None else at / 1e6,
     )

@@ -58,7 +58,7 @@ def lay_out(
     Raises:
         UsageError: the trace has no such snapshot, cut or step.
     """
-    plan = _Plan(trace, snapshot, cuts, first, step_count_max, is_sequence=steps is not None)
+    plan = Plan(trace, snapshot, cuts, first, step_count_max, is_sequence=steps is not None)
     shown = len(plan.window.steps)
     if steps is not None and not 0 <= steps <= shown:
         raise UsageError(f"{steps} steps cannot be drawn: the picture shows 0 to {shown}")
@@ -74,7 +74,7 @@ def frames(
     step_count_max: int = STEP_COUNT_MAX,
 ) -> Iterator[Diagram]:
     """Yield a diagram after each step that is shown; see `lay_out`."""
-    plan = _Plan(trace, snapshot, cuts, first, step_count_max, is_sequence=True)
+    plan = Plan(trace, snapshot, cuts, first, step_count_max, is_sequence=True)
     for step_count in range(1, len(plan.window.steps) + 1):
         yield plan.draw(step_count)
 
@@ -84,8 +84,11 @@ def left_out(trace: Trace, *, first: int = 1, step_count_max: int = STEP_COUNT_M
     return _left_out(trace, window.look(trace, first=first, step_count_max=step_count_max))
 
 
-class _Plan:
-    """Everything that the pictures of a sequence share."""
+class Plan:
+    """Everything that the pictures of a sequence share.
+
+    A picture of a part of an execution says other things of it: it is a plan with other words.
+    """
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class _Plan:
         top = PADDING + TEXT_ROW * (bool(self.notice) + is_sequence)
         self.scene = Scene(trace, self.window, top=top)
         self.width = max(self.scene.width, WIDTH_MIN)
-        rows = list(self._legend_rows(len(self.window.steps)))
+        rows = list(self.legend_rows(len(self.window.steps)))
         self.height = self.scene.bottom + TEXT_ROW * (len(rows) + 1) + PADDING
         self.roles: dict[MessageId, Role] = {}
         if self.chosen is not None:
@@ -249,7 +252,8 @@ class _Plan:
             fitting = lettering.fit(text, self.width - 2 * PADDING)
             yield Label(PADDING, PADDING + TEXT_ROW * row + lettering.SIZE, fitting)
 
-    def _legend_rows(self, step_count: int) -> Iterator[legend.Row]:
+    def legend_rows(self, step_count: int) -> Iterator[legend.Row]:
+        """Yield the words below the picture after so many steps."""
         links = self.window.messages, self.window.markers
         if self.is_sequence or any(link.is_open for some in links for link in some):
             yield legend.Row(Sample.IN_TRANSIT, 0, "message or marker that has not come yet")
@@ -257,7 +261,7 @@ class _Plan:
 
     def _legend(self, step_count: int) -> Iterator[LegendRow]:
         x = PADDING + SAMPLE_WIDTH
-        for number, row in enumerate(self._legend_rows(step_count), 1):
+        for number, row in enumerate(self.legend_rows(step_count), 1):
             y = self.scene.bottom + TEXT_ROW * (number + 0.5)
             text = lettering.fit(row.text, self.width - PADDING - x)
             yield LegendRow(row.sample, row.colour, PADDING, Label(x, y, text), row.text)

@@ -15,6 +15,8 @@ from stillframe.view.plain import plain, printable
 
 CHARS_MAX = 2000
 """So many characters of a value are shown."""
+BEFORE_MAX = 60
+"""So many characters before the first difference of two long values are shown."""
 ITEMS_MAX = 1000
 """So many items of a list or mapping are looked at."""
 ROWS_MAX = 100
@@ -71,6 +73,36 @@ def show(value: Any, budget: Budget, *, chars_max: int = CHARS_MAX) -> dict[str,
     if len(kept) < len(text):
         shown["left_out"] = f"and {count(len(text) - len(kept), 'character')} more"
     return shown
+
+
+def show_pair(before: Any, after: Any, budget: Budget) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return two values that differ, long texts from shortly before where they begin to."""
+    texts = text_of(before), text_of(after)
+    same = _same_count(*texts)
+    skipped = max(0, same - BEFORE_MAX) if max(map(len, texts)) > CHARS_MAX else 0
+    return _show_from(texts[0], skipped, budget), _show_from(texts[1], skipped, budget)
+
+
+def _show_from(text: str, skipped: int, budget: Budget) -> dict[str, Any]:
+    kept = budget.take(text[skipped:], CHARS_MAX)
+    shown: dict[str, Any] = {"text": printable(kept)}
+    if skipped:
+        shown["skipped"] = f"{count(skipped, 'character')} that are the same"
+    if (left := len(text) - skipped - len(kept)) > 0:
+        shown["left_out"] = f"and {count(left, 'character')} more"
+    return shown
+
+
+def _same_count(one: str, other: str) -> int:
+    """Return with how many characters both begin."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def show_rows(rows: Mapping[Any, Any], budget: Budget) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from stillframe.store.decoded import fields_of, messages_of
 from stillframe.store.manifest import Entry
 from stillframe.store.reading import StoreReader
 from stillframe.topology import Description
-from stillframe.view import known_cut, svg
+from stillframe.view import cut_picture, svg
 from stillframe.view.legend import count
 from stillframe.view.shown import Budget, show_fields
 
@@ -26,19 +26,13 @@ MESSAGE_CHARS_MAX = 300
 MESSAGES_MAX, CHANNEL_MESSAGES_MAX = 5000, 50
 """So many messages a document has, and so many of one channel."""
 CHANNELS_MAX = 10_000
-WITHOUT_LOG = (
-    "A store knows each cut, the counts and the messages that were on the channels; not what the "
-    "processes did around the cut, nor which marker came first: the cuts of all processes stand "
-    "below each other here, and only the order of messages on one channel is true. "
-    "Let the system write an event log ('stillframe run --log DIR') and give it with --log DIR."
-)
 
 
 def snapshot_document(
     store: StoreReader,
     snapshot: SnapshotId,
     *,
-    log: Path | None = None,  # noqa: ARG001 - the events around the cut are not drawn yet
+    log: Path | None = None,
 ) -> dict[str, Any]:
     """Return what a page shows of a snapshot.
 
@@ -48,7 +42,7 @@ def snapshot_document(
         log: the directory of the event log of the same system; None: there is none.
 
     Raises:
-        UsageError: there is no such snapshot, or it is not in the log.
+        UsageError: there is no such snapshot, or no event log.
         Damaged: a file is not what was written; it is named.
         NotConsistent: the books of the snapshot do not balance.
         StoreError, OSError: a file cannot be read.
@@ -57,24 +51,27 @@ def snapshot_document(
     loaded = store.load(snapshot)
     description = store.description_of(snapshot)
     current = store.current()
-    drawn = known_cut.lay_out(loaded)
+    cut = cut_picture.look(loaded, log)
     return {
         "kind": KIND,
-        **_head(entry, is_current=current is not None and current.id == snapshot),
-        "contradictions": [],
+        **head(entry),
+        "is_current": current is not None and current.id == snapshot,
         "verified": list(_verified(entry, loaded)),
         **_processes(loaded, description),
         **_channels(loaded, description),
         "diagram": {
-            "svg": svg.draw(drawn.diagram, has_style=False),
-            "left_out": drawn.left_out,
-            "note": WITHOUT_LOG,
+            "svg": svg.draw(cut.diagram, has_style=False),
+            "left_out": cut.left_out,
+            "note": cut.note,
         },
-        "steps": [],
+        "contradictions": cut.contradictions,
+        "steps": cut.steps,
+        "steps_left_out_count": cut.steps_left_out_count,
     }
 
 
-def _head(entry: Entry, *, is_current: bool) -> dict[str, Any]:
+def head(entry: Entry) -> dict[str, Any]:
+    """Return what the store's list says of a snapshot, for a page."""
     return {
         "id": str(entry.id),
         "initiator": entry.id.initiator,
@@ -91,7 +88,6 @@ def _head(entry: Entry, *, is_current: bool) -> dict[str, Any]:
         "bases": [str(base) for base in entry.bases],
         "chain_length": entry.chain_length,
         "savepoints": list(entry.savepoints),
-        "is_current": is_current,
         "excluded": {process: str(since) for process, since in entry.excluded.items()},
     }
 

@@ -13,12 +13,14 @@ export function showCut(held, place) {
   const picture = parseSvg(held.diagram.svg);
   const box = make("div", { class: "scrolling picture", tabindex: 0, role: "region", "aria-label": "Diagram of the cut" }, picture);
   const stepping = held.steps.length > 0 ? stepsThrough(held, place, box) : null;
+  if (!place.parameters.has("step")) requestAnimationFrame(() => bringToMiddle(box, box.querySelector("[data-key^='cut']")));
   return make(
     "section",
     { class: "panel", "aria-labelledby": "the-cut" },
     make("h2", { id: "the-cut" }, "The cut"),
     stepping,
     box,
+    held.diagram.left_out === "" ? null : make("p", { class: "left-out" }, `${held.diagram.left_out}.`),
     make("p", { class: "quiet" }, held.diagram.note),
   );
 }
@@ -37,6 +39,8 @@ function stepsThrough(held, place, box) {
     back: make("button", { type: "button", on: { click: () => go(now - 1) } }, "← Back"),
     next: make("button", { type: "button", class: "chief", on: { click: () => go(now + 1) } }, "Next step →"),
   };
+  const leftOut = held.steps_left_out_count;
+  const more = leftOut > 0 ? make("p", { class: "quiet" }, `and ${count(leftOut)} in which markers found nothing to record`) : null;
   let now = 0;
 
   function draw() {
@@ -60,7 +64,7 @@ function stepsThrough(held, place, box) {
     draw();
     place.put({ snapshot: held.id, step: now === 0 ? undefined : now });
     announce(now === 0 ? "The whole cut" : `Step ${now}: ${steps[now - 1].sentence}`);
-    if (now > 0) scrollTo(box, parts.get(steps[now - 1].keys[0]));
+    if (now > 0) bringToMiddle(box, parts.get(steps[now - 1].keys[0]));
   }
 
   box.addEventListener("keydown", (event) => {
@@ -71,12 +75,12 @@ function stepsThrough(held, place, box) {
   });
   now = Math.max(0, Math.min(steps.length, Math.trunc(Number(place.parameters.get("step"))) || 0));
   draw();
-  if (now > 0) requestAnimationFrame(() => scrollTo(box, parts.get(steps[now - 1].keys[0])));
+  if (now > 0) requestAnimationFrame(() => bringToMiddle(box, parts.get(steps[now - 1].keys[0])));
   return [
     make("div", { class: "row" }, buttons.all, buttons.back, buttons.next, where, make("span", { class: "quiet keys-hint" }, "keys n and p in the diagram")),
     sentence,
     rule,
-    make("details", {}, make("summary", {}, "All steps"), make("ol", { class: "steps" }, items)),
+    make("details", {}, make("summary", {}, "All steps"), make("ol", { class: "steps" }, items), more),
   ];
 }
 
@@ -86,9 +90,9 @@ function firstSteps(steps) {
   return since;
 }
 
-function scrollTo(box, part) {
-  if (part === undefined) return;
+function bringToMiddle(box, part) {
+  if (!part) return;
   const [outer, inner] = [box.getBoundingClientRect(), part.getBoundingClientRect()];
-  if (inner.left < outer.left + SCROLL_MARGIN) box.scrollLeft += inner.left - outer.left - SCROLL_MARGIN;
-  else if (inner.right > outer.right - SCROLL_MARGIN) box.scrollLeft += inner.right - outer.right + SCROLL_MARGIN;
+  const isSeen = inner.left >= outer.left + SCROLL_MARGIN && inner.right <= outer.right - SCROLL_MARGIN;
+  if (!isSeen) box.scrollLeft += (inner.left + inner.right - outer.left - outer.right) / 2;
 }

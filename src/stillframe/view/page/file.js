@@ -2,8 +2,9 @@
 
 import { showPlay } from "./player.js";
 import { showSnapshot } from "./snapshot.js";
+import { showComparison } from "./comparison.js";
 
-const shows = { play: showPlay, snapshot: showSnapshot };
+const shows = { play: showPlay, snapshot: showSnapshot, comparison: showComparison };
 
 const held = JSON.parse(document.getElementById("document").textContent);
 shows[held.kind](held, document.querySelector("main"));

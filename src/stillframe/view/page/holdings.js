@@ -46,7 +46,8 @@ export function showChannels(held) {
 /** Return a value as a page shows it: its text, or the keys that a mapping holds. */
 export function shownValue(value) {
   if (value.rows === undefined) {
-    return [make("code", { class: "value" }, value.text), leftOut(value.left_out)];
+    const skipped = value.skipped ? make("span", { class: "quiet" }, `(${value.skipped}) … `) : null;
+    return [skipped, make("code", { class: "value" }, value.text), leftOut(value.left_out)];
   }
   const rows = value.rows.map(([key, each]) => make("tr", {}, make("th", { scope: "row" }, shownValue(key)), make("td", {}, shownValue(each))));
   const more = value.left_out_count > 0 ? `and ${counted(value.left_out_count, "key")} more` : "";
@@ -86,7 +87,7 @@ function stateEntry(state, since, isOpen) {
     make("span", { class: "quiet" }, state.kind),
     make("code", { class: "preview" }, preview(state.fields)),
   );
-  return lazily(state.process, summary, isOpen, () => [
+  return foldable(state.process, summary, isOpen, () => [
     since === undefined ? null : make("p", { class: "warn" }, `It took no part: this is its state of snapshot ${since}.`),
     state.fields.length === 0 ? make("p", { class: "quiet" }, "No field is declared.") : fieldTable(state),
   ]);
@@ -105,7 +106,7 @@ function channelEntry(channel, isOpen) {
     make("span", { class: "caught-count" }, counted(channel.message_count, "message")),
     make("span", { class: "quiet" }, `${count(channel.sent_count)} sent, ${count(channel.received_count)} received`),
   );
-  return lazily(channel.channel, summary, isOpen, () => messageTable(channel));
+  return foldable(channel.channel, summary, isOpen, () => messageTable(channel));
 }
 
 function messageTable(channel) {
@@ -127,7 +128,7 @@ function messageFields(message) {
 function emptyChannels(channels, leftOutCount) {
   const total = channels.length + leftOutCount;
   const summary = make("summary", {}, make("span", { class: "name" }, `${count(total)} empty`), make("span", { class: "quiet" }, "sent = received"));
-  return lazily("empty channels", summary, false, () => {
+  return foldable("empty channels", summary, false, () => {
     const body = make("tbody");
     const table = make("table", { "aria-label": "empty channels" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "channel"), make("th", { scope: "col", class: "number" }, "sent and received"))), body);
     const rows = channels.map((channel) => ({
@@ -138,18 +139,32 @@ function emptyChannels(channels, leftOutCount) {
   });
 }
 
-function lazily(name, summary, isOpen, content) {
+/**
+ * Return something to open, whose content is made when it is.
+ * @param {string} name - of the content, for those who cannot see it.
+ * @param {Element} summary - what is seen before.
+ * @param {boolean} isOpen - whether it is open already.
+ * @param {function(): (Node|Node[])} content - makes it.
+ */
+export function foldable(name, summary, isOpen, content) {
   const box = make("div", { class: "content scrolling", tabindex: 0, role: "group", "aria-label": name });
   const entry = make("details", { class: "entry", open: isOpen }, summary, box);
   const fill = () => {
-    if (entry.open && box.childNodes.length === 0) box.append(...[content()].flat().filter((each) => each !== null));
+    if (entry.open && box.childNodes.length === 0) box.append(...[content()].flat(2).filter((each) => each !== null));
   };
   entry.addEventListener("toggle", fill);
   fill();
   return entry;
 }
 
-function filtered(name, noun, entries) {
+/**
+ * Return a list of entries, a portion at a time; if they are many, with a filter above it.
+ * @param {string} name - of the list, for an id.
+ * @param {string} noun - what the entries are.
+ * @param {{text: string, make: function(boolean): Element}[]} entries - what the filter looks at, in
+ *     lower case, and what makes an entry, open or not.
+ */
+export function filtered(name, noun, entries) {
   const list = make("div", { class: "entries" });
   const more = make("div");
   const said = make("span", { class: "quiet", role: "status" });

@@ -3,25 +3,7 @@
 import { make, counted, bytes, duration } from "./dom.js";
 import { showStates, showChannels } from "./holdings.js";
 import { showCut } from "./cut.js";
-
-/**
- * Where the fragment of the address says what is shown: for a page that has no router of its own.
- * @returns {{parameters: URLSearchParams, put: function(Object)}} what it says, and how to say
- *     something else; undefined takes a parameter away.
- */
-export function fragmentPlace() {
-  const parameters = new URLSearchParams(location.hash.slice(1));
-  return {
-    parameters,
-    put(changes) {
-      for (const [name, value] of Object.entries(changes)) {
-        if (value === undefined) parameters.delete(name);
-        else parameters.set(name, value);
-      }
-      history.replaceState(null, "", `#${parameters}`);
-    },
-  };
-}
+import { moment, fragmentPlace } from "./moments.js";
 
 /**
  * Show a snapshot.
@@ -37,11 +19,6 @@ export function showSnapshot(held, root, place = fragmentPlace()) {
     make("div", { class: "columns" }, showStates(held), showChannels(held)),
   );
   if (place.parameters.get("snapshot") !== held.id) place.put({ snapshot: held.id });
-}
-
-/** Return a moment, in seconds since 1970, as date and time of day, the same everywhere. */
-export function moment(seconds) {
-  return new Date(seconds * 1000).toISOString().replace("T", " ").replace("Z", " UTC");
 }
 
 function snapshotHead(held) {

@@ -1,0 +1,119 @@
+"""``stillframe view STORE``: a snapshot, or two compared, as a page; the cut alone as a picture."""
+
+from pathlib import Path
+
+import msgspec
+
+from stillframe.cli import output, quantities
+from stillframe.errors import UsageError
+from stillframe.model import SnapshotId
+from stillframe.pipeline.head import HEAD as PIPELINE_HEAD
+from stillframe.store.opening import HEAD, SNAPSHOTS
+from stillframe.store.store import Store
+from stillframe.view import cut_picture, one_file, png, svg
+from stillframe.view.comparison_document import comparison_document
+from stillframe.view.snapshot_document import snapshot_document
+from stillframe.whole_file import write_whole
+
+SUFFIX = ".html"
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What is to be shown.
+
+    Attributes:
+        out: where to; its suffix says in which form. None: the names of store and snapshot.
+        snapshot: an id, or the name of a savepoint; None: the newest.
+        compare: another, to compare it with.
+        log: the directory of the event log.
+    """
+
+    out: Path | None
+    snapshot: str | None
+    compare: str | None
+    log: Path | None
+
+
+def is_store(path: Path) -> bool:
+    """Return whether `path` is a store, also one that has lost its head, or a pipeline."""
+    return any((path / name).exists() for name in (HEAD, SNAPSHOTS, PIPELINE_HEAD))
+
+
+def show(path: Path, wish: Wish, *, is_json: bool) -> None:
+    """Write a snapshot of the store at `path`, or a comparison of two, to a file.
+
+    Raises:
+        UsageError: there is no such snapshot or event log, or it cannot be shown in that form.
+        Unavailable: what draws PNG is not installed.
+        Damaged, NotConsistent, StoreError: the store or the log is not what was written.
+        OSError: the file cannot be written.
+    """
+    store = Store.open(path)
+    snapshot = _chosen(store, wish.snapshot)
+    suffix = SUFFIX if wish.out is None else wish.out.suffix
+    if suffix not in (SUFFIX, ".svg", ".png"):
+        raise UsageError(f"--out {wish.out}: let it end in .html, .svg or .png, which says what")
+    if wish.compare is None:
+        content, words = _snapshot(store, snapshot, wish.log, suffix)
+        name = f"{path.stem}-{snapshot}"
+    else:
+        content, words = _comparison(store, snapshot, wish, suffix)
+        name = f"{path.stem}-{store.find(wish.compare)}-{snapshot}"
+    out = wish.out if wish.out is not None else path.with_name(f"{name}{SUFFIX}")
+    for inside in filter(None, (path, wish.log)):
+        if out.resolve().is_relative_to(inside.resolve()):
+            raise UsageError(f"--out {out} is inside {inside}: give a place outside")
+    write_whole(out, [content], inputs=[])
+    if is_json:
+        output.put_json({"files": [out]})
+    output.say(f"done: {out}: {words}, {quantities.size(len(content))}")
+
+
+def _chosen(store: Store, name: str | None) -> SnapshotId:
+    if name is not None:
+        return store.find(name)
+    entries = store.entries()
+    if not entries:
+        raise UsageError(
+            f"the store {store.path} holds no snapshot yet: 'stillframe snapshot {store.path}' "
+            "takes one while the system runs"
+        )
+    return entries[-1].id
+
+
+def _snapshot(
+    store: Store, snapshot: SnapshotId, log: Path | None, suffix: str
+) -> tuple[bytes, str]:
+    if suffix == SUFFIX:
+        document = snapshot_document(store, snapshot, log=log)
+        text = one_file.render(document, title=f"Snapshot {snapshot} of {store.path.name}")
+        caught = quantities.count(document["message_count"], "message")
+        processes = quantities.count(document["process_count"], "process")
+        _warn(document["contradictions"])
+        return text.encode(), f"snapshot {snapshot} of {processes}, {caught} caught"
+    cut = cut_picture.look(store.load(snapshot), log)
+    _warn(cut.contradictions)
+    for words in (cut.left_out, "" if log is not None and cut.steps else cut.note):
+        if words:
+            output.say(words)
+    content = png.draw(cut.diagram) if suffix == ".png" else svg.draw(cut.diagram).encode()
+    return content, f"the cut of snapshot {snapshot}"
+
+
+def _warn(contradictions: list[str]) -> None:
+    for contradiction in contradictions:
+        output.say(f"the event log contradicts the snapshot: {contradiction}")
+
+
+def _comparison(store: Store, snapshot: SnapshotId, wish: Wish, suffix: str) -> tuple[bytes, str]:
+    assert wish.compare is not None
+    if suffix != SUFFIX:
+        raise UsageError(f"--out {wish.out}: a comparison is a page: let it end in .html")
+    if wish.log is not None:
+        raise UsageError("a comparison takes no --log: show each snapshot by itself with it")
+    other = store.find(wish.compare)
+    document = comparison_document(store, other, snapshot)
+    text = one_file.render(document, title=f"From snapshot {other} to {snapshot}")
+    fields = quantities.count(document["field_count"], "field")
+    channels = quantities.count(document["channel_count"], "channel")
+    return text.encode(), f"from {other} to {snapshot}: they differ in {fields} and {channels}"
