@@ -22,6 +22,7 @@ from stillframe.store.history import (
     SnapshotBegan,
     SnapshotPublished,
     TakenOver,
+    Tally,
     read_history,
 )
 
@@ -109,6 +110,26 @@ def test_a_history_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     again = History(tmp_path)
     assert (again.last_number, again.under_way) == (199, (FIRST,))
     again.close()
+
+
+def test_what_was_counted_outlives_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How often each thing happened is known of files that are gone, too."""
+    monkeypatch.setattr(history, "FILE_BYTES_MAX", 1000)
+    write(tmp_path, *(EVENTS * 50))
+    assert len(read(tmp_path)) < len(EVENTS) * 5
+    past = History(tmp_path)
+    assert past.tally == Tally(
+        begun=150,
+        published=50,
+        abandoned={"DEADLINE": 50},
+        starts=50,
+        restores=50,
+        takeovers=50,
+        deaths={"B": 50},
+    )
+    past.close()
 
 
 def test_a_crash_while_a_file_is_put_aside_loses_nothing(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import assert_never
 
 import msgspec
 
@@ -79,11 +80,28 @@ class SnapshotAbandoned(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
+class Tally(msgspec.Struct):
+    """How often each thing happened since the store was made; `abandoned` by the name of the
+    reason."""
+
+    begun: int = 0
+    published: int = 0
+    abandoned: dict[str, int] = {}
+    starts: int = 0
+    restores: int = 0
+    takeovers: int = 0
+    deaths: dict[ProcessId, int] = {}
+
+
 class Continued(msgspec.Struct, frozen=True, tag=True):
-    """The beginning of a file: what of the files before must be known."""
+    """The beginning of a file: what of the files before must be known.
+
+    `tally` is None in what was written before there was one.
+    """
 
     last_number: int
     under_way: tuple[SnapshotId, ...]
+    tally: Tally | None = None
 
 
 Happening = (
@@ -104,6 +122,30 @@ class Line(msgspec.Struct, frozen=True):
     what: Happening
 
 
+def counted(tally: Tally, what: Happening) -> Tally:
+    """Return `tally` after one more line; it may be the same one, changed."""
+    match what:
+        case EpochBegan(_, restored_from):
+            tally.starts += restored_from is None
+            tally.restores += restored_from is not None
+        case TakenOver():
+            tally.takeovers += 1
+        case ProcessDied(process):
+            tally.deaths[process] = tally.deaths.get(process, 0) + 1
+        case SnapshotBegan():
+            tally.begun += 1
+        case SnapshotPublished():
+            tally.published += 1
+        case SnapshotAbandoned(_, reason):
+            tally.abandoned[reason] = tally.abandoned.get(reason, 0) + 1
+        case Continued():
+            # What was counted before a file that nobody has any more.
+            return tally if what.tally is None else what.tally
+        case _:
+            assert_never(what)
+    return tally
+
+
 class History:
     """The history of a store, for its writer.
 
@@ -117,12 +159,14 @@ class History:
     Attributes:
         last_number: the highest number of a snapshot so far.
         under_way: the snapshots that have begun and not ended, oldest first.
+        tally: how often each thing happened.
     """
 
     def __init__(self, store: Path) -> None:
         self._store = store
         self._path = store / NEWER
         self.last_number = 0
+        self.tally = Tally()
         self._under_way: dict[SnapshotId, None] = {}
         self._unwritten: list[bytes] = []
         lines, length = _read(store)
@@ -211,9 +255,10 @@ class History:
         self._length = len(beginning)
 
     def _continued(self) -> Continued:
-        return Continued(self.last_number, self.under_way)
+        return Continued(self.last_number, self.under_way, self.tally)
 
     def _follow(self, what: Happening) -> None:
+        self.tally = counted(self.tally, what)
         match what:
             case SnapshotBegan(snapshot):
                 self.last_number = max(self.last_number, snapshot.number)
