@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from stillframe.model import Abandoned, ProcessId, Reason
+from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.store import history
-from stillframe.store.history import Line
+from stillframe.store.history import Line, SnapshotAbandoned, SnapshotPublished, Tally, counted
 from stillframe.store.tail import Place, beginning, read_on
+
+ENDED_COUNT_MAX = 1000
+"""Of so many snapshots is kept how they ended, for whoever wants to know."""
 
 
 class Happenings:
@@ -17,10 +20,14 @@ class Happenings:
 
     Attributes:
         dead: the processes that died in an epoch that has not been followed by another.
+        tally: how often each thing happened.
+        ended: how the last snapshots ended, oldest first; whoever wants to know takes them out.
     """
 
     def __init__(self, store: Path) -> None:
         self.dead: frozenset[ProcessId] = frozenset()
+        self.tally = Tally()
+        self.ended: dict[SnapshotId, SnapshotPublished | SnapshotAbandoned] = {}
         self._store = store
         self._place: Place | None = None
 
@@ -54,6 +61,11 @@ class Happenings:
 
     def _told(self, line: Line) -> dict[str, Any] | None:
         kind = sentence = None
+        self.tally = counted(self.tally, line.what)
+        if isinstance(line.what, SnapshotPublished | SnapshotAbandoned):
+            self.ended[line.what.snapshot] = line.what
+            while len(self.ended) > ENDED_COUNT_MAX:
+                del self.ended[next(iter(self.ended))]
         match line.what:
             case history.EpochBegan(epoch, restored_from):
                 self.dead = frozenset()

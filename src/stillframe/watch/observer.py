@@ -14,13 +14,17 @@ from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.protocol.holdup import SENTENCE_COUNT_MAX
 from stillframe.runtime.commands import Observed, observe
+from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Description
 from stillframe.view.snapshot_document import snapshot_document
 from stillframe.watch import picture
 from stillframe.watch.acting import act
+from stillframe.watch.families import Families
 from stillframe.watch.feed import Feed, encoded
 from stillframe.watch.happenings import Happenings
+from stillframe.watch.measuring import Measuring
+from stillframe.watch.metrics import Known, tell_system, tell_watching
 from stillframe.watch.shelf import Shelf
 from stillframe.watch.verdicts import Judge, Judged
 from stillframe.watch.wishes import Wish
@@ -31,10 +35,16 @@ LOOK_SOON_S = 0.1
 """The same while a snapshot is under way."""
 READ_S = 0.5
 """So long after one look at the store comes the next, in seconds."""
+LOOK_S_MAX = 5.0
+"""A system that has not answered by then does not, in seconds."""
+FRESH_S = 0.1
+"""What the system said is told again to whoever scrapes if it is not older, in seconds."""
 HAPPENING_COUNT_MAX = 200
 """So many happenings are kept for those who come later."""
 JUDGED_COUNT_MAX = 300
 """Of so many snapshots the verdicts are kept; so many points a line of totals has."""
+OVERLAP_COUNT_MAX = 64
+"""The snapshot that was published last is among so many with the highest numbers."""
 BACKLOG_COUNT_MAX = 50
 """When more snapshots than this wait for a verdict, the oldest get none."""
 
@@ -72,6 +82,11 @@ class Observer:
         self._news = asyncio.Event()
         self._told_waves: set[SnapshotId] = set()
         self._is_wanted = asyncio.Event()
+        self._looking, self._reading = asyncio.Lock(), asyncio.Lock()
+        self._looked = self._read_began = -FRESH_S
+        self._is_first = True
+        self._savepoints: dict[str, SnapshotId] = {}
+        self.measuring = Measuring()
 
     @property
     def description(self) -> Description:
@@ -128,16 +143,59 @@ class Observer:
             "channels": [[places[c.source], places[c.target]] for c in description.channels],
         }
 
+    async def metrics(self) -> Families:
+        """Look at the system, unless that was done just now, and at the store, and return what is
+        known; whoever asks meanwhile waits for the same look."""
+        asked = time.monotonic()
+        async with self._looking:
+            if time.monotonic() - self._looked >= FRESH_S:
+                await self._look()
+        async with self._reading:
+            if self._read_began < asked:
+                await self._read()
+        judged = max(self.judged.values(), key=lambda judged: judged.at, default=None)
+        known = Known(
+            description=self.description,
+            epoch=self.store.epoch if self.observed is None else self.observed.epoch,
+            observed=self.observed,
+            at=self.measuring.looked_at,
+            dead=self._history.dead,
+            tally=self._history.tally,
+            snapshots=self.measuring.snapshots,
+            channels=self.measuring.channels,
+            judged=judged,
+            snapshot_count=self.shelf.count,
+            savepoint_count=len(self._savepoints),
+        )
+        families, is_trouble = Families(), judged is not None and bool(judged.why_not)
+        tell_system(families, known)
+        tell_watching(
+            families, self.measuring.watching(self.feed.listener_count, is_trouble=is_trouble)
+        )
+        return families
+
     async def look(self) -> None:
         """Ask the running system how it is, and tell the page."""
-        before, before_at = self.observed, self.observed_at
+        async with self._looking:
+            await self._look()
+
+    async def _look(self) -> None:
+        before, before_at, began = self.observed, self.observed_at, time.monotonic()
+        is_trouble = False
         try:
-            self.observed, self.why_not = await observe(self.store.path), ""
+            async with asyncio.timeout(LOOK_S_MAX):
+                self.observed, self.why_not = await observe(self.store.path), ""
         except Unavailable as error:
             self.observed, self.why_not = None, str(error)
+        except TimeoutError:
+            is_trouble = True
+            self.observed, self.why_not = None, f"the system did not answer in {LOOK_S_MAX:.0f} s"
         except StillframeError as error:
+            is_trouble = True
             self.observed, self.why_not = None, f"the system cannot be asked: {error}"
         self.observed_at = time.time()
+        self._looked = time.monotonic()
+        self.measuring.looked(self.observed, self._looked - began, is_trouble=is_trouble)
         self.feed.hold("about", self.about())
         same = before is not None and self.observed is not None and before.is_running
         if not same or before is None or before.epoch != self.observed_epoch:
@@ -188,29 +246,34 @@ class Observer:
             await asyncio.sleep(LOOK_SOON_S if is_moving else LOOK_S)
 
     async def _read_again_and_again(self) -> None:
-        is_first = True
-        savepoints: dict[str, SnapshotId] | None = None
         while True:
-            new, gone, happenings, named = await asyncio.to_thread(self._read)
-            told = {known["sentence"] for known in self.happenings if known["kind"] == "trouble"}
-            happenings = [h for h in happenings if h["sentence"] not in told]
-            self.happenings.extend(happenings)
-            if happenings and not is_first:
-                self.feed.say("happenings", happenings)
-            if (new or gone or named != savepoints) and not is_first:
-                changed = {*(named or {}).values(), *(savepoints or {}).values()}
-                chosen = dict.fromkeys((*new[-BACKLOG_COUNT_MAX:], *sorted(changed)))
-                there = await asyncio.to_thread(self.shelf.rows, chosen)
-                self.feed.say("snapshots", self._listed(there, [str(s) for s in gone]))
-            for snapshot in gone:
-                self.judged.pop(str(snapshot), None)
-            if new:
-                self._waiting.extend(new[-BACKLOG_COUNT_MAX:])
-                self._news.set()
-            is_first, savepoints = False, named
+            async with self._reading:
+                await self._read()
             await asyncio.sleep(READ_S)
 
-    def _read(
+    async def _read(self) -> None:
+        """Look what is new in the store, and tell the page."""
+        self._read_began = time.monotonic()
+        is_first, savepoints = self._is_first, self._savepoints
+        new, gone, happenings, named = await asyncio.to_thread(self._read_store)
+        told = {known["sentence"] for known in self.happenings if known["kind"] == "trouble"}
+        happenings = [h for h in happenings if h["sentence"] not in told]
+        self.happenings.extend(happenings)
+        if happenings and not is_first:
+            self.feed.say("happenings", happenings)
+        if (new or gone or named != savepoints) and not is_first:
+            changed = {*named.values(), *savepoints.values()}
+            chosen = dict.fromkeys((*new[-BACKLOG_COUNT_MAX:], *sorted(changed)))
+            there = await asyncio.to_thread(self.shelf.rows, chosen)
+            self.feed.say("snapshots", self._listed(there, [str(s) for s in gone]))
+        for snapshot in gone:
+            self.judged.pop(str(snapshot), None)
+        if new:
+            self._waiting.extend(new[-BACKLOG_COUNT_MAX:])
+            self._news.set()
+        self._is_first, self._savepoints = False, named
+
+    def _read_store(
         self,
     ) -> tuple[list[SnapshotId], list[SnapshotId], list[dict[str, Any]], dict[str, SnapshotId]]:
         """Look what is new in the store; what cannot be read is told as something that happened."""
@@ -218,12 +281,17 @@ class Observer:
         new: list[SnapshotId] = []
         gone: list[SnapshotId] = []
         named: dict[str, SnapshotId] = {}
+        entries: list[Entry] = []
+        is_trouble = False
         try:
             happenings = self._history.look()
             new, gone = self.shelf.look()
             named = self.store.savepoints
+            entries = self.shelf.entries(new[-OVERLAP_COUNT_MAX:] if self._is_first else new)
         except StillframeError as error:
+            is_trouble = True
             happenings.append({"at": time.time(), "kind": "trouble", "sentence": str(error)})
+        self.measuring.read(entries, is_new=not self._is_first, is_trouble=is_trouble)
         return new, gone, happenings, named
 
     async def _judge_one_by_one(self) -> None:

@@ -14,14 +14,8 @@ from stillframe.runtime.commands import Observed
 from stillframe.runtime.waves import Wave
 from stillframe.topology import Description
 
-RUNNING, BUSY, SILENT, STARTING, DEAD, STOPPED = (
-    "running",
-    "busy",
-    "silent",
-    "starting",
-    "dead",
-    "stopped",
-)
+STATUSES = ("running", "busy", "silent", "starting", "dead", "stopped")
+RUNNING, BUSY, SILENT, STARTING, DEAD, STOPPED = STATUSES
 """How a process can be."""
 
 

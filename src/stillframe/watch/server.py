@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.view import one_file
+from stillframe.watch.families import Families, exposed
 from stillframe.watch.feed import Feed
 from stillframe.watch.guard import Guard
 from stillframe.watch.wishes import Wish, decode_wish
@@ -47,6 +48,9 @@ class Watched(Protocol):
     async def act(self, wish: Wish) -> dict[str, Any]:
         """Do what somebody wishes, and return what came of it."""
 
+    async def metrics(self) -> Families:
+        """Return all metrics, as of now."""
+
 
 def make_app(watched: Watched, *, token: str | None) -> ASGIApp:
     """Return the application that answers for `watched`.
@@ -77,10 +81,16 @@ def make_app(watched: Watched, *, token: str | None) -> ASGIApp:
     async def action(request: Request) -> Response:
         return _json(await watched.act(await _wish_of(request)))
 
+    async def metrics(request: Request) -> Response:
+        families, accept = await watched.metrics(), request.headers.get("accept", "")
+        text, kind = await asyncio.to_thread(exposed, families, accept)
+        return Response(text, headers={"Content-Type": kind, "Cache-Control": "no-store"})
+
     routes = [
         Route("/", _file),
         Route("/page/{name}", _file),
         Route("/events", events),
+        Route("/metrics", _told(metrics)),
         Route("/api/snapshots", _told(snapshots)),
         Route("/api/snapshot/{name}", _told(snapshot)),
         Route("/api/action", _told(action), methods=["POST"]),

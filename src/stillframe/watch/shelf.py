@@ -1,5 +1,7 @@
 """The snapshots of a store as the page lists them: some at a time, however many there are."""
 
+import contextlib
+import time
 from bisect import bisect_left
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +15,8 @@ from stillframe.store.store import Store
 
 ROW_COUNT = 100
 """So many rows the page asks for at once, and may."""
+SETTLED_NS = 50_000_000
+"""A directory that changed so long ago has another time when it changes again."""
 
 
 class Shelf:
@@ -52,7 +56,9 @@ class Shelf:
         found = sorted(
             (SnapshotId.parse(path.name) for path in directories), key=lambda i: (i.number, i)
         )
-        self._changed_ns = changed_ns
+        # The clock of a file system stands still for a while: what came in that time shows later.
+        is_settled = time.time_ns() - changed_ns > SETTLED_NS
+        self._changed_ns = changed_ns if is_settled else -1
         before, now = set(self._ids), set(found)
         self._ids = found
         return [i for i in found if i not in before], [i for i in before if i not in now]
@@ -68,6 +74,14 @@ class Shelf:
         """Return what the list says of some snapshots, of those that are there."""
         rows = (self._row(snapshot) for snapshot in snapshots)
         return [row for row in rows if row is not None]
+
+    def entries(self, snapshots: Iterable[SnapshotId]) -> list[Entry]:
+        """Return the entries of some snapshots, of those that are there and can be read."""
+        found = []
+        for snapshot in snapshots:
+            with contextlib.suppress(StillframeError):
+                found.append(self._store.entry(snapshot))
+        return found
 
     def _row(self, snapshot: SnapshotId) -> dict[str, Any] | None:
         try:
