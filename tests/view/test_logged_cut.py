@@ -1,6 +1,5 @@
 """The events around a cut as an event log has them: what a reader of every row finds."""
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,62 +10,12 @@ from hypothesis import strategies as st
 from stillframe.eventlog.around import NotInLog, Wanted, around
 from stillframe.eventlog.schema import ACCEPTED, MARKER_ACCEPTED, RECORDED, SENT
 from stillframe.model import (
-    Batch,
-    Channel,
     ChannelState,
     GlobalState,
-    ProcessState,
     Snapshot,
-    SnapshotId,
 )
 from stillframe.view import cut_picture, logged_cut
-from tests import eventlogs
-from tests.eventlogs import Log, Row
-
-EMPTY_STATE = b"\x80"
-NIL = b"\xc0"
-
-
-def snapshots_of(log: Log) -> list[Snapshot]:
-    """Return what a store would hold of the snapshots in a log, counted row by row."""
-    names = sorted({str(row.snapshot) for rows in log.values() for row in rows if row.snapshot})
-    return [snapshot_of(log, name) for name in names]
-
-
-def snapshot_of(log: Log, name: str) -> Snapshot:
-    """Return one of them."""
-    channels = []
-    for source in sorted(log):
-        for target in sorted(log):
-            if source != target:
-                sent = len(numbers_before(log[source], SENT, (source, target), name))
-                received = len(numbers_before(log[target], ACCEPTED, (source, target), name))
-                held = [NIL] * (sent - received)
-                batches = (Batch.of(received + 1, held),) if held else ()
-                channels.append(ChannelState(Channel(source, target), sent, received, batches))
-    states = tuple(ProcessState(process, "P", EMPTY_STATE) for process in sorted(log))
-    return Snapshot(SnapshotId.parse(name), 1, 1.0, 2.0, GlobalState(states, tuple(channels)))
-
-
-def numbers_before(
-    rows: list[Row], kind: str, channel: tuple[str, str], snapshot: str
-) -> list[int]:
-    """Return the messages of a channel in the rows before a cut."""
-    found: list[int] = []
-    for row in rows:
-        if row.kind == RECORDED and row.snapshot == snapshot:
-            return found
-        if row.kind == kind and row.channel == channel:
-            found.append(int(row.number or 0))
-    raise AssertionError(f"{snapshot} has no cut")
-
-
-def written(seed: int, directory: Path) -> Log:
-    """Write the log of an execution by chance, in parts and row groups by chance; return it."""
-    chance = random.Random(seed)
-    log = eventlogs.Execution(chance).log()
-    eventlogs.write(log, directory, 1, chance)
-    return log
+from tests.view.stored import channel_of, snapshots_of, written
 
 
 @settings(max_examples=60)
@@ -187,8 +136,7 @@ def changed(snapshot: Snapshot, state: ChannelState, change: str) -> Snapshot:
     """Return a snapshot that counts one message more, or one that was received less."""
     sent = state.sent_count + (change == "sent")
     received = state.received_count - (change == "received")
-    batches = (Batch.of(received + 1, [NIL] * (sent - received)),)
-    other = ChannelState(state.channel, sent, received, batches)
+    other = channel_of(state.channel.source, state.channel.target, sent, received)
     channels = tuple(
         other if each.channel == state.channel else each for each in snapshot.state.channels
     )

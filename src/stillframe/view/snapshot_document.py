@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stillframe.model import ChannelState, Snapshot, SnapshotId
 from stillframe.store.decoded import fields_of, messages_of
 from stillframe.store.manifest import Entry
@@ -16,6 +18,8 @@ from stillframe.store.reading import StoreReader
 from stillframe.topology import Description
 from stillframe.view import cut_picture, svg
 from stillframe.view.legend import count
+from stillframe.view.scene import TEXT_ROW
+from stillframe.view.shapes import Diagram
 from stillframe.view.shown import Budget, show_fields
 
 KIND = "snapshot"
@@ -60,7 +64,10 @@ def snapshot_document(
         **_processes(loaded, description),
         **_channels(loaded, description),
         "diagram": {
-            "svg": svg.draw(cut.diagram, has_style=False),
+            "svg": svg.draw(_without_legend(cut.diagram), has_style=False),
+            "legend": [
+                {"sample": row.sample.value, "text": row.full} for row in cut.diagram.legend
+            ],
             "left_out": cut.left_out,
             "note": cut.note,
         },
@@ -68,6 +75,12 @@ def snapshot_document(
         "steps": cut.steps,
         "steps_left_out_count": cut.steps_left_out_count,
     }
+
+
+def _without_legend(drawn: Diagram) -> Diagram:
+    """Return a diagram whose legend is not in it: a page scrolls the one and not the other."""
+    height = drawn.height - TEXT_ROW * (len(drawn.legend) + 1)
+    return msgspec.structs.replace(drawn, legend=(), height=height)
 
 
 def head(entry: Entry) -> dict[str, Any]:

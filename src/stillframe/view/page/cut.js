@@ -1,87 +1,90 @@
 // The diagram of a snapshot's cut, and the steps in which it was recorded, rule by rule.
 
 import { make, parseSvg, setText, announce, count } from "./dom.js";
+import { stepControls } from "./stepping.js";
 
-const SCROLL_MARGIN = 120;
+const SCROLL_MARGIN = 60;
 
 /**
- * Return the section with the diagram; if the steps are known, with buttons to go through them.
+ * Return the section with the diagram; if the steps are known, with what goes through them.
  * @param {Object} held - the document of the snapshot.
- * @param {{parameters: URLSearchParams, put: function(Object)}} place - has the step, and is told.
+ * @param {Object} place - as `fragmentPlace` returns it: has the step, and is told.
  */
 export function showCut(held, place) {
   const picture = parseSvg(held.diagram.svg);
-  const box = make("div", { class: "scrolling picture", tabindex: 0, role: "region", "aria-label": "Diagram of the cut" }, picture);
-  const stepping = held.steps.length > 0 ? stepsThrough(held, place, box) : null;
-  if (!place.parameters.has("step")) requestAnimationFrame(() => bringToMiddle(box, box.querySelector("[data-key^='cut']")));
+  const box = make("div", { class: "scrolling picture", tabindex: 0, role: "region", "aria-label": "diagram of the cut" }, picture);
+  const has = held.steps.length > 0;
+  if (!has) requestAnimationFrame(() => bringToMiddle(box, box.querySelector("[data-key^='cut']")));
   return make(
     "section",
-    { class: "panel", "aria-labelledby": "the-cut" },
+    { class: "panel cut-panel", "aria-labelledby": "the-cut" },
     make("h2", { id: "the-cut" }, "The cut"),
-    stepping,
+    has ? recordingSteps(held, place, box) : null,
     box,
+    make("ul", { class: "samples" }, held.diagram.legend.map(legendSample)),
     held.diagram.left_out === "" ? null : make("p", { class: "left-out" }, `${held.diagram.left_out}.`),
     make("p", { class: "quiet" }, held.diagram.note),
   );
 }
 
-function stepsThrough(held, place, box) {
-  const steps = held.steps;
-  const parts = new Map();
-  for (const part of box.querySelectorAll("[data-key]")) parts.set(part.dataset.key, part);
+function legendSample(row) {
+  return make("li", {}, make("span", { class: `sample ${row.sample}`, "aria-hidden": "true" }), row.text);
+}
+
+function recordingSteps(held, place, box) {
+  const { steps } = held;
+  const parts = new Map([...box.querySelectorAll("[data-key]")].map((part) => [part.dataset.key, part]));
   const since = firstSteps(steps);
   const sentence = make("p", { class: "sentence" });
-  const rule = make("p", { class: "quiet rule" });
-  const where = make("span", { class: "where" });
-  const items = steps.map((step, index) => make("li", {}, make("button", { type: "button", class: "step", on: { click: () => go(index + 1) } }, step.sentence)));
-  const buttons = {
-    all: make("button", { type: "button", on: { click: () => go(0) } }, "Whole cut"),
-    back: make("button", { type: "button", on: { click: () => go(now - 1) } }, "← Back"),
-    next: make("button", { type: "button", class: "chief", on: { click: () => go(now + 1) } }, "Next step →"),
-  };
-  const leftOut = held.steps_left_out_count;
-  const more = leftOut > 0 ? make("p", { class: "quiet" }, `and ${count(leftOut)} in which markers found nothing to record`) : null;
-  let now = 0;
+  const rule = make("p", { class: "quiet rule-quoted" });
+  const items = steps.map((step, index) => make("li", {}, make("button", { type: "button", class: "step", on: { click: () => controls.go(index + 1) } }, step.sentence)));
+  const controls = stepControls({ of: "the recording", noun: "step", last: steps.length, onStep: show });
 
-  function draw() {
+  function show(now) {
+    const step = steps[now - 1];
     for (const [key, part] of parts) {
-      const first = since.get(key);
-      part.classList.toggle("later", now > 0 && first !== undefined && first > now);
-      part.classList.toggle("now", now > 0 && steps[now - 1].keys.includes(key));
+      part.classList.toggle("later", now > 0 && (since.get(key) ?? 0) > now);
+      part.classList.toggle("now", now > 0 && step.keys.includes(key));
     }
-    box.classList.toggle("stepping", now > 0);
-    setText(where, now === 0 ? `${count(steps.length)} steps` : `step ${count(now)} of ${count(steps.length)}`);
-    setText(sentence, now === 0 ? "All of it: go through the steps in which it was recorded." : steps[now - 1].sentence);
-    setText(rule, now === 0 ? "" : steps[now - 1].rule);
-    buttons.all.disabled = now === 0;
-    buttons.back.disabled = now === 0;
-    buttons.next.disabled = now === steps.length;
+    setText(sentence, now === 0 ? "The whole cut. Go through the steps in which it was recorded." : step.sentence);
+    setText(rule, now === 0 ? "" : step.rule);
     items.forEach((item, index) => item.firstChild.setAttribute("aria-current", index + 1 === now ? "step" : "false"));
-  }
-
-  function go(wanted) {
-    now = Math.max(0, Math.min(steps.length, wanted));
-    draw();
     place.put({ snapshot: held.id, step: now === 0 ? undefined : now });
-    announce(now === 0 ? "The whole cut" : `Step ${now}: ${steps[now - 1].sentence}`);
-    if (now > 0) bringToMiddle(box, parts.get(steps[now - 1].keys[0]));
+    if (now > 0) announce(`Step ${now}: ${step.sentence}`);
+    requestAnimationFrame(() => bringToMiddle(box, now === 0 ? parts.get(steps[0].keys[0]) : parts.get(step.keys[0])));
   }
 
-  box.addEventListener("keydown", (event) => {
-    const move = { n: 1, p: -1 }[event.key];
-    if (event.ctrlKey || event.metaKey || event.altKey || move === undefined) return;
-    event.preventDefault();
-    go(now + move);
-  });
-  now = Math.max(0, Math.min(steps.length, Math.trunc(Number(place.parameters.get("step"))) || 0));
-  draw();
-  if (now > 0) requestAnimationFrame(() => bringToMiddle(box, parts.get(steps[now - 1].keys[0])));
+  listenWhile(box, "keydown", controls.press);
+  listenWhile(box, "hashchange", () => controls.go(stepOf(new URLSearchParams(location.hash.slice(1)))), window);
+  controls.go(stepOf(place.parameters));
+  const leftOut = held.steps_left_out_count;
   return [
-    make("div", { class: "row" }, buttons.all, buttons.back, buttons.next, where, make("span", { class: "quiet keys-hint" }, "keys n and p in the diagram")),
+    controls.element,
     sentence,
     rule,
-    make("details", {}, make("summary", {}, "All steps"), make("ol", { class: "steps" }, items), more),
+    make(
+      "details",
+      {},
+      make("summary", {}, "All steps"),
+      make("ol", { class: "steps" }, items),
+      leftOut > 0 ? make("p", { class: "quiet" }, `and ${count(leftOut)} in which a marker found nothing to record`) : null,
+    ),
   ];
+}
+
+function stepOf(parameters) {
+  return Number(parameters.get("step")) || 0;
+}
+
+/** Listen as long as an element is in the page. */
+function listenWhile(element, name, listener, target = document) {
+  let wasThere = false;
+  const listen = (event) => {
+    wasThere ||= element.isConnected;
+    if (element.isConnected) listener(event);
+    else if (wasThere) target.removeEventListener(name, listen);
+  };
+  target.addEventListener(name, listen);
 }
 
 function firstSteps(steps) {

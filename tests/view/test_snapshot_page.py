@@ -1,0 +1,295 @@
+"""The page of a snapshot in a real browser: it shows what the store and the log hold."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from stillframe.model import Snapshot
+from stillframe.store.decoded import fields_of, messages_of
+from stillframe.store.store import Store
+from stillframe.view import one_file
+from stillframe.view.comparison_document import comparison_document
+from stillframe.view.plain import plain, printable
+from stillframe.view.snapshot_document import snapshot_document
+from tests.browser import a_browser, a_page, check_accessible
+from tests.view.stored import HOSTILE, large, snapshots_of, store_of, written
+
+pytestmark = pytest.mark.slow
+
+SEED = 2
+LARGE_BYTES_MAX = 6_000_000
+LARGE_S_MAX = 10.0
+Show = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests of this module."""
+    with a_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Path, list[Snapshot]]:
+    """A store, the event log of the same system, and the snapshots."""
+    directory = tmp_path_factory.mktemp("logged")
+    snapshots = snapshots_of(written(SEED, directory / "log"))
+    return store_of(directory / "store", snapshots), directory / "log", snapshots
+
+
+@pytest.fixture
+def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
+    """Return what opens a document as a file, at an address in it."""
+    path = tmp_path / "page.html"
+    with a_page(browser) as page:
+        page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
+
+        def show(document: dict[str, Any], fragment: str = "") -> Page:
+            path.write_text(one_file.render(document, title=HOSTILE[1]), encoding="utf-8")
+            page.goto(f"{path.as_uri()}{fragment}")
+            return page
+
+        yield show
+
+
+def open_all(page: Page, section: str) -> None:
+    """Open every entry of a section."""
+    for summary in page.locator(f"section[aria-labelledby={section}] .entry > summary").all():
+        if summary.locator("..").get_attribute("open") is None:
+            summary.click()
+
+
+def as_text(value: Any) -> str:
+    """Return the JSON that a page shows of a value, written by another library than ours."""
+    text = json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"))
+    return printable(text[:2000])
+
+
+def texts(page: Page, selector: str) -> list[list[str]]:
+    """Return the cells of the rows of a table."""
+    found: list[list[str]] = page.locator(selector).evaluate_all(
+        "rows => rows.map(row => [...row.children].map(cell => cell.textContent))"
+    )
+    return found
+
+
+def test_states_are_those_of_the_store(
+    show: Show, logged: tuple[Store, Path, list[Snapshot]]
+) -> None:
+    """Every field of every process, hostile ones as text; of keyed fields every key."""
+    store, _, snapshots = logged
+    page = show(snapshot_document(store, snapshots[0].id))
+    open_all(page, "states")
+    for state in snapshots[0].state.processes:
+        fields = fields_of(state)
+        rows = f"table[aria-label='state of {state.process}'] > tbody > tr"
+        shown = dict(texts(page, rows))
+        assert shown["balance"] == as_text(fields["balance"])
+        assert shown["note"].startswith(as_text(fields["note"]))
+        assert shown["note"] == as_text(fields["note"]) or "characters more" in shown["note"]
+        keys = dict(texts(page, f"{rows} .keys tr"))
+        assert {key.partition(" … ")[0]: value for key, value in keys.items()} == {
+            as_text(key): as_text(value) for key, value in fields["accounts"].items()
+        }
+    assert page.locator("img, main script, iframe").count() == 0
+
+
+def test_channels_are_those_of_the_store(
+    show: Show, logged: tuple[Store, Path, list[Snapshot]]
+) -> None:
+    """Each message with its number and fields; the empty channels are counted, and listed."""
+    store, _, snapshots = logged
+    snapshot = max(snapshots, key=lambda each: each.state.message_count)
+    description = store.description_of(snapshot.id)
+    page = show(snapshot_document(store, snapshot.id))
+    open_all(page, "channels")
+    for state in snapshot.state.channels:
+        if state.message_count:
+            rows = texts(page, f"table[aria-label='messages on {state.channel}'] tbody tr")
+            expected = [
+                (f"{m.number:,}", m.kind, f"amount {m.fields['amount']}")
+                for m in messages_of(state, description)
+            ]
+            assert [(row[0], row[1]) for row in rows] == [each[:2] for each in expected]
+            assert all(row[2].endswith(e[2]) for row, e in zip(rows, expected, strict=True))
+    empty = {row[0] for row in texts(page, "table[aria-label='empty channels'] tbody tr")}
+    assert empty == {str(s.channel) for s in snapshot.state.channels if not s.message_count}
+
+
+def test_the_recording_is_gone_through(
+    show: Show, logged: tuple[Store, Path, list[Snapshot]]
+) -> None:
+    """On and back; at each step its sentence, what it draws is marked, and the address names it."""
+    store, log, snapshots = logged
+    document = snapshot_document(store, snapshots[0].id, log=log)
+    steps = document["steps"]
+    page = show(document)
+    sentence = page.locator(".sentence")
+    name = document["id"]
+    for number, step in enumerate(steps, 1):
+        page.get_by_role("button", name="one step on").click()
+        expect(sentence).to_have_text(step["sentence"])
+        assert page.evaluate("location.hash") == f"#snapshot={name}&step={number}"
+        marked = page.locator(".picture .now").evaluate_all("all => all.map(e => e.dataset.key)")
+        assert {*marked} == {*step["keys"]}
+        later = {key for each in steps[number:] for key in each["keys"]}
+        later -= {key for each in steps[:number] for key in each["keys"]}
+        hidden = page.locator(".picture .later").evaluate_all("all => all.map(e => e.dataset.key)")
+        assert {*hidden} == later
+    expect(page.get_by_role("button", name="one step on")).to_be_disabled()
+    page.get_by_role("button", name="one step back").click()
+    expect(sentence).to_have_text(steps[-2]["sentence"])
+    page.get_by_role("button", name="to the beginning").click()
+    assert page.locator(".picture .now, .picture .later").count() == 0
+    assert page.evaluate("location.hash") == f"#snapshot={name}"
+
+
+def test_an_address_opens_a_step(show: Show, logged: tuple[Store, Path, list[Snapshot]]) -> None:
+    """Also one that is typed in later; a step that there is not is the nearest that there is."""
+    store, log, snapshots = logged
+    document = snapshot_document(store, snapshots[0].id, log=log)
+    steps = document["steps"]
+    page = show(document, f"#snapshot={document['id']}&step=3")
+    expect(page.locator(".sentence")).to_have_text(steps[2]["sentence"])
+    page.evaluate("location.hash = '#step=2'")
+    expect(page.locator(".sentence")).to_have_text(steps[1]["sentence"])
+    page.evaluate("location.hash = '#step=99999'")
+    expect(page.locator(".sentence")).to_have_text(steps[-1]["sentence"])
+    page.evaluate("location.hash = '#step=<b>'")
+    expect(page.locator(".sentence")).to_contain_text("The whole cut")
+
+
+def test_the_keyboard_is_enough(show: Show, logged: tuple[Store, Path, list[Snapshot]]) -> None:
+    """Arrows go through the steps, Tab reaches the diagram, and Enter opens a state."""
+    store, log, snapshots = logged
+    document = snapshot_document(store, snapshots[0].id, log=log)
+    page = show(document)
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".sentence")).to_have_text(document["steps"][1]["sentence"])
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".sentence")).to_have_text(document["steps"][0]["sentence"])
+    seen: list[str] = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        seen.append(
+            page.evaluate("document.activeElement.className || document.activeElement.tagName")
+        )
+        if page.evaluate("document.activeElement.closest('.entry') !== null"):
+            break
+    assert any("picture" in each for each in seen)
+    entry = page.locator(".entry").first
+    was_open = entry.get_attribute("open")
+    page.keyboard.press("Enter")
+    assert entry.get_attribute("open") != was_open
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"color_scheme": "light"},
+        {"color_scheme": "dark"},
+        {"viewport": {"width": 360, "height": 740}},
+    ],
+    ids=["light", "dark", "narrow"],
+)
+def test_everybody_can_use_it(
+    browser: Browser,
+    tmp_path: Path,
+    logged: tuple[Store, Path, list[Snapshot]],
+    options: dict[str, Any],
+) -> None:
+    """Axe finds nothing, with everything open, and nothing is wider than the window."""
+    store, log, snapshots = logged
+    first, last = snapshots[0].id, snapshots[-1].id
+    documents = [
+        snapshot_document(store, first, log=log),
+        snapshot_document(store, first),
+        comparison_document(store, first, last),
+    ]
+    path = tmp_path / "page.html"
+    for document in documents:
+        path.write_text(one_file.render(document, title="test"), encoding="utf-8")
+        with a_page(browser, **options) as page:
+            page.goto(f"{path.as_uri()}#step=2")
+            open_all(page, "states")
+            open_all(page, "channels")
+            for summary in page.locator("details:not(.entry) > summary").all():
+                summary.click()
+            check_accessible(page)
+            width = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert width <= 0
+
+
+def test_without_a_log_the_page_says_what_is_not_known(
+    show: Show, logged: tuple[Store, Path, list[Snapshot]]
+) -> None:
+    """And how to get it; each message that is drawn was held."""
+    store, _, snapshots = logged
+    page = show(snapshot_document(store, snapshots[0].id))
+    expect(page.get_by_text("nor which marker came first")).to_be_visible()
+    expect(page.get_by_text("--log DIR").first).to_be_visible()
+    assert page.locator(".controls").count() == 0
+
+
+def test_a_large_snapshot_stays_quick(show: Show, tmp_path: Path) -> None:
+    """50 processes, 2,450 channels and 10^5 messages: a bounded file that opens at once, with the
+    first of everything, how much more there is, and a filter."""
+    store = store_of(tmp_path / "store", [large(50, 100_000)])
+    document = snapshot_document(store, store.entries()[0].id)
+    begun = time.monotonic()
+    page = show(document)
+    expect(page.get_by_role("heading", name="Channels")).to_be_visible()
+    took_s = time.monotonic() - begun
+    assert took_s < LARGE_S_MAX
+    assert (tmp_path / "page.html").stat().st_size < LARGE_BYTES_MAX
+    channels = page.locator("section[aria-labelledby=channels]")
+    expect(channels.get_by_text("490 channels held 99,960 messages.")).to_be_visible()
+    expect(channels.get_by_role("button", name="Show more channels (390)")).to_be_visible()
+    page.get_by_label("Filter").last.fill("no such channel")
+    expect(channels.get_by_role("status")).to_have_text("0 of 490 channels")
+    page.get_by_label("Filter").last.fill("p49->")
+    found = sum(c["message_count"] > 0 and c["source"] == "P49" for c in document["channels"])
+    expect(channels.get_by_role("status")).to_have_text(f"{found} of 490 channels")
+    open_all(page, "channels")
+    total = sum(len(c["messages"]) + c["messages_left_out_count"] for c in document["channels"])
+    assert total == document["message_count"] == 99_960
+    expect(page.get_by_text("of 99,960 messages are drawn")).to_be_visible()
+
+
+def test_what_differs_is_what_diff_finds(
+    show: Show, logged: tuple[Store, Path, list[Snapshot]]
+) -> None:
+    """Field by field, key by key, and channel by channel with its counts."""
+    store, _, snapshots = logged
+    first, last = snapshots[0], snapshots[-1]
+    document = comparison_document(store, first.id, last.id)
+    page = show(document)
+    open_all(page, "states")
+    open_all(page, "channels")
+    befores, afters = (
+        {state.process: fields_of(state) for state in each.state.processes}
+        for each in (first, last)
+    )
+    for process, before in befores.items():
+        after = afters[process]
+        rows = texts(page, f"table[aria-label='{process} balance'] tbody tr")
+        assert [row[1:] for row in rows] == [[str(before["balance"]), str(after["balance"])]] * (
+            before["balance"] != after["balance"]
+        )
+        keys = texts(page, f"table[aria-label='{process} accounts'] tbody tr")
+        old, new = before["accounts"], after["accounts"]
+        assert len(keys) == sum(old.get(key) != new.get(key) for key in old | new)
+    counts = {s.channel: s for s in first.state.channels}
+    for state in last.state.channels:
+        rows = texts(page, f"table[aria-label='counts of {state.channel}'] tbody tr")
+        if rows:
+            assert rows[0][1:3] == [
+                f"{counts[state.channel].sent_count:,}",
+                f"{state.sent_count:,}",
+            ]
