@@ -47,16 +47,19 @@ def a_browser() -> Iterator[Browser]:
 
 
 @contextlib.contextmanager
-def a_page(browser: Browser, **options: Any) -> Iterator[Page]:
+def a_page(browser: Browser, *, lost_connections: bool = False, **options: Any) -> Iterator[Page]:
     """Open an empty page in a context of its own; at the end nothing may have gone wrong in it.
 
     Args:
         browser: which.
+        lost_connections: whether the server may go; the browser writes that to the console.
         options: of the context: ``viewport``, ``color_scheme`` and others of Playwright's.
     """
     troubles: list[str] = []
 
     def said(message: ConsoleMessage) -> None:
+        if lost_connections and "ERR_" in message.text:
+            return
         if message.type in ("error", "warning"):
             troubles.append(f"console: {message.text} ({message.location})")
 

@@ -36,9 +36,7 @@ def watch(
     for name in predicates:
         check_named(name)
     address = Address.parse(listen or "127.0.0.1", port=PORT)
-    token = None
-    if not address.is_loopback or token_file is not None:
-        token = secrets.token_urlsafe(TOKEN_BYTES) if token_file is None else _token_in(token_file)
+    token = token_for(address, token_file)
     judge = Judge(store, predicates or USUAL, reference)
 
     def ready(where: Address) -> None:
@@ -49,8 +47,21 @@ def watch(
             output.put_lines([link])
         output.say(f"showing {path} there, until Ctrl-C")
 
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt):  # one that comes while it starts
         uvloop.run(serve(Observer(store, judge, log), address, token=token, ready=ready))
+
+
+def token_for(address: Address, file: Path | None) -> str | None:
+    """Return what whoever asks must know of a page that is served at `address`: the token in
+    `file`; without one a new token, and none on loopback.
+
+    Raises:
+        UsageError: the file holds no token.
+        StoreError: it cannot be read or written.
+    """
+    if file is not None:
+        return _token_in(file)
+    return None if address.is_loopback else secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def _token_in(path: Path) -> str:

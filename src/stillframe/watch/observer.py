@@ -80,7 +80,6 @@ class Observer:
         self._naive: deque[tuple[float, dict[str, int | float]]] = deque(maxlen=JUDGED_COUNT_MAX)
         self._waiting: deque[SnapshotId] = deque(maxlen=BACKLOG_COUNT_MAX)
         self._news = asyncio.Event()
-        self._told_waves: set[SnapshotId] = set()
         self._is_wanted = asyncio.Event()
         self._looking, self._reading = asyncio.Lock(), asyncio.Lock()
         self._looked = self._read_began = -FRESH_S
@@ -109,6 +108,7 @@ class Observer:
 
     async def first(self) -> list[bytes]:
         """Return what a page that comes now must be told besides what holds."""
+        self.feed.hold("about", self.about())
         rows = await self.rows_before(None)
         history = {
             "naive": [[at, totals] for at, totals in self._naive],
@@ -201,10 +201,10 @@ class Observer:
         if not same or before is None or before.epoch != self.observed_epoch:
             before = None
         self.feed.hold("system", self._system(before, self.observed_at - before_at))
-        for wave in () if self.observed is None else self.observed.waves:
-            if wave.ended_at is not None and wave.snapshot not in self._told_waves:
-                self._told_waves.add(wave.snapshot)
-                self.feed.hold("wave", picture.wave_document(wave))
+        waves = () if self.observed is None else self.observed.waves
+        ended = [wave for wave in waves if wave.ended_at is not None]
+        if ended:
+            self.feed.hold("wave", picture.wave_document(ended[-1]))
 
     @property
     def observed_epoch(self) -> int | None:

@@ -79,7 +79,11 @@ def make_app(watched: Watched, *, token: str | None) -> ASGIApp:
         return _json(await watched.snapshot(request.path_params["name"]))
 
     async def action(request: Request) -> Response:
-        return _json(await watched.act(await _wish_of(request)))
+        wish = await _wish_of(request)
+        try:
+            return _json(await watched.act(wish))
+        except StillframeError as error:
+            return _json({"is_done": False, "sentence": str(error)})
 
     async def metrics(request: Request) -> Response:
         families, accept = await watched.metrics(), request.headers.get("accept", "")

@@ -1,8 +1,10 @@
 """Serves the page until somebody has seen enough."""
 
 import asyncio
+import contextlib
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
@@ -22,6 +24,11 @@ class _Server(uvicorn.Server):
     def __init__(self, feed: Feed, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._feed = feed
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to ``serve``: they may come before the server is ready for them."""
+        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let the listeners go, and end."""
@@ -56,6 +63,9 @@ async def serve(
             timeout_graceful_shutdown=CLOSE_S_MAX,
         ),
     )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
     following = asyncio.ensure_future(watched.run())
     ready(Address(address.host, listener.getsockname()[1]))
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))

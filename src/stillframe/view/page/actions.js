@@ -21,8 +21,8 @@ export async function act(wish, said, button) {
       body: JSON.stringify(wish),
     });
     const outcome = await answer.json();
-    isDone = answer.ok && outcome.is_done;
-    sentence = answer.ok ? outcome.sentence : outcome.detail;
+    isDone = outcome.is_done === true;
+    sentence = outcome.sentence ?? outcome.detail;
   } catch (error) {
     sentence = `the server did not answer (${error.message}); whether it was done is not known`;
   }

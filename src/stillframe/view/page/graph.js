@@ -121,8 +121,11 @@ function placesOf(about, size) {
   const isSmall = total <= 8;
   const radiusX = WIDTH / 2 - (isSmall ? size + 24 : size + 90);
   const radiusY = HEIGHT / 2 - (isSmall ? size + 24 : size + 28);
+  const names = new Intl.Collator("en", { numeric: true });
+  const order = about.processes.map((_, index) => index).sort((a, b) => names.compare(about.processes[a][0], about.processes[b][0]));
+  const turns = new Map(order.map((index, turn) => [index, turn]));
   return about.processes.map((_, index) => {
-    const angle = total === 1 ? 0 : (2 * Math.PI * index) / total - Math.PI / 2;
+    const angle = total === 1 ? 0 : (2 * Math.PI * turns.get(index)) / total - Math.PI / 2;
     const x = WIDTH / 2 + (total === 1 ? 0 : radiusX * Math.cos(angle));
     const y = HEIGHT / 2 + (total === 1 ? 0 : radiusY * Math.sin(angle));
     if (isSmall) return { x, y, labelX: x, labelY: y + 4, anchor: "middle" };

@@ -1,0 +1,115 @@
+"""Running systems and servers of their pages, as people start them."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from stillframe.errors import Unavailable
+from stillframe.runtime.running import RunningSystem, find
+
+STILLFRAME = Path(sys.executable).with_name("stillframe")
+ROOT = Path(__file__).parent.parent.parent
+BANK = "examples.bank:bank"
+CALM = "tests.watch.programs:calm"
+WAIT_S = 60.0
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until something that others do has happened."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {WAIT_S:g} s in vain: {what}"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def a_command(*arguments: str, log: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Start ``stillframe`` with its words in the file `log`, and stop it in order."""
+    with log.open("w") as words:
+        process = subprocess.Popen(
+            [STILLFRAME, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=words, text=True
+        )
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.communicate(timeout=WAIT_S)
+            finally:
+                process.kill()
+                process.wait()
+
+
+@contextlib.contextmanager
+def a_system(
+    directory: Path, *options: str, topology: str = CALM
+) -> Iterator["subprocess.Popen[str]"]:
+    """Run a system with its store at `directory`/store, and a snapshot in it already."""
+    store = directory / "store"
+    with a_command(
+        *("run", topology, "--store", str(store), "--json", *options), log=directory / "run.log"
+    ) as process:
+        until(lambda: is_there(store), "a system that starts")
+        until(lambda: takes_snapshot(store), "the first snapshot")
+        yield process
+
+
+def takes_snapshot(store: Path) -> bool:
+    """Take a snapshot of the system on `store`; return whether it runs, so that this can be."""
+    done = subprocess.run([STILLFRAME, "snapshot", store], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def is_there(store: Path) -> bool:
+    """Return whether a system is running on `store`."""
+    try:
+        find(store)
+    except (Unavailable, OSError):
+        return False
+    return True
+
+
+def running(store: Path) -> RunningSystem:
+    """Return where the system on `store` is."""
+    return find(store)
+
+
+@contextlib.contextmanager
+def a_server(store: Path, *options: str) -> Iterator[str]:
+    """Serve the page of the system on `store`; the link comes in JSON."""
+    listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
+    log = store.with_name("watch.log")
+    with a_command("watch", str(store), "--json", *listen, *options, log=log) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, log.read_text()
+        yield json.loads(line)["link"]
+    assert process.returncode == 0, log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def ask(
+    link: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, str], bytes]:
+    """Ask a server as a program does; as its own page does if `headers` are left out."""
+    where = urlsplit(link)
+    assert where.hostname is not None
+    connection = HTTPConnection(where.hostname, where.port, timeout=WAIT_S)
+    own = {"Origin": f"http://{where.netloc}", "Content-Type": "application/json"}
+    encoded = None if body is None else msgspec.json.encode(body)
+    with contextlib.closing(connection):
+        connection.request(
+            "GET" if body is None else "POST", path, encoded, own if headers is None else headers
+        )
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()

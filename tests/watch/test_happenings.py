@@ -1,0 +1,65 @@
+"""What happened is told once, in sentences, also when the file of the history is put aside."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from stillframe.model import SnapshotId
+from stillframe.store import history
+from stillframe.store.history import History
+from stillframe.watch.happenings import Happenings
+from tests.watch.published import new_store
+
+
+def test_each_happening_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of snapshots only those that were given up; and the same whenever one looks."""
+    monkeypatch.setattr(history, "FILE_BYTES_MAX", 400)
+    with (
+        contextlib.closing(new_store(tmp_path)) as store,
+        contextlib.closing(History(store.path)) as writer,
+    ):
+        often, seldom = Happenings(store.path), Happenings(store.path)
+        told = often.look()
+        for number in range(1, 4):
+            snapshot = SnapshotId("A", number)
+            for what in (
+                history.EpochBegan(number, SnapshotId("A", number - 1) if number > 1 else None),
+                history.SnapshotBegan(snapshot),
+                history.SnapshotAbandoned(snapshot, "PROCESS_DIED", ("B",), "so it is"),
+                history.ProcessDied("B", "killed by signal 9"),
+            ):
+                writer.note(what)
+                told += often.look()
+            assert often.dead == {"B"}
+        writer.note(history.TakenOver(3))
+        told += often.look()
+        assert [one["kind"] for one in told] == [
+            *("start", "abandoned", "death"),
+            *("restore", "abandoned", "death"),
+            *("restore", "abandoned", "death"),
+            "takeover",
+        ]
+        assert told[3]["sentence"] == "epoch 2 began from snapshot A-1"
+        assert "process died" in told[4]["sentence"]
+        assert told[5]["sentence"] == "process B died: killed by signal 9"
+        assert often.look() == []
+        last = seldom.look()
+        assert last == told[-len(last) :]
+        assert last
+
+
+def test_the_dead_are_back_with_the_next_epoch(tmp_path: Path) -> None:
+    """Nobody is dead in an epoch that has begun."""
+    with (
+        contextlib.closing(new_store(tmp_path)) as store,
+        contextlib.closing(History(store.path)) as writer,
+    ):
+        seen = Happenings(store.path)
+        assert seen.look() == []
+        writer.note(history.ProcessDied("A", "gone"))
+        seen.look()
+        assert seen.dead == {"A"}
+        writer.note(history.EpochBegan(2, None))
+        seen.look()
+        assert seen.dead == frozenset()

@@ -1,0 +1,124 @@
+"""What the page shows of a running system is what its processes said, and nothing is made up."""
+
+import pytest
+
+from stillframe import Channel, Topology
+from stillframe.model import MarkerTimes, SnapshotId
+from stillframe.protocol.holdup import ChannelEnd, RecordingStanding, Standing, UnderWay
+from stillframe.protocol.recorder import Phase
+from stillframe.runtime.commands import Observed
+from stillframe.runtime.waves import Wave
+from stillframe.watch import picture
+from tests.runtime.programs import Sink, Source
+
+DESCRIPTION = Topology({"A": Source(), "B": Sink()}, [("A", "B")]).description
+S = SnapshotId("A", 7)
+
+
+def standing(
+    *,
+    sent: int = 0,
+    received: int | None = None,
+    is_busy: bool = False,
+    quantities: dict[str, float] | str | None = None,
+    recording: RecordingStanding | None = None,
+) -> Standing:
+    """Return what A says, or B if something was received."""
+    incoming, outgoing = {}, {"B": ChannelEnd(is_connected=True, unhandled_bytes=5, count=sent)}
+    if received is not None:
+        incoming, outgoing = {"A": ChannelEnd(True, 9, count=received)}, {}
+    return Standing(
+        is_busy, (recording,) if recording else (), incoming, outgoing, quantities or {}
+    )
+
+
+def observed(**standings: Standing) -> Observed:
+    """Return the answer of a system that runs."""
+    return Observed(3, is_running=True, standings=standings)
+
+
+def test_a_channel_is_told_of_by_both_ends() -> None:
+    """Messages on their way, and the rate since the last look; no number is negative."""
+    before = observed(A=standing(sent=100), B=standing(received=90))
+    now = observed(A=standing(sent=150), B=standing(received=160))
+    assert picture.channel_columns(DESCRIPTION, now, before, 0.5) == {
+        "sent": [150],
+        "rate": [100.0],
+        "in_transit": [0],
+        "bytes": [9],
+        "is_connected": [1],
+    }
+    assert picture.channel_columns(DESCRIPTION, before, None, 0.5)["in_transit"] == [10]
+    assert picture.channel_columns(DESCRIPTION, before, None, 0.5)["rate"] == [None]
+
+
+def test_what_nobody_told_is_not_known() -> None:
+    """Of a silent process only the other end is."""
+    silent = observed(A=standing(sent=7))
+    columns = picture.channel_columns(DESCRIPTION, silent, silent, 1.0)
+    assert columns["sent"] == [7]
+    assert columns["in_transit"] == [None]
+    assert columns["is_connected"] == [1]
+    nothing = picture.channel_columns(DESCRIPTION, observed(), None, 1.0)
+    assert {name: column for name, (column,) in nothing.items()} == dict.fromkeys(nothing)
+
+
+def test_each_process_has_one_status() -> None:
+    """Whether it runs, is busy, silent, dead, starting, or stopped with the system."""
+    nobody: frozenset[str] = frozenset()
+    some = observed(A=standing(is_busy=True))
+    assert picture.statuses(DESCRIPTION, some, nobody) == ["busy", "silent"]
+    starting = Observed(4, is_running=False)
+    assert picture.statuses(DESCRIPTION, starting, frozenset("B")) == ["starting", "dead"]
+    assert picture.statuses(DESCRIPTION, None, frozenset("B")) == ["stopped", "stopped"]
+    both = observed(A=standing(), B=standing(received=0))
+    assert picture.statuses(DESCRIPTION, both, frozenset("B")) == ["running", "running"]
+
+
+def test_a_naive_total_needs_every_answer() -> None:
+    """One that is missing, or cannot say, makes it no total; the trouble is told."""
+    a, b = standing(quantities={"money": 3}), standing(received=1, quantities={"money": 4})
+    assert picture.naive_totals(DESCRIPTION, observed(A=a, B=b)) == {"money": 7}
+    assert picture.naive_totals(DESCRIPTION, observed(A=a)) == {}
+    lost = observed(A=a, B=standing(received=1, quantities="B cannot say"))
+    assert picture.naive_totals(DESCRIPTION, lost) == {}
+    assert picture.quantities_trouble(lost) == "B cannot say"
+    assert picture.quantities_trouble(observed(A=a, B=b)) == ""
+
+
+def test_a_snapshot_under_way_says_who_is_awaited() -> None:
+    """How far each process is, and the sentences of who holds it up."""
+    recording = RecordingStanding(S, Phase.RECORDING, ("A",), 0.5)
+    answers = observed(
+        A=standing(recording=RecordingStanding(S, Phase.RECORDED)),
+        B=standing(received=0, recording=recording),
+    )
+    under_way = UnderWay(S, initiated_at=10.0, deadline=20.0, missing=("B",))
+    (told,) = picture.under_way(
+        Observed(3, True, answers.standings, under_way=(under_way,)), now=11.0
+    )
+    assert told["phases"] == {"A": "recorded", "B": "recording"}
+    assert told["awaited"] == {"B": ("A",)}
+    assert (told["id"], told["missing"]) == ("A-7", ("B",))
+
+
+@pytest.mark.parametrize("shift", [0.0, -5.0])
+def test_a_wave_is_told_in_seconds_after_its_beginning(shift: float) -> None:
+    """Never before it, whatever the clock of a process says."""
+    wave = Wave(
+        S,
+        100.0,
+        ended_at=100.5,
+        is_published=True,
+        times={
+            "A": MarkerTimes(100.25 + shift, None, {}),
+            "B": MarkerTimes(100.5 + shift, "A", {"A": 0.125}),
+        },
+    )
+    told = picture.wave_document(wave)
+    assert told["took_s"] == 0.5
+    assert told["marked_by"] == {"A": None, "B": "A"}
+    cut = max(0.0, 0.5 + shift)
+    assert told["cuts"] == {"A": max(0.0, 0.25 + shift), "B": cut}
+    assert told["came"] == [["A", "B", cut + 0.125]]
+    assert Channel("A", "B") in DESCRIPTION.channels

@@ -1,0 +1,192 @@
+"""The server as a program asks it: what it answers, what it refuses, and how it ends."""
+
+import contextlib
+import json
+import re
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from stillframe.cli.watch_page import token_for
+from stillframe.runtime.addresses import Address
+from stillframe.store.store import Store
+from stillframe.watch.server import BODY_BYTES_MAX, page_files
+from stillframe.watch.wishes import Keep, Restore, Take
+from tests.watch.published import new_store, publish
+from tests.watch.servers import a_command, a_server, a_system, ask
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with three snapshots, of a system that does not run."""
+    with contextlib.closing(new_store(tmp_path)) as made:
+        for number in (1, 2, 3):
+            publish(made, number)
+    return tmp_path / "store"
+
+
+def news(link: str, *kinds: str) -> dict[str, Any]:
+    """Listen until each of these kinds of news has come, and return them."""
+    where = urlsplit(link)
+    assert where.hostname is not None
+    connection = HTTPConnection(where.hostname, where.port, timeout=60)
+    found: dict[str, Any] = {}
+    with contextlib.closing(connection):
+        connection.request("GET", "/events")
+        answer = connection.getresponse()
+        assert answer.getheader("Content-Type") == "text/event-stream; charset=utf-8"
+        kind = ""
+        while not found.keys() >= {*kinds}:
+            line = answer.readline().decode()
+            name, _, rest = line.rstrip("\n").partition(": ")
+            if name == "event":
+                kind = rest
+            elif name == "data":
+                found[kind] = json.loads(rest)
+    return found
+
+
+def test_the_files_of_the_page_are_served_and_no_others(store: Path) -> None:
+    """No path leads out of their folder."""
+    with a_server(store) as link:
+        for name in page_files():
+            status, told, body = ask(link, f"/page/{name}")
+            assert (status, bool(body)) == (200, True)
+            assert told["content-security-policy"]
+        assert ask(link, "/")[2] == ask(link, "/page/index.html")[2]
+        for path in (
+            "/page/../one_file.py",
+            "/page/..%2fone_file.py",
+            "/page/one_file.py",
+            "/page//etc/passwd",
+            "/page/",
+            "/x",
+        ):
+            assert ask(link, path)[0] == 404
+
+
+def test_nothing_of_the_page_is_inline_or_from_elsewhere() -> None:
+    """So the policy can forbid both."""
+    folder = Path(__file__).parent.parent.parent / "src/stillframe/view/page"
+    text = (folder / "index.html").read_text()
+    assert re.findall(r"<script(?![^>]* src=\"/page/)|<style|\son\w+=|style=", text) == []
+    for path in folder.glob("*.js"):
+        code = path.read_text()
+        assert (
+            re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", code) == []
+        )
+        assert re.findall(r"https?://(?!www\.w3\.org/)", code) == []
+
+
+def test_what_is_there_is_told_and_what_is_not_is_said_not_to_be(store: Path) -> None:
+    """With a status and a sentence; foreign names make no path."""
+    with a_server(store) as link:
+        found = news(link, "about", "system", "snapshots", "past")
+        assert [row["id"] for row in found["snapshots"]["rows"]] == ["A-3", "A-2", "A-1"]
+        assert found["system"]["is_running"] is False
+        assert "stillframe run" in found["system"]["why_not"]
+        status, _, body = ask(link, "/api/snapshots?before=3")
+        assert (status, [row["id"] for row in json.loads(body)["rows"]]) == (200, ["A-2", "A-1"])
+        status, _, body = ask(link, "/api/snapshot/A-2")
+        assert (status, json.loads(body)["id"]) == (200, "A-2")
+        for path in (
+            "/api/snapshot/A-9",
+            "/api/snapshot/..",
+            "/api/snapshot/%2e%2e%2fstore.json",
+            "/api/snapshots?before=x",
+            "/api/snapshots?before=-1",
+            "/api/snapshots?before=" + "9" * 30,
+            "/api/snapshots",
+        ):
+            status, _, body = ask(link, path)
+            assert status in (400, 404)
+            assert b"Traceback" not in body
+        damaged = store / "snapshots" / "A-2" / "processes.parquet"
+        damaged.write_bytes(b"nothing")
+        status, _, body = ask(link, "/api/snapshot/A-2")
+        assert status == 500
+        assert "processes.parquet" in json.loads(body)["detail"]
+
+
+def test_a_wish_that_makes_no_sense_is_refused(store: Path) -> None:
+    """By its form, its size, and by what it wishes; the reason is told."""
+    with a_server(store) as link:
+        for body in ({}, {"type": "drop"}, {"type": "take", "more": 1}, {"type": "keep"}, [1]):
+            assert ask(link, "/api/action", body)[0] == 400
+        assert ask(link, "/api/action", "x" * (BODY_BYTES_MAX + 1))[0] == 400
+        assert ask(link, "/api/action", {"type": "take"}, headers={})[0] == 403
+        assert ask(link, "/api/action")[0] == 405
+        for wish in (Take(), Restore("A-1"), Restore("A-9"), Keep("A-9", "x"), Keep("A-1", "../x")):
+            status, _, answer = ask(link, "/api/action", wish)
+            assert status == 200
+            told = json.loads(answer)
+            assert told["is_done"] is False
+            assert told["sentence"]
+
+
+def test_off_loopback_there_is_always_a_token(tmp_path: Path) -> None:
+    """A new one each time, unless a file holds one."""
+    elsewhere = Address("10.0.0.1", 8641)
+    first, second = token_for(elsewhere, None), token_for(elsewhere, None)
+    assert first is not None
+    assert first != second
+    assert token_for(Address("127.0.0.1", 8641), None) is None
+    assert token_for(Address("::1", 8641), None) is None
+    assert token_for(elsewhere, tmp_path / "token") == token_for(elsewhere, tmp_path / "token")
+
+
+def test_the_token_is_asked_for(store: Path, tmp_path: Path) -> None:
+    """It is in the link, once; with a file it stays the same."""
+    file = tmp_path / "token"
+    with a_server(store, "--token-file", str(file)) as link:
+        (token,) = parse_qs(urlsplit(link).query)["token"]
+        assert file.read_text().strip() == token
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert ask(link, "/api/snapshot/A-1", headers={})[0] == 401
+        bearer = {"Authorization": f"Bearer {token}"}
+        assert ask(link, "/api/snapshot/A-1", headers=bearer)[0] == 200
+    with a_server(store, "--token-file", str(file)) as link:
+        assert parse_qs(urlsplit(link).query)["token"] == [token]
+        assert ask(link, "/api/snapshot/A-1")[0] == 401
+
+
+def test_what_cannot_be_served_says_what_to_do(store: Path, tmp_path: Path) -> None:
+    """A port that is taken, a token that is none, a directory that is no store."""
+    (tmp_path / "short").write_text("abc")
+    with a_server(store) as link:
+        taken = f"127.0.0.1:{urlsplit(link).port}"
+        for arguments, words in (
+            ((str(store), "--listen", taken), "give another address or port with --listen"),
+            ((str(store), "--token-file", str(tmp_path / "short")), "holds no token"),
+            ((str(tmp_path / "nothing"),), "does not exist"),
+            ((str(store), "--detect", "nonsense"), "there is no predicate 'nonsense'"),
+        ):
+            log = tmp_path / "refused.log"
+            with a_command("watch", *arguments, log=log) as process:
+                process.wait(timeout=60)
+            assert process.returncode == 2
+            assert words in log.read_text()
+            assert "Traceback" not in log.read_text()
+
+
+def test_a_system_is_followed_while_it_runs(tmp_path: Path) -> None:
+    """News of it, of its snapshots and their markers; a snapshot is taken on a wish."""
+    with a_system(tmp_path, "--every", "never"), a_server(tmp_path / "store") as link:
+        told = json.loads(ask(link, "/api/action", Take("P2", "kept"))[2])
+        assert told == {
+            "is_done": True,
+            "sentence": f"snapshot {told['snapshot']} is kept as 'kept'",
+            "snapshot": told["snapshot"],
+        }
+        assert str(Store.open(tmp_path / "store").savepoints["kept"]) == told["snapshot"]
+        found = news(link, "about", "system", "wave", "snapshots", "past")
+        assert found["system"]["statuses"] == ["running"] * 3
+        assert found["wave"]["id"] == told["snapshot"]
+        assert found["wave"]["marked_by"]["P2"] is None
+        unknown = json.loads(ask(link, "/api/action", Take("P9"))[2])
+        assert (unknown["is_done"], "no process 'P9'" in unknown["sentence"]) == (False, True)

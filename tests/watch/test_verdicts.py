@@ -1,0 +1,52 @@
+"""Snapshots are judged as ``stillframe detect`` judges them, and what cannot be judged says why."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from stillframe.model import SnapshotId
+from stillframe.watch import verdicts
+from stillframe.watch.verdicts import USUAL, Judge
+from tests.watch.published import REFERENCE, new_store, publish
+
+
+def test_a_loss_is_found_in_the_snapshot_that_has_it(tmp_path: Path) -> None:
+    """Against the oldest; totals are told for each."""
+    with contextlib.closing(new_store(tmp_path)) as store:
+        publish(store, 1)
+        publish(store, 2, lost=5)
+        judge = Judge(store, (*USUAL, "select sum(balance) < 1998 from processes"), None)
+        first, second = (judge.judge(SnapshotId("A", number)) for number in (1, 2))
+        assert first is not None
+        assert second is not None
+        assert (first.totals, second.totals) == ({"money": 2000}, {"money": 1995})
+        assert first.in_channels == {"money": 0}
+        assert [verdict.holds for verdict in first.verdicts.values()] == [False] * 4
+        assert {name for name, verdict in second.verdicts.items() if verdict.holds} == {
+            "loss",
+            "select sum(balance) < 1998 from processes",
+        }
+        assert second.verdicts["loss"].sentence.startswith("5 money lost")
+
+
+def test_what_cannot_be_judged_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No classes, too large, or damaged; one that is gone is nothing."""
+    with contextlib.closing(new_store(tmp_path)) as store:
+        publish(store, 1)
+        snapshot = SnapshotId("A", 1)
+        missing = Judge(store, USUAL, "no.such:module").judge(snapshot)
+        assert missing is not None
+        assert "no.such" in missing.why_not
+        assert missing.verdicts == {}
+        monkeypatch.setattr(verdicts, "BYTES_MAX", 10)
+        large = Judge(store, USUAL, REFERENCE).judge(snapshot)
+        assert large is not None
+        assert "too large" in large.why_not
+        monkeypatch.undo()
+        assert Judge(store, USUAL, REFERENCE).judge(SnapshotId("A", 2)) is None
+        table = store.entry(snapshot).directory / "processes.parquet"
+        table.write_bytes(table.read_bytes()[:-1] + b"x")
+        damaged = Judge(store, USUAL, REFERENCE).judge(snapshot)
+        assert damaged is not None
+        assert "processes.parquet" in damaged.why_not
