@@ -22,6 +22,7 @@ README = ROOT / "README.md"
 STILLFRAME = Path(sys.executable).with_name("stillframe")
 STATE = ROOT / "docs" / "state.md"
 PROOF = ROOT / "docs" / "proof.md"
+PLAYER = ROOT / "docs" / "player.md"
 PROVING_COMMANDS = tuple(
     f"stillframe {name} " for name in ("sim", "explore", "import", "cuts", "view")
 )
@@ -93,7 +94,7 @@ def test_the_process_of_the_page_on_large_states_can_be_recorded() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [README, PROOF], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, PROOF, PLAYER], ids=lambda page: page.name)
 def test_the_commands_that_prove_do_what_the_page_says(page: Path, tmp_path: Path) -> None:
     """Each command ends as its comment says (0, or "exit 1"), and what is shown of its output, in a
     block of text right behind it, is in its output."""

@@ -1,6 +1,7 @@
 """``stillframe view``: a trace as a picture, or as a sequence of pictures."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -176,6 +177,29 @@ def test_a_picture_can_be_png(call: Call, trace: Path, tmp_path: Path) -> None:
     assert int.from_bytes(content[16:20]) == 2 * diagram.lay_out(lecture()).width
     assert call("view", trace, "--steps", "--out", tmp_path / "film.png").exit_code == 0
     assert len([*(tmp_path / "film").glob("film-???.png")]) == 18
+
+
+def test_a_page_holds_every_step(call: Call, trace: Path, tmp_path: Path) -> None:
+    """Of a trace as of a script; what was written is said, with its size."""
+    out = tmp_path / "lecture.html"
+    result = call("view", "lecture", "--out", out, "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (
+        0,
+        {"files": [str(out)], "left_out": ""},
+    )
+    assert re.fullmatch(rf"done: {out}: 18 steps, [\d.]+ kB: open it in a browser\n", result.stderr)
+    page = out.read_text(encoding="utf-8")
+    assert "P1 accepts H>D from P2: does D; P2->P1 keeps H>D for P1-1" in page
+    assert call("view", trace, "--cut", "P1=4,P2=2,P3=1", "--out", out).exit_code == 0
+    assert "message P2->P1 #1 is red" in out.read_text(encoding="utf-8")
+
+
+def test_a_page_says_what_it_leaves_out(call: Call, tmp_path: Path) -> None:
+    """And the command that goes on."""
+    path = tmp_path / "long.trace"
+    tracefile.write(path, Trace(["P1"], [Event("P1")] * 450))
+    result = call("view", path, "--out", tmp_path / "long.html")
+    assert result.stderr.startswith("the first 400 of 450 steps are shown: --first 401 goes on\n")
 
 
 def test_a_picture_is_replaced_whole_or_not_at_all(

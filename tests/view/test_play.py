@@ -1,5 +1,7 @@
 """The document of the player: bounded, and counted in the steps that are shown."""
 
+from pathlib import Path
+
 import msgspec
 
 from stillframe.model import Channel, Snapshot, SnapshotId
@@ -7,6 +9,8 @@ from stillframe.trace import Event, MarkerStep, Trace
 from stillframe.view import play
 from tests.view.runs import SNAPSHOT, by_chance, lecture
 from tests.view.scripts import played, trace_of
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def test_it_has_the_outcome_of_the_script() -> None:
@@ -68,3 +72,14 @@ def test_of_many_channels_those_that_hold_something_come_first() -> None:
     assert len(choice["channels"]) == play.CHANNELS_MAX
     assert choice["unlisted"] == len(channels) - play.CHANNELS_MAX
     assert any(channel["name"] == "P2->P1" for channel in choice["channels"])
+
+
+def test_the_page_on_the_player_says_what_is_shown() -> None:
+    """The sentence that it quotes and the step that its link leads to are those of the lecture."""
+    page = (ROOT / "docs" / "player.md").read_text(encoding="utf-8")
+    found = play.document(trace_of("lecture"), title="lecture", played=played("lecture"))
+    assert f"After the third step: `{found['steps'][2][0]}`." in page
+    assert found["steps"][12][0] == "P1 accepts H>D from P2: does D; P2->P1 keeps H>D for P1-1"
+    assert "lecture.html#snapshot=P1-1&step=13" in page
+    assert "more than eight snapshots" in page
+    assert play.SNAPSHOT_COUNT_MAX == 8

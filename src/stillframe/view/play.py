@@ -7,7 +7,7 @@ from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.sim.scenario import Played
 from stillframe.trace import Cut, MarkerStep, Trace, clean_label
-from stillframe.view import diagram, interchanged, legend, stepped, telling, window
+from stillframe.view import diagram, interchanged, legend, stepped, telling, timed, window
 from stillframe.view.recording import Choice, Recording, record
 from stillframe.view.telling import Story
 
@@ -55,6 +55,7 @@ def document(
         "processes": [clean_label(process) for process in trace.processes],
         "steps": [[clean_label(line) for line in lines] for lines in story.lines],
         "choices": [_choice(story, choice, shown) for choice in choices],
+        "timed": timed.document(played) if played is not None else None,
         "chosen": wanted.index(True) if True in wanted else 0,
     }
 

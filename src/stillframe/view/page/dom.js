@@ -40,6 +40,14 @@ export function parseSvg(text) {
   return document.importNode(parsed, true);
 }
 
+/** Let a picture have the room that there is, within reason, and never less than it needs. */
+export function letGrow(picture) {
+  const width = Number(picture.getAttribute("width"));
+  picture.style.minWidth = `${width}px`;
+  picture.style.maxWidth = `${width * 1.6}px`;
+  return picture;
+}
+
 /** Put `text` into `element`, if it is another one: what has not changed is not drawn again. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;

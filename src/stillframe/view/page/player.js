@@ -1,10 +1,11 @@
 // The player: an execution step by step, with the rule that each step follows, the colours of EWD
 // 864a, and what is recorded so far. The picture is Python's (stepped.py); here it is shown in part.
 
-import { announce, counted, make, parseSvg, setText } from "./dom.js";
+import { announce, counted, letGrow, make, parseSvg } from "./dom.js";
 import { showInterchanges } from "./interchanges.js";
 import { recordedTables } from "./recorded.js";
 import { stepControls } from "./stepping.js";
+import { showTimed } from "./timed.js";
 
 /**
  * Show a document of play.py.
@@ -12,7 +13,7 @@ import { stepControls } from "./stepping.js";
  * @param {Element} main - where to.
  */
 export function showPlay(held, main) {
-  const picture = enlarged(parseSvg(held.picture));
+  const picture = letGrow(parseSvg(held.picture));
   const rule = make("div", { class: "panel rule" });
   const side = make("div", { class: "recorded" });
   const scroller = make(
@@ -67,20 +68,12 @@ export function showPlay(held, main) {
   play.append(make("div", { class: "row" }, choice.element, controls.element), rule);
   const drawn = make("div", { class: "drawn" }, scroller, legendOf(held));
   play.append(make("div", { class: chosen === null ? "stage" : "stage sided" }, drawn, side));
-  main.append(make("div", { class: "player" }, headOf(held), play, changes));
+  main.append(make("div", { class: "player" }, headOf(held), play, changes, timedOf(held)));
   document.addEventListener("keydown", (event) => {
     if (!event.target.closest?.(".changes, .timed")) controls.press(event);
   });
   addEventListener("hashchange", follow);
   follow();
-}
-
-/** Let a picture have the room that there is, within reason, and scroll if there is too little. */
-function enlarged(picture) {
-  const width = Number(picture.getAttribute("width"));
-  picture.style.minWidth = `${width}px`;
-  picture.style.maxWidth = `${width * 1.6}px`;
-  return picture;
 }
 
 function headOf(held) {
@@ -141,6 +134,13 @@ function reveal(element, scroller) {
   const margin = Math.min(60, all.width / 4);
   if (one.left < all.left + margin) scroller.scrollLeft -= all.left + margin - one.left;
   if (one.right > all.right - margin) scroller.scrollLeft += one.right - all.right + margin;
+}
+
+function timedOf(held) {
+  if (held.timed === null) return "";
+  const section = make("section", { class: "timed", "aria-label": "the snapshot to drag" });
+  showTimed(held.timed, section);
+  return section;
 }
 
 function legendOf(held) {

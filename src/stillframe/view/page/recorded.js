@@ -38,11 +38,13 @@ function contents(channel, step) {
   return names.length > 0 ? [names.join(", "), "known caught"] : ["empty", "known"];
 }
 
-function recordedRow(name, words, kind) {
+/** Return a row: a name, and what is said of it. */
+export function recordedRow(name, words, kind) {
   return make("tr", {}, make("th", { scope: "row" }, name), make("td", { class: kind }, words));
 }
 
-function recordedTable(name, heads, rows) {
+/** Return a table of such rows. */
+export function recordedTable(name, heads, rows) {
   const head = make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text)));
   return make("table", { class: name }, make("thead", {}, head), make("tbody", {}, ...rows));
 }

@@ -1,0 +1,232 @@
+"""An execution by the clock, in which a reader drags the snapshot: when it is initiated, by whom,
+and how long each marker travels.
+
+What the application does is the same whatever the snapshot does: it is taken from the script played
+without one. Times are counted in half ticks: what happens at a tick is at an even one, and what the
+reader drags is at an odd one, between two ticks. So no two things that matter are at the same time.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+from stillframe.errors import UsageError
+from stillframe.model import Channel, ProcessId
+from stillframe.sim.scenario import SEPARATOR, Played, play_text
+from stillframe.sim.world import World
+from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace, clean_label
+from stillframe.view import lettering, svg
+from stillframe.view.scene import CUT_OVERHANG, PADDING, TOP
+from stillframe.view.shapes import (
+    Diagram,
+    Dot,
+    Extent,
+    Label,
+    Line,
+    MessageArrow,
+    Path,
+    Point,
+    Role,
+)
+
+TICK_COUNT_MAX = 100
+EVENT_COUNT_MAX = 100
+MARGIN = 4
+"""So many half ticks are shown behind the last event: a marker may come late."""
+HALF_WIDTH = 16.0
+"""How far half ticks are apart, in pixels."""
+ROW_HEIGHT = 92.0
+BESIDE = 11.0
+"""How far events of one tick are apart, in pixels."""
+
+
+def document(played: Played) -> dict[str, Any] | None:
+    """Return what ``timed.js`` shows; None if the script does not give all times of one snapshot,
+    or if it is too long to be dragged in."""
+    plain = _without_snapshot(played)
+    if plain is None:
+        return None
+    trace, steps = _trace(plain.world), played.world.epoch.steps
+    markers = [step for step in steps if isinstance(step, MarkerStep)]
+    begin = [step for step in markers if step.source is None]
+    last = max((_half(step) for step in (*trace.steps, *markers)), default=0)
+    if (
+        len({step.snapshot for step in markers}) != 1
+        or len(begin) != 1
+        or last > 2 * TICK_COUNT_MAX
+        or not 0 < trace.event_count <= EVENT_COUNT_MAX
+        or not _keeps_apart(trace)
+    ):
+        return None
+    events = list(trace.positions())
+    number_of = {position: number for number, (position, _) in enumerate(events)}
+    sent = [message for _, event in events for message in event.sent]
+    end = last + MARGIN + 1 - last % 2
+    return {
+        "snapshot": str(begin[0].snapshot),
+        "processes": [clean_label(process) for process in trace.processes],
+        "end": end,
+        "initiator": trace.index_of[begin[0].process],
+        "at": _half(begin[0]) + 1,
+        "channels": [
+            [trace.index_of[c.source], trace.index_of[c.target], _delay(markers, c)]
+            for c in trace.channels
+        ],
+        "events": [
+            [trace.index_of[position.process], clean_label(event.label), _half(event)]
+            for position, event in events
+        ],
+        "messages": [
+            [
+                clean_label(plain.narrator.name(message)),
+                trace.channels.index(message.channel),
+                number_of[trace.sent_in(message)],
+                number_of[accepted] if (accepted := trace.accepted_in(message)) else None,
+            ]
+            for message in sent
+        ],
+        "x": [_x(trace, 0), HALF_WIDTH],
+        "y": [TOP, ROW_HEIGHT],
+        "picture": _draw(trace, sent, number_of, end),
+    }
+
+
+def _without_snapshot(played: Played) -> Played | None:
+    """Return the script played without its snapshot; None if it does not say when all happens."""
+    if len(played.blocks) != 2:
+        return None
+    system, run = (
+        [line.strip() for line in block.commands if not line.strip().startswith("#")]
+        for block in played.blocks
+    )
+    if run[0] != "ticks" or any(line.startswith("delays ") for line in run):
+        return None
+    kept = [line for line in run if " initiates " not in line and not line.startswith("marker ")]
+    try:
+        return play_text("\n".join([*system, SEPARATOR, "", *kept, SEPARATOR, ""]))
+    except UsageError:
+        return None  # the application waited for what a marker held up: it is not on its own
+
+
+def _trace(world: World) -> Trace:
+    return world.epoch.trace(world.description)
+
+
+def _half(step: Step) -> int:
+    assert step.at is not None, step
+    return 2 * round(step.at)
+
+
+def _delay(markers: list[MarkerStep], channel: Channel) -> int:
+    """Return how many half ticks the marker of a channel took in the script."""
+    cuts = {step.process: _half(step) for step in markers if step.is_cut}
+    came = {(step.source, step.process): _half(step) for step in markers}
+    arrival = came.get((channel.source, channel.target))
+    return 2 if arrival is None else arrival - cuts[channel.source]
+
+
+def _keeps_apart(trace: Trace) -> bool:
+    """Return whether between any two arrivals on a channel there is room for a marker, and nothing
+    is on its way for ever."""
+    arrivals: dict[Channel, list[int]] = {channel: [] for channel in trace.channels}
+    for event in trace.steps:
+        if isinstance(event, Event):
+            for message in event.accepted:
+                arrivals[message.channel].append(_half(event))
+    is_apart = all(a < b for times in arrivals.values() for a, b in pairwise(times))
+    return is_apart and trace.message_count == sum(map(len, arrivals.values()))
+
+
+def _x(trace: Trace, half: int) -> float:
+    return PADDING + max(map(lettering.width, trace.processes)) + 24 + HALF_WIDTH * half
+
+
+def _places(trace: Trace) -> dict[Position, Point]:
+    """Return where each event is: those of one process and tick are side by side."""
+    found: dict[Position, Point] = {}
+    count: dict[tuple[ProcessId, int], int] = {}
+    for position, event in trace.positions():
+        half = _half(event)
+        beside = count.get((position.process, half), 0)
+        count[position.process, half] = beside + 1
+        y = TOP + ROW_HEIGHT * trace.index_of[position.process]
+        found[position] = (_x(trace, half) + BESIDE * beside, y)
+    return found
+
+
+def _draw(trace: Trace, messages: list[MessageId], number_of: dict[Position, int], end: int) -> str:
+    """Return the picture of what the application does: the rest is drawn over it as it is
+    dragged."""
+    places = _places(trace)
+    shown = Diagram(
+        width=_x(trace, end) + PADDING,
+        height=TOP + ROW_HEIGHT * (len(trace.processes) - 1) + CUT_OVERHANG + 3 * PADDING,
+        title="",
+        description="",
+        notices=(),
+        is_crowded=False,
+        lines=tuple(
+            Line(process, y, _x(trace, 0) - 8, _x(trace, end), (Label(PADDING, y + 4, process),))
+            for process, index in trace.index_of.items()
+            for y in [TOP + ROW_HEIGHT * index]
+        ),
+        curves=(),
+        markers=(),
+        messages=tuple(_arrow(trace, message, places) for message in messages),
+        dots=tuple(
+            Dot(
+                position=position,
+                x=x,
+                y=y,
+                label=Label(x, y + _label_below(trace, event), event.label, "middle"),
+                is_recorded=True,
+                full="",
+            )
+            for position, event in trace.positions()
+            for x, y in [places[position]]
+        ),
+        marks=(),
+        legend=(),
+    )
+    parts = []
+    for shapes, put in svg.layers(shown):
+        for shape in shapes:
+            drawn = put(shape)
+            if isinstance(shape, Dot):
+                drawn = f'<g data-event="{number_of[shape.position]}">{drawn}</g>'
+            elif isinstance(shape, MessageArrow):
+                drawn = f'<g data-message="{messages.index(shape.message)}">{drawn}</g>'
+            parts.append(drawn)
+    size = f'width="{shown.width:.0f}" height="{shown.height:.0f}"'
+    box = f'viewBox="0 0 {shown.width:.0f} {shown.height:.0f}"'
+    begin = f'<svg xmlns="http://www.w3.org/2000/svg" class="diagram" role="group" {size} {box}>'
+    return "\n".join((begin, *_axis(trace, end, shown.height), *parts, "</svg>\n"))
+
+
+def _label_below(trace: Trace, event: Event) -> float:
+    """Return how far the label is below the event: where fewer arrows are."""
+    others = [message.channel.target for message in event.sent]
+    others += [message.channel.source for message in event.accepted]
+    own = trace.index_of[event.process]
+    up_minus_down = sum(1 if trace.index_of[other] < own else -1 for other in others)
+    return 22 if up_minus_down > 0 else -14
+
+
+def _arrow(trace: Trace, message: MessageId, places: dict[Position, Point]) -> MessageArrow:
+    accepted = trace.accepted_in(message)
+    assert accepted is not None, message
+    begin, to = places[trace.sent_in(message)], places[accepted]
+    middle = (begin[0] + to[0]) / 2, (begin[1] + to[1]) / 2
+    return MessageArrow(message, Path(begin, middle, to), Extent.WHOLE, Role.PLAIN, "")
+
+
+def _axis(trace: Trace, end: int, height: float) -> list[str]:
+    parts = [f'<text class="notice" x="{PADDING}" y="{height - PADDING:.1f}">tick</text>']
+    for half in range(0, end + 1, 2):
+        x = _x(trace, half)
+        bottom = height - 2 * PADDING
+        parts.append(f'<line class="tick" x1="{x:.1f}" y1="8" x2="{x:.1f}" y2="{bottom:.1f}"/>')
+        parts.append(
+            f'<text class="notice" x="{x:.1f}" y="{height - PADDING:.1f}" text-anchor="middle">'
+            f"{half // 2}</text>"
+        )
+    return parts

@@ -1,0 +1,273 @@
+"""The snapshot to drag in a real browser: whatever is dragged where, what is shown to be recorded
+is what the simulator records when the same happens at the same times."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page
+
+from stillframe.model import Snapshot, SnapshotId
+from stillframe.sim.scenario import Played, play_text
+from stillframe.trace import Event
+from stillframe.view import one_file, play, timed
+from tests.browser import a_browser, a_page, check_accessible
+from tests.view.scripts import played
+
+pytestmark = pytest.mark.slow
+
+NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests of this module."""
+    with a_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that is high enough for everything, so that a drag needs no scrolling."""
+    with a_page(browser, viewport={"width": 1500, "height": 3000}) as page:
+        yield page
+
+
+def show(page: Page, path: Path, script: Played) -> None:
+    """Open the page of a script."""
+    world = script.world
+    document = play.document(world.epoch.trace(world.description), title=path.name, played=script)
+    path.write_text(one_file.render(document, title="test"), encoding="utf-8")
+    page.goto(path.as_uri())
+
+
+def by_chance(seed: int) -> Played:
+    """Return a script by the clock: any events, any messages that keep the order of channels."""
+    rng = random.Random(seed)
+    names = iter(NAMES)
+    ticks = {
+        f"P{number}": sorted(rng.sample(range(12), rng.randint(3, 6)))
+        for number in range(1, rng.randint(3, 4) + 1)
+    }
+    events = [(at, process, next(names)) for process, own in ticks.items() for at in own]
+    lines, last = [], dict[tuple[str, str], tuple[int, int]]()
+    accepting: set[str] = set()
+    messages = []
+    for sent, source, name in sorted(events):
+        at, target, accepter = rng.choice(events)
+        before = last.get((source, target), (-1, -1))
+        is_possible = source != target and at > sent and at > before[1] and sent > before[0]
+        if is_possible and accepter not in accepting:
+            last[source, target] = sent, at
+            accepting.add(accepter)
+            messages.append(f"{name}>{accepter}")
+            lines.append(f"{name}>{accepter} takes {at - sent}")
+    actions = [
+        f"{at} {process} does {name}"
+        for at, process, name in sorted(events)
+        if name not in accepting
+    ]
+    system = [f"{p}: {' '.join(n for _, q, n in events if q == p)}" for p in ticks]
+    if messages:
+        system.append(f"messages: {' '.join(messages)}")
+    begin = ["0 P1 initiates P1-1"] if rng.random() < 0.5 else ["0 P2 initiates P2-1"]
+    return play_text("\n".join(["system", *system, "----", "", "ticks", *lines, *begin, *actions]))
+
+
+def dragged(page: Page) -> tuple[str, int, dict[str, int]]:
+    """Return who initiates, in which half tick, and when each marker comes, as the handles say."""
+    words = initiation(page).get_attribute("aria-valuetext") or ""
+    process, _, at = words.partition(" initiates at tick ")
+    arrivals = {
+        (handle.get_attribute("aria-label") or "").removeprefix("marker "): round(
+            2 * float(handle.get_attribute("aria-valuenow") or "")
+        )
+        for handle in page.locator(".timed .marker .handle").all()
+    }
+    return process, round(2 * float(at)), arrivals
+
+
+def simulated(script: Played, page: Page) -> tuple[dict[str, str], str]:
+    """Let the simulator take the snapshot that was dragged, in ticks of half the length; return
+    what each process and channel recorded, and whether the system was ever so."""
+    process, at, arrivals = dragged(page)
+    world = script.world
+    plain = timed._without_snapshot(script)
+    assert plain is not None
+    trace = plain.world.epoch.trace(plain.world.description)
+    actions: list[tuple[int, str]] = [(at, f"{process} initiates {process}-1")]
+    takes = []
+    for _, event in trace.positions():
+        assert event.at is not None
+        if not event.accepted:
+            actions.append((2 * round(event.at), f"{event.process} does {event.label}"))
+        for message in event.sent:
+            accepted = trace.event(trace.accepted_in(message) or pytest.fail("never accepted"))
+            assert accepted.at is not None
+            takes.append(
+                f"{plain.narrator.name(message)} takes {2 * round(accepted.at - event.at)}"
+            )
+    cuts = {row[0]: round(2 * float(row[1].rpartition(" ")[2])) for row in table(page, "processes")}
+    takes += [
+        f"marker {channel} takes {arrival - cuts[channel.partition('->')[0]]}"
+        for channel, arrival in arrivals.items()
+    ]
+    lines = [f"{tick} {action}" for tick, action in sorted(actions, key=lambda pair: pair[0])]
+    again = play_text("\n".join([*script.blocks[0].commands, "----", "", "ticks", *takes, *lines]))
+    snapshot = again.world.epoch.outcomes[SnapshotId(process, 1)]
+    assert isinstance(snapshot, Snapshot)
+    contents = again.narrator.contents(snapshot)
+    recorded = {str(channel): "empty" for channel in world.description.channels}
+    for line in contents[:-1]:
+        name, _, state = line.strip().partition(" ")
+        if state.startswith("{"):
+            recorded[name] = state
+        elif state.startswith("held "):
+            recorded[name] = state.removeprefix("held ")
+    # The cuts are where the page says, too: at the half ticks at which the simulator recorded.
+    found = {
+        step.process: step.at
+        for step in again.world.epoch.steps
+        if not isinstance(step, Event) and step.is_cut
+    }
+    assert found == cuts
+    return recorded, contents[-1].strip()
+
+
+def initiation(page: Page) -> Locator:
+    """Return the handle of the initiation."""
+    return page.get_by_role("slider", name="initiation")
+
+
+def table(page: Page, name: str) -> list[list[str]]:
+    """Return the rows of a table of what is recorded."""
+    rows: list[list[str]] = page.locator(f".timed .{name} tbody tr").evaluate_all(
+        "rows => rows.map(row => [...row.children].map(cell => cell.textContent))"
+    )
+    return rows
+
+
+def shown(page: Page) -> tuple[dict[str, str], str]:
+    """Return what the page says to be recorded, and whether the system was ever so."""
+    recorded = {name: words.partition(" at tick")[0] for name, words in table(page, "processes")}
+    recorded |= {row[0]: row[1] for row in table(page, "channels")}
+    sentence = page.locator(".timed .outcome").inner_text().removesuffix(".")
+    return recorded, sentence[0].lower() + sentence[1:]
+
+
+def drag(page: Page, handle: Locator, x: float, y: float) -> None:
+    """Drag a handle by so many pixels."""
+    box = handle.locator(".grip").bounding_box()
+    assert box is not None
+    begin = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(*begin)
+    page.mouse.down()
+    page.mouse.move(begin[0] + x / 2, begin[1] + y / 2)
+    page.mouse.move(begin[0] + x, begin[1] + y)
+    page.mouse.up()
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_whatever_is_dragged_is_what_the_simulator_records(
+    page: Page, tmp_path: Path, seed: int | None
+) -> None:
+    """Of the lecture and of executions by chance: the initiation and the markers anywhere, by
+    pointer and by key."""
+    script = played("lecture-ticks") if seed is None else by_chance(seed)
+    show(page, tmp_path / "page.html", script)
+    rng = random.Random(seed or 0)
+    assert shown(page) == simulated(script, page)
+    seen = set()
+    for _ in range(14):
+        if rng.random() < 0.25:
+            page.get_by_role("button", name="As in the script").click()
+        markers = page.locator(".timed .marker .handle:not(.away)").all()
+        handle = initiation(page) if rng.random() < 0.5 else rng.choice(markers)
+        if rng.random() < 0.6:
+            drag(page, handle, rng.uniform(-200, 200), rng.choice((0, -150, 150)))
+        else:
+            for key in rng.choices(("ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"), k=4):
+                handle.press(key)
+        assert shown(page) == simulated(script, page)
+        seen.add(str(shown(page)))
+    assert len(seen) >= 3
+
+
+def test_the_lecture_by_the_clock_begins_as_the_script_says(page: Page, tmp_path: Path) -> None:
+    """And comes back to that by a button, whatever was dragged."""
+    script = played("lecture-ticks")
+    show(page, tmp_path / "page.html", script)
+    snapshot = script.world.epoch.outcomes[SnapshotId("P1", 1)]
+    assert isinstance(snapshot, Snapshot)
+    first = shown(page)
+    said = [
+        f"  {name} {words if '{' in words else f'held {words}'}"
+        for name, words in first[0].items()
+        if words != "empty"
+    ]
+    contents = script.narrator.contents(snapshot)
+    assert sorted(said) == sorted(line for line in contents[:-1] if "empty" not in line)
+    assert first[1] == contents[-1].strip()
+    initiation(page).press("End")
+    assert shown(page) != first
+    page.get_by_role("button", name="As in the script").click()
+    assert shown(page) == first
+
+
+def test_a_marker_overtakes_no_message_and_none_overtakes_it(page: Page, tmp_path: Path) -> None:
+    """H>D was sent on P2->P1 before the marker, and comes at tick 9; E>K on P1->P3 behind it, and
+    comes at tick 12."""
+    show(page, tmp_path / "page.html", played("lecture-ticks"))
+    marker = page.get_by_role("slider", name="marker P2->P1")
+    marker.press("Home")
+    assert marker.get_attribute("aria-valuenow") == "9.5"
+    drag(page, marker, -400, 0)
+    assert marker.get_attribute("aria-valuenow") == "9.5"
+    marker = page.get_by_role("slider", name="marker P1->P3")
+    marker.press("End")
+    assert marker.get_attribute("aria-valuenow") == "11.5"
+
+
+def test_keys_move_the_snapshot_and_what_comes_of_it_is_announced(
+    page: Page, tmp_path: Path
+) -> None:
+    """Left and right in time, up and down to another process; the player does not move with it."""
+    show(page, tmp_path / "page.html", played("lecture-ticks"))
+    initiation(page).focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert initiation(page).get_attribute("aria-valuetext") == "P2 initiates at tick 4.5"
+    announced = page.locator("#announcements").inner_text()
+    assert announced.startswith("P2 initiates at tick 4.5: P1 {A, B, C}; P2 {F, G}; P3 {I}")
+    assert page.locator(".play .place").inner_text() == "step 0 of 18"
+    page.keyboard.press("Home")
+    assert initiation(page).get_attribute("aria-valuenow") == "0.5"
+
+
+def test_events_and_messages_are_coloured_by_what_is_dragged(page: Page, tmp_path: Path) -> None:
+    """White before the cut, red after it, thick what a channel held."""
+    show(page, tmp_path / "page.html", played("lecture-ticks"))
+    for key in ("End", "Home"):
+        initiation(page).press(key)
+        white = page.locator(".timed .white text").all_text_contents()
+        states = [
+            words.partition("}")[0].strip("{").split(", ") for _, words in table(page, "processes")
+        ]
+        assert sorted(white) == sorted(label for labels in states for label in labels if label)
+        held = [words for _, words in table(page, "channels") if words != "empty"]
+        assert page.locator(".timed svg .caught").count() == len(
+            ", ".join(held).split(", ")
+        ) * bool(held)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nobody_is_kept_from_dragging(browser: Browser, tmp_path: Path, scheme: str) -> None:
+    """Also on a narrow screen."""
+    for viewport in ({"width": 360, "height": 740}, {"width": 1280, "height": 900}):
+        with a_page(browser, color_scheme=scheme, viewport=viewport) as page:
+            show(page, tmp_path / "page.html", played("lecture-ticks"))
+            check_accessible(page)
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert width <= viewport["width"]
