@@ -1,20 +1,25 @@
 """The events around a cut as an event log has them: what a reader of every row finds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stillframe.eventlog import groups
 from stillframe.eventlog.around import NotInLog, Wanted, around
-from stillframe.eventlog.schema import ACCEPTED, MARKER_ACCEPTED, RECORDED, SENT
+from stillframe.eventlog.parts import part_path
+from stillframe.eventlog.schema import ACCEPTED, MARKER_ACCEPTED, MARKER_SENT, RECORDED, SENT
 from stillframe.model import (
     ChannelState,
     GlobalState,
     Snapshot,
 )
 from stillframe.view import cut_picture, logged_cut
+from tests import eventlogs
+from tests.eventlogs import Log, Row
 from tests.view.stored import channel_of, snapshots_of, written
 
 
@@ -154,3 +159,50 @@ def test_a_cut_that_is_not_in_the_log_is_said(tmp_path: Path) -> None:
     picture = cut_picture.look(snapshot, tmp_path)
     assert "does not have the cut of P1" in picture.note
     assert (picture.steps, picture.diagram.dots) == ([], ())
+
+
+def long_log(count: int) -> Log:
+    """Return a log in which P0 sends so many messages to P1, with a snapshot after half of them."""
+    there, back, half = ("P0", "P1"), ("P1", "P0"), count // 2
+    sent = [Row(n, SENT, there, n) for n in range(1, count + 1)]
+    accepted = [Row(n, ACCEPTED, there, n) for n in range(1, count + 1)]
+    first = [Row(half, RECORDED, snapshot="P0-1"), Row(half, MARKER_SENT, there, snapshot="P0-1")]
+    second = [
+        Row(half, MARKER_ACCEPTED, there, snapshot="P0-1", recorded=()),
+        Row(half, RECORDED, snapshot="P0-1"),
+        Row(half, MARKER_SENT, back, snapshot="P0-1"),
+    ]
+    last = Row(half + 3, MARKER_ACCEPTED, back, snapshot="P0-1", recorded=())
+    return {
+        "P0": [*sent[:half], *first, *sent[half : half + 3], last, *sent[half + 3 :]],
+        "P1": [*accepted[:half], *second, *accepted[half:]],
+    }
+
+
+def test_of_a_long_log_little_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row groups around the cut, in all columns; of the others none, or only whose steps they
+    are."""
+    log = long_log(10_000)
+    for name, rows in log.items():
+        for part, begin in enumerate(range(0, len(rows), 2000), 1):
+            span = eventlogs.span_of(log, name, 1, part, begin)
+            path = part_path(tmp_path, span, is_complete=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            table = eventlogs.table_of(rows[begin : begin + 2000])
+            eventlogs.write_part(path, span, table, 100)
+    read: list[int] = []
+    tables = groups.tables
+
+    looked_at: list[int] = []
+
+    def counted(path: Path, numbers: list[int], columns: list[str]) -> Iterator[pa.Table]:
+        for table in tables(path, numbers, columns):
+            (read if len(columns) > 2 else looked_at).append(table.num_rows)
+            yield table
+
+    monkeypatch.setattr(groups, "tables", counted)
+    monkeypatch.setattr("stillframe.eventlog.around.CONTEXT_ROWS", 20)
+    picture = cut_picture.look(snapshots_of(log)[0], tmp_path)
+    assert (picture.contradictions, len(picture.steps)) == ([], 3)
+    assert sum(read) <= 2 * 3 * 100
+    assert sum(looked_at) <= 2 * 2000

@@ -39,9 +39,10 @@ from stillframe.view.shapes import (
 )
 from stillframe.view.window import PROCESS_COUNT_MAX
 
-MESSAGE_COUNT_MAX = 240
-CHANNEL_MESSAGES_MAX = 8
-"""So many messages of a channel are drawn: its first."""
+MESSAGE_COUNT_MAX, CHANNEL_MESSAGES_MAX = 120, 8
+"""So many messages are drawn, and so many of one channel: its first."""
+CROWDED_COUNT_MAX = 60
+"""So many messages, if there are many lines: of each channel one."""
 _SLOT_MIN, _SLOT_MAX, _SIDE = 9.0, 24.0, 600.0
 _NEAR = 26.0
 """How far from the cut the nearest end of an arrow is."""
@@ -87,15 +88,19 @@ def _drawn_processes(
 def _arrows(held: Sequence[ChannelState], processes: set[ProcessId]) -> list[_Arrow]:
     """Return the messages that are drawn: the first of each channel, in turns."""
     states = [s for s in held if {s.channel.source, s.channel.target} <= processes]
+    is_crowded = len(processes) > CROWDED_ABOVE
+    most = 1 if is_crowded else CHANNEL_MESSAGES_MAX
     messages = [
         MessageId(state.channel, state.received_count + place)
-        for place in range(1, CHANNEL_MESSAGES_MAX + 1)
+        for place in range(1, most + 1)
         for state in states
         if place <= state.message_count
     ]
     leaving: dict[ProcessId, int] = {}
     coming: dict[ProcessId, int] = {}
     arrows = []
+    if is_crowded:  # from all over the picture
+        messages = messages[:: max(1, -(-len(messages) // CROWDED_COUNT_MAX))]
     for message in sorted(messages[:MESSAGE_COUNT_MAX]):
         source, target = message.channel.source, message.channel.target
         arrows.append(_Arrow(message, leaving.get(source, 0), coming.get(target, 0)))

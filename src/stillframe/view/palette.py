@@ -62,6 +62,7 @@ _RULES = (
     (".cut", (), "fill: none; stroke-width: 2.2"),
     (".marker .arrow", (), "stroke-width: 1.8; stroke-linecap: round"),
     (".crowded .message:not(.caught):not(.orphan) .arrow", (), "stroke-width: 0.9"),
+    (".crowded .caught .arrow", (), "stroke-width: 2"),
     (".crowded .marker .arrow", (), "stroke-width: 1.3; opacity: 0.5"),
     (".faint", (), "opacity: 0.45"),
 )

@@ -1,0 +1,39 @@
+"""The page on a snapshot as a page: its commands run, on what the README's program did."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import ROOT, STILLFRAME, blocks
+
+PAGE = ROOT / "docs" / "snapshot-view.md"
+RUN = "run bank:bank --store bank.store --log bank.log --every 100ms --for 1500ms"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_write_what_it_says(tmp_path: Path) -> None:
+    """Each ends with 0, and its file is there; the one with a log has the steps."""
+    (program,) = blocks("python")
+    (tmp_path / "bank.py").write_text(program)
+    commands = re.findall(r"^\$ stillframe (.*)$", "\n".join(blocks("console", PAGE)), re.MULTILINE)
+    assert len(commands) >= 4
+    for command in (RUN, *commands):
+        words = shlex.split(command)
+        done = subprocess.run(
+            [str(STILLFRAME), *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert done.returncode == 0, (command, done.stderr)
+        if "--out" in words:
+            assert (tmp_path / words[words.index("--out") + 1]).stat().st_size > 1000
+    assert "its first: after" in (tmp_path / "p3.html").read_text(encoding="utf-8")
