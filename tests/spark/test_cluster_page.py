@@ -1,0 +1,50 @@
+"""``docs/spark-cluster.md`` on a real cluster, whose executors know nothing of us."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.spark.standalone import run_driver, standalone
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "spark-cluster.md"
+
+
+def blocks(language: str, page: Path) -> list[str]:
+    """Return a page's code blocks in a language."""
+    pattern = rf"^```{language}\n(.*?)^```$"
+    return re.findall(pattern, page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_commands_and_program_of_the_page_run_on_a_cluster(tmp_path: Path) -> None:
+    """Each command ends with 0; the audit says yes of every snapshot, and the tables have them."""
+    (bank,) = blocks("python", ROOT / "README.md")
+    (program,) = blocks("python", PAGE)
+    _, session = blocks("console", PAGE)
+    (tmp_path / "bank.py").write_text(bank)
+    subprocess.run(
+        [
+            *(Path(sys.executable).with_name("stillframe"), "run", "bank:bank"),
+            *("--store", "bank.store", "--log", "bank.log", "--every", "200ms", "--for", "2s"),
+        ],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    places = [tmp_path / name for name in ("commands", "cluster.py", "report")]
+    (tmp_path / "spark").mkdir()
+    with standalone(tmp_path / "spark") as cluster:
+        for path, text in zip(
+            places, (session.replace("$ stillframe ", ""), program), strict=False
+        ):
+            there = text.replace("spark://head.example:7077", cluster.address)
+            path.write_text(there.replace("/shared", str(tmp_path)))
+        run_driver("tests.spark.cluster_page_program", *places, place=tmp_path)
+    answer = places[-1].read_text()
+    assert "the total is 300 in all of them" in answer
+    assert re.search(r"^[1-9]\d* snapshots$", answer, re.MULTILINE)
