@@ -67,12 +67,19 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
         "yaml": [KUBERNETES, KUBERNETES],
     },
     "docs/machines.md": {"console": [MACHINES] * 3, "yaml": ["-"]},
+    "docs/metrics.md": {"console": ["-", "-"], "yaml": ["-"]},
     "docs/pipeline.md": {
         "python": [*[PIPELINE] * 4, DATABASE],
         "console": [PIPELINE, PIPELINE],
         "sql": [DATABASE],
     },
+    "docs/player.md": {"console": [PROVING] * 4},
     "docs/proof.md": {"console": [PROVING] * 6},
+    "docs/snapshot-view.md": {
+        "console": [
+            "tests/test_docs_snapshot_view.py::test_the_commands_of_the_page_write_what_it_says"
+        ],
+    },
     "docs/spark-cluster.md": {"python": [CLUSTER], "console": ["-", CLUSTER]},
     "docs/state.md": {
         "python": [
@@ -89,6 +96,10 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("docs/history.md", "pip install"): "installs Jupyter; the notebook itself is run by "
     "tests/spark/test_history_notebook.py",
     ("docs/machines.md", "- name: tls"): "a part of a manifest, for a cluster with cert-manager",
+    ("docs/metrics.md", "stillframe watch money --listen 127"): "serves until it is stopped, at a "
+    "port of the reader's choice; tests/watch asks the same of it",
+    ("docs/metrics.md", "stillframe watch money --listen 0"): "the same, to the whole network",
+    ("docs/metrics.md", "# prometheus.yml"): "for a Prometheus on another machine",
     ("docs/spark-cluster.md", "export PYSPARK_PYTHON"): "names a Python of your executors; the "
     "test sets another",
     ("docs/detection.md", "select s.snapshot"): "a pattern for messages of the reader's own",
