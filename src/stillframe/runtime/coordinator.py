@@ -60,6 +60,7 @@ class Coordinator:
         runs: whether the operating-system process that was started for a process still runs here.
         is_taken_over: whether the epoch goes on, and every process is to come back.
         return_s: how long a process is waited for that may come back, in seconds.
+        waves: of the epochs before; None if there are none.
 
     Attributes:
         inquiry: asks the processes how far they are.
@@ -83,6 +84,7 @@ class Coordinator:
         runs: Callable[[ProcessId], bool] = lambda process: False,
         is_taken_over: bool = False,
         return_s: float = RETURN_S,
+        waves: Waves | None = None,
     ) -> None:
         self.store = store
         self.emit = emit
@@ -110,7 +112,7 @@ class Coordinator:
         self._told = told_before(store) if is_taken_over else {}
         self._assembler = Assembler(self._description, store.epoch)
         self._pieces = Pieces()
-        self.waves = Waves(self._description)
+        self.waves = Waves() if waves is None else waves
         self.inquiry = Inquiry(
             self._description, self._assembler, say=self.roster.say, now=self._now
         )
@@ -175,7 +177,7 @@ class Coordinator:
         self._tried[snapshot] = (*tried, initiator)
         began_at = self._now()
         self._assembler.begin(snapshot, began_at, timeout_s=self._timeout_s)
-        self.waves.began(snapshot, began_at)
+        self.waves.began(snapshot, began_at, self.store.epoch)
         self._deadlines.set_timer()
         try:
             self._history.note(SnapshotBegan(snapshot))
@@ -232,7 +234,7 @@ class Coordinator:
         if fragment.state.process != process:
             raise ProtocolViolation(f"it speaks for {fragment.state.process!r}")
         now = self._now()
-        self.waves.took(fragment, now)
+        self.waves.took(fragment, now, self._description)
         self._complete(self._assembler.add(self._pieces.complete(fragment), now))
 
     def _cannot_record(self, process: ProcessId, snapshot: SnapshotId, detail: str) -> None:

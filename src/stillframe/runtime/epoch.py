@@ -26,6 +26,7 @@ from stillframe.runtime.os_process import myself
 from stillframe.runtime.running import RunningSystem, announce, identity
 from stillframe.runtime.site import Site
 from stillframe.runtime.traces import Traces
+from stillframe.runtime.waves import Waves
 from stillframe.store.history import History
 from stillframe.store.store import Store
 from stillframe.topology import Topology
@@ -37,7 +38,8 @@ START_TIMEOUT_S = 60.0
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """What is the same in every epoch that one supervisor sees; see ``Supervisor``. `started_here`
-    are the processes that are started on this machine."""
+    are the processes that are started on this machine, `waves` is how the markers of the last
+    snapshots went."""
 
     reference: str
     topology: Topology
@@ -54,6 +56,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     traces: Traces
     commands: Path
     emit: Callable[[events.Event], None]
+    waves: Waves = msgspec.field(default_factory=Waves)
 
 
 class Epoch:
@@ -183,6 +186,7 @@ class Epoch:
             runs=self.children.runs,
             is_taken_over=is_taken_over,
             return_s=terms.return_s,
+            waves=terms.waves,
         )
 
     async def _listen(self, coordinator: Coordinator) -> None:

@@ -26,6 +26,7 @@ class Wave(msgspec.Struct, frozen=True):
         is_published: whether it is in the store.
         times: what each process said with its part.
         part_at: when the part of each process was in, by the coordinator's clock.
+        epoch: of the system then; 0 is of a version that does not say it.
     """
 
     snapshot: SnapshotId
@@ -34,34 +35,36 @@ class Wave(msgspec.Struct, frozen=True):
     is_published: bool = False
     times: dict[ProcessId, MarkerTimes] = {}
     part_at: dict[ProcessId, float] = {}
+    epoch: int = 0
 
 
 class Waves:
-    """The waves of the last snapshots of one epoch.
+    """The waves of the last snapshots, of whatever epoch: those of one that a death has ended are
+    what people want to see."""
 
-    Args:
-        description: which channels there are.
-    """
-
-    def __init__(self, description: Description) -> None:
-        self._description = description
+    def __init__(self) -> None:
         self._waves: OrderedDict[SnapshotId, Wave] = OrderedDict()
 
-    def began(self, snapshot: SnapshotId, at: float) -> None:
+    def began(self, snapshot: SnapshotId, at: float, epoch: int) -> None:
         """Note that `snapshot` was initiated."""
-        self._waves[snapshot] = Wave(snapshot, at, times={}, part_at={})
+        self._waves[snapshot] = Wave(snapshot, at, times={}, part_at={}, epoch=epoch)
         while len(self._waves) > WAVE_COUNT_MAX:
             self._waves.popitem(last=False)
 
-    def took(self, fragment: Fragment, at: float) -> None:
+    def took(self, fragment: Fragment, at: float, description: Description) -> None:
         """Note that the part of a process is in.
+
+        Args:
+            fragment: the part.
+            at: when it was in.
+            description: which channels there are.
 
         Raises:
             ProtocolViolation: it names channels that the process does not have, or no times.
         """
         process, times = fragment.state.process, fragment.marker_times
         if times is not None:
-            sources = set(self._description.incoming(process))
+            sources = set(description.incoming(process))
             named = times.came_s.keys() | ({times.marked_by} - {None})
             if not named <= sources or not all(
                 map(math.isfinite, (times.cut_at, *times.came_s.values()))
