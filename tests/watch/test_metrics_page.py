@@ -4,6 +4,7 @@ from pathlib import Path
 
 from stillframe.watch.families import PREFIX
 from stillframe.watch.meanings import SECTIONS
+from stillframe.watch.traced import ATTRIBUTES
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
@@ -26,7 +27,25 @@ def tables() -> str:
     return "\n".join(lines)
 
 
+def attributes() -> str:
+    """Return the table of the attributes of spans and events."""
+    lines = ["| of | attribute | what it says |", "|---|---|---|"]
+    for kind, told in ATTRIBUTES.items():
+        lines += [f"| `{kind}` | `{name}` | {words} |" for name, words in told.items()]
+    return "\n".join(lines)
+
+
+def between(comment: str) -> str:
+    """Return what stands on the page between a comment and its end."""
+    _, _, rest = PAGE.read_text().partition(f"<!-- {comment} -->\n")
+    return rest.partition(f"<!-- end of {comment} -->")[0].strip()
+
+
 def test_the_page_has_every_metric() -> None:
     """With its labels, its kind, its unit, and what it says."""
-    _, _, rest = PAGE.read_text().partition("<!-- tables -->\n")
-    assert rest.partition("<!-- end of tables -->")[0].strip() == tables().strip()
+    assert between("tables") == tables().strip()
+
+
+def test_the_page_has_every_attribute() -> None:
+    """Of spans and of events."""
+    assert between("attributes") == attributes()

@@ -53,10 +53,21 @@ def watch(
             show_default=False,
         ),
     ] = None,
+    otlp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send a trace of each snapshot to this OTLP endpoint, over HTTP.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve a page that shows the system of a store while it runs, and its snapshots afterwards,
-    until Ctrl-C; the first line written is the link to open."""
+    until Ctrl-C; the first line written is the link to open. Metrics for Prometheus are at
+    /metrics."""
     from stillframe.cli import watch_page
 
-    watch_page.watch(*(store, listen, token_file, detect or [], topology, log), is_json=as_json)
+    watch_page.watch(
+        *(store, listen, token_file, detect or [], topology, log, otlp), is_json=as_json
+    )

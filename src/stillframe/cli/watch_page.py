@@ -3,17 +3,21 @@
 import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 import uvloop
 
 from stillframe.cli import output
-from stillframe.errors import StoreError, UsageError
+from stillframe.errors import StillframeError, StoreError, UsageError
+from stillframe.model import SnapshotId
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.judging import check_named
+from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.watch.observer import Observer
 from stillframe.watch.serving import serve
+from stillframe.watch.traced import Tracing
 from stillframe.watch.verdicts import USUAL, Judge
 
 PORT = 8641
@@ -28,6 +32,7 @@ def watch(
     predicates: list[str],
     reference: str | None,
     log: Path | None,
+    otlp: str | None,
     *,
     is_json: bool,
 ) -> None:
@@ -47,8 +52,30 @@ def watch(
             output.put_lines([link])
         output.say(f"showing {path} there, until Ctrl-C")
 
-    with contextlib.suppress(KeyboardInterrupt):  # one that comes while it starts
-        uvloop.run(serve(Observer(store, judge, log), address, token=token, ready=ready))
+    with _tracing_of(store, otlp) as tracing:
+        observer = Observer(store, judge, log, tracing)
+        with contextlib.suppress(KeyboardInterrupt):  # one that comes while it starts
+            uvloop.run(serve(observer, address, token=token, ready=ready))
+
+
+@contextlib.contextmanager
+def _tracing_of(store: Store, otlp: str | None) -> Iterator[Tracing | None]:
+    """Yield what makes traces, and sends them to an endpoint; None if there is none."""
+    if otlp is None:
+        yield None
+        return
+    try:
+        from stillframe.watch.otlp import Sender  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise UsageError("traces need the extra 'otel': pip install 'stillframe[otel]'") from error
+
+    def entry_of(snapshot: SnapshotId) -> Entry | None:
+        with contextlib.suppress(StillframeError):
+            return store.entry(snapshot)
+        return None
+
+    with contextlib.closing(Sender(otlp, store.path, output.say)) as sender:
+        yield Tracing(entry_of, sender, output.say)
 
 
 def token_for(address: Address, file: Path | None) -> str | None:

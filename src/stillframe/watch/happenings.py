@@ -1,7 +1,7 @@
 """What happened to a system, in sentences, as its history has it: read on while it is written."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.store import history
@@ -9,7 +9,16 @@ from stillframe.store.history import Line, SnapshotAbandoned, SnapshotPublished,
 from stillframe.store.tail import Place, beginning, read_on
 
 ENDED_COUNT_MAX = 1000
-"""Of so many snapshots is kept how they ended, for whoever wants to know."""
+"""Of so many snapshots is kept how they ended."""
+
+
+class Ended(NamedTuple):
+    """How a snapshot ended, when, when it was given its number, and that in a sentence."""
+
+    what: SnapshotPublished | SnapshotAbandoned
+    began_at: float
+    at: float
+    sentence: str
 
 
 class Happenings:
@@ -21,13 +30,14 @@ class Happenings:
     Attributes:
         dead: the processes that died in an epoch that has not been followed by another.
         tally: how often each thing happened.
-        ended: how the last snapshots ended, oldest first; whoever wants to know takes them out.
+        ended: how the last snapshots ended, oldest first.
     """
 
     def __init__(self, store: Path) -> None:
         self.dead: frozenset[ProcessId] = frozenset()
         self.tally = Tally()
-        self.ended: dict[SnapshotId, SnapshotPublished | SnapshotAbandoned] = {}
+        self.ended: dict[SnapshotId, Ended] = {}
+        self._begun: dict[SnapshotId, float] = {}
         self._store = store
         self._place: Place | None = None
 
@@ -62,10 +72,6 @@ class Happenings:
     def _told(self, line: Line) -> dict[str, Any] | None:
         kind = sentence = None
         self.tally = counted(self.tally, line.what)
-        if isinstance(line.what, SnapshotPublished | SnapshotAbandoned):
-            self.ended[line.what.snapshot] = line.what
-            while len(self.ended) > ENDED_COUNT_MAX:
-                del self.ended[next(iter(self.ended))]
         match line.what:
             case history.EpochBegan(epoch, restored_from):
                 self.dead = frozenset()
@@ -85,4 +91,21 @@ class Happenings:
                     if known
                     else f"snapshot {snapshot} was abandoned: {name}; {detail}"
                 )
+        self._note(line, sentence or "")
         return None if kind is None else {"at": line.at, "kind": kind, "sentence": sentence}
+
+    def _note(self, line: Line, sentence: str) -> None:
+        """Note when a snapshot begins, and how it ends."""
+        match line.what:
+            case history.SnapshotBegan(snapshot):
+                self._begun[snapshot] = line.at
+                _keep_last(self._begun)
+            case history.SnapshotPublished(snapshot) | history.SnapshotAbandoned(snapshot):
+                began_at = self._begun.pop(snapshot, line.at)
+                self.ended[snapshot] = Ended(line.what, began_at, line.at, sentence)
+                _keep_last(self.ended)
+
+
+def _keep_last(known: dict[SnapshotId, Any]) -> None:
+    while len(known) > ENDED_COUNT_MAX:
+        del known[next(iter(known))]

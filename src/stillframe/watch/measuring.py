@@ -7,8 +7,8 @@ from stillframe.store.manifest import Entry
 from stillframe.watch.measured import ChannelsMeasured, SnapshotsMeasured
 from stillframe.watch.metrics import Watching
 
-SYSTEM, STORE, JUDGE, TRACES = "system", "store", "judge", "traces"
-"""What the watcher may have trouble with."""
+SYSTEM, STORE = "system", "store"
+"""What the watcher may have trouble with, besides judging and sending."""
 
 
 class Measuring:
@@ -24,7 +24,7 @@ class Measuring:
     def __init__(self) -> None:
         self.snapshots = SnapshotsMeasured()
         self.channels = ChannelsMeasured()
-        self.troubles = {SYSTEM: False, STORE: False, JUDGE: False}
+        self.troubles = {SYSTEM: False, STORE: False}
         self.looked_at = 0.0
         self._began_at = time.time()
         self._look_count = 0
@@ -47,12 +47,12 @@ class Measuring:
         for entry in entries:
             self.snapshots.take(entry, is_new=is_new)
 
-    def watching(self, page_count: int, *, is_trouble: bool) -> Watching:
+    def watching(self, page_count: int, **troubles: bool) -> Watching:
         """Return how the watcher is.
 
         Args:
             page_count: how many pages listen.
-            is_trouble: whether the last snapshot could not be judged.
+            troubles: what else may go wrong, and whether it does.
         """
         return Watching(
             began_at=self._began_at,
@@ -60,5 +60,5 @@ class Measuring:
             looked_at=self.looked_at,
             look_s=self._look_s,
             page_count=page_count,
-            troubles=self.troubles | {JUDGE: is_trouble},
+            troubles=self.troubles | troubles,
         )

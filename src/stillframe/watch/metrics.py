@@ -12,6 +12,7 @@ from stillframe.topology import Description
 from stillframe.watch import picture
 from stillframe.watch.families import Families, zero_of
 from stillframe.watch.measured import ChannelNow, ChannelsMeasured, SnapshotsMeasured
+from stillframe.watch.traced import Tracing
 from stillframe.watch.verdicts import Judged
 
 PROCESS_COUNT_MAX = 500
@@ -99,6 +100,14 @@ def tell_watching(families: Families, watching: Watching) -> None:
         families.put("watch_look_duration_seconds", watching.look_s)
     families.put("watch_pages", watching.page_count)
     families.put_all("watch_trouble", watching.troubles)
+
+
+def tell_tracing(families: Families, tracing: Tracing) -> None:
+    """Say how many traces there were."""
+    families.put("traced_snapshots_total", tracing.traced_count)
+    families.put("traced_snapshots_missed_total", tracing.missed_count)
+    families.put("spans_total", tracing.sender.sent_count, "sent")
+    families.put("spans_total", tracing.sender.dropped_count, "dropped")
 
 
 def _tell_processes(families: Families, known: Known) -> None:

@@ -14,6 +14,7 @@ from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.protocol.holdup import SENTENCE_COUNT_MAX
 from stillframe.runtime.commands import Observed, observe
+from stillframe.runtime.waves import WAVE_COUNT_MAX
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Description
@@ -23,9 +24,10 @@ from stillframe.watch.acting import act
 from stillframe.watch.families import Families
 from stillframe.watch.feed import Feed, encoded
 from stillframe.watch.happenings import Happenings
-from stillframe.watch.measuring import Measuring
-from stillframe.watch.metrics import Known, tell_system, tell_watching
+from stillframe.watch.measuring import SYSTEM, Measuring
+from stillframe.watch.metrics import Known, tell_system, tell_tracing, tell_watching
 from stillframe.watch.shelf import Shelf
+from stillframe.watch.traced import Tracing
 from stillframe.watch.verdicts import Judge, Judged
 from stillframe.watch.wishes import Wish
 
@@ -35,6 +37,8 @@ LOOK_SOON_S = 0.1
 """The same while a snapshot is under way."""
 READ_S = 0.5
 """So long after one look at the store comes the next, in seconds."""
+PAUSE_S_MIN = 0.02
+"""The same at least when traces are made of snapshots that come quickly."""
 LOOK_S_MAX = 5.0
 """A system that has not answered by then does not, in seconds."""
 FRESH_S = 0.1
@@ -56,6 +60,7 @@ class Observer:
         store: open for reading.
         judge: says what is in a snapshot.
         log: directory of the event log; None if there is none.
+        tracing: makes traces of the snapshots; None if nobody wants any.
 
     Attributes:
         feed: tells the page.
@@ -65,7 +70,9 @@ class Observer:
         happenings: the last of them, the oldest first.
     """
 
-    def __init__(self, store: Store, judge: Judge, log: Path | None) -> None:
+    def __init__(
+        self, store: Store, judge: Judge, log: Path | None, tracing: Tracing | None = None
+    ) -> None:
         self.store = store
         self.log = log
         self.feed = Feed()
@@ -77,6 +84,7 @@ class Observer:
         self._history = Happenings(store.path)
         self.observed_at = 0.0
         self._judge = judge
+        self._tracing = tracing
         self._naive: deque[tuple[float, dict[str, int | float]]] = deque(maxlen=JUDGED_COUNT_MAX)
         self._waiting: deque[SnapshotId] = deque(maxlen=BACKLOG_COUNT_MAX)
         self._news = asyncio.Event()
@@ -99,6 +107,8 @@ class Observer:
                 tasks.create_task(self._look_again_and_again())
                 tasks.create_task(self._read_again_and_again())
                 tasks.create_task(self._judge_one_by_one())
+                if self._tracing is not None:
+                    tasks.create_task(self._trace_again_and_again(self._tracing))
         finally:
             self.feed.close()
 
@@ -167,11 +177,13 @@ class Observer:
             snapshot_count=self.shelf.count,
             savepoint_count=len(self._savepoints),
         )
-        families, is_trouble = Families(), judged is not None and bool(judged.why_not)
+        families = Families()
         tell_system(families, known)
-        tell_watching(
-            families, self.measuring.watching(self.feed.listener_count, is_trouble=is_trouble)
-        )
+        troubles = {"judge": judged is not None and bool(judged.why_not)}
+        if self._tracing is not None:
+            troubles["traces"] = self._tracing.sender.is_troubled
+            tell_tracing(families, self._tracing)
+        tell_watching(families, self.measuring.watching(self.feed.listener_count, **troubles))
         return families
 
     async def look(self) -> None:
@@ -244,6 +256,20 @@ class Observer:
             await self.look()
             is_moving = self.observed is not None and bool(self.observed.under_way)
             await asyncio.sleep(LOOK_SOON_S if is_moving else LOOK_S)
+
+    async def _trace_again_and_again(self, tracing: Tracing) -> None:
+        """Look so often that the system knows the way of the markers of all that ended since."""
+        pause_s = LOOK_S
+        while True:
+            async with self._reading:
+                await self._read()
+            ended = dict(self._history.ended)
+            await self.look()
+            if not self.measuring.troubles[SYSTEM]:
+                count = await asyncio.to_thread(tracing.follow, ended, self.observed)
+                is_close = count > WAVE_COUNT_MAX // 4
+                pause_s = max(pause_s / 2, PAUSE_S_MIN) if is_close else min(pause_s * 1.2, LOOK_S)
+            await asyncio.sleep(pause_s)
 
     async def _read_again_and_again(self) -> None:
         while True:

@@ -1,0 +1,307 @@
+"""Each snapshot is one trace, with all its processes and markers, whatever the endpoint does."""
+
+import asyncio
+import hashlib
+import os
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from stillframe.cli import watch_page
+from stillframe.errors import UsageError
+from stillframe.model import Abandoned, MarkerTimes, SnapshotId
+from stillframe.runtime.commands import Observed, serve_commands
+from stillframe.runtime.loading import load_topology
+from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.waves import Wave
+from stillframe.store.history import SnapshotAbandoned, SnapshotPublished
+from stillframe.store.manifest import Entry
+from stillframe.store.store import Store
+from stillframe.topology import Description
+from stillframe.watch.happenings import Ended
+from stillframe.watch.traced import ATTRIBUTES, MARKER, PART, ROOT, Trace, Tracing, trace_of
+from tests.watch.endpoint import Endpoint, plain
+from tests.watch.scraping import watching
+
+BANK = "examples.bank:bank"
+TIMEOUT_S = 120
+FIRST, SECOND = SnapshotId("P1", 1), SnapshotId("P2", 2)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    """An endpoint that listens."""
+    found = Endpoint()
+    with found.open():
+        yield found
+
+
+def by_trace(spans: list[Span]) -> dict[bytes, list[Span]]:
+    """Return the spans by trace; one that was sent twice counts once, and is the same."""
+    found: dict[bytes, dict[bytes, Span]] = defaultdict(dict)
+    for span in spans:
+        known = found[span.trace_id].setdefault(span.span_id, span)
+        assert known == span
+    return {trace: list(parts.values()) for trace, parts in found.items()}
+
+
+def root_of(spans: list[Span]) -> Span:
+    """Return the one span that has no parent."""
+    (root,) = [span for span in spans if not span.parent_span_id]
+    return root
+
+
+def check_published(spans: list[Span], entry: Entry, description: Description) -> None:
+    """Check the trace of a snapshot that was published."""
+    root = root_of(spans)
+    seed = f"{entry.id} {entry.initiated_at}"
+    assert root.trace_id.hex() == hashlib.sha256(seed.encode()).hexdigest()[:32]
+    assert root.name == ROOT
+    assert root.status.code == Status.STATUS_CODE_OK
+    told = plain(root.attributes)
+    assert told == {
+        "stillframe.snapshot.id": str(entry.id),
+        "stillframe.snapshot.initiator": entry.id.initiator,
+        "stillframe.snapshot.epoch": entry.epoch,
+        "stillframe.snapshot.outcome": "published",
+        "stillframe.snapshot.has_markers": True,
+        "stillframe.snapshot.bytes": entry.bytes,
+        "stillframe.snapshot.messages": entry.message_count,
+        "stillframe.snapshot.pause_s": entry.pause_s,
+        "stillframe.snapshot.capture_s": entry.capture_s,
+    }
+    assert abs(root.start_time_unix_nano - entry.initiated_at * 1e9) < 1000
+    parts = {plain(s.attributes)["stillframe.process"]: s for s in spans if s is not root}
+    assert parts.keys() == description.processes.keys()
+    for process, part in parts.items():
+        assert part.parent_span_id == root.span_id
+        assert part.name == f"{PART} {process}"
+        sources = [plain(event.attributes)["stillframe.source"] for event in part.events]
+        assert sorted(sources) == sorted(description.incoming(process))
+        assert {event.name for event in part.events} == {MARKER}
+        assert plain(part.attributes).get("stillframe.marked_by") == (
+            None if process == entry.id.initiator else sources[0]
+        )
+        times = [event.time_unix_nano for event in part.events]
+        assert times == sorted(times)
+        assert root.start_time_unix_nano <= part.start_time_unix_nano <= times[0]
+        assert times[-1] <= part.end_time_unix_nano <= root.end_time_unix_nano
+
+
+def check_attributes(spans: list[Span]) -> None:
+    """Check that nothing is told that the page does not have."""
+    for span in spans:
+        kind = span.name.partition(" ")[0]
+        assert plain(span.attributes).keys() <= ATTRIBUTES[kind].keys()
+        for event in span.events:
+            assert plain(event.attributes).keys() == ATTRIBUTES[event.name].keys()
+
+
+async def live_through(system: Supervisor) -> list[Entry | Abandoned]:
+    """Take snapshots one after the other and at once, and lose a process during the last."""
+    ended = [await system.snapshot(f"P{number}") for number in (1, 2, 3)]
+    ended += await asyncio.gather(*[await system.begin_snapshot(p) for p in ("P4", "P5")])
+    killed = system.children["P3"]
+    os.kill(killed.pid, signal.SIGSTOP)
+    last = await system.begin_snapshot("P1")
+    os.kill(killed.pid, signal.SIGKILL)
+    return [*ended, await last]
+
+
+@pytest.mark.slow
+def test_each_snapshot_of_a_bank_is_one_trace(tmp_path: Path, endpoint: Endpoint) -> None:
+    """Published or abandoned; and it is the same trace when another watcher sends it again."""
+    description = load_topology(BANK).description
+
+    async def main() -> list[Entry | Abandoned]:
+        store = Store.create(tmp_path / "store", description=description, reference=BANK)
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Supervisor(BANK, store, timeout_s=TIMEOUT_S) as system,
+            serve_commands(system),
+        ):
+            before = await system.snapshot()
+            async with watching(store.path, "--otlp", endpoint.url) as watcher:
+                await watcher.until("traced_snapshots_total", 1)
+                ended = await live_through(system)
+                scrape = await watcher.until("traced_snapshots_total", len(ended) + 1)
+                await asyncio.to_thread(endpoint.until, lambda: len(roots(endpoint)) == 7)
+                assert scrape.of("traced_snapshots_missed_total") == 0
+                assert scrape.of("watch_trouble", about="traces") == 0
+            await system.until_running()
+            last = await system.snapshot()
+            async with watching(store.path, "--otlp", endpoint.url) as watcher:
+                await asyncio.to_thread(endpoint.until, lambda: len(roots(endpoint)) == 15)
+        store.close()
+        return [before, *ended, last]
+
+    ended = asyncio.run(main())
+    traces = by_trace(endpoint.spans)
+    check_attributes(endpoint.spans)
+    assert len(traces) == len(ended) == 8
+    by_id = {
+        plain(root_of(spans).attributes)["stillframe.snapshot.id"]: spans
+        for spans in traces.values()
+    }
+    for outcome in ended:
+        if isinstance(outcome, Entry):
+            check_published(by_id[str(outcome.id)], outcome, description)
+            continue
+        root = root_of(by_id[str(outcome.snapshot)])
+        told = plain(root.attributes)
+        assert told["stillframe.snapshot.outcome"] == "abandoned"
+        assert told["stillframe.snapshot.reason"] == "process_died"
+        assert told["stillframe.snapshot.missing"] == list(outcome.missing)
+        assert root.status.code == Status.STATUS_CODE_ERROR
+        assert str(outcome.snapshot) in root.status.message
+        assert root.start_time_unix_nano < root.end_time_unix_nano
+    for resource in endpoint.resources:
+        assert resource["service.name"] == "stillframe"
+        assert resource["stillframe.store"] == str(tmp_path / "store")
+
+
+def roots(endpoint: Endpoint) -> list[bytes]:
+    """Return of which traces the span of the snapshot has come, as often as it has."""
+    return [span.trace_id for span in endpoint.spans if not span.parent_span_id]
+
+
+@pytest.mark.slow
+def test_snapshots_in_quick_succession_are_all_traced_and_what_was_missed_is_counted(
+    tmp_path: Path, endpoint: Endpoint
+) -> None:
+    """More than the system remembers: each has a trace, and the count says how many are bare."""
+    count = 100
+
+    async def main() -> float:
+        description = load_topology(BANK).description
+        store = Store.create(tmp_path / "store", description=description, reference=BANK)
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Supervisor(BANK, store, timeout_s=TIMEOUT_S) as system,
+            serve_commands(system),
+            watching(store.path, "--otlp", endpoint.url) as watcher,
+        ):
+            await watcher.scrape()
+            for _ in range(count):
+                assert isinstance(await system.snapshot(), Entry)
+            scrape = await watcher.until("traced_snapshots_total", count)
+            await asyncio.to_thread(endpoint.until, lambda: len(set(roots(endpoint))) == count)
+        store.close()
+        return scrape.of("traced_snapshots_missed_total")
+
+    missed_count = asyncio.run(main())
+    told = [plain(span.attributes) for span in endpoint.spans if not span.parent_span_id]
+    assert len({attributes["stillframe.snapshot.id"] for attributes in told}) == count
+    bare = [a for a in told if not a["stillframe.snapshot.has_markers"]]
+    assert len(bare) == missed_count < count
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_is_not_there_costs_one_line(tmp_path: Path) -> None:
+    """The watcher serves, says that once, and ends when it is told to."""
+    gone = Endpoint()
+    with gone.open():
+        pass
+
+    async def main() -> str:
+        description = load_topology(BANK).description
+        store = Store.create(tmp_path / "store", description=description, reference=BANK)
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Supervisor(BANK, store) as system,
+            serve_commands(system),
+            watching(store.path, "--otlp", gone.url) as watcher,
+        ):
+            await system.snapshot()
+            await watcher.until("watch_trouble", 1, about="traces")
+            await system.snapshot()
+            await watcher.until("traced_snapshots_total", 2)
+            watcher.process.terminate()
+            _, words = await watcher.process.communicate()
+        store.close()
+        return words.decode()
+
+    (line,) = [line for line in asyncio.run(main()).splitlines() if "showing" not in line]
+    assert line.startswith(f"{gone.url}/v1/traces does not take traces: ")
+    assert "Connection refused" in line
+
+
+def test_clocks_that_differ_leave_times_in_order() -> None:
+    """The times of a process are moved to where the coordinator's clock has room for them."""
+    waves = [
+        Wave(
+            *(FIRST, 100.0, 102.0, True),
+            {"P2": MarkerTimes(cut_at, "P1", {"P1": 0.0, "P3": 5.0})},
+            {"P2": 101.0},
+        )
+        for cut_at in (90.0, 100.5, 110.0)
+    ]
+    found = [trace_of(w, Ended(SnapshotPublished(FIRST), 100, 102, ""), None) for w in waves]
+    parts = [made.parts[0] for made in found]
+    assert [(part.began_at, part.ended_at) for part in parts] == [
+        (100.0, 101.0),
+        (100.5, 101.0),
+        (101.0, 101.0),
+    ]
+    assert [part.attributes.get("stillframe.moved_s") for part in parts] == [10.0, None, -9.0]
+    assert all(part.markers["P3"] == part.ended_at for part in parts)
+
+
+class Kept:
+    """Keeps what it is to send."""
+
+    def __init__(self) -> None:
+        self.sent_count = self.dropped_count = 0
+        self.is_troubled = False
+        self.traces: list[Trace] = []
+
+    def put(self, trace: Trace) -> None:
+        """Keep it."""
+        self.traces.append(trace)
+
+
+def test_what_the_system_has_forgotten_is_traced_as_the_history_has_it() -> None:
+    """Without processes, counted, and said once; what ended before the watcher began is left."""
+    kept, said = Kept(), list[str]()
+    tracing = Tracing(lambda snapshot: None, kept, said.append)
+    old = {FIRST: Ended(SnapshotPublished(FIRST), 1.0, 2.0, "")}
+    given_up = SnapshotAbandoned(SECOND, "DEADLINE", ("P3",), "")
+    third, fourth = SnapshotId("P1", 3), SnapshotId("P1", 4)
+    new = {
+        SECOND: Ended(given_up, 3.0, 4.0, "snapshot P2-2 was abandoned"),
+        third: Ended(SnapshotPublished(third), 5.0, 6.0, ""),
+    }
+    assert tracing.follow(old, None) == 0
+    assert tracing.follow(old | new, Observed(2, is_running=False)) == 0
+    waves = (Wave(third, 5.0, 6.0, True, epoch=3), Wave(fourth, 7.0, 8.0, True), Wave(FIRST, 9.0))
+    running = Observed(3, is_running=True, waves=waves)
+    assert tracing.follow(old | new, running) == 2
+    assert tracing.follow(old | new, None) == 0
+    late = {fourth: Ended(SnapshotPublished(fourth), 7.1, 8.1, "")}
+    assert tracing.follow(old | new | late, None) == 1
+    assert (tracing.traced_count, tracing.missed_count, len(said)) == (3, 1, 1)
+    first, second, last = kept.traces
+    assert (first.began_at, first.ended_at, first.parts) == (3.0, 4.0, ())
+    assert first.why_not == "snapshot P2-2 was abandoned"
+    assert first.attributes["stillframe.snapshot.missing"] == ("P3",)
+    assert second.attributes["stillframe.snapshot.epoch"] == 3
+    assert (last.began_at, last.ended_at) == (7.0, 8.0)
+
+
+def test_without_the_extra_the_error_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of OpenTelemetry is needed otherwise."""
+    monkeypatch.setitem(sys.modules, "stillframe.watch.otlp", None)
+    store = Store.create(tmp_path / "store", description=load_topology(BANK).description)
+    with (
+        pytest.raises(UsageError, match=r"pip install 'stillframe\[otel\]'"),
+        watch_page._tracing_of(store, "http://localhost:4318"),
+    ):
+        pass
+    store.close()
