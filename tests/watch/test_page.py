@@ -138,6 +138,13 @@ def test_the_link_of_a_snapshot_leads_to_its_state(tmp_path: Path, browser: Brow
         expect(page.locator(".graph")).to_be_visible()
         page.goto(f"{link}#snapshot={name}")
         expect(page.get_by_role("heading", name=f"Snapshot {name}")).to_be_visible()
+        page.goto(link)
+        first = str(Store.open(store).entries()[0].id)
+        page.get_by_role("button", name=f"Compare {first} with another").click()
+        page.get_by_role("button", name=f"Compare {name} with {first}").click()
+        assert page.url.endswith(f"#first={first}&second={name}")
+        expect(page.get_by_role("heading", level=1).last).to_contain_text(first)
+        expect(page.get_by_role("heading", level=1).last).to_contain_text(name)
 
 
 def test_the_page_is_for_everybody(tmp_path: Path, browser: Browser) -> None:

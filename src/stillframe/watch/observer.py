@@ -18,6 +18,7 @@ from stillframe.runtime.waves import WAVE_COUNT_MAX
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Description
+from stillframe.view.comparison_document import comparison_document
 from stillframe.view.snapshot_document import snapshot_document
 from stillframe.watch import picture
 from stillframe.watch.acting import act
@@ -137,6 +138,11 @@ class Observer:
 
     def _document(self, name: str) -> dict[str, Any]:
         return snapshot_document(self.store, self.store.find(name), log=self.log)
+
+    async def comparison(self, first: str, second: str) -> Any:
+        """Return the document that compares two snapshots."""
+        ids = self.store.find(first), self.store.find(second)
+        return await asyncio.to_thread(comparison_document, self.store, *ids)
 
     async def act(self, wish: Wish) -> dict[str, Any]:
         """Do what somebody wishes; see ``acting.act``."""

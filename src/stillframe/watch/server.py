@@ -45,6 +45,9 @@ class Watched(Protocol):
     async def snapshot(self, name: str) -> Any:
         """Return the document of one snapshot."""
 
+    async def comparison(self, first: str, second: str) -> Any:
+        """Return the document that compares two snapshots."""
+
     async def act(self, wish: Wish) -> dict[str, Any]:
         """Do what somebody wishes, and return what came of it."""
 
@@ -78,6 +81,10 @@ def make_app(watched: Watched, *, token: str | None) -> ASGIApp:
     async def snapshot(request: Request) -> Response:
         return _json(await watched.snapshot(request.path_params["name"]))
 
+    async def comparison(request: Request) -> Response:
+        names = request.path_params
+        return _json(await watched.comparison(names["first"], names["second"]))
+
     async def action(request: Request) -> Response:
         wish = await _wish_of(request)
         try:
@@ -97,6 +104,7 @@ def make_app(watched: Watched, *, token: str | None) -> ASGIApp:
         Route("/metrics", _told(metrics)),
         Route("/api/snapshots", _told(snapshots)),
         Route("/api/snapshot/{name}", _told(snapshot)),
+        Route("/api/comparison/{first}/{second}", _told(comparison)),
         Route("/api/action", _told(action), methods=["POST"]),
     ]
     return Guard(Starlette(routes=routes), token=token)

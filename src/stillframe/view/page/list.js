@@ -19,6 +19,9 @@ export class SnapshotList {
     this.shown = new Map();
     this.summary = make("p", { class: "quiet", role: "status" }, "");
     this.body = make("tbody", {});
+    this.body.addEventListener("compare", () => {
+      for (const button of this.body.querySelectorAll(".compare")) button.rename();
+    });
     this.said = make("p", { class: "said", role: "status" });
     this.older = make("button", { type: "button", on: { click: () => this.showOlder() } }, "Show older ones");
     const heads = ["snapshot", "ended", "took", "stood still", "caught", "size", "verdicts", "kept as", "what to do"];
@@ -104,8 +107,32 @@ export class SnapshotList {
       number(bytes(row.bytes)),
       verdicts,
       make("td", {}, row.savepoints.join(", ")),
-      make("td", { class: "row" }, this.keepButton(row), this.restoreButton(row)),
+      make("td", { class: "row" }, this.compareButton(row), this.keepButton(row), this.restoreButton(row)),
     );
+  }
+
+  compareButton(row) {
+    const button = make("button", { type: "button", class: "compare" });
+    const name = () => {
+      const isSecond = this.first !== undefined && this.first !== row.id;
+      setText(button, isSecond ? `with ${this.first}` : "Compare …");
+      button.setAttribute("aria-label", isSecond ? `Compare ${row.id} with ${this.first}` : `Compare ${row.id} with another`);
+      button.setAttribute("aria-pressed", String(this.first === row.id));
+    };
+    button.addEventListener("click", () => {
+      if (this.first === undefined || this.first === row.id) {
+        this.first = this.first === row.id ? undefined : row.id;
+        this.body.dispatchEvent(new Event("compare"));
+      } else {
+        const pair = { first: this.first, second: row.id };
+        this.first = undefined;
+        this.body.dispatchEvent(new Event("compare"));
+        location.hash = String(new URLSearchParams(pair));
+      }
+    });
+    name();
+    button.rename = name;
+    return button;
   }
 
   keepButton(row) {

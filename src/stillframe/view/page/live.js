@@ -4,6 +4,7 @@
 import { make, announce } from "./dom.js";
 import { Overview } from "./overview.js";
 import { makeBar } from "./bar.js";
+import { showComparison } from "./comparison.js";
 import { showSnapshot } from "./snapshot.js";
 
 const ROWS_KEPT_MAX = 400;
@@ -99,24 +100,35 @@ function listen() {
   });
 }
 
-async function route() {
+/** What the address asks for: where its document is, its name, and what shows it. */
+function wanted() {
   const parameters = new URLSearchParams(location.hash.slice(1));
-  const id = parameters.get("snapshot");
-  if (id === null) {
+  const [one, first, second] = ["snapshot", "first", "second"].map((name) => parameters.get(name));
+  if (one !== null) return [["snapshot", one], `snapshot ${one}`, showSnapshot];
+  if (first !== null && second !== null) {
+    return [["comparison", first, second], `snapshots ${first} and ${second}`, showComparison];
+  }
+  return null;
+}
+
+async function route() {
+  const asked = wanted();
+  if (asked === null) {
     overview.show(main);
     return;
   }
+  const [path, name, show] = asked;
   overview.hide();
-  const place = make("div", {}, make("p", { class: "quiet" }, `Reading snapshot ${id} …`));
+  const place = make("div", {}, make("p", { class: "quiet" }, `Reading ${name} …`));
   main.replaceChildren(
     make("nav", { "aria-label": "Where you are" }, make("a", { href: "#" }, "← The running system")),
     place,
   );
   main.focus();
-  const answer = await fetch(`/api/snapshot/${encodeURIComponent(id)}`);
+  const answer = await fetch(`/api/${path.map(encodeURIComponent).join("/")}`);
   const held = await answer.json();
   if (!place.isConnected) return;
-  if (answer.ok) showSnapshot(held, place);
+  if (answer.ok) show(held, place);
   else place.replaceChildren(make("p", { class: "bad", role: "alert" }, held.detail));
 }
 
