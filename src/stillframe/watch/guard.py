@@ -4,6 +4,8 @@ else.
 * On loopback a page elsewhere cannot read what we answer (browsers see to that), cannot make us act
   (we see where a request comes from), and cannot pass for us under a name that leads here, because
   only names of loopback are ours.
+* On loopback a program of another user of this machine is refused, as it is by the socket for
+  commands.
 * On any other address whoever asks must have the token: in the link that the command prints, which
   puts it into a cookie, or as ``Authorization: Bearer``, as Prometheus sends it.
 * Nothing of another origin is loaded by a page of ours, and no other page can hold ours in a frame.
@@ -17,6 +19,8 @@ from urllib.parse import parse_qs, urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stillframe.watch.peers import is_of_another
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 COOKIE = "stillframe"
@@ -70,6 +74,11 @@ class Guard:
                 f"this page answers to names of loopback alone, and {host[:100]!r} is none: open "
                 "it as localhost or 127.0.0.1"
             )
+        if self._token is None and _is_of_another_user(scope):
+            return _no(
+                "a program of another user asks: on a machine with several users start "
+                "'stillframe watch' with --token-file, and share what is in that file"
+            )
         if (sentence := _foreign(scope, headers, host)) is not None:
             return _no(sentence)
         return None if self._token is None else self._without_token(scope, headers, self._token)
@@ -109,6 +118,11 @@ def _foreign(scope: Scope, headers: Headers, host: str) -> str | None:
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return "what is to be done must be said in JSON (the header Content-Type)"
     return None
+
+
+def _is_of_another_user(scope: Scope) -> bool:
+    peer, mine = scope.get("client"), scope.get("server")
+    return peer is not None and mine is not None and is_of_another(tuple(peer), tuple(mine))
 
 
 def _name(host: str) -> str:

@@ -1,0 +1,47 @@
+"""Whose program asks: on a machine of several users the page is its owner's alone."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from stillframe.watch.peers import is_of_another, owner_of
+from tests.watch.servers import a_server, ask
+from tests.watch.test_server import store
+
+__all__ = ["store"]
+
+NOBODY = 65534
+
+
+@pytest.mark.parametrize(
+    ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+)
+def test_our_own_connections_are_ours(family: socket.AddressFamily, host: str) -> None:
+    """Of one that nobody has, nobody is said to be the owner."""
+    with socket.create_server((host, 0), family=family) as server:
+        mine = server.getsockname()[:2]
+        with socket.create_connection(mine) as client:
+            peer = client.getsockname()[:2]
+            assert owner_of(peer, mine) == os.geteuid()
+            assert not is_of_another(peer, mine)
+        assert owner_of((host, 1), mine) is None
+        assert owner_of(("not an address", 1), mine) is None
+        assert not is_of_another((host, 1), mine)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_of_the_machine_is_refused(store: Path) -> None:
+    """It is told what to do; the owner is answered."""
+
+    with a_server(store) as link:
+        assert ask(link, "/api/snapshot/A-1")[0] == 200
+        os.seteuid(NOBODY)  # whoever makes a socket owns it
+        try:
+            status, _, body = ask(link, "/api/snapshot/A-1")
+        finally:
+            os.seteuid(0)
+        assert status == 403
+        assert b"--token-file" in body
