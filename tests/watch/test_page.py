@@ -220,6 +220,22 @@ def test_of_many_snapshots_some_are_listed_and_older_ones_on_demand(
             older.click()
 
 
+def test_every_module_is_asked_for_at_once() -> None:
+    """Those that the script imports, and those that they import, are named in the page: none has to
+    come before the next is known."""
+    needed: set[str] = set()
+
+    def add(name: str) -> None:
+        for imported in re.findall(r'^import .* from "\./(.*)";$', one_file.read(name), re.M):
+            if imported not in needed:
+                needed.add(imported)
+                add(imported)
+
+    add("live.js")
+    index = one_file.read("index.html")
+    assert set(re.findall(r'"modulepreload" href="/page/(.*)"', index)) == needed
+
+
 def test_the_page_is_light() -> None:
     """All that it loads is under 300 kB, before any compression."""
     sizes = {name: len(one_file.read(name).encode()) for name in page_files()}

@@ -35,7 +35,6 @@ def test_our_own_connections_are_ours(family: socket.AddressFamily, host: str) -
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_another_user_of_the_machine_is_refused(store: Path) -> None:
     """It is told what to do; the owner is answered."""
-
     with a_server(store) as link:
         assert ask(link, "/api/snapshot/A-1")[0] == 200
         os.seteuid(NOBODY)  # whoever makes a socket owns it

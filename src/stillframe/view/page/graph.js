@@ -6,7 +6,6 @@ import { Wave } from "./wave.js";
 const WIDTH = 760;
 const HEIGHT = 560;
 const BADGES_MAX = 60;
-const FLOWS_MAX = 60;
 const STATUS_WORDS = { running: "runs", busy: "is in an action", silent: "does not answer", starting: "is starting", dead: "died", stopped: "does not run" };
 
 /** Where everything is, and its elements. */
@@ -19,27 +18,26 @@ export class Graph {
     this.paths = about.channels.map((channel) => pathOf(channel, this.places, about.channels, this.size));
     this.edges = this.paths.map((path, index) => this.makeEdge(path, index));
     this.discs = about.processes.map((process, index) => this.makeDisc(process, index));
-    this.above = makeSvg("g", { class: "markers" });
+    this.above = make("div", { class: "markers", "aria-hidden": "true" });
     this.caption = make("p", { class: "wave-caption quiet" }, "");
     const picture = makeSvg(
       "svg",
       { class: "graph", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": graphLabel(about) },
       makeSvg("g", {}, ...this.edges.map((edge) => edge.root)),
       makeSvg("g", {}, ...this.discs.map((disc) => disc.root)),
-      this.above,
     );
-    this.root = make("div", { class: "graph-box" }, picture, this.caption);
+    this.stage = make("div", { class: "stage" }, picture, this.above);
+    this.root = make("div", { class: "graph-box" }, this.stage, this.caption);
     this.wave = null;
   }
 
   makeEdge(path, index) {
     const line = makeSvg("path", { class: "edge", d: path.d });
-    const flow = this.paths.length <= FLOWS_MAX ? makeSvg("path", { class: "flow", d: path.d }) : null;
     const badge = this.paths.length <= BADGES_MAX ? makeSvg("text", { class: "badge", x: path.at(0.62).x, y: path.at(0.62).y + 4 }) : null;
     const [source, target] = this.about.channels[index];
     const name = `${this.about.processes[source][0]}->${this.about.processes[target][0]}`;
     const title = makeSvg("title", {}, name);
-    return { root: makeSvg("g", { class: "channel" }, title, line, flow, badge), line, flow, badge, title, name, kind: "" };
+    return { root: makeSvg("g", { class: "channel" }, title, line, badge), badge, title, name, kind: "" };
   }
 
   makeDisc([name, kind], index) {
@@ -91,6 +89,7 @@ export class Graph {
     const places = new Map(this.about.processes.map(([name], index) => [name, index]));
     this.wave = new Wave(wave, {
       layer: this.above,
+      scale: () => this.stage.clientWidth / WIDTH,
       pathOf: (source, target) => this.paths[this.about.channels.findIndex(([s, t]) => s === places.get(source) && t === places.get(target))],
       cut: (process, isCut) => this.discs[places.get(process)]?.root.classList.toggle("cut", isCut),
       ended: () => {

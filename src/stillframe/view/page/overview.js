@@ -7,6 +7,7 @@ import { SnapshotList } from "./list.js";
 import { showTotals } from "./totals.js";
 
 const HAPPENINGS_SHOWN = 30;
+const TOTALS_S = 2;
 
 /** The view of the running system. */
 export class Overview {
@@ -15,6 +16,7 @@ export class Overview {
     this.known = known;
     this.isVisible = false;
     this.stale = new Set();
+    this.totalsAt = 0;
     this.root = make("div", { class: "overview" });
     this.begin();
   }
@@ -82,7 +84,7 @@ export class Overview {
     this.graph.update(system);
     this.channels.update(system);
     showAwaited(this.awaited, system);
-    if (system.naive) this.update("judged");
+    if (system.naive && system.at - this.totalsAt > TOTALS_S) this.update("judged");
   }
 
   draw_wave() {
@@ -94,6 +96,7 @@ export class Overview {
   }
 
   draw_judged() {
+    this.totalsAt = this.known.system?.at ?? 0;
     showTotals(this.totals, this.known);
     this.list.updateVerdicts();
   }

@@ -1,71 +1,69 @@
 // The markers of one snapshot on their way through the graph, slowed down until people can see it.
+//
+// Each marker is an element of its own that the browser moves without drawing the graph again: a
+// page that drew every picture itself would take from the system that it shows.
 
-import { makeSvg } from "./dom.js";
+import { make } from "./dom.js";
 
 const SHOWN_MS = 2200;
 const REST_MS = 900;
-const MARKERS_MAX = 400;
+const MARKERS_MAX = 200;
+const STATIONS = 12;
 
 /** One wave; `play` shows it once. */
 export class Wave {
   /**
    * @param {Object} wave - cuts of processes and arrivals of markers, in seconds after its beginning.
-   * @param {Object} stage - `layer` for the markers, `pathOf(source, target)`, `cut(process, isCut)`,
-   *     and `ended()`.
+   * @param {Object} stage - `layer` for the markers, `scale()` from the picture's units to pixels,
+   *     `pathOf(source, target)`, `cut(process, isCut)`, and `ended()`.
    */
   constructor(wave, stage) {
     this.stage = stage;
     this.cuts = Object.entries(wave.cuts);
+    this.flights = wave.came.filter(([source]) => wave.cuts[source] !== undefined).slice(0, MARKERS_MAX);
+    this.sent = wave.cuts;
     const last = Math.max(1e-6, ...this.cuts.map(([, at]) => at), ...wave.came.map(([, , at]) => at));
     this.slowness = Math.max(1, SHOWN_MS / 1000 / last);
-    this.flights = wave.came
-      .slice(0, MARKERS_MAX)
-      .filter(([source]) => wave.cuts[source] !== undefined)
-      .map(([source, target, came]) => this.flight(stage.pathOf(source, target), wave.cuts[source], came))
-      .filter((flight) => flight !== null);
-  }
-
-  flight(path, sent, came) {
-    if (path === undefined) return null;
-    const mark = makeSvg("path", { class: "flying", d: "M0 -6L6 0L0 6L-6 0Z" });
-    mark.style.visibility = "hidden";
-    this.stage.layer.append(mark);
-    return { path, sent, came: Math.max(came, sent), mark };
+    this.timers = [];
+    this.marks = [];
   }
 
   /** Show it, and clear it away. */
   play() {
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) {
-      this.draw(Infinity);
-      this.timer = setTimeout(() => this.stop(), SHOWN_MS);
-      return;
+      for (const [process] of this.cuts) this.stage.cut(process, true);
+    } else {
+      for (const [process, at] of this.cuts) {
+        this.timers.push(setTimeout(() => this.stage.cut(process, true), this.shownMs(at)));
+      }
+      const scale = this.stage.scale();
+      for (const flight of this.flights) this.fly(flight, scale);
     }
-    const begin = performance.now();
-    const step = (now) => {
-      this.draw(Math.max(0, now - begin) / 1000 / this.slowness);
-      if (now - begin < SHOWN_MS + REST_MS) this.frame = requestAnimationFrame(step);
-      else this.stop();
-    };
-    this.frame = requestAnimationFrame(step);
+    this.timers.push(setTimeout(() => this.stop(), SHOWN_MS + REST_MS));
   }
 
-  draw(at) {
-    for (const [process, cut] of this.cuts) this.stage.cut(process, cut <= at);
-    for (const { path, sent, came, mark } of this.flights) {
-      const isFlying = sent <= at && at < came;
-      mark.style.visibility = isFlying ? "visible" : "hidden";
-      if (isFlying) {
-        const { x, y } = path.at((at - sent) / (came - sent));
-        mark.setAttribute("transform", `translate(${x.toFixed(1)} ${y.toFixed(1)})`);
-      }
-    }
+  fly([source, target, came], scale) {
+    const path = this.stage.pathOf(source, target);
+    if (path === undefined) return;
+    const begin = this.shownMs(this.sent[source]);
+    const mark = make("div", { class: "flying" });
+    const stations = Array.from({ length: STATIONS + 1 }, (_, station) => {
+      const { x, y } = path.at(station / STATIONS);
+      return { transform: `translate(${x * scale}px, ${y * scale}px) rotate(45deg)`, opacity: 1 };
+    });
+    this.stage.layer.append(mark);
+    this.marks.push(mark);
+    mark.animate(stations, { delay: begin, duration: Math.max(50, this.shownMs(came) - begin) });
+  }
+
+  shownMs(seconds) {
+    return seconds * this.slowness * 1000;
   }
 
   /** Clear it away. */
   stop() {
-    cancelAnimationFrame(this.frame);
-    clearTimeout(this.timer);
-    for (const { mark } of this.flights) mark.remove();
+    this.timers.forEach(clearTimeout);
+    for (const mark of this.marks) mark.remove();
     for (const [process] of this.cuts) this.stage.cut(process, false);
     this.stage.ended();
   }
