@@ -226,7 +226,9 @@ def test_every_module_is_asked_for_at_once() -> None:
     needed: set[str] = set()
 
     def add(name: str) -> None:
-        for imported in re.findall(r'^import .* from "\./(.*)";$', one_file.read(name), re.M):
+        for imported in re.findall(
+            r'^import .* from "\./(.*)";$', one_file.read(name), re.MULTILINE
+        ):
             if imported not in needed:
                 needed.add(imported)
                 add(imported)
