@@ -18,9 +18,11 @@ from stillframe.model import (
     Snapshot,
     SnapshotId,
 )
+from stillframe.pipeline import Pipeline
 from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
 from tests.cli.conftest import Call, Coin, Purse
+from tests.cli.pipelines import commit
 
 
 def document_in(page: Path) -> dict[str, Any]:
@@ -126,11 +128,38 @@ def test_an_empty_store_says_how_to_get_a_snapshot(call: Call, empty: Path) -> N
     assert "stillframe snapshot" in result.stderr
 
 
-def test_a_pipeline_is_named(call: Call, shop: Any) -> None:
-    """It is no store: the error says which commands are for it."""
-    result = call("view", shop.path)
-    assert result.exit_code == 2
-    assert "is a pipeline and no store" in " ".join(result.stderr.split())
+def test_a_snapshot_of_a_pipeline_becomes_a_page(
+    call: Call, shop: Pipeline, tmp_path: Path
+) -> None:
+    """States of services, micro-batches of queries, positions, and the counts of each channel."""
+    commit(shop, 3, 1)
+    shop.savepoint("gold")
+    out = tmp_path / "gold.html"
+    result = call("view", shop.path, "--snapshot", "gold", "--out", out)
+    assert result.exit_code == 0, result.output
+    document = document_in(out)
+    shown = json.loads(call("spark", "show", shop.path, "gold", "--json").stdout)
+    states = {
+        state["process"]: {field["name"]: json.loads(field["text"]) for field in state["fields"]}
+        for state in document["processes"]
+    }
+    for part in shown["participants"]:
+        fields = part["state"] or {"after micro-batch": part["batch"]}
+        fields |= {f"read {log} up to": at for log, at in part["positions"].items()}
+        fields |= {f"barrier in {log} at": at for log, at in part["barriers"].items()}
+        assert states[part["participant"]] == fields
+    counts = {(c["source"], c["target"]): c["message_count"] for c in document["channels"]}
+    assert counts == {(c["source"], c["target"]): c["record_count"] for c in shown["channels"]}
+    assert document["savepoints"] == ["gold"]
+    assert call("view", shop.path, "--out", tmp_path / "x.html").exit_code == 0
+
+
+def test_a_pipeline_has_no_picture(call: Call, shop: Pipeline, tmp_path: Path) -> None:
+    """Nor are two of its snapshots compared: the error says what can be."""
+    for arguments in (("--out", tmp_path / "x.svg"), ("--compare", "shop-1")):
+        result = call("view", shop.path, *arguments)
+        assert result.exit_code == 2
+        assert "can be shown as a page" in " ".join(result.stderr.split())
 
 
 def test_a_page_stays_small_however_much_is_held(call: Call, tmp_path: Path, empty: Path) -> None:

@@ -14,9 +14,11 @@ from stillframe.store.decoded import fields_of, messages_of
 from stillframe.store.store import Store
 from stillframe.view import one_file
 from stillframe.view.comparison_document import comparison_document
+from stillframe.view.pipeline_document import pipeline_document
 from stillframe.view.plain import plain, printable
 from stillframe.view.snapshot_document import snapshot_document
 from tests.browser import a_browser, a_page, check_accessible
+from tests.cli.pipelines import commit, resting_shop
 from tests.view.stored import HOSTILE, large, snapshots_of, store_of, written
 
 pytestmark = pytest.mark.slow
@@ -235,6 +237,22 @@ def test_without_a_log_the_page_says_what_is_not_known(
     expect(page.get_by_text("nor which marker came first")).to_be_visible()
     expect(page.get_by_text("--log DIR").first).to_be_visible()
     assert page.locator(".controls").count() == 0
+
+
+def test_a_snapshot_of_a_pipeline_is_shown(show: Show, tmp_path: Path) -> None:
+    """States of services and queries, and the channels with how many records were on them."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    commit(shop, 3, 1)
+    shop.snapshot()
+    page = show(pipeline_document(shop.latest(), is_current=True))
+    open_all(page, "states")
+    open_all(page, "channels")
+    till = dict(texts(page, "table[aria-label='state of till'] > tbody > tr"))
+    assert till["sold"] == "18"
+    expect(page.get_by_text("1 channel held 2 records.")).to_be_visible()
+    expect(page.get_by_text("2 records, which").first).to_be_visible()
+    assert page.locator(".cut-panel").count() == 0
+    check_accessible(page)
 
 
 def test_a_large_snapshot_stays_quick(show: Show, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``stillframe view STORE``: a snapshot, or two compared, as a page; the cut alone as a picture."""
+"""``stillframe view STORE``: a snapshot as a page, or two compared; the cut alone as a picture."""
 
 from pathlib import Path
 
@@ -8,10 +8,12 @@ from stillframe.cli import output, quantities
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.head import HEAD as PIPELINE_HEAD
+from stillframe.pipeline.pipeline import Pipeline
 from stillframe.store.opening import HEAD, SNAPSHOTS
 from stillframe.store.store import Store
 from stillframe.view import cut_picture, one_file, png, svg
 from stillframe.view.comparison_document import comparison_document
+from stillframe.view.pipeline_document import pipeline_document
 from stillframe.view.snapshot_document import snapshot_document
 from stillframe.whole_file import write_whole
 
@@ -48,18 +50,14 @@ def show(path: Path, wish: Wish, *, is_json: bool) -> None:
         Damaged, NotConsistent, StoreError: the store or the log is not what was written.
         OSError: the file cannot be written.
     """
-    store = Store.open(path)
-    snapshot = _chosen(store, wish.snapshot)
     suffix = SUFFIX if wish.out is None else wish.out.suffix
     if suffix not in (SUFFIX, ".svg", ".png"):
         raise UsageError(f"--out {wish.out}: let it end in .html, .svg or .png, which says what")
-    if wish.compare is None:
-        content, words = _snapshot(store, snapshot, wish.log, suffix)
-        name = f"{path.stem}-{snapshot}"
+    if (path / PIPELINE_HEAD).exists():
+        content, words, name = _of_pipeline(path, wish, suffix)
     else:
-        content, words = _comparison(store, snapshot, wish, suffix)
-        name = f"{path.stem}-{store.find(wish.compare)}-{snapshot}"
-    out = wish.out if wish.out is not None else path.with_name(f"{name}{SUFFIX}")
+        content, words, name = _of_store(path, wish, suffix)
+    out = wish.out if wish.out is not None else path.with_name(f"{path.stem}-{name}{SUFFIX}")
     for inside in filter(None, (path, wish.log)):
         if out.resolve().is_relative_to(inside.resolve()):
             raise UsageError(f"--out {out} is inside {inside}: give a place outside")
@@ -67,6 +65,34 @@ def show(path: Path, wish: Wish, *, is_json: bool) -> None:
     if is_json:
         output.put_json({"files": [out]})
     output.say(f"done: {out}: {words}, {quantities.size(len(content))}")
+
+
+def _of_store(path: Path, wish: Wish, suffix: str) -> tuple[bytes, str, str]:
+    """Return the content of the file, what it is in words, and what of it belongs into its name."""
+    store = Store.open(path)
+    snapshot = _chosen(store, wish.snapshot)
+    if wish.compare is None:
+        return *_snapshot(store, snapshot, wish.log, suffix), str(snapshot)
+    content, words = _comparison(store, snapshot, wish, suffix)
+    return content, words, f"{store.find(wish.compare)}-{snapshot}"
+
+
+def _of_pipeline(path: Path, wish: Wish, suffix: str) -> tuple[bytes, str, str]:
+    if suffix != SUFFIX or wish.compare is not None or wish.log is not None:
+        raise UsageError(
+            f"{path} is a pipeline: a snapshot of it can be shown as a page (.html), without "
+            "--compare and --log"
+        )
+    pipeline = Pipeline(path)
+    manifest = pipeline.latest() if wish.snapshot is None else pipeline.find(wish.snapshot)
+    document = pipeline_document(
+        manifest, is_current=manifest.snapshot == pipeline.latest().snapshot
+    )
+    text = one_file.render(document, title=f"Snapshot {manifest.snapshot} of {path.name}")
+    participants = quantities.count(document["process_count"], "participant")
+    records = quantities.count(document["message_count"], "record")
+    words = f"snapshot {manifest.snapshot} of {participants}, {records} on channels"
+    return text.encode(), words, str(manifest.snapshot)
 
 
 def _chosen(store: Store, name: str | None) -> SnapshotId:

@@ -286,7 +286,8 @@ def view(
         typer.Argument(
             metavar="TRACE|SCRIPT|STORE",
             help="Trace that 'import --out' or 'sim --trace' wrote, or a .run file; of those that "
-            "come with stillframe the name will do. Or a store: shows one of its snapshots.",
+            "come with stillframe the name will do. Or a store, or a pipeline: shows one of its "
+            "snapshots.",
             show_default=False,
         ),
     ],

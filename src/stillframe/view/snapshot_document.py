@@ -17,6 +17,7 @@ from stillframe.store.manifest import Entry
 from stillframe.store.reading import StoreReader
 from stillframe.topology import Description
 from stillframe.view import cut_picture, svg
+from stillframe.view.cut_picture import CutPicture
 from stillframe.view.legend import count
 from stillframe.view.scene import TEXT_ROW
 from stillframe.view.shapes import Diagram
@@ -58,6 +59,9 @@ def snapshot_document(
     cut = cut_picture.look(loaded, log)
     return {
         "kind": KIND,
+        "noun": "message",
+        "rest": "messages.parquet has every one",
+        "verdict": _verdict(entry, cut),
         **head(entry),
         "is_current": current is not None and current.id == snapshot,
         "verified": list(_verified(entry, loaded)),
@@ -103,6 +107,14 @@ def head(entry: Entry) -> dict[str, Any]:
         "savepoints": list(entry.savepoints),
         "excluded": {process: str(since) for process, since in entry.excluded.items()},
     }
+
+
+def _verdict(entry: Entry, cut: CutPicture) -> str:
+    if cut.contradictions:
+        return f"The event log contradicts it: {cut.contradictions[0]}"
+    caught = count(entry.message_count, "message")
+    processes = count(entry.process_count, "process")
+    return f"Consistent: the states of {processes} and {caught} on their way, at one cut"
 
 
 def _verified(entry: Entry, snapshot: Snapshot) -> Iterator[str]:

@@ -30,14 +30,14 @@ export function showChannels(held) {
   const empty = held.channels.filter((channel) => channel.message_count === 0);
   const entries = full.map((channel) => ({
     text: channelText(channel),
-    make: (isOpen) => channelEntry(channel, isOpen),
+    make: (isOpen) => channelEntry(held, channel, isOpen),
   }));
   const emptyCount = empty.length + held.channels_left_out_count;
   return make(
     "section",
     { class: "panel", "aria-labelledby": "channels" },
     make("h2", { id: "channels" }, "Channels"),
-    make("p", {}, full.length === 0 ? "No channel held a message." : `${counted(full.length, "channel")} held ${counted(held.message_count, "message")}.`),
+    make("p", {}, full.length === 0 ? `No channel held a ${held.noun}.` : `${counted(full.length, "channel")} held ${counted(held.message_count, held.noun)}.`),
     filtered("channels", "channels", entries),
     emptyCount > 0 ? emptyChannels(empty, held.channels_left_out_count) : null,
   );
@@ -98,26 +98,26 @@ function fieldTable(state) {
   return make("table", { class: "fields", "aria-label": `state of ${state.process}` }, make("tbody", {}, rows));
 }
 
-function channelEntry(channel, isOpen) {
+function channelEntry(held, channel, isOpen) {
   const summary = make(
     "summary",
     {},
     make("span", { class: "name" }, channel.channel),
-    make("span", { class: "caught-count" }, counted(channel.message_count, "message")),
+    make("span", { class: "caught-count" }, counted(channel.message_count, held.noun)),
     make("span", { class: "quiet" }, `${count(channel.sent_count)} sent, ${count(channel.received_count)} received`),
   );
-  return foldable(channel.channel, summary, isOpen, () => messageTable(channel));
+  return foldable(channel.channel, summary, isOpen, () => messageTable(held, channel));
 }
 
-function messageTable(channel) {
+function messageTable(held, channel) {
   const rows = channel.messages.map((message) =>
     make("tr", {}, make("td", { class: "number" }, count(message.number)), make("td", {}, message.kind), make("td", {}, messageFields(message))),
   );
   const heads = [make("th", { scope: "col", class: "number" }, "number"), make("th", { scope: "col" }, "message"), make("th", { scope: "col" }, "fields")];
   const left = channel.messages_left_out_count;
   return [
-    make("table", { class: "messages", "aria-label": `messages on ${channel.channel}` }, make("thead", {}, make("tr", {}, heads)), make("tbody", {}, rows)),
-    left > 0 ? make("p", { class: "left-out quiet" }, `and ${counted(left, "message")} more: messages.parquet has every one`) : null,
+    channel.messages.length === 0 ? null : make("table", { class: "messages", "aria-label": `messages on ${channel.channel}` }, make("thead", {}, make("tr", {}, heads)), make("tbody", {}, rows)),
+    left > 0 ? make("p", { class: "left-out quiet" }, `${channel.messages.length > 0 ? `and ${counted(left, held.noun)} more` : `${counted(left, held.noun)}, which the page does not hold`}: ${held.rest}`) : null,
   ];
 }
 

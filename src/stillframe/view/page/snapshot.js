@@ -1,6 +1,6 @@
 // A snapshot: what it is, how the cut went, and what each process and each channel held.
 
-import { make, counted, bytes, duration } from "./dom.js";
+import { make, bytes, duration } from "./dom.js";
 import { showStates, showChannels } from "./holdings.js";
 import { showCut } from "./cut.js";
 import { moment, fragmentPlace } from "./moments.js";
@@ -15,7 +15,7 @@ import { moment, fragmentPlace } from "./moments.js";
 export function showSnapshot(held, root, place = fragmentPlace()) {
   root.replaceChildren(
     snapshotHead(held),
-    showCut(held, place),
+    ...(held.diagram ? [showCut(held, place)] : []),
     make("div", { class: "columns" }, showStates(held), showChannels(held)),
   );
   if (place.parameters.get("snapshot") !== held.id) place.put({ snapshot: held.id });
@@ -27,7 +27,7 @@ function snapshotHead(held) {
     "header",
     { class: "snapshot-head" },
     make("h1", {}, "Snapshot ", make("span", { class: "mono" }, held.id)),
-    make("p", { class: contradiction ? "verdict bad" : "verdict good" }, verdict(held)),
+    make("p", { class: contradiction ? "verdict bad" : "verdict good" }, held.verdict),
     make("dl", { class: "facts" }, snapshotFacts(held).map(fact)),
     make(
       "details",
@@ -36,12 +36,6 @@ function snapshotHead(held) {
       make("ul", {}, [...held.contradictions, ...held.verified].map((text) => make("li", {}, text))),
     ),
   );
-}
-
-function verdict(held) {
-  if (held.contradictions.length > 0) return `The event log contradicts it: ${held.contradictions[0]}`;
-  const caught = counted(held.message_count, "message");
-  return `Consistent: the states of ${counted(held.process_count, "process")} and ${caught} on their way, at one cut`;
 }
 
 function fact([name, value]) {
@@ -56,8 +50,9 @@ function snapshotFacts(held) {
     ["Epoch", String(held.epoch)],
     ["Recorded in", duration(held.recorded_s)],
     ["Published after", duration(held.published_s)],
-    ["Longest pause", duration(held.pause_s)],
-    ["Size", `${bytes(held.bytes)}${held.bases.length > 0 ? ", changes only" : ", whole"}`],
+    held.pause_s === undefined ? null : ["Longest pause", duration(held.pause_s)],
+    held.mode === undefined ? null : ["Mode", held.mode],
+    ["Size", `${bytes(held.bytes)}${held.mode !== undefined ? "" : held.bases.length > 0 ? ", changes only" : ", whole"}`],
     held.bases.length > 0 ? ["Based on", `${held.bases.join(", ")} (a chain of ${held.chain_length})`] : null,
     held.savepoints.length > 0 ? ["Savepoint", held.savepoints.join(", ")] : null,
     held.is_current ? ["A restore", "goes back to this one"] : null,

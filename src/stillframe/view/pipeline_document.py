@@ -1,0 +1,99 @@
+"""Everything that a page shows of a snapshot of a pipeline, as plain JSON: as far as its manifest
+has it. What the queries hold is in checkpoints of Spark, and what is on the channels in the logs.
+"""
+
+from typing import Any
+
+from stillframe.model import ProcessState
+from stillframe.pipeline.part import Part
+from stillframe.pipeline.published import ChannelCut, Manifest
+from stillframe.store.decoded import fields_of
+from stillframe.view.legend import count
+from stillframe.view.shown import Budget, show_fields
+from stillframe.view.snapshot_document import CHANNELS_MAX, KIND, STATE_CHARS_MAX
+
+VERIFIED = (
+    "the manifest is what was written, by its SHA-256; checkpoints of queries and logs were not "
+    "read for this page"
+)
+
+
+def pipeline_document(manifest: Manifest, *, is_current: bool) -> dict[str, Any]:
+    """Return what a page shows of a published snapshot of a pipeline.
+
+    Args:
+        manifest: of the snapshot, as it was read and verified.
+        is_current: whether a restore goes back to it if no other is named.
+    """
+    budget = Budget(STATE_CHARS_MAX)
+    parts = [_part(part, budget) for part in manifest.parts if not budget.is_spent]
+    ordered = sorted(manifest.channels, key=lambda cut: not cut.record_count)
+    return {
+        "kind": KIND,
+        "noun": "record",
+        "rest": "they are in the logs of the pipeline",
+        "verdict": _verdict(manifest),
+        "id": str(manifest.snapshot),
+        "initiator": manifest.snapshot.initiator,
+        "epoch": manifest.epoch,
+        "initiated_at": manifest.initiated_at,
+        "recorded_s": manifest.completed_at - manifest.initiated_at,
+        "published_s": manifest.published_at - manifest.initiated_at,
+        "mode": str(manifest.mode),
+        "bytes": manifest.bytes,
+        "process_count": len(manifest.parts),
+        "channel_count": len(manifest.channels),
+        "message_count": manifest.record_count,
+        "bases": [],
+        "savepoints": [] if manifest.name is None else [manifest.name],
+        "is_current": is_current,
+        "excluded": {},
+        "contradictions": [],
+        "verified": [VERIFIED],
+        "processes": parts,
+        "processes_left_out_count": len(manifest.parts) - len(parts),
+        "channels": [_channel(manifest, cut) for cut in ordered[:CHANNELS_MAX]],
+        "channels_left_out_count": max(0, len(ordered) - CHANNELS_MAX),
+    }
+
+
+def _verdict(manifest: Manifest) -> str:
+    on_channels = count(manifest.record_count, "record")
+    sentence = f"The states of {count(len(manifest.parts), 'participant')} and {on_channels} on "
+    sentence += "their way, at one cut"
+    if manifest.duplicate_count:
+        twice = count(manifest.duplicate_count, "record")
+        return f"{sentence}; at least once: a restore receives {twice} twice"
+    return f"Consistent: {sentence[0].lower()}{sentence[1:]}"
+
+
+def _part(part: Part, budget: Budget) -> dict[str, Any]:
+    if part.service is not None:
+        kind = f"service {part.service.kind}"
+        state = ProcessState(part.participant, part.service.kind, part.service.encoded)
+        fields = fields_of(state)
+    else:
+        kind = "query"
+        batch = None if part.query is None else part.query.batch
+        fields = {"after micro-batch": batch}
+    places = {f"read {log} up to": position for log, position in sorted(part.positions.items())}
+    places |= {f"barrier in {log} at": at for log, at in sorted(part.barriers.items())}
+    return {
+        "process": part.participant,
+        "kind": kind,
+        "fields": show_fields(fields | places, budget),
+    }
+
+
+def _channel(manifest: Manifest, cut: ChannelCut) -> dict[str, Any]:
+    source = manifest.dataflow.log(cut.log).source
+    return {
+        "channel": f"{cut.log}: {source}->{cut.target}",
+        "source": source,
+        "target": cut.target,
+        "sent_count": sum(cut.sent_counts),
+        "received_count": sum(cut.received_counts),
+        "message_count": cut.record_count,
+        "messages": [],
+        "messages_left_out_count": cut.record_count,
+    }
