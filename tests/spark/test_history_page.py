@@ -49,7 +49,7 @@ def test_commands_and_programs_of_the_page(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=900,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-6000:]
