@@ -24,7 +24,10 @@ export function makeBar(known) {
 
   function update() {
     const { about, system } = known;
-    if (about !== null) setText(title, about.store);
+    if (about !== null) {
+      setText(title, about.store.split("/").filter(Boolean).at(-1) ?? about.store);
+      title.title = about.store;
+    }
     if (system !== null) {
       const [word, kind] = stateOf(system);
       setText(state, word);

@@ -27,7 +27,8 @@ export class Graph {
       makeSvg("g", {}, ...this.discs.map((disc) => disc.root)),
     );
     this.stage = make("div", { class: "stage" }, picture, this.above);
-    this.root = make("div", { class: "graph-box" }, this.stage, this.caption);
+    const legend = make("p", { class: "quiet" }, "The wider a line, the more messages a second; figures: messages on their way.");
+    this.root = make("div", { class: "graph-box" }, this.stage, legend, this.caption);
     this.wave = null;
   }
 
