@@ -199,7 +199,7 @@ def test_a_page_says_what_it_leaves_out(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "long.trace"
     tracefile.write(path, Trace(["P1"], [Event("P1")] * 450))
     result = call("view", path, "--out", tmp_path / "long.html")
-    assert result.stderr.startswith("the first 400 of 450 steps are shown: --first 401 goes on\n")
+    assert result.stderr.startswith("the first 200 of 450 steps are shown: --first 201 goes on\n")
 
 
 def test_a_picture_is_replaced_whole_or_not_at_all(

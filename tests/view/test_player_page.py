@@ -232,6 +232,19 @@ def test_interchanges_go_on_until_all_white_precede_all_red(show: Show) -> None:
         assert chips(page) == order
 
 
+def test_interchanges_that_play_end_when_another_cut_is_chosen(show: Show) -> None:
+    """What is no longer on the page says nothing any more."""
+    trace = trace_of("lecture")
+    page = show(play.document(trace, title="two", cuts=[(3, 3, 1)]), "#snapshot=P1-1")
+    page.clock.install()
+    page.locator(".changes .playing").click()
+    page.get_by_label("colours of").select_option("the cut asked for")
+    said = page.locator("#announcements").inner_text()
+    page.clock.run_for(10_000)
+    assert page.locator("#announcements").inner_text() == said
+    assert page.locator(".changes .place").inner_text().startswith("interchange 0 of ")
+
+
 def test_a_cut_that_is_not_consistent_shows_the_message_that_makes_it_so(show: Show) -> None:
     """In a sentence, in the row of events, in the picture and in the table of channels."""
     page = show(play.document(lecture(), title="cut", cuts=[(4, 2, 1)]), "#snapshot=cut&step=18")

@@ -262,6 +262,21 @@ def test_events_and_messages_are_coloured_by_what_is_dragged(page: Page, tmp_pat
         ) * bool(held)
 
 
+def test_a_process_that_no_marker_reaches_is_named(page: Page, tmp_path: Path) -> None:
+    """Where channels go one way only, it matters who initiates."""
+    system = "system\nP1: A\nP2: B\nmessages: A>B\nchannels: P1->P2\n----\n\n"
+    show(
+        page,
+        tmp_path / "page.html",
+        play_text(f"{system}ticks\n0 P1 initiates P1-1\n2 P1 does A\n"),
+    )
+    assert shown(page) == ({"P1": "{}", "P2": "{}", "P1->P2": "empty"}, "so it was after 0 events")
+    initiation(page).press("ArrowDown")
+    assert shown(page)[0]["P1"] == "never"
+    assert shown(page)[1] == "the snapshot is never complete: no marker comes to P1"
+    check_accessible(page)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nobody_is_kept_from_dragging(browser: Browser, tmp_path: Path, scheme: str) -> None:
     """Also on a narrow screen."""

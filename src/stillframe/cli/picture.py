@@ -88,7 +88,7 @@ def _write_page(found: Execution, wish: Wish, *, is_json: bool) -> None:
     if is_json:
         output.put_json({"files": [wish.out], "left_out": page["notice"]})
     shown = len(page["steps"])
-    say_left_out(found, wish, shown)
+    say_left_out(found, wish, page["notice"], shown)
     steps, size = quantities.count(shown, "step"), quantities.size(len(text))
     output.say(f"done: {wish.out}: {steps}, {size}: open it in a browser")
 
@@ -107,12 +107,13 @@ def _draw(found: Execution, wish: Wish, suffix: str, *, is_json: bool) -> None:
     else:
         write_whole(out, [draw(whole)], inputs=[found.path])
         files = [out]
+    left_out = diagram.left_out(trace, first=wish.first)
     if is_json:
-        output.put_json({"files": files, "left_out": diagram.left_out(trace, first=wish.first)})
+        output.put_json({"files": files, "left_out": left_out})
     for row in whole.legend:
         if row.sample is Sample.CUT:
             output.say(row.full)
-    say_left_out(found, wish, shown)
+    say_left_out(found, wish, left_out, shown)
     steps = quantities.count(shown, "step")
     processes = quantities.count(len(whole.lines), "process")
     what = quantities.count(len(files), "picture")
@@ -130,9 +131,8 @@ def chosen(found: Execution, wish: Wish) -> tuple[SnapshotId | None, list[Cut]]:
     return snapshot, [] if wish.cut is None else [parse_cut(wish.cut, found.trace)]
 
 
-def say_left_out(found: Execution, wish: Wish, shown: int) -> None:
+def say_left_out(found: Execution, wish: Wish, left_out: str, shown: int) -> None:
     """Say what is not among the `shown` steps, and how to see the rest."""
-    left_out = diagram.left_out(found.trace, first=wish.first)
     if left_out:
         going_on = wish.first + shown
         hint = f": --first {going_on} goes on" if going_on <= len(found.trace.steps) else ""

@@ -5,6 +5,7 @@ Every picture of a sequence has the same size, and what is in one is at the same
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
@@ -22,6 +23,7 @@ from stillframe.view.shapes import (
     Mark,
     MarkerArrow,
     MessageArrow,
+    Point,
     Role,
     Sample,
 )
@@ -112,6 +114,7 @@ class Plan:
         self.width = max(self.scene.width, WIDTH_MIN)
         rows = list(self.legend_rows(len(self.window.steps)))
         self.height = self.scene.bottom + TEXT_ROW * (len(rows) + 1) + PADDING
+        self._points_of: dict[str, tuple[Point, ...]] = {}
         self.roles: dict[MessageId, Role] = {}
         if self.chosen is not None:
             self.roles |= dict.fromkeys(
@@ -137,7 +140,7 @@ class Plan:
             description=". ".join(words) + ".",
             notices=tuple(self._notices(step_count)),
             is_crowded=len(self.window.processes) > CROWDED_ABOVE,
-            lines=tuple(self._lines()),
+            lines=self._lines,
             curves=tuple(self._curves(step_count)),
             markers=tuple(self._markers(step_count)),
             messages=tuple(self._messages(step_count)),
@@ -146,7 +149,30 @@ class Plan:
             legend=rows,
         )
 
-    def _lines(self) -> Iterator[Line]:
+    @cached_property
+    def _lines(self) -> tuple[Line, ...]:
+        return tuple(self._lay_out_lines())
+
+    @cached_property
+    def _words(self) -> list[str]:
+        """Of each step all that there is to say."""
+        return [
+            _tell_marker(step) if isinstance(step, MarkerStep) else _tell(f"event {at}", step)
+            for step, at in zip(self.window.steps, self.window.positions, strict=True)
+        ]
+
+    @cached_property
+    def _message_words(self) -> list[str]:
+        """The same of each message."""
+        messages = [link.message for link, _ in self.scene.messages]
+        return [f"message {m}: {legend.name_of(self.trace, m)}" for m in messages]
+
+    def _points(self, cut: ShownCut) -> tuple[Point, ...]:
+        if cut.name not in self._points_of:
+            self._points_of[cut.name] = self.scene.points(cut)
+        return self._points_of[cut.name]
+
+    def _lay_out_lines(self) -> Iterator[Line]:
         scene = self.scene
         for process, y in scene.ys.items():
             labels = [Label(scene.x_from - 10, y + 4, scene.names[process], "end")]
@@ -165,7 +191,7 @@ class Plan:
                     and self.chosen.has_reached(step.process, step_count, self.window)
                     and position.index <= self.chosen.counts[step.process]
                 )
-                yield Dot(position, x, y, label, is_recorded, _tell(f"event {position}", step))
+                yield Dot(position, x, y, label, is_recorded, self._words[index])
 
     def _marks(self, step_count: int) -> Iterator[Mark]:
         for index, step in enumerate(self.window.steps[:step_count]):
@@ -181,19 +207,18 @@ class Plan:
                     is_cut=step.is_cut,
                     label=label,
                     is_faint=self._is_faint(step.snapshot),
-                    full=_tell_marker(step),
+                    full=self._words[index],
                 )
 
     def _messages(self, step_count: int) -> Iterator[MessageArrow]:
-        for link, path in self.scene.messages:
+        for (link, path), words in zip(self.scene.messages, self._message_words, strict=True):
             if there := drawn(path, link.sent, link.accepted, step_count, self.scene.row_height):
                 role = self.roles.get(link.message, Role.PLAIN)
                 if self.chosen is None or not self.chosen.is_between_reached(
                     link.message.channel, step_count, self.window
                 ):
                     role = Role.PLAIN
-                name = legend.name_of(self.trace, link.message)
-                yield MessageArrow(link.message, *there, role, f"message {link.message}: {name}")
+                yield MessageArrow(link.message, *there, role, words)
 
     def _markers(self, step_count: int) -> Iterator[MarkerArrow]:
         for link, path in self.scene.markers:
@@ -212,7 +237,7 @@ class Plan:
         named: list[tuple[float, float]] = []
         for cut in self.cuts:
             if self.scene.ys and self._is_visible(cut, step_count):
-                points = self.scene.points(cut)
+                points = self._points(cut)
                 label = Label(points[0][0] - 6, points[0][1] - 5, cut.name)
                 left, right = label.x, label.x + lettering.width(label.text) + 6
                 is_named = cut.snapshot is None and all(

@@ -4,6 +4,7 @@ Names come from foreign logs: they may be endless or hold what no file of text m
 """
 
 import unicodedata
+from functools import lru_cache
 
 ELLIPSIS = "…"
 SIZE = 12.0
@@ -56,6 +57,7 @@ def width(text: str, size: float = SIZE) -> float:
     return size * sum(_advance(char) for char in text)
 
 
+@lru_cache(maxsize=1024)
 def fit(text: str, width_max: float, size: float = SIZE) -> str:
     """Return as much of `text` as fits into `width_max` pixels, with an ellipsis for the rest."""
     if width(text, size) <= width_max:

@@ -11,6 +11,8 @@ from stillframe.view import diagram, interchanged, legend, stepped, telling, tim
 from stillframe.view.recording import Choice, Recording, record
 from stillframe.view.telling import Story
 
+STEP_COUNT_MAX = 200
+"""A picture of all steps takes time with the square of their number."""
 SNAPSHOT_COUNT_MAX = 8
 """Of more snapshots only the first can be chosen, and the one that was asked for."""
 CHANNELS_MAX = 24
@@ -25,7 +27,7 @@ def document(
     snapshot: SnapshotId | None = None,
     cuts: Sequence[Cut] = (),
     first: int = 1,
-    step_count_max: int = diagram.STEP_COUNT_MAX,
+    step_count_max: int = STEP_COUNT_MAX,
 ) -> dict[str, Any]:
     """Return what ``player.js`` shows.
 

@@ -60,6 +60,7 @@ def document(played: Played) -> dict[str, Any] | None:
     events = list(trace.positions())
     number_of = {position: number for number, (position, _) in enumerate(events)}
     sent = [message for _, event in events for message in event.sent]
+    names = {message: clean_label(plain.narrator.name(message)) for message in sent}
     end = last + MARGIN + 1 - last % 2
     return {
         "snapshot": str(begin[0].snapshot),
@@ -77,16 +78,15 @@ def document(played: Played) -> dict[str, Any] | None:
         ],
         "messages": [
             [
-                clean_label(plain.narrator.name(message)),
+                name,
                 trace.channels.index(message.channel),
-                number_of[trace.sent_in(message)],
-                number_of[accepted] if (accepted := trace.accepted_in(message)) else None,
+                *(number_of[p] for p in _ends(trace, message)),
             ]
-            for message in sent
+            for message, name in names.items()
         ],
         "x": [_x(trace, 0), HALF_WIDTH],
         "y": [TOP, ROW_HEIGHT],
-        "picture": _draw(trace, sent, number_of, end),
+        "picture": _draw(trace, names, number_of, end),
     }
 
 
@@ -153,7 +153,9 @@ def _places(trace: Trace) -> dict[Position, Point]:
     return found
 
 
-def _draw(trace: Trace, messages: list[MessageId], number_of: dict[Position, int], end: int) -> str:
+def _draw(
+    trace: Trace, names: dict[MessageId, str], number_of: dict[Position, int], end: int
+) -> str:
     """Return the picture of what the application does: the rest is drawn over it as it is
     dragged."""
     places = _places(trace)
@@ -171,7 +173,9 @@ def _draw(trace: Trace, messages: list[MessageId], number_of: dict[Position, int
         ),
         curves=(),
         markers=(),
-        messages=tuple(_arrow(trace, message, places) for message in messages),
+        messages=tuple(
+            _arrow(message, name, places, _ends(trace, message)) for message, name in names.items()
+        ),
         dots=tuple(
             Dot(
                 position=position,
@@ -179,7 +183,7 @@ def _draw(trace: Trace, messages: list[MessageId], number_of: dict[Position, int
                 y=y,
                 label=Label(x, y + _label_below(trace, event), event.label, "middle"),
                 is_recorded=True,
-                full="",
+                full=f"{event.label} at tick {_half(event) // 2}",
             )
             for position, event in trace.positions()
             for x, y in [places[position]]
@@ -194,7 +198,7 @@ def _draw(trace: Trace, messages: list[MessageId], number_of: dict[Position, int
             if isinstance(shape, Dot):
                 drawn = f'<g data-event="{number_of[shape.position]}">{drawn}</g>'
             elif isinstance(shape, MessageArrow):
-                drawn = f'<g data-message="{messages.index(shape.message)}">{drawn}</g>'
+                drawn = f'<g data-message="{list(names).index(shape.message)}">{drawn}</g>'
             parts.append(drawn)
     size = f'width="{shown.width:.0f}" height="{shown.height:.0f}"'
     box = f'viewBox="0 0 {shown.width:.0f} {shown.height:.0f}"'
@@ -211,12 +215,19 @@ def _label_below(trace: Trace, event: Event) -> float:
     return 22 if up_minus_down > 0 else -14
 
 
-def _arrow(trace: Trace, message: MessageId, places: dict[Position, Point]) -> MessageArrow:
+def _ends(trace: Trace, message: MessageId) -> tuple[Position, Position]:
+    """Return where a message was sent and accepted."""
     accepted = trace.accepted_in(message)
     assert accepted is not None, message
-    begin, to = places[trace.sent_in(message)], places[accepted]
+    return trace.sent_in(message), accepted
+
+
+def _arrow(
+    message: MessageId, name: str, places: dict[Position, Point], ends: tuple[Position, Position]
+) -> MessageArrow:
+    begin, to = (places[position] for position in ends)
     middle = (begin[0] + to[0]) / 2, (begin[1] + to[1]) / 2
-    return MessageArrow(message, Path(begin, middle, to), Extent.WHOLE, Role.PLAIN, "")
+    return MessageArrow(message, Path(begin, middle, to), Extent.WHOLE, Role.PLAIN, name)
 
 
 def _axis(trace: Trace, end: int, height: float) -> list[str]:

@@ -8,11 +8,13 @@ import { stepControls } from "./stepping.js";
  * Show the interchanges of a cut.
  * @param {Object} held - the document of play.py.
  * @param {Object} choice - one of its choices.
- * @param {Element} section - where to.
+ * @param {Element} section - is emptied, and gets them.
+ * @returns {function(): void} stops what plays by itself.
  */
 export function showInterchanges(held, choice, section) {
   const { events = [], swaps, total, problem, broken } = choice.interchanges;
-  section.append(
+  section.onkeydown = null;
+  section.replaceChildren(
     make("h2", {}, "All white before all red"),
     make("p", { class: "quiet" }, "The same events in the order in which they happened. A red event and a white one right behind it, of different processes, can change places: the white one needs nothing of the red one."),
   );
@@ -23,7 +25,7 @@ export function showInterchanges(held, choice, section) {
   if (problem || swaps.length === 0) {
     if (!problem) section.append(make("p", { class: "words" }, alreadySorted(events)));
     section.append(row);
-    return;
+    return () => {};
   }
   const said = make("p", { class: "words" });
   const left = make("p", { class: "left" });
@@ -50,6 +52,7 @@ export function showInterchanges(held, choice, section) {
   section.append(make("div", { class: "row" }, controls.element), said, row, left);
   section.onkeydown = controls.press;
   controls.go(0);
+  return controls.pause;
 }
 
 function eventChip(held, process, label, isWhite, isBroken) {

@@ -26,6 +26,7 @@ export function showPlay(held, main) {
   const parts = findParts(picture);
   let chosen = held.choices.length > 0 ? held.chosen : null;
   let words = [];
+  let stop = () => {};
 
   const controls = stepControls({ of: "the execution", noun: "step", last: held.steps.length, onStep: show });
 
@@ -45,8 +46,8 @@ export function showPlay(held, main) {
   function choose(number, step = controls.step()) {
     chosen = number;
     choice.select.value = String(number);
-    changes.replaceChildren();
-    showInterchanges(held, held.choices[number], changes);
+    stop();
+    stop = showInterchanges(held, held.choices[number], changes);
     controls.go(step);
   }
 

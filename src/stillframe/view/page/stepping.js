@@ -11,12 +11,12 @@ const PAUSE_MS = 1200;
  * @param {string} wish.noun - what a step is called: "step".
  * @param {number} wish.last - the number of the last step; there is always a step 0.
  * @param {function(number): void} wish.onStep - is called with the step to show.
- * @returns {{element: Element, go: function(number): void, step: function(): number,
- *     reset: function(number): void, press: function(KeyboardEvent): void}}
+ * @returns {{element: Element, go: function(number): void, pause: function(): void,
+ *     step: function(): number, press: function(KeyboardEvent): void}}
  */
 export function stepControls({ of, noun, last, onStep }) {
+  const end = last;
   let step = 0;
-  let end = last;
   let timer = null;
   const button = (label, sign, move) =>
     make("button", { type: "button", "aria-label": label, title: label, on: { click: () => take(move()) } }, sign);
@@ -66,20 +66,14 @@ export function stepControls({ of, noun, last, onStep }) {
     setText(play, "Play");
   }
 
-  function reset(newEnd) {
-    pause();
-    end = newEnd;
-    slider.max = end;
-  }
-
-  return { element, go: take, reset, step: () => step, press: (event) => pressed(event, take, step, () => end) };
+  return { element, go: take, pause, step: () => step, press: (event) => pressed(event, take, step, end) };
 }
 
 /** Take a key that means a step, unless what has the focus needs it itself. */
 function pressed(event, take, step, end) {
   if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
-  if (event.target.closest?.("input, select, textarea, [role=slider], [role=group], .scrolling")) return;
-  const moves = { ArrowLeft: step - 1, ArrowRight: step + 1, Home: 0, End: end() };
+  if (event.target.closest?.("input, select, textarea, [role=slider], .scrolling")) return;
+  const moves = { ArrowLeft: step - 1, ArrowRight: step + 1, Home: 0, End: end };
   if (event.key in moves) {
     event.preventDefault();
     take(moves[event.key]);

@@ -1,7 +1,7 @@
 // A snapshot to drag: when it is initiated and by whom, and when each marker comes. What the
 // application does is Python's picture (timed.py); the snapshot is drawn over it as it is dragged.
 
-import { announce, letGrow, make, makeSvg, parseSvg } from "./dom.js";
+import { announce, counted, letGrow, make, makeSvg, parseSvg } from "./dom.js";
 import { recordedRow, recordedTable } from "./recorded.js";
 import { markerRoom, takeTimedSnapshot } from "./timed_rules.js";
 
@@ -30,7 +30,7 @@ export function showTimed(model, section) {
     curve.setAttribute("d", cutPath(view));
     for (const handle of view.handles) handle.place();
     side.replaceChildren(...timedTables(view));
-    outcome.replaceChildren(outcomeOf(view.taken));
+    outcome.replaceChildren(outcomeOf(view));
   }
 
   const again = () => {
@@ -224,9 +224,11 @@ function timedTables(view) {
   return [recordedTable("processes", ["process", "recorded state"], states), recordedTable("channels", ["channel", "held"], channels)];
 }
 
-function outcomeOf({ wasPresent, whiteCount }) {
-  if (!wasPresent) return "The system was never in this state, but it could have been.";
-  return `So it was after ${whiteCount} event${whiteCount === 1 ? "" : "s"}.`;
+function outcomeOf({ model, taken }) {
+  const missing = model.processes.filter((_, process) => taken.cuts[process] === Infinity);
+  if (missing.length > 0) return `The snapshot is never complete: no marker comes to ${missing.join(", ")}.`;
+  if (!taken.wasPresent) return "The system was never in this state, but it could have been.";
+  return `So it was after ${counted(taken.whiteCount, "event")}.`;
 }
 
 function summaryOf(view) {
