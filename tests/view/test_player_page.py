@@ -235,7 +235,7 @@ def test_interchanges_go_on_until_all_white_precede_all_red(show: Show) -> None:
 def test_interchanges_that_play_end_when_another_cut_is_chosen(show: Show) -> None:
     """What is no longer on the page says nothing any more."""
     trace = trace_of("lecture")
-    page = show(play.document(trace, title="two", cuts=[(3, 3, 1)]), "#snapshot=P1-1")
+    page = show(play.document(trace, title="two", cuts=[(2, 2, 1)]), "#snapshot=P1-1")
     page.clock.install()
     page.locator(".changes .playing").click()
     page.get_by_label("colours of").select_option("the cut asked for")
