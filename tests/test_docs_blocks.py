@@ -22,6 +22,7 @@ KUBERNETES = (
 CLUSTER = "tests/spark/test_cluster_page.py::test_commands_and_program_of_the_page_run_on_a_cluster"
 HISTORY = "tests/spark/test_history_page.py::test_commands_and_programs_of_the_page"
 CODE = "tests/migration/test_page.py::test_the_till_goes_on_with_new_code"
+ALERTS = "tests/watch/test_dashboard.py::test_every_alert_asks_for_what_there_is"
 MACHINES = "tests/cli/test_machines.py::test_the_commands_of_the_page_run_a_system"
 PIPELINE = (
     "tests/spark/test_pipeline_page.py::test_the_programs_of_the_page_add_up_and_its_commands_work"
@@ -67,7 +68,7 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
         "yaml": [KUBERNETES, KUBERNETES],
     },
     "docs/machines.md": {"console": [MACHINES] * 3, "yaml": ["-"]},
-    "docs/metrics.md": {"console": ["-", "-"], "yaml": ["-"]},
+    "docs/metrics.md": {"console": ["-"] * 3, "yaml": ["-", ALERTS]},
     "docs/pipeline.md": {
         "python": [*[PIPELINE] * 4, DATABASE],
         "console": [PIPELINE, PIPELINE],
@@ -100,6 +101,8 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     "port of the reader's choice; tests/watch asks the same of it",
     ("docs/metrics.md", "stillframe watch money --listen 0"): "the same, to the whole network",
     ("docs/metrics.md", "# prometheus.yml"): "for a Prometheus on another machine",
+    ("docs/metrics.md", "pip install"): "installs the extra and starts Jaeger; "
+    "tests/watch/test_traces.py has an endpoint of its own take the traces",
     ("docs/spark-cluster.md", "export PYSPARK_PYTHON"): "names a Python of your executors; the "
     "test sets another",
     ("docs/detection.md", "select s.snapshot"): "a pattern for messages of the reader's own",

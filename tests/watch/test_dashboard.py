@@ -1,0 +1,148 @@
+"""The dashboard and the alerts ask for metrics and labels that there are, in a system that runs."""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from stillframe.runtime.commands import serve_commands
+from stillframe.runtime.loading import load_topology
+from stillframe.runtime.supervisor import Supervisor
+from stillframe.store.manifest import Entry
+from stillframe.store.store import Store
+from tests.watch.endpoint import Endpoint
+from tests.watch.scraping import watching
+
+ROOT = Path(__file__).parent.parent.parent
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "dashboard.json").read_text())
+PANELS: list[dict[str, Any]] = [p for p in DASHBOARD["panels"] if p["type"] != "row"]
+PAGE = ROOT / "docs" / "metrics.md"
+BANK = "examples.bank:bank"
+TIMEOUT_S = 120
+OF_PROMETHEUS = {"instance", "job"}
+"""The labels that it adds, to all that it scrapes."""
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Yield every query of the dashboard, with how its series are called."""
+    for panel in PANELS:
+        for target in panel["targets"]:
+            yield target["expr"], target["legendFormat"]
+    for annotation in DASHBOARD["annotations"]["list"]:
+        yield annotation["expr"], ""
+
+
+def rules() -> list[dict[str, Any]]:
+    """Return the alerts of the page."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (alerts,) = [block for block in blocks if "alert:" in block]
+    (group,) = yaml.safe_load(alerts)["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def asked(query: str) -> Iterator[tuple[str, set[str]]]:
+    """Yield what a query asks for: each metric, with the labels by which it chooses or groups."""
+    found: list[Any] = []
+    parsed = promql_parser.parse(query.replace("$__rate_interval", "5m"))
+    promql_parser.walk(parsed, found.append)
+    grouped = {
+        label
+        for part in found
+        if isinstance(part, promql_parser.AggregateExpr) and part.modifier is not None
+        for label in part.modifier.labels
+    }
+    found += [p.vector_selector for p in found if isinstance(p, promql_parser.MatrixSelector)]
+    for part in found:
+        if isinstance(part, promql_parser.VectorSelector):
+            yield str(part.name), {m.name for m in part.matchers.matchers} | grouped
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Return the labels of each metric that is scraped of a bank that runs."""
+    directory = tmp_path_factory.mktemp("bank")
+    endpoint = Endpoint()
+
+    async def main() -> dict[str, set[str]]:
+        description = load_topology(BANK).description
+        store = Store.create(directory / "store", description=description, reference=BANK)
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Supervisor(BANK, store) as system,
+            serve_commands(system),
+            watching(store.path, "--otlp", endpoint.url) as watcher,
+        ):
+            assert isinstance(await system.snapshot(), Entry)
+            scrape = await watcher.until("judged_snapshot_number", 1)
+        store.close()
+        found: dict[str, set[str]] = {"up": set()}
+        for name, labels in scrape.samples:
+            found.setdefault(name, set()).update(label for label, _ in labels)
+        return found
+
+    with endpoint.open():
+        return asyncio.run(main())
+
+
+def check(query: str, told: dict[str, set[str]]) -> set[str]:
+    """Check that what a query asks for is there; return the labels that its series may have."""
+    metrics = list(asked(query))
+    assert metrics, query
+    for name, labels in metrics:
+        assert name in told, f"{query} asks for {name}"
+        assert labels <= told[name] | OF_PROMETHEUS, f"{query} asks for other labels of {name}"
+    return set.union(*(told[name] for name, _ in metrics)) | OF_PROMETHEUS
+
+
+@pytest.mark.slow
+def test_every_panel_shows_what_there_is(told: dict[str, set[str]]) -> None:
+    """Each query asks for metrics and labels of a real scrape, and so does each legend."""
+    for query, legend in queries():
+        may_have = check(query, told)
+        assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= may_have, legend
+        assert 'instance="$instance"' in query
+    (variable,) = [v for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
+    (name,) = re.fullmatch(r"label_values\((\w+), instance\)", variable["definition"]).groups()  # type: ignore[union-attr]
+    assert name in told
+
+
+@pytest.mark.slow
+def test_every_alert_asks_for_what_there_is(told: dict[str, set[str]]) -> None:
+    """And says only what its series have."""
+    for rule in rules():
+        may_have = check(rule["expr"], told)
+        words = rule["annotations"]["summary"]
+        assert set(re.findall(r"\{\{ \$labels\.(\w+) \}\}", words)) <= may_have
+        assert re.fullmatch(r"Stillframe[A-Za-z]+", rule["alert"])
+        assert re.fullmatch(r"\d+m", rule.get("for", "0m"))
+
+
+def test_the_panels_do_not_overlap_and_have_names_of_their_own() -> None:
+    """Nothing is hidden behind another one, or goes over the edge."""
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        columns = range(place["x"], place["x"] + place["w"])
+        rows = range(place["y"], place["y"] + place["h"])
+        cells = {(x, y) for x in columns for y in rows}
+        assert not cells & taken
+        assert columns[-1] < 24
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    assert len({panel["title"] for panel in PANELS}) == len(PANELS)
+
+
+@pytest.mark.parametrize(
+    "query", ["stillframe_ups", 'stillframe_up{system="x"}', "sum by (process) (stillframe_up)"]
+)
+def test_a_query_for_what_there_is_not_is_found(query: str) -> None:
+    """The tests above have teeth."""
+    with pytest.raises(AssertionError, match="asks for"):
+        check(query, {"stillframe_up": set()})
