@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.bank import ACCOUNT_COUNT
 from tests.reader import wait_until
 from tests.spark.history_page_program import blocks
 
@@ -18,9 +19,8 @@ STILLFRAME = str(Path(sys.executable).with_name("stillframe"))
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 
-def run_for_a_while(line: str, place: Path, until: str) -> None:
-    """Run a system as the page says until a snapshot is there, and stop it in order."""
-    store = line.split()[line.split().index("--store") + 1]
+def run_until(files: str, count: int, line: str, place: Path) -> None:
+    """Run a system as the page says until so many files are there, and stop it in order."""
     system = subprocess.Popen(
         [STILLFRAME, *shlex.split(line)[2:], "--every", "100ms"],
         cwd=place,
@@ -28,8 +28,7 @@ def run_for_a_while(line: str, place: Path, until: str) -> None:
         stderr=subprocess.PIPE,
     )
     try:
-        manifest = place / store / "snapshots" / until / "manifest.json"
-        wait_until(manifest.exists, f"{until} in {store}")
+        wait_until(lambda: len(list(place.glob(files))) >= count, f"{count} {files}")
     finally:
         system.terminate()
         _, said = system.communicate(timeout=60)
@@ -41,8 +40,9 @@ def test_commands_and_programs_of_the_page(tmp_path: Path) -> None:
     sessions = blocks("console", PAGE.read_text())
     fragments, log = (line for line in sessions if line.startswith("$ stillframe run"))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    run_for_a_while(log, tmp_path, "P1-17")
-    run_for_a_while(fragments.replace("bank.store", "other.store"), tmp_path, "P1-3")
+    run_until("bank.store/snapshots/P1-17/manifest.json", 1, log, tmp_path)
+    apart = fragments.replace("bank.store", "other.store")
+    run_until("bank.parts/e1/*/P1-2/manifest.json", ACCOUNT_COUNT, apart, tmp_path)
     ended = subprocess.run(
         [sys.executable, "-m", "tests.spark.history_page_program", str(PAGE)],
         cwd=tmp_path,
