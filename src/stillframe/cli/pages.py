@@ -1,4 +1,4 @@
-"""The command that shows a system while it runs."""
+"""The command that shows a system or a pipeline while it runs."""
 # ruff: noqa: PLC0415 - see app.py
 
 from pathlib import Path
@@ -6,20 +6,29 @@ from typing import Annotated
 
 import typer
 
-from stillframe.cli.options import AsJson, Classes, StorePath, event_log_option
+from stillframe.cli.options import AsJson, Classes, event_log_option
 from stillframe.cli.verdict import Command
 
 app = typer.Typer(rich_markup_mode=None)
 
+WatchedPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="STORE",
+        help="Directory of the store of a system, or of a pipeline.",
+        show_default=False,
+    ),
+]
+
 
 @app.command(
     cls=Command,
-    short_help="Show a system in a page, while it runs.",
-    epilog="Examples: stillframe watch money; "
+    short_help="Show a system or a pipeline in a page, while it runs.",
+    epilog="Examples: stillframe watch money; stillframe watch shop.pipeline; "
     "stillframe watch money --listen 0.0.0.0 --token-file money.token",
 )
 def watch(
-    store: StorePath,
+    store: WatchedPath,
     *,
     detect: Annotated[
         list[str] | None,
@@ -63,9 +72,9 @@ def watch(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve a page that shows the system of a store while it runs, and its snapshots afterwards,
-    until Ctrl-C; the first line written is the link to open. Metrics for Prometheus are at
-    /metrics."""
+    """Serve a page that shows the system of a store, or a pipeline, while it runs, and its
+    snapshots afterwards, until Ctrl-C; the first line written is the link to open. Metrics for
+    Prometheus are at /metrics."""
     from stillframe.cli import watch_page
 
     watch_page.watch(

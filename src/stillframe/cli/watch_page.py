@@ -1,4 +1,4 @@
-"""``stillframe watch``: serves the page that shows a system."""
+"""``stillframe watch``: serves the page that shows a system, or a pipeline."""
 
 import contextlib
 import os
@@ -11,11 +11,15 @@ import uvloop
 from stillframe.cli import output
 from stillframe.errors import StillframeError, StoreError, UsageError
 from stillframe.model import SnapshotId
+from stillframe.pipeline.head import HEAD as PIPELINE_HEAD
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.judging import check_named
 from stillframe.store.manifest import Entry
+from stillframe.store.opening import HEAD as STORE_HEAD
 from stillframe.store.store import Store
 from stillframe.watch.observer import Observer
+from stillframe.watch.pipeline_observer import PipelineObserver
+from stillframe.watch.server import Watched
 from stillframe.watch.serving import serve
 from stillframe.watch.traced import Tracing
 from stillframe.watch.verdicts import USUAL, Judge
@@ -36,13 +40,10 @@ def watch(
     *,
     is_json: bool,
 ) -> None:
-    """Serve the page of the system of the store at `path` until Ctrl-C or SIGTERM."""
-    store = Store.open(path)
-    for name in predicates:
-        check_named(name)
+    """Serve the page of the system of the store at `path`, or of the pipeline in that directory,
+    until Ctrl-C or SIGTERM."""
     address = Address.parse(listen or "127.0.0.1", port=PORT)
     token = token_for(address, token_file)
-    judge = Judge(store, predicates or USUAL, reference)
 
     def ready(where: Address) -> None:
         link = f"http://{where}/" if token is None else f"http://{where}/?token={token}"
@@ -52,10 +53,32 @@ def watch(
             output.put_lines([link])
         output.say(f"showing {path} there, until Ctrl-C")
 
+    with (
+        _watched(path, predicates, reference, log, otlp) as watched,
+        contextlib.suppress(KeyboardInterrupt),  # one that comes while it starts
+    ):
+        uvloop.run(serve(watched, address, token=token, ready=ready))
+
+
+@contextlib.contextmanager
+def _watched(
+    path: Path, predicates: list[str], reference: str | None, log: Path | None, otlp: str | None
+) -> Iterator[Watched]:
+    """Yield what the page shows: a pipeline or a system, by what is in the directory."""
+    if (path / PIPELINE_HEAD).exists() and not (path / STORE_HEAD).exists():
+        if predicates or reference is not None or log is not None or otlp is not None:
+            raise UsageError(
+                f"{path} is a pipeline: predicates, classes, an event log and traces are of a "
+                "system of processes; leave out --detect, --topology, --log and --otlp"
+            )
+        yield PipelineObserver(path)
+        return
+    store = Store.open(path)
+    for name in predicates:
+        check_named(name)
+    judge = Judge(store, predicates or USUAL, reference)
     with _tracing_of(store, otlp) as tracing:
-        observer = Observer(store, judge, log, tracing)
-        with contextlib.suppress(KeyboardInterrupt):  # one that comes while it starts
-            uvloop.run(serve(observer, address, token=token, ready=ready))
+        yield Observer(store, judge, log, tracing)
 
 
 @contextlib.contextmanager

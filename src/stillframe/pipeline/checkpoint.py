@@ -94,6 +94,17 @@ def planned_batch(checkpoint: Path) -> int | None:
     return max(_numbers(checkpoint / _OFFSETS), default=None)
 
 
+def changed_at(checkpoint: Path) -> tuple[int, int]:
+    """Return when a micro-batch was planned and when one was committed last, in nanoseconds since
+    1970: while both stay the same, neither need be looked for again."""
+    return _changed_at_ns(checkpoint / _OFFSETS), _changed_at_ns(checkpoint / _COMMITS)
+
+
+def committed_at(checkpoint: Path, batch: int) -> float | None:
+    """Return when a micro-batch was committed, in seconds since 1970; None if that is long ago."""
+    return _changed_at_ns(checkpoint / _COMMITS / str(batch)) / 1e9 or None
+
+
 def contradiction(checkpoint: Path) -> str | None:
     """Return what in a checkpoint cannot be if only Spark wrote it, or None.
 
@@ -267,6 +278,13 @@ def _offset_lines(path: Path) -> list[str]:
     if not lines or not lines[0].startswith("v"):
         raise Damaged(f"{path} is no offset file of Spark")
     return lines[_OFFSET_LINES_BEFORE_SOURCES:]
+
+
+def _changed_at_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _numbers(directory: Path) -> list[int]:

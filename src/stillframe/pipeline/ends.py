@@ -11,6 +11,10 @@ from stillframe.pipeline.head import Head
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.member import Epoch, consider, writers_of
 from stillframe.pipeline.part import Part, Request, ServiceState, forward, hand_in
+from stillframe.pipeline.positions import note_positions
+
+NOTE_S = 0.5
+"""So often at most a service notes where it stands, in seconds."""
 
 
 class Ends:
@@ -40,11 +44,20 @@ class Ends:
         self._writers = writers_of(root, head, service)
         self._epoch = Epoch(root, head, f"service {service}")
         self._last = ""
+        self._noted: dict[str, int] = {}
+        self._note_from = 0.0
 
     @property
     def positions(self) -> dict[str, int]:
         """Where the service stands on each log that it reads."""
         return dict(self._positions)
+
+    def note(self) -> None:
+        """Say now and then where the service stands, for those who look on (``resting``)."""
+        now = time.monotonic()
+        if now >= self._note_from and self._noted != self._positions:
+            self._note_from, self._noted = now + NOTE_S, dict(self._positions)
+            note_positions(self._root, self._head.epoch, self._service, self._noted)
 
     def append(self, log: str, records: pa.Table) -> None:
         """Append records to a log.

@@ -23,6 +23,7 @@ from stillframe.pipeline.part import (
     has_recorded,
     read_part,
 )
+from stillframe.pipeline.positions import noted_positions
 from stillframe.pipeline.published import Manifest
 from stillframe.store.disk import replace_durably, sync
 from stillframe.store.opening import explained
@@ -41,6 +42,44 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     epoch: int
     positions: dict[str, int] | None = None
     state: ServiceState | None = None
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How a service stands, as far as the disk says.
+
+    Attributes:
+        has_joined: it joined in this epoch, or was restored.
+        has_state: there is a state of it on the disk: it left, or has not joined since a restore.
+        positions: where it stands, or stood a moment ago, on each log that it reads.
+        since: when that was said, in seconds since 1970; None if nothing was.
+    """
+
+    has_joined: bool
+    has_state: bool
+    positions: dict[str, int]
+    since: float | None
+
+
+def standing(root: Path, head: Head, name: str) -> Standing:
+    """Return how a service stands; its state, which may be long, is read once.
+
+    Raises:
+        Damaged, StoreError: the disk.
+    """
+    record = _record_path(root, head.epoch, name)
+    with explained(record, "read"):
+        try:
+            status = record.stat()
+        except FileNotFoundError:
+            return Standing(
+                has_joined=False, has_state=False, positions=head.starts[name], since=None
+            )
+    positions, has_state = _brief(record, status.st_ino, status.st_mtime_ns)
+    since = status.st_mtime
+    if positions is None:
+        noted = noted_positions(root, head, name)
+        positions, since = (head.starts[name], since) if noted is None else noted
+    return Standing(has_joined=True, has_state=has_state, positions=positions, since=since)
 
 
 def write_service_record(root: Path, name: str, record: ServiceRecord) -> None:
@@ -168,15 +207,21 @@ def _check_alive(root: Path, head: Head, name: str) -> None:
     path = _record_path(root, head.epoch, name)
     with explained(path, "read"):
         status = path.stat()
-    if not _holds_state(path, status.st_ino, status.st_mtime_ns):
+    _, has_state = _brief(path, status.st_ino, status.st_mtime_ns)
+    if not has_state:
         raise _died(name)
 
 
 @functools.lru_cache(maxsize=1024)
-def _holds_state(path: Path, inode: int, changed_at_ns: int) -> bool:  # noqa: ARG001 - to know it
-    """Return whether a record says how a service stood. Each record is a file of its own, known
-    again by its `inode` and its time."""
-    return read_sealed(path, ServiceRecord).state is not None
+def _brief(
+    path: Path,
+    inode: int,  # noqa: ARG001 - to know it again
+    changed_at_ns: int,  # noqa: ARG001 - to know it again
+) -> tuple[dict[str, int] | None, bool]:
+    """Return where a record says that a service stood, and whether it has a state. Each record is a
+    file of its own, known again by its `inode` and its time."""
+    record = read_sealed(path, ServiceRecord)
+    return record.positions, record.state is not None
 
 
 def _record_path(root: Path, epoch: int, name: str) -> Path:

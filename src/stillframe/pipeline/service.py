@@ -113,6 +113,7 @@ class Participant:
     def _consider(self) -> dict[str, int]:
         if self._is_leaving:
             raise _Left
+        self._ends.note()
         return self._ends.consider(is_patient=True, record=self._record)
 
     def _record(self, request: Request) -> None:

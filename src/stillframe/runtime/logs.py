@@ -103,6 +103,7 @@ class Logs:
         Raises:
             Refused: the pipeline was restored: this epoch of the system is over.
         """
+        self._ends.note()
         wanted: list[Request] = []
         ends = self._ends.consider(is_patient=False, record=wanted.append)
         for request in wanted:

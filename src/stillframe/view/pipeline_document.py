@@ -2,6 +2,7 @@
 has it. What the queries hold is in checkpoints of Spark, and what is on the channels in the logs.
 """
 
+from pathlib import Path
 from typing import Any
 
 from stillframe.model import ProcessState
@@ -9,24 +10,29 @@ from stillframe.pipeline.part import Part
 from stillframe.pipeline.published import ChannelCut, Manifest
 from stillframe.store.decoded import fields_of
 from stillframe.view.legend import count
+from stillframe.view.pipeline_records import shown_records
 from stillframe.view.shown import Budget, show_fields
 from stillframe.view.snapshot_document import CHANNELS_MAX, KIND, STATE_CHARS_MAX
 
 VERIFIED = (
-    "the manifest is what was written, by its SHA-256; checkpoints of queries and logs were not "
-    "read for this page"
+    "the manifest is what was written, by its SHA-256; checkpoints of queries were not read for "
+    "this page, and of the logs at most the records that it shows"
 )
 
 
-def pipeline_document(manifest: Manifest, *, is_current: bool) -> dict[str, Any]:
+def pipeline_document(
+    manifest: Manifest, *, is_current: bool, root: Path | None = None
+) -> dict[str, Any]:
     """Return what a page shows of a published snapshot of a pipeline.
 
     Args:
         manifest: of the snapshot, as it was read and verified.
         is_current: whether a restore goes back to it if no other is named.
+        root: the pipeline, to show the first records that were on each channel; None for none.
     """
     budget = Budget(STATE_CHARS_MAX)
     parts = [_part(part, budget) for part in manifest.parts if not budget.is_spent]
+    records = Budget(STATE_CHARS_MAX)
     ordered = sorted(manifest.channels, key=lambda cut: not cut.record_count)
     return {
         "kind": KIND,
@@ -52,7 +58,11 @@ def pipeline_document(manifest: Manifest, *, is_current: bool) -> dict[str, Any]
         "verified": [VERIFIED],
         "processes": parts,
         "processes_left_out_count": len(manifest.parts) - len(parts),
-        "channels": [_channel(manifest, cut) for cut in ordered[:CHANNELS_MAX]],
+        "channels": [_channel(manifest, cut, root, records) for cut in ordered[:CHANNELS_MAX]],
+        "systems": [
+            {"name": cut.name, "store": cut.store, "snapshot": str(cut.snapshot)}
+            for cut in manifest.systems
+        ],
         "channels_left_out_count": max(0, len(ordered) - CHANNELS_MAX),
     }
 
@@ -85,7 +95,13 @@ def _part(part: Part, budget: Budget) -> dict[str, Any]:
     }
 
 
-def _channel(manifest: Manifest, cut: ChannelCut) -> dict[str, Any]:
+def _channel(
+    manifest: Manifest, cut: ChannelCut, root: Path | None, budget: Budget
+) -> dict[str, Any]:
+    shown: list[dict[str, Any]] = []
+    trouble = ""
+    if root is not None and cut.record_count:
+        shown, trouble = shown_records(root, manifest, cut, budget)
     source = manifest.dataflow.log(cut.log).source
     return {
         "channel": f"{cut.log}: {source}->{cut.target}",
@@ -94,6 +110,7 @@ def _channel(manifest: Manifest, cut: ChannelCut) -> dict[str, Any]:
         "sent_count": sum(cut.sent_counts),
         "received_count": sum(cut.received_counts),
         "message_count": cut.record_count,
-        "messages": [],
-        "messages_left_out_count": cut.record_count,
+        "messages": shown,
+        "trouble": trouble,
+        "messages_left_out_count": cut.record_count - len(shown),
     }

@@ -177,6 +177,39 @@ TRACES = {
     ),
 }
 
+_BY_PARTICIPANT, _BY_QUERY, _BY_READER = ("participant",), ("query",), ("log", "target")
+PIPELINES = {
+    "participant_up": Meaning(GAUGE, "0 or 1", "A program runs it.", _BY_PARTICIPANT),
+    "participant_awaited": Meaning(
+        GAUGE, "0 or 1", "Its part of the snapshot under way is missing.", _BY_PARTICIPANT
+    ),
+    "participant_holds_up": Meaning(
+        GAUGE,
+        "0 or 1",
+        "It has its barriers, or none to wait for, and is awaited.",
+        _BY_PARTICIPANT,
+    ),
+    "query_last_batch_number": Meaning(
+        GAUGE, "number", "Of its last committed micro-batch.", _BY_QUERY
+    ),
+    "query_last_batch_timestamp_seconds": Meaning(
+        GAUGE, "seconds", "When it committed that, since 1970.", _BY_QUERY
+    ),
+    "log_appended_records": Meaning(
+        GAUGE, "records", "In it since the pipeline was made; a restore takes it back.", ("log",)
+    ),
+    "log_read_records": Meaning(
+        GAUGE,
+        "records",
+        "Read by a target: committed by a query, or said by a service.",
+        _BY_READER,
+    ),
+    "log_behind_records": Meaning(GAUGE, "records", "What that target has to read.", _BY_READER),
+    "log_behind_items": Meaning(
+        GAUGE, "items", "In how many items of the log, barriers among them.", _BY_READER
+    ),
+}
+
 SECTIONS = {
     "The system": SYSTEM,
     "Processes": PROCESSES,
@@ -184,6 +217,7 @@ SECTIONS = {
     "Snapshots": SNAPSHOTS,
     "What was found in them": FINDINGS,
     "The watcher": WATCHER,
+    "Pipelines": PIPELINES,
     "Traces, with `--otlp`": TRACES,
 }
 MEANINGS = {name: meaning for section in SECTIONS.values() for name, meaning in section.items()}

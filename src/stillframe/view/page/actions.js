@@ -50,6 +50,11 @@ export function confirm(title, text, word) {
   return ask(title, [make("p", {}, text)], word, () => true);
 }
 
+/** Say what has to be done elsewhere. */
+export function explain(title, content) {
+  return ask(title, content, null, () => true);
+}
+
 function ask(title, content, word, value) {
   const form = make(
     "form",
@@ -59,8 +64,8 @@ function ask(title, content, word, value) {
     make(
       "div",
       { class: "row" },
-      make("button", { class: "chief", value: "yes" }, word),
-      make("button", { type: "button", on: { click: () => dialog.close() } }, "Leave it"),
+      word === null ? null : make("button", { class: "chief", value: "yes" }, word),
+      make("button", { type: "button", on: { click: () => dialog.close() } }, word === null ? "Close" : "Leave it"),
     ),
   );
   const dialog = make("dialog", { "aria-labelledby": "question" }, form);

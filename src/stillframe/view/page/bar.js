@@ -29,11 +29,12 @@ export function makeBar(known) {
       title.title = about.store;
     }
     if (system !== null) {
-      const [word, kind] = stateOf(system);
+      const [word, kind] = about?.kind === "pipeline" ? pipelineState(about, system) : stateOf(system);
       setText(state, word);
       state.className = `state ${kind}`;
     }
-    for (const button of [take, save]) button.disabled = !isConnected || !system?.is_running;
+    const canTake = about?.kind === "pipeline" ? system?.under_way.length === 0 : system?.is_running;
+    for (const button of [take, save]) button.disabled = !isConnected || !canTake;
   }
 
   return {
@@ -61,6 +62,12 @@ export function makeBar(known) {
       update();
     },
   };
+}
+
+function pipelineState(about, system) {
+  const running = system.running.length;
+  const word = running === 0 ? "does not run" : running === about.participant_count ? "runs" : `${running} of ${about.participant_count} run`;
+  return [`${word} · epoch ${system.epoch}`, running === 0 ? "bad" : running === about.participant_count ? "good" : "warn"];
 }
 
 function stateOf(system) {

@@ -1,32 +1,47 @@
 // Processes and channels in words and figures: the same as the graph shows.
 
-import { make, setText, count, bytes } from "./dom.js";
+import { make, setText, count, bytes, duration } from "./dom.js";
+import { STATUS_WORDS, channelName } from "./graph.js";
 
 const CHANNELS_SHOWN = 40;
+const OF_SYSTEM = {
+  summary: "Processes and channels in figures",
+  processes: ["process", "class", "state"],
+  channels: ["channel", "messages/s", "on their way", "not handled", "connection"],
+};
+const OF_PIPELINE = {
+  summary: "Queries, services and logs in figures",
+  processes: ["participant", "kind", "state", "last micro-batch", "last moved"],
+  channels: ["log", "records/s", "appended", "read", "behind", "items behind"],
+};
 
 /** The tables below the graph; the one of channels shows the busiest. */
 export class ChannelTable {
   /** @param {Object} about - names of processes, and channels as pairs of their places. */
   constructor(about) {
     this.about = about;
-    this.processes = about.processes.map(([name, kind]) => {
-      const status = make("td", {});
-      return { status, row: make("tr", {}, make("th", { scope: "row", class: "mono" }, name), make("td", {}, kind), status) };
+    this.isPipeline = about.kind === "pipeline";
+    const words = this.isPipeline ? OF_PIPELINE : OF_SYSTEM;
+    this.processes = about.processes.slice(0, about.participant_count).map(([name, kind]) => {
+      const cells = words.processes.slice(2).map(() => make("td", {}));
+      return { cells, row: make("tr", {}, make("th", { scope: "row", class: "mono" }, name), make("td", {}, kind), cells) };
     });
     this.rows = Array.from({ length: Math.min(CHANNELS_SHOWN, about.channels.length) }, () => {
-      const cells = ["mono", "number", "number", "number", ""].map((kind) => make("td", { class: kind }));
+      const kinds = words.channels.map((_, column) => (column === 0 ? "mono" : "number"));
+      if (!this.isPipeline) kinds[4] = "";
+      const cells = kinds.map((kind) => make("td", { class: kind }));
       return { cells, row: make("tr", {}, cells) };
     });
     const left = about.channels.length - this.rows.length;
     this.details = make(
       "details",
       { class: "tables" },
-      make("summary", {}, "Processes and channels in figures"),
-      tableOf(["process", "class", "state"], this.processes.map(({ row }) => row), "Processes"),
+      make("summary", {}, words.summary),
+      tableOf(words.processes, this.processes.map(({ row }) => row), this.isPipeline ? "Queries and services" : "Processes"),
       tableOf(
-        ["channel", "messages/s", "on their way", "not handled", "connection"],
+        words.channels,
         this.rows.map(({ row }) => row),
-        left > 0 ? `The ${this.rows.length} busiest channels of ${count(about.channels.length)}` : "Channels",
+        left > 0 ? `The ${this.rows.length} busiest channels of ${count(about.channels.length)}` : this.isPipeline ? "Logs" : "Channels",
       ),
     );
     this.details.addEventListener("toggle", () => this.system && this.update(this.system));
@@ -37,22 +52,33 @@ export class ChannelTable {
   update(system) {
     this.system = system;
     if (!this.details.open) return;
-    this.processes.forEach(({ status }, index) => setText(status, system.statuses[index]));
+    this.processes.forEach(({ cells }, index) => this.tellProcess(cells, system, index));
     const { channels } = system;
     if (channels === undefined) return;
     const order = this.about.channels.map((_, index) => index);
     if (order.length > this.rows.length) order.sort((a, b) => (channels.rate[b] ?? 0) - (channels.rate[a] ?? 0));
     this.rows.forEach(({ cells }, position) => {
       const index = order[position];
-      const [source, target] = this.about.channels[index];
-      const names = this.about.processes;
       const told = (column, say) => (channels[column][index] === null ? "?" : say(channels[column][index]));
-      setText(cells[0], `${names[source][0]}->${names[target][0]}`);
+      setText(cells[0], channelName(this.about, index));
       setText(cells[1], told("rate", (rate) => count(Math.round(rate))));
+      if (this.isPipeline) {
+        ["sent", "received", "in_transit", "items"].forEach((column, place) => setText(cells[2 + place], told(column, count)));
+        return;
+      }
       setText(cells[2], told("in_transit", count));
       setText(cells[3], told("bytes", bytes));
       setText(cells[4], told("is_connected", (isConnected) => (isConnected ? "connected" : "not connected")));
     });
+  }
+
+  tellProcess(cells, system, index) {
+    const status = system.statuses[index];
+    setText(cells[0], this.isPipeline ? STATUS_WORDS[status] : status);
+    if (!this.isPipeline) return;
+    const [batch, since] = [system.batches[index], system.since[index]];
+    setText(cells[1], batch === null ? "" : count(batch));
+    setText(cells[2], since === null ? "" : `${duration(Math.max(0, system.at - since))} ago`);
   }
 }
 

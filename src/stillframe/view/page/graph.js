@@ -6,45 +6,60 @@ import { Wave } from "./wave.js";
 const WIDTH = 760;
 const HEIGHT = 560;
 const BADGES_MAX = 60;
-const STATUS_WORDS = { running: "runs", busy: "is in an action", silent: "does not answer", starting: "is starting", dead: "died", stopped: "does not run" };
+const NAMES_MAX = 24;
+const ROW_HEIGHT = 170;
+const END_SIZE = 7;
+const SKIP_BOW = -0.35;
+const PARALLEL_BOW = 0.28;
+const BARRIER_LEGEND = "Green ring: has recorded. Orange ring: has its barriers and holds the snapshot up. Dashed: waits for barriers. Stroke across a log: the barrier.";
+export const STATUS_WORDS = { running: "runs", busy: "is in an action", silent: "does not answer", starting: "is starting", dead: "died", stopped: "does not run", absent: "has not joined", output: "" };
 
 /** Where everything is, and its elements. */
 export class Graph {
   /** @param {Object} about - names of processes, and channels as pairs of their places. */
   constructor(about) {
     this.about = about;
+    this.isPipeline = about.kind === "pipeline";
     this.size = sizeFor(about.processes.length);
-    this.places = placesOf(about, this.size);
-    this.paths = about.channels.map((channel) => pathOf(channel, this.places, about.channels, this.size));
+    const height = about.columns ? layeredHeight(about) : HEIGHT;
+    this.places = placesOf(about, this.size, height);
+    this.paths = about.channels.map((channel, index) => pathOf(channel, this.places, about, this.size, index));
     this.edges = this.paths.map((path, index) => this.makeEdge(path, index));
     this.discs = about.processes.map((process, index) => this.makeDisc(process, index));
     this.above = make("div", { class: "markers", "aria-hidden": "true" });
     this.caption = make("p", { class: "wave-caption quiet" }, "");
     const picture = makeSvg(
       "svg",
-      { class: "graph", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": graphLabel(about) },
+      { class: this.isPipeline ? "graph wide" : "graph", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": graphLabel(about) },
       makeSvg("g", {}, ...this.edges.map((edge) => edge.root)),
       makeSvg("g", {}, ...this.discs.map((disc) => disc.root)),
     );
     this.stage = make("div", { class: "stage" }, picture, this.above);
-    const legend = make("p", { class: "quiet" }, "The wider a line, the more messages a second; figures: messages on their way.");
-    this.root = make("div", { class: "graph-box" }, this.stage, legend, this.caption);
+    const box = this.isPipeline ? make("div", { class: "scrolling", tabindex: 0, role: "region", "aria-label": "The graph" }, this.stage) : this.stage;
+    const legend = make("p", { class: "quiet" }, this.isPipeline ? "The wider a line, the more records a second; figures: records that the reader of a log is behind." : "The wider a line, the more messages a second; figures: messages on their way.");
+    this.root = make("div", { class: "graph-box" }, box, legend, this.caption);
     this.wave = null;
   }
 
   makeEdge(path, index) {
     const line = makeSvg("path", { class: "edge", d: path.d });
-    const badge = this.paths.length <= BADGES_MAX ? makeSvg("text", { class: "badge", x: path.at(0.62).x, y: path.at(0.62).y + 4 }) : null;
-    const [source, target] = this.about.channels[index];
-    const name = `${this.about.processes[source][0]}->${this.about.processes[target][0]}`;
+    const place = this.isPipeline ? path.at(0.5) : path.at(0.62);
+    const badge = this.paths.length <= BADGES_MAX ? makeSvg("text", { class: "badge", x: place.x, y: place.y + (this.isPipeline ? 16 : 4) }) : null;
+    const name = channelName(this.about, index);
     const title = makeSvg("title", {}, name);
-    return { root: makeSvg("g", { class: "channel" }, title, line, badge), badge, title, name, kind: "" };
+    const isNamed = this.isPipeline && this.paths.length <= NAMES_MAX;
+    const label = isNamed ? makeSvg("text", { class: "log-name", x: place.x, y: place.y - 6 }, this.about.logs[index]) : null;
+    const barrier = this.isPipeline ? makeSvg("path", { class: "barrier" }) : null;
+    return { root: makeSvg("g", { class: "channel" }, title, line, label, badge, barrier), badge, title, barrier, name, kind: "" };
   }
 
   makeDisc([name, kind], index) {
     const { x, y, labelX, labelY, anchor } = this.places[index];
-    const ring = makeSvg("circle", { class: "phase", cx: x, cy: y, r: this.size + 5 });
-    const disc = makeSvg("circle", { class: "disc", cx: x, cy: y, r: this.size });
+    const isEnd = kind === "output";
+    const ring = isEnd ? null : makeSvg("circle", { class: "phase", cx: x, cy: y, r: this.size + 5 });
+    const disc = isEnd
+      ? makeSvg("rect", { class: "disc", x: x - END_SIZE, y: y - END_SIZE, width: 2 * END_SIZE, height: 2 * END_SIZE })
+      : makeSvg("circle", { class: "disc", cx: x, cy: y, r: this.size });
     const label = makeSvg("text", { class: "process-name", x: labelX, y: labelY, "text-anchor": anchor }, name);
     const more = makeSvg("text", { class: "process-more", x: labelX, y: labelY + 15, "text-anchor": anchor });
     const title = makeSvg("title", {}, `${name}: ${kind}`);
@@ -56,20 +71,27 @@ export class Graph {
     this.discs.forEach((disc, index) => {
       const status = system.statuses[index];
       const phases = (system.under_way ?? []).map((one) => one.phases[disc.name] ?? "idle");
-      const phase = phases.includes("recording") ? "recording" : phases.includes("idle") ? "awaited" : phases.length ? "recorded" : "";
+      const phase = phases.includes("recording") ? (this.isPipeline ? "holding" : "recording") : phases.includes("idle") ? "awaited" : phases.length ? "recorded" : "";
       const kind = `process ${status} ${phase}`;
       if (disc.status !== kind) {
         disc.status = kind;
         disc.root.setAttribute("class", kind);
         setText(disc.title, `${disc.name} (${disc.kind}) ${STATUS_WORDS[status] ?? status}`);
-        if (this.discs.length <= 16) setText(disc.more, status === "running" ? "" : (STATUS_WORDS[status] ?? status));
+        if (this.discs.length <= 16 && !this.isPipeline) setText(disc.more, status === "running" ? "" : (STATUS_WORDS[status] ?? status));
       }
+      if (this.isPipeline) setText(disc.more, status === "output" ? this.endSentence(system, index) : doing(system, index));
     });
-    const columns = system.channels;
-    this.edges.forEach((edge, index) => this.updateEdge(edge, index, columns));
+    this.edges.forEach((edge, index) => this.updateEdge(edge, index, system));
+    if (this.isPipeline) setText(this.caption, system.under_way.length > 0 ? BARRIER_LEGEND : "");
   }
 
-  updateEdge(edge, index, columns) {
+  endSentence(system, index) {
+    const sent = system.channels.sent[this.about.channels.findIndex(([, target]) => target === index)];
+    return sent === null ? "" : `${count(sent)} records`;
+  }
+
+  updateEdge(edge, index, system) {
+    const columns = system.channels;
     const rate = columns?.rate[index] ?? null;
     const held = columns?.in_transit[index] ?? null;
     const isConnected = columns === undefined || columns.is_connected[index] !== 0;
@@ -79,9 +101,23 @@ export class Graph {
       edge.kind = kind;
       edge.root.setAttribute("class", kind);
     }
+    if (this.isPipeline) {
+      this.showLog(edge, index, system);
+      return;
+    }
     if (edge.badge !== null) setText(edge.badge, held ? count(held) : "");
     const told = columns === undefined ? "nothing is known" : `${rate === null ? "?" : count(Math.round(rate))} messages a second, about ${held === null ? "?" : count(held)} on their way${isConnected ? "" : ", not connected"}`;
     setText(edge.title, `${edge.name}: ${told}`);
+  }
+
+  /** Show how far the target of a log is behind, and where the barrier is on it. */
+  showLog(edge, index, system) {
+    const held = system.channels.in_transit[index];
+    if (edge.badge !== null) setText(edge.badge, held ? `${count(held)} behind` : "");
+    const barrier = system.barriers[index];
+    const isAhead = barrier !== null && barrier[0] === "ahead";
+    edge.barrier.setAttribute("d", isAhead ? across(this.paths[index], barrier[1] === 0 ? 0.94 : 0.8) : "");
+    setText(edge.title, `${edge.name}: ${logSentence(system, index)}`);
   }
 
   /** Show how the markers of a snapshot went, slowly; not while others are shown. */
@@ -115,8 +151,44 @@ function sizeFor(processCount) {
   return 6;
 }
 
-function placesOf(about, size) {
-  if (about.columns) return layered(about, size);
+/** The name of a channel, as people know it. */
+export function channelName(about, index) {
+  if (about.names) return about.names[index];
+  const [source, target] = about.channels[index];
+  return `${about.processes[source][0]}->${about.processes[target][0]}`;
+}
+
+/** What a query or service does, in few words. */
+export function doing(system, index) {
+  const status = system.statuses[index];
+  const batch = system.batches[index];
+  if (status === "running" || status === "busy") return batch === null ? "" : `batch ${count(batch)}`;
+  const word = STATUS_WORDS[status] ?? status;
+  return batch === null || batch === undefined ? word : `${word}, batch ${count(batch)}`;
+}
+
+function logSentence(system, index) {
+  const { sent, rate, received, in_transit: held, items } = system.channels;
+  const told = (value) => (value === null ? "?" : count(value));
+  const appended = `${told(sent[index])} records appended, ${rate[index] === null ? "?" : count(Math.round(rate[index]))} a second`;
+  const barrier = system.barriers[index];
+  const where = barrier === null ? "" : barrier[0] === "passed" ? "; the barrier was passed" : `; the barrier is on it${barrier[1] === null ? "" : `, ${count(barrier[1])} items ahead`}`;
+  if (received[index] === null && items[index] === null) return `${appended}${where}`;
+  return `${appended}; ${told(received[index])} read, ${told(held[index])} behind, in ${told(items[index])} items${where}`;
+}
+
+/** A stroke across a path, as the outline of an SVG path. */
+function across(path, part) {
+  const here = path.at(part);
+  const next = path.at(part + 0.01);
+  const length = Math.hypot(next.x - here.x, next.y - here.y) || 1;
+  const dx = (-(next.y - here.y) / length) * 11;
+  const dy = ((next.x - here.x) / length) * 11;
+  return `M${here.x - dx} ${here.y - dy}L${here.x + dx} ${here.y + dy}`;
+}
+
+function placesOf(about, size, height) {
+  if (about.columns) return layered(about, size, height);
   const total = about.processes.length;
   const isSmall = total <= 8;
   const radiusX = WIDTH / 2 - (isSmall ? size + 24 : size + 90);
@@ -135,26 +207,31 @@ function placesOf(about, size) {
 }
 
 /** Where things are that flow from left to right: each in its column. */
-function layered(about, size) {
+function layeredHeight(about) {
+  const sizes = new Map();
+  for (const column of about.columns) sizes.set(column, (sizes.get(column) ?? 0) + 1);
+  return Math.min(HEIGHT, ROW_HEIGHT * (1 + Math.max(...sizes.values())));
+}
+
+function layered(about, size, height) {
   const columnCount = 1 + Math.max(...about.columns);
   return about.processes.map((_, index) => {
     const column = about.columns[index];
     const inColumn = about.columns.map((c, i) => [c, i]).filter(([c]) => c === column).map(([, i]) => i);
     const x = ((column + 0.5) * WIDTH) / columnCount;
-    const y = ((inColumn.indexOf(index) + 0.5) * HEIGHT) / inColumn.length;
+    const y = ((inColumn.indexOf(index) + 0.5) * height) / inColumn.length;
     return { x, y, labelX: x, labelY: y + size + 18, anchor: "middle" };
   });
 }
 
 /** The way of a channel: bowed if there is one back, so that both are seen. */
-function pathOf([source, target], places, channels, size) {
+function pathOf([source, target], places, about, size, index) {
   const from = places[source];
   const to = places[target];
-  const hasBack = channels.length <= 3000 && channels.some(([s, t]) => s === target && t === source);
   const dx = to.x - from.x;
   const dy = to.y - from.y;
   const length = Math.hypot(dx, dy) || 1;
-  const bow = hasBack ? 0.1 : 0;
+  const bow = bowOf([source, target], about, index);
   const control = { x: (from.x + to.x) / 2 - dy * bow, y: (from.y + to.y) / 2 + dx * bow };
   const begin = { x: from.x + (dx / length) * (size + 3), y: from.y + (dy / length) * (size + 3) };
   const end = { x: to.x - (dx / length) * (size + 7), y: to.y - (dy / length) * (size + 7) };
@@ -169,6 +246,18 @@ function pathOf([source, target], places, channels, size) {
   return { d: `M${round(begin.x)} ${round(begin.y)}Q${round(control.x)} ${round(control.y)} ${round(end.x)} ${round(end.y)}`, at };
 }
 
+function bowOf([source, target], { channels, columns }, index) {
+  if (channels.length > 3000) return 0;
+  if (columns) {
+    const alike = channels.map(([s, t], i) => [s, t, i]).filter(([s, t]) => s === source && t === target);
+    const place = alike.findIndex(([, , i]) => i === index) - (alike.length - 1) / 2;
+    const isNext = columns[target] === columns[source] + 1;
+    return PARALLEL_BOW * place + (isNext ? 0 : SKIP_BOW);
+  }
+  return channels.some(([s, t]) => s === target && t === source) ? 0.1 : 0;
+}
+
 function graphLabel(about) {
+  if (about.kind === "pipeline") return `A graph of ${about.participant_count} queries and services and the logs between them; the tables below say the same in words.`;
   return `A graph of ${about.processes.length} processes and ${about.channels.length} channels; the tables below say the same in words.`;
 }

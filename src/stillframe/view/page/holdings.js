@@ -113,10 +113,11 @@ function messageTable(held, channel) {
   const rows = channel.messages.map((message) =>
     make("tr", {}, make("td", { class: "number" }, count(message.number)), make("td", {}, message.kind), make("td", {}, messageFields(message))),
   );
-  const heads = [make("th", { scope: "col", class: "number" }, "number"), make("th", { scope: "col" }, "message"), make("th", { scope: "col" }, "fields")];
+  const heads = [make("th", { scope: "col", class: "number" }, "number"), make("th", { scope: "col" }, held.noun), make("th", { scope: "col" }, "fields")];
   const left = channel.messages_left_out_count;
   return [
-    channel.messages.length === 0 ? null : make("table", { class: "messages", "aria-label": `messages on ${channel.channel}` }, make("thead", {}, make("tr", {}, heads)), make("tbody", {}, rows)),
+    channel.trouble ? make("p", { class: "bad" }, channel.trouble) : null,
+    channel.messages.length === 0 ? null : make("table", { class: "messages", "aria-label": `${held.noun}s on ${channel.channel}` }, make("thead", {}, make("tr", {}, heads)), make("tbody", {}, rows)),
     left > 0 ? make("p", { class: "left-out quiet" }, `${channel.messages.length > 0 ? `and ${counted(left, held.noun)} more` : `${counted(left, held.noun)}, which the page does not hold`}: ${held.rest}`) : null,
   ];
 }

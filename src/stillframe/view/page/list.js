@@ -1,7 +1,7 @@
 // The list of snapshots, the newest first: some at a time, however many there are.
 
 import { make, setText, count, counted, bytes, duration, clock } from "./dom.js";
-import { act, askForName, confirm } from "./actions.js";
+import { act, askForName, confirm, explain } from "./actions.js";
 
 const STEP = 25;
 const VERDICT_WORDS = {
@@ -15,6 +15,7 @@ export class SnapshotList {
   /** @param {Object} known - what the page knows. */
   constructor(known) {
     this.known = known;
+    this.isPipeline = known.about?.kind === "pipeline";
     this.shownCount = STEP;
     this.shown = new Map();
     this.summary = make("p", { class: "quiet", role: "status" }, "");
@@ -24,7 +25,9 @@ export class SnapshotList {
     });
     this.said = make("p", { class: "said", role: "status" });
     this.older = make("button", { type: "button", on: { click: () => this.showOlder() } }, "Show older ones");
-    const heads = ["snapshot", "ended", "took", "stood still", "caught", "size", "verdicts", "kept as", "what to do"];
+    const heads = this.isPipeline
+      ? ["snapshot", "published", "recorded in", "published after", "on channels", "size", "mode", "kept as", "what to do"]
+      : ["snapshot", "ended", "took", "stood still", "caught", "size", "verdicts", "kept as", "what to do"];
     this.root = make(
       "div",
       {},
@@ -70,7 +73,7 @@ export class SnapshotList {
       if (one.element !== place) this.body.insertBefore(one.element, place);
       before = one.element;
     }
-    setText(this.summary, total === 0 ? "No snapshot yet." : `${counted(total, "snapshot")} in the store; the newest ${count(newest.length)} are shown.`);
+    setText(this.summary, total === 0 ? "No snapshot yet." : `${counted(total, "snapshot")} ${this.isPipeline ? "of the pipeline" : "in the store"}; the newest ${count(newest.length)} are shown.`);
     this.older.hidden = newest.length >= total;
   }
 
@@ -102,12 +105,12 @@ export class SnapshotList {
       make("th", { scope: "row" }, make("a", { class: "mono", href: `#snapshot=${encodeURIComponent(row.id)}` }, row.id)),
       make("td", {}, clock(row.completed_at)),
       number(duration(row.duration_s)),
-      number(duration(row.pause_s)),
+      number(duration(this.isPipeline ? row.published_s : row.pause_s)),
       number(count(row.message_count)),
       number(bytes(row.bytes)),
-      verdicts,
-      make("td", {}, row.savepoints.join(", ")),
-      make("td", { class: "row" }, this.compareButton(row), this.keepButton(row), this.restoreButton(row)),
+      this.isPipeline ? make("td", {}, modeOf(row)) : verdicts,
+      make("td", {}, row.savepoints.join(", "), this.isPipeline ? storesOf(row) : null),
+      make("td", { class: "row" }, this.isPipeline ? this.backButton(row) : [this.compareButton(row), this.keepButton(row), this.restoreButton(row)]),
     );
   }
 
@@ -155,6 +158,23 @@ export class SnapshotList {
     return button;
   }
 
+  /** A pipeline goes back when nothing of it runs; else say what to do first. */
+  backButton(row) {
+    const button = make("button", { type: "button", "aria-label": `Restore ${row.id}` }, "Restore …");
+    button.addEventListener("click", async () => {
+      const { about, system } = this.known;
+      const title = `Take the pipeline back to ${row.id}?`;
+      if (system.running.length > 0) {
+        const text = `A restore would take the ground from under what runs: ${system.running.join(", ")}. Stop these programs first. Then press Restore here, or type:`;
+        await explain(title, [make("p", {}, text), make("pre", {}, `${about.restore_command} ${row.id}`)]);
+        return;
+      }
+      const text = "All queries, services and channels go back to it together, verified before anything is changed. Then start the programs again.";
+      if (await confirm(title, text, "Restore")) act({ type: "restore", snapshot: row.id }, this.said, button);
+    });
+    return button;
+  }
+
   async showOlder() {
     this.older.disabled = true;
     this.shownCount += STEP;
@@ -168,4 +188,12 @@ export class SnapshotList {
     this.older.disabled = false;
     this.update();
   }
+}
+
+function modeOf(row) {
+  return row.duplicate_count > 0 ? `${row.mode}, ${counted(row.duplicate_count, "record")} twice` : row.mode;
+}
+
+function storesOf(row) {
+  return row.systems.map(({ name, store, snapshot }) => make("div", { class: "quiet" }, `system ${name}: ${snapshot} in ${store}`));
 }

@@ -80,7 +80,8 @@ const takes = {
 
 function sayChange(last, system) {
   if (last !== null && last.is_running !== system.is_running) {
-    announce(system.is_running ? `The system runs, epoch ${system.epoch}.` : "The system does not run.");
+    const what = known.about?.kind === "pipeline" ? "pipeline" : "system";
+    announce(system.is_running ? `The ${what} runs, epoch ${system.epoch}.` : `The ${what} does not run.`);
   }
 }
 
@@ -121,7 +122,7 @@ async function route() {
   overview.hide();
   const place = make("div", {}, make("p", { class: "quiet" }, `Reading ${name} …`));
   main.replaceChildren(
-    make("nav", { "aria-label": "Where you are" }, make("a", { href: "#" }, "← The running system")),
+    make("nav", { "aria-label": "Where you are" }, make("a", { href: "#" }, known.about?.kind === "pipeline" ? "← The running pipeline" : "← The running system")),
     place,
   );
   main.focus();

@@ -27,18 +27,19 @@ export class Overview {
     this.graph?.stop();
     this.graph = about === null ? null : new Graph(about);
     this.channels = about === null ? null : new ChannelTable(about);
-    this.list ??= new SnapshotList(this.known);
+    const isPipeline = about?.kind === "pipeline";
+    if (this.list === undefined || this.list.isPipeline !== isPipeline) this.list = new SnapshotList(this.known);
     this.awaited = make("div", {});
     this.totals ??= make("div", {});
     this.happened ??= make("ol", { class: "happenings" });
     this.note = make("p", { class: "quiet" }, "Waiting for the server …");
     this.root.replaceChildren(
-      panel("The system", "graph-panel", this.note, this.graph?.root ?? null, this.channels?.root ?? null),
+      panel(isPipeline ? "The pipeline" : "The system", "graph-panel", this.note, this.graph?.root ?? null, this.channels?.root ?? null),
       make(
         "div",
         { class: "side" },
         panel("Under way", "awaited", this.awaited),
-        panel("Conserved totals", "totals", this.totals),
+        isPipeline ? null : panel("Conserved totals", "totals", this.totals),
         panel("What happened", "happened", make("div", { class: "scrolling low", tabindex: 0, role: "group", "aria-label": "Happenings, the newest first" }, this.happened)),
       ),
       panel("Snapshots", "snapshots", this.list.root),
@@ -79,7 +80,7 @@ export class Overview {
   draw_system() {
     const { about, system } = this.known;
     if (about === null || system === null) return;
-    this.note.hidden = system.is_running;
+    this.note.hidden = about.kind === "pipeline" ? system.why_not === "" : system.is_running;
     setText(this.note, system.why_not || "The processes are starting.");
     this.graph.update(system);
     this.channels.update(system);
@@ -97,7 +98,7 @@ export class Overview {
 
   draw_judged() {
     this.totalsAt = this.known.system?.at ?? 0;
-    showTotals(this.totals, this.known);
+    if (this.known.about?.kind !== "pipeline") showTotals(this.totals, this.known);
     this.list.updateVerdicts();
   }
 
@@ -131,6 +132,7 @@ function showAwaited(root, system) {
         "div",
         { class: "under-way" },
         make("h3", {}, `${one.id}: under way for ${duration(Math.max(0, system.at - one.initiated_at))}`),
+        one.recorded === undefined ? null : make("p", {}, `${one.mode}; recorded: ${Object.keys(one.recorded).join(", ") || "nobody yet"}`),
         make("p", {}, `missing: ${one.missing.join(", ")}; given up in ${duration(Math.max(0, one.deadline - system.at))}`),
         make("ul", {}, one.sentences.map((sentence) => make("li", {}, sentence))),
       ),

@@ -56,6 +56,7 @@ function snapshotFacts(held) {
     held.bases.length > 0 ? ["Based on", `${held.bases.join(", ")} (a chain of ${held.chain_length})`] : null,
     held.savepoints.length > 0 ? ["Savepoint", held.savepoints.join(", ")] : null,
     held.is_current ? ["A restore", "goes back to this one"] : null,
+    ...(held.systems ?? []).map(({ name, store, snapshot }) => [`System ${name}`, `${snapshot} in ${store}`]),
     excluded.length > 0 ? ["Took no part", excluded.map(([process, since]) => `${process} (its state is that of ${since})`).join(", ")] : null,
   ].filter((each) => each !== null);
 }

@@ -1,0 +1,168 @@
+"""How a pipeline is, from its files alone: what was appended, how far each reader is, who runs."""
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from stillframe.errors import UsageError
+from stillframe.model import Abandoned
+from stillframe.pipeline import join
+from stillframe.pipeline.ends import NOTE_S
+from stillframe.pipeline.head import checkpoint_path
+from stillframe.pipeline.locks import participant_lock
+from stillframe.pipeline.log import LogReader
+from stillframe.watch.pipeline_look import BUSY, DEAD, RUNNING, STOPPED, Looker, Reading
+from tests.cli.pipelines import Books, Till, add_up, commit, make_shop, resting_shop, sales, sell
+from tests.pipeline.money import Account, changed, line, records
+
+
+def test_a_pipeline_that_nobody_has_begun_has_nothing(tmp_path: Path) -> None:
+    """Services have not joined; logs are empty, and nobody is behind."""
+    look = Looker(make_shop(tmp_path / "shop.pipeline").path).look()
+    assert {name: one.status for name, one in look.participants.items()} == {
+        "audit": STOPPED,
+        "books": "absent",
+        "till": "absent",
+    }
+    assert look.logs["sales"].readings == {"books": Reading(0, 0)}
+    assert (look.logs["sales"].items, look.logs["sales"].records, look.progress) == (0, 0, None)
+
+
+def test_what_was_appended_and_how_far_each_reader_is(tmp_path: Path) -> None:
+    """The books have read one sale of three; the query has committed all totals that there are."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    looker = Looker(shop.path)
+    assert looker.look().logs["totals"].readings == {"audit": Reading(0, 0)}
+    commit(shop, 0, 1)
+    look = looker.look()
+    assert (look.logs["sales"].items, look.logs["sales"].records) == (3, 3)
+    assert look.logs["sales"].readings == {"books": Reading(1, 1)}
+    assert look.logs["totals"].readings == {"audit": Reading(1, 1)}
+    assert look.participants["audit"].batch == 0
+    assert look.participants["audit"].since is not None
+    assert look.troubles == ()
+
+
+def test_a_service_that_runs_says_where_it_stands(tmp_path: Path) -> None:
+    """Within half a second, at its next boundary."""
+    pipeline = line(tmp_path / "line.pipeline")
+    looker, turn = Looker(pipeline.path), threading.Event()
+    with join("mint", pipeline=pipeline.path, state=Account()) as mint:
+        mint.append("coins", records(1, 2))
+        mint.append("coins", records(3))
+        with join("till", pipeline=pipeline.path, state=Account()) as till:
+            assert till.receive(1) is not None
+            turn.wait(NOTE_S)
+            till.boundary()
+            look = looker.look()
+            assert look.participants["till"].status == RUNNING
+            assert look.logs["coins"].readings == {"till": Reading(1, 2)}
+            assert look.logs["coins"].records == 3
+    assert looker.look().participants["till"].status == STOPPED
+
+
+def test_a_service_that_died_is_dead(tmp_path: Path) -> None:
+    """Its state is gone with it: that is not the same as having left."""
+    pipeline = line(tmp_path / "line.pipeline")
+    with pytest.raises(RuntimeError), join("mint", pipeline=pipeline.path, state=Account()):
+        raise RuntimeError
+    assert Looker(pipeline.path).look().participants["mint"].status == DEAD
+
+
+def test_a_query_in_a_micro_batch_is_busy(tmp_path: Path) -> None:
+    """One that was planned and not committed, while a program runs the query."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    commit(shop, 0, 1)
+    directory = checkpoint_path(shop.path, 1, "audit")
+    (directory / "offsets" / "1").write_text((directory / "offsets" / "0").read_text())
+    looker = Looker(shop.path)
+    assert looker.look().participants["audit"].status == STOPPED
+    lock = participant_lock(shop.path, "audit")
+    assert lock.try_take()
+    assert looker.look().participants["audit"].status == BUSY
+    lock.release()
+
+
+def test_nothing_is_read_that_has_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a log is: its newest item, and one for each reader, and these once."""
+    pipeline = line(tmp_path / "line.pipeline")
+    with join("mint", pipeline=pipeline.path, state=Account()) as mint:
+        for _ in range(300):
+            mint.append("coins", records(1))
+    with join("till", pipeline=pipeline.path, state=Account()) as till:
+        for _ in range(100):
+            till.receive()
+    opened: list[int] = []
+    item = LogReader.item
+
+    def read(reader: LogReader, number: int) -> object:
+        opened.append(number)
+        return item(reader, number)
+
+    monkeypatch.setattr(LogReader, "item", read)
+    looker = Looker(pipeline.path)
+    assert looker.look().logs["coins"].readings == {"till": Reading(100, 100)}
+    looker.look()
+    assert opened == [299, 99]
+    with join("mint", pipeline=pipeline.path, state=Account()) as mint:
+        mint.append("coins", records(1))
+    opened.clear()
+    assert looker.look().logs["coins"].records == 301
+    assert opened == [300]
+
+
+def test_a_trimmed_log_is_counted_from_what_is_left(tmp_path: Path) -> None:
+    """Items say how many records came before them, so none that is gone is missed."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    add_up(shop, 2)
+    for _ in range(2):
+        outcome = shop.snapshot()
+        assert not isinstance(outcome, Abandoned), str(outcome)
+    shop.keep(1)
+    look = Looker(shop.path).look()
+    assert (look.logs["sales"].records, look.logs["totals"].records) == (3, 3)
+    assert look.logs["sales"].readings == {"books": Reading(3, 3)}
+
+
+def test_a_changed_byte_is_told_and_the_rest_is_shown(tmp_path: Path) -> None:
+    """One damaged item keeps nobody from seeing the other logs."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    changed(shop.path / "channels" / "sales" / "epoch-1" / f"{2:020d}.json")
+    look = Looker(shop.path).look()
+    assert "sales" not in look.logs
+    assert "totals" in look.logs
+    assert any("00002.json" in trouble for trouble in look.troubles)
+
+
+def test_a_restore_begins_another_epoch(tmp_path: Path) -> None:
+    """The same looker sees it: logs end at the cut, and services stand where they were put."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    looker = Looker(shop.path)
+    outcome = shop.snapshot()
+    assert not isinstance(outcome, Abandoned), str(outcome)
+    sell_more = Till()
+    with join("till", pipeline=shop.path, state=sell_more) as me:
+        me.append("sales", sales(8, 9))
+    assert looker.look().logs["sales"].records == 5
+    shop.restore()
+    look = looker.look()
+    assert (look.head.epoch, look.logs["sales"].records) == (2, 3)
+    assert look.logs["sales"].readings == {"books": Reading(1, 1)}
+    assert look.participants["till"].status == STOPPED
+    with join("books", pipeline=shop.path, state=Books(total=0)) as books:
+        books.receive()
+
+
+def test_a_pipeline_that_is_gone_is_refused(tmp_path: Path) -> None:
+    """By name, each time."""
+    shop = make_shop(tmp_path / "shop.pipeline")
+    sell(shop, 1)
+    looker = Looker(shop.path)
+    looker.look()
+    shutil.rmtree(shop.path)
+    with pytest.raises(UsageError, match="does not exist"):
+        looker.look()

@@ -1,0 +1,289 @@
+"""What is told of a pipeline as it happens, and what is done when somebody wishes it."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stillframe.errors import Unavailable, UsageError
+from stillframe.model import Abandoned
+from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline.part import under_way
+from stillframe.watch import pipeline_observer
+from stillframe.watch.families import exposed
+from stillframe.watch.pipeline_observer import PipelineObserver
+from stillframe.watch.wishes import Keep, Restore, Take
+from tests.cli.pipelines import Till, add_up, commit, resting_shop, sales
+from tests.pipeline.money import changed
+
+WAIT_S = 20
+
+
+class Heard:
+    """Listens to an observer, and keeps the last news of each kind."""
+
+    def __init__(self, observer: PipelineObserver) -> None:
+        self.observer = observer
+        self.last: dict[str, Any] = {}
+        self.sentences: list[str] = []
+        self._news = asyncio.Event()
+
+    async def listen(self) -> None:
+        """Listen until this is cancelled."""
+        self.observer.want()
+        async for event in self.observer.feed.listen(await self.observer.first()):
+            if event.startswith(b":"):
+                continue
+            kind, _, data = event.decode().partition("\n")
+            document = json.loads(data.removeprefix("data: "))
+            kind = kind.removeprefix("event: ")
+            self.last[kind] = document
+            if kind in ("past", "happenings"):
+                told = document["happenings"] if kind == "past" else document
+                self.sentences += [one["sentence"] for one in told]
+            self._news.set()
+
+    async def until(self, is_true: Callable[[], object]) -> None:
+        """Wait until something was told."""
+        async with asyncio.timeout(WAIT_S):
+            while not is_true():
+                self._news.clear()
+                await self._news.wait()
+
+
+def watching(shop: Pipeline, act: Callable[[Heard], Awaitable[None]]) -> Heard:
+    """Watch a pipeline while something is done."""
+
+    async def go() -> Heard:
+        heard = Heard(observer := PipelineObserver(shop.path))
+        following = asyncio.ensure_future(observer.run())
+        listening = asyncio.ensure_future(heard.listen())
+        await heard.until(lambda: "system" in heard.last and "snapshots" in heard.last)
+        await act(heard)
+        following.cancel()
+        await asyncio.gather(following, listening, return_exceptions=True)
+        return heard
+
+    return asyncio.run(go())
+
+
+def test_a_snapshot_is_taken_listed_and_shown(tmp_path: Path) -> None:
+    """As the command takes it; its document has every state and what was on the channels."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    commit(shop, 0, 1)
+
+    async def act(heard: Heard) -> None:
+        done = await heard.observer.act(Take())
+        assert done["is_done"], done
+        assert done["snapshot"] == "shop-1"
+        await heard.until(lambda: heard.last["snapshots"]["count"] == 1)
+        document = await heard.observer.snapshot("shop-1")
+        assert (document["kind"], document["noun"]) == ("snapshot", "record")
+        assert [one["process"] for one in document["processes"]] == ["audit", "books", "till"]
+        assert document["processes"][0]["fields"][0] == {"name": "after micro-batch", "text": "0"}
+        assert document["processes"][2]["fields"][0] == {"name": "sold", "text": "18"}
+        assert document["is_current"]
+
+    heard = watching(shop, act)
+    (row,) = heard.last["snapshots"]["rows"]
+    assert (row["id"], row["mode"], row["savepoints"]) == ("shop-1", "aligned", [])
+
+
+def test_what_was_on_a_channel_is_in_the_document(tmp_path: Path) -> None:
+    """Record by record, and a changed byte is named instead."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    assert not isinstance(shop.snapshot("unaligned"), Abandoned)
+
+    async def act(heard: Heard) -> None:
+        document = await heard.observer.snapshot("shop-1")
+        sold = document["channels"][0]
+        assert sold["channel"] == "sales: till->books"
+        assert (sold["message_count"], sold["sent_count"], sold["received_count"]) == (2, 3, 1)
+        assert [one["fields"][0]["text"] for one in sold["messages"]] == ["6", "7"]
+        assert [one["number"] for one in sold["messages"]] == [2, 3]
+        for file in (shop.path / "channels" / "sales" / "epoch-1" / "data").iterdir():
+            changed(file)
+        (sold, *_) = (await heard.observer.snapshot("shop-1"))["channels"]
+        assert sold["messages"] == []
+        assert ".parquet" in sold["trouble"]
+
+    watching(shop, act)
+
+
+def test_who_holds_a_snapshot_up_is_told(tmp_path: Path) -> None:
+    """With a sentence; when it is over, it is listed."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+
+    async def act(heard: Heard) -> None:
+        with join("till", pipeline=shop.path, state=Till()) as till:
+            taking = asyncio.ensure_future(heard.observer.act(Take(name="before")))
+            await heard.until(lambda: heard.last["system"]["under_way"])
+            (one,) = heard.last["system"]["under_way"]
+            assert one["sentences"][0].startswith("till has its barrier in sight")
+            assert one["at_fault"] == ["till"]
+            assert heard.last["system"]["running"] == ["till"]
+            till.boundary()
+            assert (await taking)["is_done"]
+        await heard.until(lambda: heard.last["snapshots"]["count"] == 1)
+        assert heard.last["snapshots"]["rows"][0]["savepoints"] == ["before"]
+        await heard.until(lambda: "service till left" in str(heard.sentences))
+
+    heard = watching(shop, act)
+    assert heard.sentences[:2] == ["epoch 1 began afresh", "service till runs"]
+
+
+def test_what_is_given_up_elsewhere_is_told_with_who_was_missing(tmp_path: Path) -> None:
+    """Nothing on the disk says it afterwards."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+
+    async def act(heard: Heard) -> None:
+        with join("till", pipeline=shop.path, state=Till()):
+            await asyncio.to_thread(shop.snapshot, timeout_s=1.5)
+            await heard.until(lambda: "was given up" in str(heard.sentences))
+
+    heard = watching(shop, act)
+    (told,) = (sentence for sentence in heard.sentences if "given up" in sentence)
+    assert told.startswith("snapshot shop-1 was given up; missing: audit, books, till: till has")
+
+
+def test_a_restore_is_done_when_nothing_runs_and_refused_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says who runs, and afterwards what to start."""
+    monkeypatch.setattr("stillframe.pipeline.locks.WAIT_S", 0.1)
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    shop.savepoint("before")
+
+    async def act(heard: Heard) -> None:
+        with join("till", pipeline=shop.path, state=Till()) as till:
+            till.append("sales", sales(8))
+            with pytest.raises(Unavailable, match="till is running"):
+                await heard.observer.act(Restore("before"))
+        done = await heard.observer.act(Restore("before"))
+        assert done["sentence"].endswith("start its programs again: audit, books, till")
+        await heard.until(lambda: heard.last["system"]["epoch"] == 2)
+        assert heard.last["system"]["channels"]["sent"] == [3, 1]
+
+    heard = watching(shop, act)
+    assert "epoch 2 began from snapshot shop-1" in heard.sentences
+    assert not any("runs" in sentence and "till" not in sentence for sentence in heard.sentences)
+
+
+def test_what_cannot_be_wished_is_refused(tmp_path: Path) -> None:
+    """A pipeline has no initiator to choose, and names are given when a snapshot is taken."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+
+    async def act(heard: Heard) -> None:
+        with pytest.raises(UsageError, match="heads of its dataflow"):
+            await heard.observer.act(Take(initiator="till"))
+        with pytest.raises(UsageError, match="take a savepoint"):
+            await heard.observer.act(Keep("shop-1", "name"))
+
+    watching(shop, act)
+
+
+def test_nothing_stays_held_when_the_watcher_ends(tmp_path: Path) -> None:
+    """A snapshot that somebody wished for is given up with it."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    refused: list[BaseException] = []
+
+    async def act(heard: Heard) -> None:
+        async def take() -> None:
+            try:
+                await heard.observer.act(Take())
+            except Unavailable as error:
+                refused.append(error)
+
+        taking.append(asyncio.ensure_future(take()))
+        await heard.until(lambda: heard.last.get("system", {}).get("under_way"))
+
+    taking: list[asyncio.Future[None]] = []
+
+    async def go() -> None:
+        heard = Heard(observer := PipelineObserver(shop.path))
+        following = asyncio.ensure_future(observer.run())
+        listening = asyncio.ensure_future(heard.listen())
+        await act(heard)
+        following.cancel()
+        await asyncio.gather(following, listening, return_exceptions=True)
+        await taking[0]
+
+    with join("till", pipeline=shop.path, state=Till()):
+        asyncio.run(go())
+        assert under_way(shop.path) is None
+    assert "was given up" in str(refused)
+
+
+def test_trouble_is_told_once_and_does_not_end_it(tmp_path: Path) -> None:
+    """A damaged item is named; the rest goes on."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    changed(shop.path / "channels" / "sales" / "epoch-1" / f"{2:020d}.json")
+
+    async def act(heard: Heard) -> None:
+        add = threading.Thread(target=add_up, args=(shop, 1))
+        add.start()
+        await heard.until(lambda: heard.last["system"]["channels"]["sent"] == [None, 2])
+        add.join()
+
+    heard = watching(shop, act)
+    assert sum("00002.json" in sentence for sentence in heard.sentences) == 1
+    assert "00002.json" in heard.last["system"]["why_not"]
+
+
+def test_while_nobody_looks_it_looks_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those who come later are told what happened."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    monkeypatch.setattr(pipeline_observer, "LOOK_SELDOM_S", 0.05)
+
+    class Remembers(PipelineObserver):
+        async def look(self) -> None:
+            await super().look()
+            if self.happenings:
+                begun.set()
+            if len(self.happenings) >= 2:
+                remembered.set()
+
+    begun, remembered = asyncio.Event(), asyncio.Event()
+
+    async def go() -> list[str]:
+        observer = Remembers(shop.path)
+        following = asyncio.ensure_future(observer.run())
+        async with asyncio.timeout(WAIT_S):
+            await begun.wait()
+            with join("till", pipeline=shop.path, state=Till()):
+                await remembered.wait()
+        heard = Heard(observer)
+        listening = asyncio.ensure_future(heard.listen())
+        await heard.until(lambda: len(heard.sentences) >= 2)
+        following.cancel()
+        await asyncio.gather(following, listening, return_exceptions=True)
+        return heard.sentences
+
+    assert asyncio.run(go())[:2] == ["epoch 1 began afresh", "service till runs"]
+
+
+def test_its_metrics_say_who_runs_and_who_is_behind(tmp_path: Path) -> None:
+    """As Prometheus reads them."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    commit(shop, 3, 1)
+    assert not isinstance(shop.snapshot("unaligned"), Abandoned)
+    text = exposed(asyncio.run(PipelineObserver(shop.path).metrics()), "")[0].decode()
+    for line in (
+        "stillframe_up 0.0",
+        'stillframe_participant_up{participant="till"} 0.0',
+        'stillframe_query_last_batch_number{query="audit"} 3.0',
+        'stillframe_log_appended_records{log="sales"} 3.0',
+        'stillframe_log_behind_records{log="sales",target="books"} 2.0',
+        'stillframe_log_behind_items{log="sales",target="books"} 3.0',
+        'stillframe_watch_trouble{about="pipeline"} 0.0',
+        "stillframe_last_snapshot_number 1.0",
+        "stillframe_last_snapshot_messages 2.0",
+        "stillframe_snapshots_under_way 0.0",
+    ):
+        assert f"\n{line}\n" in text

@@ -1,0 +1,150 @@
+"""What the page shows of a pipeline: layers, lag, rates, where the barrier is, what happened."""
+
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from stillframe.model import SnapshotId
+from stillframe.pipeline import Pipeline, channel
+from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress
+from stillframe.protocol.aligner import Mode
+from stillframe.watch import pipeline_picture as picture
+from stillframe.watch.pipeline_look import LogLook, Look, Looker
+from tests.cli.pipelines import add_up, make_shop, resting_shop
+from tests.pipeline.money import Account, diamond, ring
+
+ROW = pa.schema([("amount", pa.int64())])
+
+
+def look_at(pipeline: Pipeline) -> Look:
+    """Look once."""
+    return Looker(pipeline.path).look()
+
+
+def test_queries_and_services_stand_in_layers(tmp_path: Path) -> None:
+    """Each to the right of all that lead to it; the way back of a cycle does not count."""
+    assert picture.columns_of(diamond(tmp_path / "d.pipeline").dataflow) == {
+        "mint": 0,
+        "left": 1,
+        "right": 1,
+        "till": 2,
+    }
+    assert picture.columns_of(ring(tmp_path / "r.pipeline").dataflow) == {"a": 0, "b": 1, "c": 2}
+
+
+def test_the_longest_way_counts(tmp_path: Path) -> None:
+    """Also where a shorter one leads to the same place."""
+    logs = {"short": ("a", ["c"]), "first": ("a", ["b"]), "second": ("b", ["c"]), "end": ("c", [])}
+    pipeline = Pipeline.create(
+        tmp_path / "ways.pipeline",
+        services=dict.fromkeys("abc", Account),
+        channels=[
+            channel(name, ROW, source=source, targets=targets)
+            for name, (source, targets) in logs.items()
+        ],
+    )
+    about = picture.about("ways", pipeline.dataflow)
+    assert about["processes"][-1] == ["end", "output"]
+    assert about["columns"] == [0, 1, 2, 3]
+    assert dict(zip(about["names"], about["channels"], strict=True)) == {
+        "end: c to the end": [2, 3],
+        "first: a to b": [0, 1],
+        "second: b to c": [1, 2],
+        "short: a to c": [0, 2],
+    }
+
+
+def test_who_is_behind_and_how_fast_a_log_grows(tmp_path: Path) -> None:
+    """The lag is what was appended less what was read; the rate is taken between two looks."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    before = look_at(shop)
+    add_up(shop, 1)
+    now = msgspec.structs.replace(look_at(shop), at=before.at + 4)
+    columns = picture.channel_columns(now, before)
+    assert picture.about("", shop.dataflow)["names"] == [
+        "sales: till to books",
+        "totals: books to audit",
+    ]
+    assert columns["sent"] == [3, 2]
+    assert columns["received"] == [2, 0]
+    assert columns["in_transit"] == columns["items"] == [1, 2]
+    assert columns["rate"] == [0.0, 0.2]
+    assert picture.channel_columns(now, None)["rate"] == [None, None]
+
+
+def test_a_log_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+    """It is not shown as empty."""
+    look = look_at(resting_shop(tmp_path / "shop.pipeline"))
+    look = msgspec.structs.replace(look, logs={"totals": LogLook(0, 0, {})}, troubles=("broken",))
+    look = msgspec.structs.replace(look, logs={})
+    columns = picture.channel_columns(look, None)
+    assert all(column == [None, None] for column in columns.values())
+    assert picture.trouble(look) == "broken"
+
+
+def progress(awaiting: tuple[Awaited, ...], recorded: dict[str, float]) -> Progress:
+    """Return one that began at 100."""
+    return Progress(SnapshotId("shop", 3), Mode.ALIGNED, 100.0, 160.0, recorded, awaiting)
+
+
+def test_where_the_barrier_stands(tmp_path: Path) -> None:
+    """On the log of whoever has recorded, as far before its target as that is known."""
+    flow = make_shop(tmp_path / "shop.pipeline").dataflow
+    books = Awaited("books", 101.0, (AwaitedChannel("sales", "till", None, 7),))
+    audit = Awaited("audit", None, (AwaitedChannel("totals", "books", 2, None),))
+    now = progress((audit, books), {"till": 101.0})
+    assert picture.barriers(flow, now) == [["ahead", None], None]
+    told = picture.under_way(now, 103.5)
+    assert told["phases"] == {"till": "recorded", "books": "recording", "audit": "idle"}
+    assert told["at_fault"] == ["books"]
+    assert told["sentences"] == [
+        "books has its barrier in sight and has not recorded, for 2.5 s",
+        "audit waits for the barrier on totals (from books), for 3.5 s",
+    ]
+    audit = Awaited("audit", 104.0, (AwaitedChannel("totals", "books", 2, 5),))
+    now = progress((audit,), {"till": 101.0, "books": 104.0})
+    assert picture.barriers(flow, now) == [["passed", None], ["ahead", 3]]
+
+
+def test_a_snapshot_whose_coordinator_is_gone_says_so() -> None:
+    """When it is still there a while after its deadline."""
+    now = progress((), {})
+    assert picture.LEFT_OVER not in picture.under_way(now, 161.0)["sentences"]
+    assert picture.LEFT_OVER in picture.under_way(now, 170.0)["sentences"]
+
+
+def test_what_happened_between_two_looks(tmp_path: Path) -> None:
+    """Beginnings, ends and deaths of queries and services, and epochs."""
+    look = look_at(resting_shop(tmp_path / "shop.pipeline"))
+
+    def with_statuses(**statuses: str) -> Look:
+        participants = {
+            name: msgspec.structs.replace(one, status=statuses.get(name, one.status), batch=4)
+            for name, one in look.participants.items()
+        }
+        return msgspec.structs.replace(look, participants=participants)
+
+    def told(now: Look, before: Look | None) -> list[str]:
+        return [one["sentence"] for one in picture.happenings(now, before)]
+
+    assert told(look, None) == ["epoch 1 began afresh"]
+    runs = with_statuses(audit="busy", till="running")
+    assert told(runs, look) == ["query audit runs", "service till runs"]
+    assert told(runs, runs) == []
+    over = with_statuses(audit="stopped", till="dead")
+    assert told(over, runs) == [
+        "query audit stopped after micro-batch 4",
+        "service till died, and its state with it",
+    ]
+    head = msgspec.structs.replace(look.head, epoch=2, restored_from=SnapshotId("shop", 1))
+    assert told(msgspec.structs.replace(look, head=head), runs) == [
+        "epoch 2 began from snapshot shop-1"
+    ]
+    assert "restore the pipeline" in picture.trouble(over)
+
+
+def test_a_cycle_is_photographed_unaligned(tmp_path: Path) -> None:
+    """No other mode ends there."""
+    assert picture.mode_for(ring(tmp_path / "r.pipeline").dataflow) is Mode.UNALIGNED
+    assert picture.mode_for(diamond(tmp_path / "d.pipeline").dataflow) is Mode.ALIGNED
