@@ -30,6 +30,7 @@ PIPELINE = (
 DATABASE = (
     "tests/spark/test_ends.py::test_with_a_transaction_for_each_micro_batch_a_record_counts_once"
 )
+WATCH = "tests/watch/test_server.py::test_the_command_of_the_page_prints_the_link"
 
 RUN_BY: dict[str, dict[str, list[str]]] = {
     "README.md": {
@@ -88,6 +89,7 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
         ],
         "sql": ["tests/store/test_keyed.py::test_the_statement_of_the_documentation_reads_a_chain"],
     },
+    "docs/watch.md": {"console": [WATCH, "-"]},
     "docs/tutorial.md": {"python": [TUTORIAL], "console": [TUTORIAL] * 9},
 }
 """For each page and language which test runs its blocks, in their order; "-" is an exception."""
@@ -103,6 +105,10 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("docs/metrics.md", "# prometheus.yml"): "for a Prometheus on another machine",
     ("docs/metrics.md", "pip install"): "installs the extra and starts Jaeger; "
     "tests/watch/test_traces.py has an endpoint of its own take the traces",
+    (
+        "docs/watch.md",
+        "stillframe watch money --listen 10",
+    ): "listens on an address of the reader's",
     ("docs/spark-cluster.md", "export PYSPARK_PYTHON"): "names a Python of your executors; the "
     "test sets another",
     ("docs/detection.md", "select s.snapshot"): "a pattern for messages of the reader's own",

@@ -33,11 +33,11 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextlib.contextmanager
-def a_command(*arguments: str, log: Path) -> Iterator["subprocess.Popen[str]"]:
+def a_command(*arguments: str, log: Path, cwd: Path = ROOT) -> Iterator["subprocess.Popen[str]"]:
     """Start ``stillframe`` with its words in the file `log`, and stop it in order."""
     with log.open("w") as words:
         process = subprocess.Popen(
-            [STILLFRAME, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=words, text=True
+            [STILLFRAME, *arguments], cwd=cwd, stdout=subprocess.PIPE, stderr=words, text=True
         )
         try:
             yield process

@@ -131,7 +131,7 @@ def test_a_wish_that_makes_no_sense_is_refused(store: Path) -> None:
 
 def test_off_loopback_there_is_always_a_token(tmp_path: Path) -> None:
     """A new one each time, unless a file holds one."""
-    elsewhere = Address("10.0.0.1", 8641)
+    elsewhere = Address.parse("0.0.0.0", port=8641, may_be_any=True)
     first, second = token_for(elsewhere, None), token_for(elsewhere, None)
     assert first is not None
     assert first != second
@@ -190,3 +190,22 @@ def test_a_system_is_followed_while_it_runs(tmp_path: Path) -> None:
         assert found["wave"]["marked_by"]["P2"] is None
         unknown = json.loads(ask(link, "/api/action", Take("P9"))[2])
         assert (unknown["is_done"], "no process 'P9'" in unknown["sentence"]) == (False, True)
+
+
+def test_the_command_of_the_page_prints_the_link(tmp_path: Path) -> None:
+    """As docs/watch.md shows it, in the directory with the store."""
+    text = (Path(__file__).parent.parent.parent / "docs" / "watch.md").read_text()
+    block = re.findall(r"^```console\n\$ (.*?)^```$", text, re.DOTALL | re.MULTILINE)[0]
+    command, expected = block.split("\n", 1)
+    with contextlib.closing(new_store(tmp_path)) as made:
+        publish(made, 1)
+    (tmp_path / "store").rename(tmp_path / "money")
+    port = urlsplit(expected.strip()).port
+    with a_command(*command.split()[1:], log=tmp_path / "words", cwd=tmp_path) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:  # somebody has that port: then it says so
+            assert f"127.0.0.1:{port}" in (tmp_path / "words").read_text()
+        else:
+            assert line == expected
+            assert ask(line.strip(), "/api/snapshot/A-1")[0] == 200

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,11 +43,13 @@ def watch(
 ) -> None:
     """Serve the page of the system of the store at `path`, or of the pipeline in that directory,
     until Ctrl-C or SIGTERM."""
-    address = Address.parse(listen or "127.0.0.1", port=PORT)
+    address = Address.parse(listen or "127.0.0.1", port=PORT, may_be_any=True)
     token = token_for(address, token_file)
 
     def ready(where: Address) -> None:
-        link = f"http://{where}/" if token is None else f"http://{where}/?token={token}"
+        is_any = where.host in ("0.0.0.0", "::")  # noqa: S104 - only if somebody asked for it
+        named = Address(socket.gethostname(), where.port) if is_any else where
+        link = f"http://{named}/" if token is None else f"http://{named}/?token={token}"
         if is_json:
             output.put_json({"link": link})
         else:

@@ -31,12 +31,13 @@ class Address(msgspec.Struct, frozen=True):
         return self.host == "localhost" or _ip_has(self.host, "is_loopback")
 
     @classmethod
-    def parse(cls, text: str, *, port: int | None) -> "Address":
+    def parse(cls, text: str, *, port: int | None, may_be_any: bool = False) -> "Address":
         """Read ``10.0.0.1:8640``, ``[fd00::1]:8640``, ``bank.example:8640``; or without a port.
 
         Args:
             text: what somebody wrote.
             port: which port it is if none is written; None if one must be.
+            may_be_any: whether 0.0.0.0 or :: will do, all addresses of this machine.
 
         Raises:
             UsageError: it is no address, with what is.
@@ -58,7 +59,7 @@ class Address(msgspec.Struct, frozen=True):
             raise UsageError(f"{text!r} is not an address: write for example {example}")
         if number > _PORT_MAX:
             raise UsageError(f"{text!r}: there are ports up to {_PORT_MAX}")
-        if _ip_has(host, "is_unspecified"):
+        if not may_be_any and _ip_has(host, "is_unspecified"):
             raise UsageError(
                 f"{text!r} does not say at which address others reach this machine: give that one"
             )
