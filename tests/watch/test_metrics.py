@@ -27,7 +27,7 @@ from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.watch import metrics, observer
 from stillframe.watch.families import Families, Histogram, exposed
-from stillframe.watch.meanings import COUNTER, MEANINGS, TRACES
+from stillframe.watch.meanings import COUNTER, MEANINGS, PIPELINES, TRACES
 from stillframe.watch.measured import ChannelsMeasured, Rise, SnapshotsMeasured
 from stillframe.watch.observer import Observer
 from stillframe.watch.verdicts import USUAL, Judge
@@ -155,7 +155,8 @@ def test_a_life_of_a_bank_in_metrics(tmp_path: Path) -> None:
         unused = [
             name
             for name, meaning in MEANINGS.items()
-            if name not in TRACES and not told_of(last, name, is_histogram=bool(meaning.bounds))
+            if name not in TRACES | PIPELINES
+            and not told_of(last, name, is_histogram=bool(meaning.bounds))
         ]
         assert unused == []
         store.close()
