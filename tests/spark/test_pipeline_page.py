@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.pipeline import Pipeline
+from tests.watch.servers import a_server, ask
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "pipeline.md"
 STILLFRAME = Path(sys.executable).with_name("stillframe")
@@ -46,10 +47,16 @@ def test_the_programs_of_the_page_add_up_and_its_commands_work(tmp_path: Path) -
         (tmp_path / name).write_text(text)
     words = commands()
     assert [command[2] for command in words] == [
-        *("snapshot", "savepoint", "list", "progress", "restore")
+        *("snapshot", "savepoint", "list", "progress", "shop.pipeline", "restore")
     ]
+    assert words[4][1] == "watch"
 
     def run(command: list[str]) -> None:
+        if command[1] == "watch":
+            with a_server(tmp_path / command[2]) as link:
+                assert ask(link, "/")[0] == 200
+                assert b"stillframe_log_behind_records" in ask(link, "/metrics")[2]
+            return
         done = subprocess.run(
             [str(STILLFRAME), *command[1:]],
             cwd=tmp_path,
