@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from stillframe.protocol.holdup import NAME_CHARS_MAX, QUANTITY_COUNT_MAX
 from stillframe.runtime.commands import Observed, TakeSnapshot, command, observe, serve_commands
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.marking import Marking
+from stillframe.runtime.standing import QUICK_S
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.runtime.waves import WAVE_COUNT_MAX, Waves
 from stillframe.store.store import Store
@@ -91,6 +93,9 @@ def test_a_running_bank_is_observed(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+ODD = ("raises", "huge", "huger", "slow", "many", "long")
+
+
 class Odd(Process):
     """Has more than can be shown, or cannot say what it has."""
 
@@ -102,6 +107,11 @@ class Odd(Process):
             raise ValueError("no idea")
         if self.what == "huge":
             return {"things": 10**300}
+        if self.what == "huger":
+            return {"things": 10**400}
+        if self.what == "slow":
+            time.sleep(2 * QUICK_S)
+            return {"things": 1}
         if self.what == "many":
             return {f"thing{number}": 1 for number in range(QUANTITY_COUNT_MAX + 1)}
         return {"x" * (NAME_CHARS_MAX + 1): 1}
@@ -111,13 +121,18 @@ def test_a_process_that_cannot_say_what_it_has_says_why(tmp_path: Path) -> None:
     """It goes on, and so does the coordinator, whatever ``conserved`` returns or raises."""
 
     async def main() -> None:
-        odd = {what: Odd(what) for what in ("raises", "huge", "many", "long")}
+        odd = {what: Odd(what) for what in ODD}
         async with asyncio.timeout(TIMEOUT_S), LocalSystem(Topology(odd, []), tmp_path) as system:
             under_way, standings = await system.coordinator.inquiry.observe()
             told = {process: standing.quantities for process, standing in standings.items()}
             assert under_way == ()
             assert told["raises"] == "process raises: conserved() raised ValueError: no idea"
             assert told["huge"] == {"things": 1e300}
+            assert "OverflowError" in str(told["huger"])
+            assert told["slow"] == {"things": 1}
+            _, again = await system.coordinator.inquiry.observe()
+            assert "is asked again in" in str(again["slow"].quantities)
+            assert again["huge"].quantities == told["huge"]
             assert f"{QUANTITY_COUNT_MAX + 1} conserved quantities" in str(told["many"])
             assert f"at most {NAME_CHARS_MAX} characters" in str(told["long"])
             assert not isinstance(await system.coordinator.begin("raises"), Abandoned)

@@ -28,7 +28,7 @@ class Shouting(Process):
 
     def conserved(self) -> dict[str, float]:
         """Name a quantity like that as well."""
-        return {"<b onclick=alert(3)>gold</b>": 1}
+        return {"<b onclick=alert(3)>gold</b>": 1, "toString": 2}
 
 
-hostile = Topology({"P1": Shouting(), "P2": Shouting()}, [])
+hostile = Topology({"constructor": Shouting(), "P2": Shouting()}, [])

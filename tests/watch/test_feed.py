@@ -13,8 +13,19 @@ def test_a_listener_hears_what_holds_then_the_news_until_the_end() -> None:
         feed.hold("system", {"n": 1})
         feed.hold("system", {"n": 2})
         heard = []
-        listening = feed.listen([encoded("past", [])])
+        seen = 0
+
+        def seen_one() -> None:
+            nonlocal seen
+            seen = feed.listener_count
+
+        async def first() -> list[bytes]:
+            feed.say("judged", "meanwhile")
+            return [encoded("past", [])]
+
+        listening = feed.listen(first, seen_one)
         heard.append(await anext(listening))
+        assert seen == 1
         heard.append(await anext(listening))
         feed.hold("system", {"n": 2})
         feed.hold("system", {"n": 3})
@@ -27,6 +38,7 @@ def test_a_listener_hears_what_holds_then_the_news_until_the_end() -> None:
     assert asyncio.run(main()) == [
         b'event: system\ndata: {"n":2}\n\n',
         b"event: past\ndata: []\n\n",
+        b'event: judged\ndata: "meanwhile"\n\n',
         b'event: system\ndata: {"n":3}\n\n',
         b'event: judged\ndata: "one\\ntwo"\n\n',
     ]
@@ -37,7 +49,11 @@ def test_a_listener_who_does_not_keep_up_is_let_go() -> None:
 
     async def main() -> None:
         feed = Feed()
-        slow, quick = feed.listen([b"x"]), feed.listen([b"x"])
+
+        async def first() -> list[bytes]:
+            return [b"x"]
+
+        slow, quick = (feed.listen(first, lambda: None) for _ in range(2))
         assert await anext(slow) == await anext(quick) == b"x"
         for number in range(BEHIND_COUNT_MAX + 1):
             feed.say("n", number)

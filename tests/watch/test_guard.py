@@ -33,6 +33,7 @@ def asked(
         "type": "http",
         "method": method,
         "scheme": "http",
+        "server": ("10.0.0.1", 8641),
         "path": path,
         "query_string": query.encode(),
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
@@ -129,7 +130,7 @@ def test_every_answer_tells_the_browser_what_may_not_be() -> None:
         {"authorization": f"Bearer {TOKEN}x"},
         {"authorization": TOKEN},
         {"authorization": f"Basic {TOKEN}"},
-        {"cookie": f"{COOKIE}={TOKEN[:-1]}"},
+        {"cookie": f"{COOKIE}-8641={TOKEN}"},
         {"cookie": f"other={TOKEN}"},
         {"cookie": ";;="},
     ],
@@ -146,12 +147,14 @@ def test_the_link_puts_the_token_into_a_cookie_that_scripts_cannot_read() -> Non
     host = {"host": "example:8641"}
     status, told, _ = asked(host, path="/", query=f"token={TOKEN}", token=TOKEN)
     assert (status, told["location"]) == (303, "/")
-    cookie = SimpleCookie(told["set-cookie"])[COOKIE]
+    (cookie,) = SimpleCookie(told["set-cookie"]).values()
+    assert (cookie.key, TOKEN in cookie.value) == (f"{COOKIE}-8641", False)
     assert cookie["httponly"]
-    assert cookie["samesite"] == "strict"
-    assert asked(host | {"cookie": f"{COOKIE}={cookie.value}"}, token=TOKEN)[0] == 200
+    assert cookie["samesite"] == "lax"  # a link in a mail leads in
+    session = {"cookie": f"{cookie.key}={cookie.value}"}
+    assert asked(host | session, token=TOKEN)[0] == 200
     assert asked(host | {"authorization": f"Bearer {TOKEN}"}, token=TOKEN)[0] == 200
     assert asked(host, path="/", query="token=wrong", token=TOKEN)[0] == 401
     assert asked(host, path="/api", query=f"token={TOKEN}", token=TOKEN)[0] == 401
-    foreign = host | {"cookie": f"{COOKIE}={TOKEN}", "origin": "http://evil.example"} | JSON
+    foreign = host | session | {"origin": "http://evil.example"} | JSON
     assert asked(foreign, method="POST", token=TOKEN)[0] == 403

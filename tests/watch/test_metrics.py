@@ -260,7 +260,7 @@ def test_a_system_that_cannot_be_asked_is_trouble_and_one_that_was_stopped_is_no
 ) -> None:
     """The scrape comes all the same."""
 
-    async def observe(path: Path) -> Observed:
+    async def observe(*_: object) -> Observed:
         if how == "broken":
             raise StillframeError("what it says cannot be read")
         if how == "stopped":

@@ -179,9 +179,11 @@ def test_what_comes_from_a_process_is_shown_as_text(tmp_path: Path, browser: Bro
         page.on("dialog", lambda dialog: pytest.fail(f"something ran: {dialog.message}"))
         page.goto(link)
         expect(page.locator(".total strong").first).to_have_text("<b onclick=alert(3)>gold</b>")
+        expect(page.locator(".total").nth(1)).to_contain_text("toString: 4 in")
         page.goto(f"{link}#snapshot={newest(tmp_path / 'store')}")
         expect(page.get_by_role("heading", name="Snapshot")).to_be_visible()
         assert "onerror=alert(1)" in page.locator("main").inner_text()
+        assert "It took no part" not in page.locator("main").inner_text()
         assert page.locator("main img, main script, main [onclick]").count() == 0
 
 

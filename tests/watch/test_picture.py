@@ -22,13 +22,14 @@ def standing(
     is_busy: bool = False,
     quantities: dict[str, float] | str | None = None,
     recording: RecordingStanding | None = None,
+    moment_s: float = 0.0,
 ) -> Standing:
     """Return what A says, or B if something was received."""
     incoming, outgoing = {}, {"B": ChannelEnd(is_connected=True, unhandled_bytes=5, count=sent)}
     if received is not None:
         incoming, outgoing = {"A": ChannelEnd(True, 9, count=received)}, {}
     return Standing(
-        is_busy, (recording,) if recording else (), incoming, outgoing, quantities or {}
+        is_busy, (recording,) if recording else (), incoming, outgoing, quantities or {}, moment_s
     )
 
 
@@ -39,27 +40,37 @@ def observed(**standings: Standing) -> Observed:
 
 def test_a_channel_is_told_of_by_both_ends() -> None:
     """Messages on their way, and the rate since the last look; no number is negative."""
-    before = observed(A=standing(sent=100), B=standing(received=90))
-    now = observed(A=standing(sent=150), B=standing(received=160))
-    assert picture.channel_columns(DESCRIPTION, now, before, 0.5) == {
+    before = observed(A=standing(sent=100, moment_s=7.0), B=standing(received=90))
+    now = observed(A=standing(sent=150, moment_s=7.5), B=standing(received=160))
+    assert picture.channel_columns(DESCRIPTION, now, before) == {
         "sent": [150],
         "rate": [100.0],
         "in_transit": [0],
         "bytes": [9],
         "is_connected": [1],
     }
-    assert picture.channel_columns(DESCRIPTION, before, None, 0.5)["in_transit"] == [10]
-    assert picture.channel_columns(DESCRIPTION, before, None, 0.5)["rate"] == [None]
+    assert picture.channel_columns(DESCRIPTION, before, None)["in_transit"] == [10]
+    assert picture.channel_columns(DESCRIPTION, before, None)["rate"] == [None]
+
+
+def test_large_amounts_reach_the_browser_as_they_are() -> None:
+    """It rounds whole numbers above 2^53: such come as text, and others as they are."""
+    assert picture.exactly({"a": 2**53 + 1, "b": 2**53, "c": -(2**60), "d": 0.5}) == {
+        "a": "9007199254740993",
+        "b": 2**53,
+        "c": "-1152921504606846976",
+        "d": 0.5,
+    }
 
 
 def test_what_nobody_told_is_not_known() -> None:
     """Of a silent process only the other end is."""
     silent = observed(A=standing(sent=7))
-    columns = picture.channel_columns(DESCRIPTION, silent, silent, 1.0)
+    columns = picture.channel_columns(DESCRIPTION, silent, silent)
     assert columns["sent"] == [7]
     assert columns["in_transit"] == [None]
     assert columns["is_connected"] == [1]
-    nothing = picture.channel_columns(DESCRIPTION, observed(), None, 1.0)
+    nothing = picture.channel_columns(DESCRIPTION, observed(), None)
     assert {name: column for name, (column,) in nothing.items()} == dict.fromkeys(nothing)
 
 

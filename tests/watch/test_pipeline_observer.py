@@ -34,8 +34,8 @@ class Heard:
 
     async def listen(self) -> None:
         """Listen until this is cancelled."""
-        self.observer.want()
-        async for event in self.observer.feed.listen(await self.observer.first()):
+        observer = self.observer
+        async for event in observer.feed.listen(observer.first, observer.want):
             if event.startswith(b":"):
                 continue
             kind, _, data = event.decode().partition("\n")

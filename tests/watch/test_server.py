@@ -1,8 +1,10 @@
 """The server as a program asks it: what it answers, what it refuses, and how it ends."""
 
+import asyncio
 import contextlib
 import json
 import re
+import socket
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,11 @@ import pytest
 from stillframe.cli.watch_page import token_for
 from stillframe.runtime.addresses import Address
 from stillframe.store.store import Store
+from stillframe.watch.observer import Observer
 from stillframe.watch.server import BODY_BYTES_MAX, page_files
+from stillframe.watch.verdicts import Judge
 from stillframe.watch.wishes import Keep, Restore, Take
-from tests.watch.published import new_store, publish
+from tests.watch.published import REFERENCE, new_store, publish
 from tests.watch.servers import a_command, a_server, a_system, ask
 
 pytestmark = pytest.mark.slow
@@ -209,3 +213,36 @@ def test_the_command_of_the_page_prints_the_link(tmp_path: Path) -> None:
         else:
             assert line == expected
             assert ask(line.strip(), "/api/snapshot/A-1")[0] == 200
+
+
+def test_whoever_says_nothing_is_hung_up_on(store: Path) -> None:
+    """Before a request, in the middle of its head, and in the head of the next."""
+    with a_server(store) as link:
+        port = urlsplit(link).port
+        assert port is not None
+        head = b"GET /page/icon.svg HTTP/1.1\r\nHost: localhost\r\n"
+        for said in (b"", head, head + b"\r\n" + head):
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+                connection.sendall(said)
+                while connection.recv(2**16):
+                    pass  # it ends, and does not wait for ever
+
+
+def test_a_listener_misses_nothing_that_is_said_while_it_comes(tmp_path: Path) -> None:
+    """What is published while the list is read for it comes behind the list."""
+    with contextlib.closing(new_store(tmp_path)) as made:
+        observer = Observer(Store.open(made.path), Judge(made, (), REFERENCE), None)
+
+        async def main() -> list[str]:
+            await observer._read()
+            listening = observer.feed.listen(observer.first, observer.want)
+            asking = asyncio.ensure_future(anext(listening))
+            await asyncio.sleep(0)
+            publish(made, 1)
+            await observer._read()
+            told = [await asking]
+            while b"A-1" not in told[-1]:
+                told.append(await anext(listening))
+            return [event.decode() for event in told]
+
+        assert "event: snapshots" in asyncio.run(main())[-1]

@@ -8,6 +8,7 @@ is awaited either the source is to be looked at, or the channel, or the target.
 """
 
 import enum
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -57,6 +58,7 @@ class Standing(msgspec.Struct, frozen=True):
     `is_busy` says that it is in the middle of an atomic action: what is asked for waits for its
     end. `incoming` and `outgoing` are its ends of its channels, by the process at the other.
     `quantities` is what it has of conserved quantities, if that is asked, or why it cannot say.
+    `moment_s` is when it says this, by a clock of its own of which only differences mean anything.
     """
 
     is_busy: bool
@@ -64,6 +66,7 @@ class Standing(msgspec.Struct, frozen=True):
     incoming: dict[ProcessId, ChannelEnd]
     outgoing: dict[ProcessId, ChannelEnd]
     quantities: dict[str, int | float] | str = {}
+    moment_s: float = 0.0
 
     def of(self, snapshot: SnapshotId) -> RecordingStanding:
         """Return how far it is with `snapshot`."""
@@ -93,6 +96,7 @@ def check_standing(
         or not sources.issuperset(awaited)
         or len(awaited) > len(sources) * len(asked)
         or not _is_bounded(standing.quantities)
+        or not 0 <= standing.moment_s < math.inf
     ):
         raise ProtocolViolation(
             "its answer is not to what it was asked: it names other snapshots or channels"

@@ -55,7 +55,13 @@ class Look(msgspec.Struct, frozen=True, tag=True):
 
 
 class Observe(msgspec.Struct, frozen=True, tag=True):
-    """Say how everything is, for those who look on: answered at once, also while nothing runs."""
+    """Say how everything is, for those who look on: answered at once, also while nothing runs.
+
+    Of the snapshots that ended not later than `waves_after`, by the coordinator's clock, those who
+    ask know already how their markers went.
+    """
+
+    waves_after: float = 0.0
 
 
 class Observed(msgspec.Struct, frozen=True, tag=True):
@@ -64,7 +70,7 @@ class Observed(msgspec.Struct, frozen=True, tag=True):
     `is_running` is false while processes start, or start again; then nothing else is known.
     `standings` has what each process says of itself; one that is not in it did not answer in time.
     `under_way` are the snapshots under way and who holds them up, `waves` how the markers of the
-    last ones went.
+    last that ended went.
     """
 
     epoch: int
@@ -141,7 +147,7 @@ async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Answer
             assert system.coordinator is not None
             return Done(system.store.epoch, under_way=await system.coordinator.inquiry.look())
         if isinstance(request, Observe):
-            return await _observe(system)
+            return await _observe(system, request.waves_after)
         outcome = await system.snapshot(request.initiator)
         if isinstance(outcome, Abandoned):
             return Done(system.store.epoch, abandoned=outcome)
@@ -152,12 +158,13 @@ async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Answer
         return Failed(f"the command cannot be read: {error}", is_usage=True)
 
 
-async def _observe(system: Supervisor) -> Observed:
+async def _observe(system: Supervisor, waves_after: float) -> Observed:
     coordinator = system.coordinator
     if not system.is_running or coordinator is None:
         return Observed(system.store.epoch, is_running=False)
     under_way, standings = await coordinator.inquiry.observe()
-    waves = coordinator.waves.latest()
+    latest = coordinator.waves.latest()
+    waves = tuple(w for w in latest if w.ended_at is not None and w.ended_at > waves_after)
     return Observed(
         coordinator.store.epoch,
         is_running=True,
@@ -167,9 +174,9 @@ async def _observe(system: Supervisor) -> Observed:
     )
 
 
-async def observe(store: Path) -> Observed:
+async def observe(store: Path, waves_after: float = 0.0) -> Observed:
     """Ask the system that runs on `store` how everything is; raises as ``command`` does."""
-    answer = await _ask(store, Observe())
+    answer = await _ask(store, Observe(waves_after))
     assert isinstance(answer, Observed), answer
     return answer
 
@@ -199,6 +206,14 @@ async def _ask(store: Path, request: Request) -> Done | Observed:
     try:
         writer.write(_encode(request) + b"\n")
         line = await reader.readline()
+    except OSError as error:
+        raise Unavailable(
+            f"the system on the store {store} ended before it answered ({error})"
+        ) from error
+    except ValueError as error:
+        raise ProtocolViolation(
+            f"the system's answer has more than {ANSWER_BYTES_MAX:,} bytes"
+        ) from error
     finally:
         writer.close()
     if not line:

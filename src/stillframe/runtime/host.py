@@ -126,6 +126,7 @@ class Host:
         self.subject = subject
         self._is_flush_scheduled = False
         self.replayed_count = 0
+        self.quantities_from_s = 0.0
         sent = start.sent_counts if start else dict.fromkeys(outgoing, 0)
         received = (
             {record.source: record.received_count for record in start.incoming}

@@ -1,6 +1,7 @@
 """What a process says of itself when the coordinator asks: who holds a snapshot up, and how much it
 has sent and received."""
 
+import time
 from collections import Counter
 
 from stillframe.detect.asked import conserved
@@ -17,6 +18,11 @@ from stillframe.protocol.holdup import (
 from stillframe.runtime import control
 from stillframe.runtime.ends import HOLD_BYTES, Outgoing
 from stillframe.runtime.host import Delivery, Host
+
+QUICK_S = 0.002
+"""A process that says so quickly what it has is asked as often as somebody looks, in seconds."""
+REST = 100
+"""Another is left alone for so many times as long as it took."""
 
 
 def standing_of(host: Host, asked: control.Ask) -> Standing:
@@ -38,6 +44,7 @@ def standing_of(host: Host, asked: control.Ask) -> Standing:
         },
         outgoing={t: _end(outgoing, is_held=host.is_held) for t, outgoing in host.outgoing.items()},
         quantities=_quantities(host) if asked.has_quantities else {},
+        moment_s=time.monotonic(),
     )
 
 
@@ -58,18 +65,34 @@ def _end(outgoing: Outgoing, *, is_held: bool) -> ChannelEnd:
 
 def _quantities(host: Host) -> dict[str, int | float] | str:
     """Return what the process has at this moment, which is not that of any other; or why it cannot
-    say."""
-    try:
-        found = conserved(host.subject, f"process {host.process}", None)
-    except ApplicationError as error:
-        return str(error)[:TEXT_CHARS_MAX]
-    amounts = {str(name): _plain(amount) for name, amount in found.items()}
-    if len(amounts) > QUANTITY_COUNT_MAX or any(len(name) > NAME_CHARS_MAX for name in amounts):
+    say. Whatever its method does, being looked at must not end a process, nor keep it busy."""
+    began_s = time.perf_counter()
+    if began_s < host.quantities_from_s:
+        wait_s = host.quantities_from_s - began_s
         return (
-            f"process {host.process}: it names {len(amounts):,} conserved quantities: at most "
+            f"process {host.process}: conserved() takes so long that it is asked again in "
+            f"{wait_s:.0f} s only"
+        )
+    try:
+        answer = _asked(host)
+    except ApplicationError as error:
+        answer = str(error)
+    except Exception as error:
+        answer = f"process {host.process}: conserved(): {type(error).__name__}: {error}"
+    took_s = time.perf_counter() - began_s
+    if took_s > QUICK_S:
+        host.quantities_from_s = began_s + took_s * REST
+    return answer if isinstance(answer, dict) else answer[:TEXT_CHARS_MAX]
+
+
+def _asked(host: Host) -> dict[str, int | float] | str:
+    found = conserved(host.subject, f"process {host.process}", None)
+    if len(found) > QUANTITY_COUNT_MAX or any(len(name) > NAME_CHARS_MAX for name in found):
+        return (
+            f"process {host.process}: it names {len(found):,} conserved quantities: at most "
             f"{QUANTITY_COUNT_MAX} are shown, with names of at most {NAME_CHARS_MAX} characters"
         )
-    return amounts
+    return {str(name): _plain(amount) for name, amount in found.items()}
 
 
 def _plain(amount: float) -> int | float:

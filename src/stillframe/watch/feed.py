@@ -5,7 +5,7 @@ connects again, and is told what holds then.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -46,13 +46,22 @@ class Feed:
         """Say something to those who listen now."""
         self._tell(encoded(kind, document))
 
-    async def listen(self, first: list[bytes]) -> AsyncIterator[bytes]:
-        """Yield what holds, `first`, and then what is said from now on, until the listener is too
-        far behind or goes."""
+    async def listen(
+        self, first: Callable[[], Awaitable[list[bytes]]], heard: Callable[[], None]
+    ) -> AsyncIterator[bytes]:
+        """Yield what holds, what `first` returns, and then what was said since the call, until the
+        listener is too far behind or goes. What is said while `first` works may come twice.
+
+        Args:
+            first: returns what this listener must be told besides what holds.
+            heard: called when there is one more listener.
+        """
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._queues.add(queue)
         try:
-            for event in (*self._holding.values(), *first):
+            heard()
+            events = await first()
+            for event in (*self._holding.values(), *events):
                 yield event
             while True:
                 try:

@@ -20,7 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stillframe.watch.peers import is_of_another
+from stillframe.watch.peers import may_ask
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 COOKIE = "stillframe"
@@ -45,11 +45,15 @@ class Guard:
     Args:
         app: what answers them.
         token: what whoever asks must know; None on loopback.
+        host: the address that it listens on, which is a name of ours, too.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, *, token: str | None, host: str = "localhost") -> None:
         self._app = app
         self._token = token
+        self._names = LOOPBACK_NAMES | {host}
+        # Not the token itself: cookies are sent to every port of a host.
+        self._session = "" if token is None else _session_of(token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -69,7 +73,7 @@ class Guard:
         """Return why a request is not let through, or where else to go; None if it is."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if self._token is None and _name(host) not in LOOPBACK_NAMES:
+        if self._token is None and _name(host) not in self._names:
             return _no(
                 f"this page answers to names of loopback alone, and {host[:100]!r} is none: open "
                 "it as localhost or 127.0.0.1"
@@ -87,14 +91,19 @@ class Guard:
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if scope["path"] == "/" and scope["method"] == "GET" and _is_same(given, token):
             answer = RedirectResponse("/", status_code=303)
+            # Lax, or a link in a mail would not lead in; what is done needs an origin of ours.
             answer.set_cookie(
-                COOKIE, token, httponly=True, samesite="strict", secure=scope["scheme"] == "https"
+                _cookie_of(scope),
+                self._session,
+                httponly=True,
+                samesite="lax",
+                secure=scope["scheme"] == "https",
             )
             return answer
         kind, _, shown = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and _is_same(shown, token):
             return None
-        if _is_same(_cookies(headers).get(COOKIE, ""), token):
+        if _is_same(_cookies(headers).get(_cookie_of(scope), ""), self._session):
             return None
         return PlainTextResponse(
             "this page wants the token: open the whole link that 'stillframe watch' printed\n",
@@ -122,7 +131,17 @@ def _foreign(scope: Scope, headers: Headers, host: str) -> str | None:
 
 def _is_of_another_user(scope: Scope) -> bool:
     peer, mine = scope.get("client"), scope.get("server")
-    return peer is not None and mine is not None and is_of_another(tuple(peer), tuple(mine))
+    return peer is not None and mine is not None and not may_ask(tuple(peer), tuple(mine))
+
+
+def _session_of(token: str) -> str:
+    return hmac.digest(token.encode(), b"the cookie of a page", "sha256").hex()
+
+
+def _cookie_of(scope: Scope) -> str:
+    """Return the name of our cookie: another for each port, since they share a host's cookies."""
+    server = scope.get("server")
+    return COOKIE if server is None else f"{COOKIE}-{server[1]}"
 
 
 def _name(host: str) -> str:

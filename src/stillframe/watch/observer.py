@@ -7,8 +7,12 @@ knows nothing of it, and nothing is asked while nobody looks.
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import ProcessId, SnapshotId
@@ -86,10 +90,13 @@ class Observer:
         self.observed_at = 0.0
         self._judge = judge
         self._tracing = tracing
-        self._naive: deque[tuple[float, dict[str, int | float]]] = deque(maxlen=JUDGED_COUNT_MAX)
+        self._naive: deque[tuple[float, dict[str, int | float | str]]] = deque(
+            maxlen=JUDGED_COUNT_MAX
+        )
         self._waiting: deque[SnapshotId] = deque(maxlen=BACKLOG_COUNT_MAX)
         self._news = asyncio.Event()
         self._is_wanted = asyncio.Event()
+        self._documents = ThreadPoolExecutor(1, thread_name_prefix="documents")
         self._looking, self._reading = asyncio.Lock(), asyncio.Lock()
         self._looked = self._read_began = -FRESH_S
         self._is_first = True
@@ -123,7 +130,7 @@ class Observer:
         rows = await self.rows_before(None)
         history = {
             "naive": [[at, totals] for at, totals in self._naive],
-            "judged": list(self.judged.values()),
+            "judged": [picture.judged_document(judged) for judged in self.judged.values()],
             "happenings": list(self.happenings),
         }
         return [encoded("snapshots", self._listed(rows)), encoded("past", history)]
@@ -134,7 +141,7 @@ class Observer:
 
     async def snapshot(self, name: str) -> Any:
         """Return the document of the snapshot that `name` names."""
-        return await asyncio.to_thread(self._document, name)
+        return await self._reader(self._document, name)
 
     def _document(self, name: str) -> dict[str, Any]:
         return snapshot_document(self.store, self.store.find(name), log=self.log)
@@ -142,7 +149,12 @@ class Observer:
     async def comparison(self, first: str, second: str) -> Any:
         """Return the document that compares two snapshots."""
         ids = self.store.find(first), self.store.find(second)
-        return await asyncio.to_thread(comparison_document, self.store, *ids)
+        return await self._reader(comparison_document, self.store, *ids)
+
+    async def _reader(self, make: Callable[..., Any], *arguments: Any) -> Any:
+        """Make a document apart from everything else: a few large ones must not stop the news."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._documents, make, *arguments)
 
     async def act(self, wish: Wish) -> dict[str, Any]:
         """Do what somebody wishes; see ``acting.act``."""
@@ -198,11 +210,12 @@ class Observer:
             await self._look()
 
     async def _look(self) -> None:
-        before, before_at, began = self.observed, self.observed_at, time.monotonic()
+        before, began = self.observed, time.monotonic()
         is_trouble = False
         try:
             async with asyncio.timeout(LOOK_S_MAX):
-                self.observed, self.why_not = await observe(self.store.path), ""
+                self.observed = self._merged(await observe(self.store.path, self._waves_after))
+                self.why_not = ""
         except Unavailable as error:
             self.observed, self.why_not = None, str(error)
         except TimeoutError:
@@ -218,18 +231,29 @@ class Observer:
         same = before is not None and self.observed is not None and before.is_running
         if not same or before is None or before.epoch != self.observed_epoch:
             before = None
-        self.feed.hold("system", self._system(before, self.observed_at - before_at))
+        self.feed.hold("system", self._system(before))
+        if self.observed is not None and self.observed.waves:
+            self.feed.hold("wave", picture.wave_document(self.observed.waves[-1]))
+
+    @property
+    def _waves_after(self) -> float:
+        """When the last snapshot ended whose markers we know of."""
         waves = () if self.observed is None else self.observed.waves
-        ended = [wave for wave in waves if wave.ended_at is not None]
-        if ended:
-            self.feed.hold("wave", picture.wave_document(ended[-1]))
+        return max((wave.ended_at or 0.0 for wave in waves), default=0.0)
+
+    def _merged(self, observed: Observed) -> Observed:
+        """Return an answer with the waves that were told before and are not told again."""
+        known = () if self.observed is None else self.observed.waves
+        waves = {wave.snapshot: wave for wave in (*known, *observed.waves)}
+        latest = tuple(waves.values())[-WAVE_COUNT_MAX:]
+        return msgspec.structs.replace(observed, waves=latest)
 
     @property
     def observed_epoch(self) -> int | None:
         """The epoch of the last answer."""
         return None if self.observed is None else self.observed.epoch
 
-    def _system(self, before: Observed | None, elapsed_s: float) -> dict[str, Any]:
+    def _system(self, before: Observed | None) -> dict[str, Any]:
         observed, description = self.observed, self.description
         dead: frozenset[ProcessId] = self._history.dead
         document: dict[str, Any] = {
@@ -241,11 +265,11 @@ class Observer:
         }
         if observed is None or not observed.is_running:
             return document
-        naive = picture.naive_totals(description, observed)
+        naive = picture.exactly(picture.naive_totals(description, observed))
         if naive:
             self._naive.append((self.observed_at, naive))
         return document | {
-            "channels": picture.channel_columns(description, observed, before, elapsed_s),
+            "channels": picture.channel_columns(description, observed, before),
             "under_way": picture.under_way(observed, self.observed_at)[:SENTENCE_COUNT_MAX],
             "naive": naive,
             "quantities_trouble": picture.quantities_trouble(observed),
@@ -256,8 +280,8 @@ class Observer:
 
     async def _look_again_and_again(self) -> None:
         while True:
+            self._is_wanted.clear()
             if not self.feed.listener_count:
-                self._is_wanted.clear()
                 await self._is_wanted.wait()
             await self.look()
             is_moving = self.observed is not None and bool(self.observed.under_way)
@@ -336,5 +360,5 @@ class Observer:
                     self.judged[judged.snapshot] = judged
                     while len(self.judged) > JUDGED_COUNT_MAX:
                         del self.judged[next(iter(self.judged))]
-                    self.feed.say("judged", judged)
+                    self.feed.say("judged", picture.judged_document(judged))
             await self._news.wait()

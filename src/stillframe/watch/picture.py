@@ -4,7 +4,10 @@ Each process tells of its own ends of its channels, each at its own moment. What
 therefore told about: what its source had sent less what its target had received.
 """
 
+from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from stillframe.detect.loss import Number, total
 from stillframe.model import Channel, ProcessId
@@ -13,8 +16,11 @@ from stillframe.protocol.recorder import Phase
 from stillframe.runtime.commands import Observed
 from stillframe.runtime.waves import Wave
 from stillframe.topology import Description
+from stillframe.watch.verdicts import Judged
 
 STATUSES = ("running", "busy", "silent", "starting", "dead", "stopped")
+EXACT_MAX = 2**53
+"""A browser knows whole numbers up to here exactly."""
 RUNNING, BUSY, SILENT, STARTING, DEAD, STOPPED = STATUSES
 """How a process can be."""
 
@@ -44,7 +50,7 @@ def _status(process: ProcessId, observed: Observed | None, dead: frozenset[Proce
 
 
 def channel_columns(
-    description: Description, observed: Observed, before: Observed | None, elapsed_s: float
+    description: Description, observed: Observed, before: Observed | None
 ) -> dict[str, list[float | int | None]]:
     """Return for each channel, in the order of `description`, what is known of it.
 
@@ -52,7 +58,6 @@ def channel_columns(
         description: names the channels.
         observed: what was told just now.
         before: what was told the last time, in the same epoch; None if nothing was.
-        elapsed_s: how long ago that is, in seconds.
 
     Returns:
         `sent`: messages sent since the very beginning; `rate`: messages sent in a second;
@@ -64,10 +69,7 @@ def channel_columns(
     }
     for channel in description.channels:
         sent, received, size, is_connected = _ends(channel, observed.standings)
-        earlier = None if before is None else _ends(channel, before.standings)[0]
-        rate = None
-        if sent is not None and earlier is not None and elapsed_s > 0:
-            rate = round(max(0, sent - earlier) / elapsed_s, 1)
+        rate = None if before is None else _rate(channel, before.standings, observed.standings)
         held = None if sent is None or received is None else max(0, sent - received)
         values = (sent, rate, held, size, is_connected)
         for column, value in zip(columns.values(), values, strict=True):
@@ -88,6 +90,34 @@ def _ends(
         max((end.unhandled_bytes for end in ends), default=None),
         int(all(end.is_connected for end in ends)) if ends else None,
     )
+
+
+def _rate(
+    channel: Channel, before: dict[ProcessId, Standing], now: dict[ProcessId, Standing]
+) -> float | None:
+    """Return how many messages the source sent in a second, between two moments by its own clock;
+    None if it did not answer twice."""
+    first, second = before.get(channel.source), now.get(channel.source)
+    if first is None or second is None or second.moment_s <= first.moment_s:
+        return None
+    sent = second.outgoing[channel.target].count - first.outgoing[channel.target].count
+    return round(max(0, sent) / (second.moment_s - first.moment_s), 1)
+
+
+def exactly(totals: Mapping[str, Number]) -> dict[str, Number | str]:
+    """Return amounts such that a browser does not round them: large whole numbers as text."""
+    return {
+        quantity: str(amount) if isinstance(amount, int) and abs(amount) > EXACT_MAX else amount
+        for quantity, amount in totals.items()
+    }
+
+
+def judged_document(judged: Judged) -> dict[str, Any]:
+    """Return what was found in a snapshot, as the page takes it."""
+    document: dict[str, Any] = msgspec.structs.asdict(judged)
+    for name in ("totals", "in_channels"):
+        document[name] = exactly(document[name])
+    return document
 
 
 def naive_totals(description: Description, observed: Observed) -> dict[str, Number]:

@@ -23,6 +23,8 @@ from stillframe.watch.wishes import Wish, decode_wish
 BODY_BYTES_MAX = 2**16
 KINDS = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
 NUMBER_DIGITS_MAX = 18
+LISTENER_COUNT_MAX = 100
+"""So many pages may be open at once."""
 
 
 class Watched(Protocol):
@@ -55,19 +57,20 @@ class Watched(Protocol):
         """Return all metrics, as of now."""
 
 
-def make_app(watched: Watched, *, token: str | None) -> ASGIApp:
+def make_app(watched: Watched, *, token: str | None, host: str) -> ASGIApp:
     """Return the application that answers for `watched`.
 
     Args:
         watched: what the page shows; the caller runs it.
         token: what whoever asks must know; None on loopback.
+        host: the address that the server listens on.
     """
 
     async def events(_: Request) -> Response:
-        watched.want()
-        first = await watched.first()
+        if watched.feed.listener_count >= LISTENER_COUNT_MAX:
+            return PlainTextResponse("too many pages are open\n", status_code=503)
         return StreamingResponse(
-            _guarded(watched.feed.listen(first)),
+            _guarded(watched.feed.listen(watched.first, watched.want)),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
         )
@@ -107,7 +110,7 @@ def make_app(watched: Watched, *, token: str | None) -> ASGIApp:
         Route("/api/comparison/{first}/{second}", _told(comparison)),
         Route("/api/action", _told(action), methods=["POST"]),
     ]
-    return Guard(Starlette(routes=routes), token=token)
+    return Guard(Starlette(routes=routes), token=token, host=host)
 
 
 def page_files() -> tuple[str, ...]:

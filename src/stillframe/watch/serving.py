@@ -6,7 +6,9 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stillframe.errors import Unavailable
 from stillframe.runtime.addresses import Address
@@ -14,8 +16,40 @@ from stillframe.watch.feed import Feed
 from stillframe.watch.server import Watched, make_app
 
 CONNECTION_COUNT_MAX = 256
+HEAD_S_MAX = 10.0
+"""Whoever has connected says in this time what it wants, in seconds."""
 CLOSE_S_MAX = 2
 """So long what is being answered may take when the server ends, in seconds."""
+
+
+class _Impatient(H11Protocol):
+    """Hangs up on whoever does not say in time what it wants."""
+
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Somebody has connected."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came: a request, or a part of one."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        super().connection_lost(exc)
+        if self._patience is not None:
+            self._patience.cancel()
+
+    def _watch(self) -> None:
+        is_incomplete = self.conn.their_state is h11.IDLE
+        if is_incomplete and self._patience is None:
+            self._patience = self.loop.call_later(HEAD_S_MAX, self.transport.close)
+        elif not is_incomplete and self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
 
 class _Server(uvicorn.Server):
@@ -54,7 +88,8 @@ async def serve(
     server = _Server(
         watched.feed,
         uvicorn.Config(
-            make_app(watched, token=token),
+            make_app(watched, token=token, host=address.host),
+            http=_Impatient,
             log_level="warning",
             access_log=False,
             lifespan="off",

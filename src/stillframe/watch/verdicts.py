@@ -1,5 +1,6 @@
 """What stable predicates say of snapshots, and what there is of conserved quantities in them."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from stillframe.detect.view import View, view_of
 from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
 from stillframe.runtime.judging import places_at_first, predicate_of, topology_of
+from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 
@@ -60,7 +62,7 @@ class Judge:
             return None
         judged: dict[str, Any] = {"snapshot": str(snapshot), "at": entry.completed_at}
         judged["epoch"] = entry.epoch
-        if entry.bytes > BYTES_MAX:
+        if self._read_bytes(entry) > BYTES_MAX:
             return Judged(**judged, why_not="too large to be judged while nobody asks")
         try:
             return Judged(**judged, **self._findings(snapshot))
@@ -68,6 +70,17 @@ class Judge:
             if not entry.directory.is_dir():
                 return None
             return Judged(**judged, why_not=str(error))
+
+    def _read_bytes(self, entry: Entry) -> int:
+        """Return how many bytes it takes to read a snapshot, with those that it is based on."""
+        read: dict[SnapshotId, int] = {}
+        waiting = [entry]
+        while waiting:
+            one = waiting.pop()
+            read[one.id] = one.bytes
+            with contextlib.suppress(StillframeError):
+                waiting += [self._store.entry(base) for base in one.bases if base not in read]
+        return sum(read.values())
 
     def _findings(self, snapshot: SnapshotId) -> dict[str, Any]:
         topology = self._load(snapshot)

@@ -2,6 +2,28 @@
 
 import { make, setText } from "./dom.js";
 
+const READ_MS_MAX = 60_000;
+const ACT_MS_MAX = 300_000;
+
+/**
+ * Read a document of the server.
+ * @param {string} path - where it is.
+ * @returns what it says.
+ * @throws {Error} with a sentence for people: it is not there, or there was no answer.
+ */
+export async function ask(path) {
+  let answer;
+  try {
+    answer = await fetch(path, { signal: AbortSignal.timeout(READ_MS_MAX) });
+  } catch (error) {
+    throw new Error(`The server did not answer (${error.message}): try again when it is back.`);
+  }
+  const isJson = answer.headers.get("Content-Type") === "application/json";
+  const told = isJson ? await answer.json() : { detail: await answer.text() };
+  if (!answer.ok) throw new Error(told.detail);
+  return told;
+}
+
 /**
  * Ask the server to do something, and say what came of it.
  * @param {Object} wish - as the server reads it: `type` and what belongs to it.
@@ -19,8 +41,10 @@ export async function act(wish, said, button) {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify(wish),
+      signal: AbortSignal.timeout(ACT_MS_MAX),
     });
-    const outcome = await answer.json();
+    const isJson = answer.headers.get("Content-Type") === "application/json";
+    const outcome = isJson ? await answer.json() : { detail: await answer.text() };
     isDone = outcome.is_done === true;
     sentence = outcome.sentence ?? outcome.detail;
   } catch (error) {
@@ -42,20 +66,20 @@ export function askForName(title, text) {
     autocomplete: "off",
   });
   const label = make("label", { for: "savepoint-name" }, "Name ", input);
-  return ask(title, [make("p", {}, text), label], "Take it", () => input.value);
+  return question(title, [make("p", {}, text), label], "Take it", () => input.value);
 }
 
 /** Ask whether to go on; true or null. */
 export function confirm(title, text, word) {
-  return ask(title, [make("p", {}, text)], word, () => true);
+  return question(title, [make("p", {}, text)], word, () => true);
 }
 
 /** Say what has to be done elsewhere. */
 export function explain(title, content) {
-  return ask(title, content, null, () => true);
+  return question(title, content, null, () => true);
 }
 
-function ask(title, content, word, value) {
+function question(title, content, word, value) {
   const form = make(
     "form",
     { method: "dialog" },

@@ -52,8 +52,10 @@ export function makeBar(known) {
       document.body.classList.remove("stale");
       update();
     },
-    disconnected() {
-      if (isConnected || lost.hidden) {
+    disconnected(why) {
+      if (why !== undefined) {
+        setText(lost, why);
+      } else if (isConnected || lost.hidden) {
         setText(lost, `The connection to 'stillframe watch' is gone since ${clock(Date.now() / 1000)}: what you see is from then. Trying again …`);
       }
       isConnected = false;

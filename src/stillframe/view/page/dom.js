@@ -63,11 +63,16 @@ export function announce(text) {
   region.textContent = text;
 }
 
+/** Return what an object has under a name that came from elsewhere; not what all objects have. */
+export function own(object, name) {
+  return object !== undefined && Object.hasOwn(object, name) ? object[name] : undefined;
+}
+
 const COUNTS = new Intl.NumberFormat("en");
 
-/** Return a number with its thousands apart. */
+/** Return a number with its thousands apart; a large whole one comes as text. */
 export function count(number) {
-  return COUNTS.format(number);
+  return COUNTS.format(typeof number === "string" ? BigInt(number) : number);
 }
 
 /** Return a number and its noun: "1 message", "2 messages". */
@@ -81,22 +86,23 @@ function plural(noun) {
 
 /** Return a number of bytes: "512 B", "1.4 kB", "20 MB". */
 export function bytes(number) {
+  const units = ["B", "kB", "MB", "GB"];
   let value = number;
-  for (const unit of ["B", "kB", "MB", "GB"]) {
-    if (value < 1000 || unit === "GB") {
-      return `${value >= 100 || unit === "B" ? Math.round(value) : value.toPrecision(2)} ${unit}`;
-    }
+  let unit = 0;
+  while (unit < 3 && Math.round(value) >= 1000) {
     value /= 1000;
+    unit += 1;
   }
-  return "";
+  return `${value.toFixed(unit > 0 && value < 9.95 ? 1 : 0)} ${units[unit]}`;
 }
 
-/** Return a time span in seconds as people say it: "0.4 ms", "12 ms", "3.4 s", "5 min". */
+/** Return a time span in seconds as people say it: "0.40 ms", "12 ms", "3.4 s", "5 min". */
 export function duration(seconds) {
-  if (seconds < 0.001) return `${(seconds * 1000).toFixed(2)} ms`;
-  if (seconds < 0.01) return `${(seconds * 1000).toFixed(1)} ms`;
-  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 100) return `${seconds.toFixed(1)} s`;
+  const ms = seconds * 1000;
+  if (ms < 0.995) return `${ms.toFixed(2)} ms`;
+  if (ms < 9.95) return `${ms.toFixed(1)} ms`;
+  if (ms < 999.5) return `${Math.round(ms)} ms`;
+  if (seconds < 99.95) return `${seconds.toFixed(1)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
   return `${Math.round(seconds / 3600)} h`;
 }

@@ -1,6 +1,6 @@
 // The graph of processes and channels: how they are, how much goes over them, and the markers.
 
-import { make, makeSvg, setText, count, duration } from "./dom.js";
+import { make, makeSvg, setText, count, duration, own } from "./dom.js";
 import { Wave } from "./wave.js";
 
 const WIDTH = 760;
@@ -70,7 +70,7 @@ export class Graph {
   update(system) {
     this.discs.forEach((disc, index) => {
       const status = system.statuses[index];
-      const phases = (system.under_way ?? []).map((one) => one.phases[disc.name] ?? "idle");
+      const phases = (system.under_way ?? []).map((one) => own(one.phases, disc.name) ?? "idle");
       const phase = phases.includes("recording") ? (this.isPipeline ? "holding" : "recording") : phases.includes("idle") ? "awaited" : phases.length ? "recorded" : "";
       const kind = `process ${status} ${phase}`;
       if (disc.status !== kind) {

@@ -1,7 +1,7 @@
 // What a snapshot holds: the states of processes, and the messages that were on channels. Details
 // are made when somebody opens them: there may be thousands.
 
-import { make, count, counted, setText } from "./dom.js";
+import { make, count, counted, setText, own } from "./dom.js";
 
 const AT_ONCE = 100;
 const OPEN_AT_ONCE = 3;
@@ -12,7 +12,7 @@ const PREVIEW_CHARS = 90;
 export function showStates(held) {
   const entries = held.processes.map((state) => ({
     text: stateText(state),
-    make: (isOpen) => stateEntry(state, held.excluded[state.process], isOpen),
+    make: (isOpen) => stateEntry(state, own(held.excluded, state.process), isOpen),
   }));
   const left = held.processes_left_out_count;
   return make(

@@ -1,6 +1,6 @@
 // The list of snapshots, the newest first: some at a time, however many there are.
 
-import { make, setText, count, counted, bytes, duration, clock } from "./dom.js";
+import { make, setText, count, counted, bytes, duration, clock, own } from "./dom.js";
 import { act, askForName, confirm, explain } from "./actions.js";
 
 const STEP = 25;
@@ -18,7 +18,7 @@ export class SnapshotList {
     this.isPipeline = known.about?.kind === "pipeline";
     this.shownCount = STEP;
     this.shown = new Map();
-    this.summary = make("p", { class: "quiet", role: "status" }, "");
+    this.summary = make("p", { class: "quiet" }, "");
     this.body = make("tbody", {});
     this.body.addEventListener("compare", () => {
       for (const button of this.body.querySelectorAll(".compare")) button.rename();
@@ -47,10 +47,28 @@ export class SnapshotList {
     return this.shown.has(id);
   }
 
-  /** Show the newest rows; those that are there already stay as they are. */
+  /**
+   * Show the newest rows; those that are there already stay as they are. While somebody is in the
+   * list nothing in it moves: a button must not become another's under a finger.
+   */
   update() {
+    if (this.isInUse() && this.shown.size > 0) {
+      const newer = [...this.known.rows.values()].filter((row) => row.number > this.newest).length;
+      setText(this.summary, `${counted(this.known.count, "snapshot")} in the store; ${count(newer)} newer than these come when you leave the list.`);
+      for (const [id, one] of this.shown) this.keep(one, this.known.rows.get(id));
+      return;
+    }
+    this.redraw();
+  }
+
+  isInUse() {
+    return this.body.matches(":hover") || this.body.contains(document.activeElement) || document.querySelector("dialog[open]") !== null;
+  }
+
+  redraw() {
     const { rows, count: total } = this.known;
     const newest = [...rows.values()].sort((a, b) => b.number - a.number).slice(0, this.shownCount);
+    this.newest = newest[0]?.number ?? -1;
     const wanted = new Set(newest.map((row) => row.id));
     for (const [id, one] of this.shown) {
       if (!wanted.has(id)) {
@@ -61,9 +79,10 @@ export class SnapshotList {
     let before = null;
     for (const row of newest) {
       let one = this.shown.get(row.id);
+      if (one !== undefined) this.keep(one, row);
       if (one === undefined || one.row !== row) {
-        const made = { row, verdicts: make("td", { class: "verdicts" }) };
-        made.element = this.makeRow(row, made.verdicts);
+        const made = { row, verdicts: make("td", { class: "verdicts" }), kept: make("td", {}) };
+        made.element = this.makeRow(row, made);
         one?.element.replaceWith(made.element);
         this.shown.set(row.id, made);
         one = made;
@@ -87,18 +106,26 @@ export class SnapshotList {
     if (one.judged === judged) return;
     one.judged = judged;
     const chips = Object.entries(judged.verdicts).map(([name, { holds, sentence }]) => {
-      const [yes, no] = VERDICT_WORDS[name] ?? [`${name}: yes`, `${name}: no`];
+      const [yes, no] = own(VERDICT_WORDS, name) ?? [`${name}: yes`, `${name}: no`];
       return make("span", { class: `chip ${holds ? "holds" : "not"}`, title: sentence }, holds ? yes : no);
     });
     if (judged.why_not) chips.push(make("span", { class: "chip", title: judged.why_not }, "not judged"));
     one.verdicts.replaceChildren(...chips.flatMap((chip) => [chip, " "]));
   }
 
-  makeRow(row, verdicts) {
+  /** Take what may change of a row that is shown: under which names it is kept. */
+  keep(one, row) {
+    if (row === undefined || row === one.row || Boolean(row.trouble) !== Boolean(one.row.trouble)) return;
+    one.row = row;
+    setText(one.kept, (row.savepoints ?? []).join(", "));
+  }
+
+  makeRow(row, { verdicts, kept }) {
     if (row.trouble) {
       return make("tr", {}, make("th", { scope: "row", class: "mono" }, row.id), make("td", { colspan: 8, class: "bad" }, row.trouble));
     }
     const number = (text) => make("td", { class: "number" }, text);
+    kept.textContent = row.savepoints.join(", ");
     return make(
       "tr",
       {},
@@ -109,7 +136,7 @@ export class SnapshotList {
       number(count(row.message_count)),
       number(bytes(row.bytes)),
       this.isPipeline ? make("td", {}, modeOf(row)) : verdicts,
-      make("td", {}, row.savepoints.join(", "), this.isPipeline ? storesOf(row) : null),
+      make("td", {}, kept, this.isPipeline ? storesOf(row) : null),
       make("td", { class: "row" }, this.isPipeline ? this.backButton(row) : [this.compareButton(row), this.keepButton(row), this.restoreButton(row)]),
     );
   }
@@ -178,22 +205,17 @@ export class SnapshotList {
   async showOlder() {
     this.older.disabled = true;
     this.shownCount += STEP;
-    const oldest = Math.min(...[...this.known.rows.values()].map((row) => row.number));
-    if (this.known.rows.size < this.shownCount) {
-      const answer = await fetch(`/api/snapshots?before=${oldest}`);
-      const told = await answer.json();
-      if (answer.ok) for (const row of told.rows) this.known.rows.set(row.id, row);
-      else setText(this.said, told.detail);
+    try {
+      // Rows may have gone in between: the gap is filled from the lowest that is without one.
+      if (this.known.rows.size < this.shownCount) {
+        const oldest = Math.min(...[...this.known.rows.values()].map((row) => row.number));
+        const told = await ask(`/api/snapshots?before=${oldest}`);
+        for (const row of told.rows) this.known.rows.set(row.id, row);
+      }
+    } catch (error) {
+      setText(this.said, error.message);
     }
     this.older.disabled = false;
-    this.update();
+    this.redraw();
   }
-}
-
-function modeOf(row) {
-  return row.duplicate_count > 0 ? `${row.mode}, ${counted(row.duplicate_count, "record")} twice` : row.mode;
-}
-
-function storesOf(row) {
-  return row.systems.map(({ name, store, snapshot }) => make("div", { class: "quiet" }, `system ${name}: ${snapshot} in ${store}`));
 }

@@ -4,6 +4,7 @@
 import { make, announce } from "./dom.js";
 import { Overview } from "./overview.js";
 import { makeBar } from "./bar.js";
+import { ask } from "./actions.js";
 import { showComparison } from "./comparison.js";
 import { showSnapshot } from "./snapshot.js";
 
@@ -54,7 +55,8 @@ const takes = {
     known.count = count;
     for (const id of gone) known.rows.delete(id);
     for (const row of rows) known.rows.set(row.id, row);
-    for (const id of [...known.rows.keys()].slice(0, Math.max(0, known.rows.size - ROWS_KEPT_MAX))) {
+    const oldest = [...known.rows.values()].sort((a, b) => a.number - b.number);
+    for (const { id } of oldest.slice(0, Math.max(0, oldest.length - ROWS_KEPT_MAX))) {
       if (!overview.isShown(id)) known.rows.delete(id);
     }
     overview.update("snapshots");
@@ -65,7 +67,8 @@ const takes = {
     overview.update("judged");
   },
   happenings(happenings) {
-    known.happenings.push(...happenings);
+    const told = new Set(known.happenings.map(({ at, sentence }) => `${at} ${sentence}`));
+    known.happenings.push(...happenings.filter(({ at, sentence }) => !told.has(`${at} ${sentence}`)));
     announce(happenings.at(-1).sentence);
     overview.update("happenings");
   },
@@ -85,8 +88,12 @@ function sayChange(last, system) {
   }
 }
 
+let source = null;
+
+/** Listen to the news, as long as somebody can see the page: a browser has few connections. */
 function listen() {
-  const source = new EventSource("/events");
+  if (document.hidden || source !== null) return;
+  source = new EventSource("/events");
   for (const [kind, take] of Object.entries(takes)) {
     source.addEventListener(kind, (event) => take(JSON.parse(event.data)));
   }
@@ -97,9 +104,22 @@ function listen() {
   source.addEventListener("error", () => {
     bar.disconnected();
     // A browser gives up when the server answers with an error; we do not.
-    if (source.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
+    if (source?.readyState === EventSource.CLOSED) {
+      source = null;
+      ask("/page/index.html").catch((error) => bar.disconnected(error.message));
+      setTimeout(listen, 2000);
+    }
   });
 }
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) {
+    source?.close();
+    source = null;
+  } else {
+    listen();
+  }
+});
 
 /** What the address asks for: where its document is, its name, and what shows it. */
 function wanted() {
@@ -126,11 +146,12 @@ async function route() {
     place,
   );
   main.focus();
-  const answer = await fetch(`/api/${path.map(encodeURIComponent).join("/")}`);
-  const held = await answer.json();
-  if (!place.isConnected) return;
-  if (answer.ok) show(held, place);
-  else place.replaceChildren(make("p", { class: "bad", role: "alert" }, held.detail));
+  try {
+    const held = await ask(`/api/${path.map(encodeURIComponent).join("/")}`);
+    if (place.isConnected) show(held, place);
+  } catch (error) {
+    place.replaceChildren(make("p", { class: "bad", role: "alert" }, error.message));
+  }
 }
 
 window.addEventListener("hashchange", () => {

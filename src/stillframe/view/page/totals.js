@@ -2,8 +2,8 @@
 
 import { make, makeSvg, count } from "./dom.js";
 
-const WIDTH = 480;
-const HEIGHT = 130;
+const CHART_WIDTH = 480;
+const CHART_HEIGHT = 130;
 const PAD = 6;
 
 /**
@@ -24,8 +24,8 @@ export function showTotals(root, known) {
 }
 
 function showQuantity(quantity, judged, naive) {
-  const found = judged.filter((one) => quantity in one.totals).map((one) => ({ at: one.at, amount: one.totals[quantity] }));
-  const asked = naive.filter(([, totals]) => quantity in totals).map(([at, totals]) => ({ at, amount: totals[quantity] }));
+  const found = judged.filter((one) => Object.hasOwn(one.totals, quantity)).map((one) => ({ at: one.at, amount: one.totals[quantity] }));
+  const asked = naive.filter(([, totals]) => Object.hasOwn(totals, quantity)).map(([at, totals]) => ({ at, amount: totals[quantity] }));
   const sentence = `${inSnapshots(found)} ${inAnswers(asked, found)}`;
   return make(
     "figure",
@@ -40,27 +40,40 @@ function inSnapshots(found) {
   if (found.length === 0) return "no snapshot has been judged yet;";
   const amounts = new Set(found.map(({ amount }) => amount));
   if (amounts.size === 1) return `${count(found[0].amount)} in ${found.length === 1 ? "the last snapshot" : `each of the last ${found.length} snapshots`};`;
-  return `between ${count(Math.min(...amounts))} and ${count(Math.max(...amounts))} in the last ${found.length} snapshots;`;
+  const [least, most] = extremes(found);
+  return `between ${count(least)} and ${count(most)} in the last ${found.length} snapshots;`;
 }
 
 function inAnswers(asked, found) {
   if (asked.length === 0) return "nobody was asked while it ran.";
-  const amounts = asked.map(({ amount }) => amount);
-  const right = found.length ? amounts.filter((amount) => amount === found.at(-1).amount).length : null;
-  const range = `asking all processes gave ${count(Math.min(...amounts))} to ${count(Math.max(...amounts))}`;
-  return right === null ? `${range}.` : `${range}, and was right ${right} of ${amounts.length} times.`;
+  const [least, most] = extremes(asked);
+  const range = `asking all processes gave ${count(least)} to ${count(most)}`;
+  if (found.length === 0) return `${range}.`;
+  const right = asked.filter(({ at, amount }) => amount === truthAt(at, found)).length;
+  return `${range}, and was right ${right} of ${asked.length} times.`;
+}
+
+/** What the snapshot before a moment found; of a moment before all of them, the first. */
+function truthAt(at, found) {
+  return (found.findLast((one) => one.at <= at) ?? found[0]).amount;
+}
+
+/** The least and the largest amount, as they came: large whole numbers are text. */
+function extremes(points) {
+  const sorted = points.map(({ amount }) => amount).sort((a, b) => Number(a) - Number(b));
+  return [sorted[0], sorted.at(-1)];
 }
 
 function chart(found, asked, label) {
   const points = [...found, ...asked];
   const [from, to] = [Math.min(...points.map((p) => p.at)), Math.max(...points.map((p) => p.at))];
-  const [low, high] = [Math.min(...points.map((p) => p.amount)), Math.max(...points.map((p) => p.amount))];
-  const x = (at) => PAD + ((at - from) / Math.max(1e-9, to - from)) * (WIDTH - 2 * PAD);
-  const y = (amount) => (high === low ? HEIGHT / 2 : HEIGHT - PAD - ((amount - low) / (high - low)) * (HEIGHT - 2 * PAD));
+  const [low, high] = extremes(points).map(Number);
+  const x = (at) => PAD + ((at - from) / Math.max(1e-9, to - from)) * (CHART_WIDTH - 2 * PAD);
+  const y = (amount) => (high === low ? CHART_HEIGHT / 2 : CHART_HEIGHT - PAD - ((Number(amount) - low) / (high - low)) * (CHART_HEIGHT - 2 * PAD));
   const line = (list) => list.map((p) => `${x(p.at).toFixed(1)},${y(p.amount).toFixed(1)}`).join(" ");
   return makeSvg(
     "svg",
-    { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label, preserveAspectRatio: "none" },
+    { class: "chart", viewBox: `0 0 ${CHART_WIDTH} ${CHART_HEIGHT}`, role: "img", "aria-label": label, preserveAspectRatio: "none" },
     makeSvg("polyline", { class: "naive", points: line(asked) }),
     makeSvg("polyline", { class: "exact", points: line(found) }),
   );

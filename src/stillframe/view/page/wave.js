@@ -3,7 +3,7 @@
 // Each marker is an element of its own that the browser moves without drawing the graph again: a
 // page that drew every picture itself would take from the system that it shows.
 
-import { make } from "./dom.js";
+import { make, own } from "./dom.js";
 
 const SHOWN_MS = 2200;
 const REST_MS = 900;
@@ -20,7 +20,7 @@ export class Wave {
   constructor(wave, stage) {
     this.stage = stage;
     this.cuts = Object.entries(wave.cuts);
-    this.flights = wave.came.filter(([source]) => wave.cuts[source] !== undefined).slice(0, MARKERS_MAX);
+    this.flights = wave.came.filter(([source]) => own(wave.cuts, source) !== undefined).slice(0, MARKERS_MAX);
     this.sent = wave.cuts;
     const last = Math.max(1e-6, ...this.cuts.map(([, at]) => at), ...wave.came.map(([, , at]) => at));
     this.slowness = Math.max(1, SHOWN_MS / 1000 / last);
@@ -45,7 +45,7 @@ export class Wave {
   fly([source, target, came], scale) {
     const path = this.stage.pathOf(source, target);
     if (path === undefined) return;
-    const begin = this.shownMs(this.sent[source]);
+    const begin = this.shownMs(own(this.sent, source));
     const mark = make("div", { class: "flying" });
     const stations = Array.from({ length: STATIONS + 1 }, (_, station) => {
       const { x, y } = path.at(station / STATIONS);
