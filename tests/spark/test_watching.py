@@ -105,6 +105,15 @@ def cells(page: Page, log: str) -> Locator:
     return row.locator("td.number")
 
 
+def check_everywhere(page: Page) -> None:
+    """Look at the page in light and dark, on a desk and on a phone."""
+    for scheme, width in (("light", 360), ("dark", 360), ("light", 1280), ("dark", 1280)):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.set_viewport_size({"width": width, "height": 800})
+        check_accessible(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_a_pipeline_is_watched_photographed_and_taken_back(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -148,12 +157,7 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
                 "mails has its barrier in sight and has not recorded"
             )
             expect(page.locator(".process.holding").filter(has_text="mails")).to_have_count(1)
-            for scheme, width in (("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)):
-                page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-                page.set_viewport_size({"width": width, "height": 800})
-                check_accessible(page)
-                assert page.evaluate("document.documentElement.scrollWidth") <= width
-            page.set_viewport_size({"width": 1280, "height": 800})
+            check_everywhere(page)
 
             page.get_by_role("button", name="Restore shop-1").click()
             dialog = page.get_by_role("dialog")
@@ -161,6 +165,7 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
             expect(dialog).to_contain_text("Stop these programs first")
             dialog.get_by_role("button", name="Close").click()
             gate.set()
+            page.get_by_role("heading", level=1).first.click()  # whoever is in the list holds it
             expect(page.locator(".snapshots tbody tr").first).to_contain_text("held-up")
             expect(cells(page, "purchases: till to mails").nth(3)).to_have_text("0")
         expect(page.locator(".state")).to_have_text("does not run · epoch 1")
