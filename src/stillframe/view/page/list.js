@@ -1,7 +1,7 @@
 // The list of snapshots, the newest first: some at a time, however many there are.
 
 import { make, setText, count, counted, bytes, duration, clock, own } from "./dom.js";
-import { act, askForName, confirm, explain } from "./actions.js";
+import { act, ask, askForName, confirm, explain } from "./actions.js";
 
 const STEP = 25;
 const VERDICT_WORDS = {
