@@ -9,7 +9,6 @@ from typing import Any
 from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.published import (
-    SNAPSHOTS,
     Manifest,
     published_ids,
     read_manifest,
@@ -27,7 +26,6 @@ class PipelineShelf:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._changed_ns = -1
         self._ids: list[SnapshotId] = []
         self._rows: dict[SnapshotId, dict[str, Any]] = {}
 
@@ -42,12 +40,7 @@ class PipelineShelf:
         Raises:
             Damaged, StoreError: something else is among them, or they cannot be read.
         """
-        directory = self._root / SNAPSHOTS
-        changed_ns = directory.stat().st_mtime_ns if directory.exists() else 0
-        if changed_ns == self._changed_ns:
-            return [], []
         found = published_ids(self._root)
-        self._changed_ns = changed_ns
         before, now = set(self._ids), set(found)
         self._ids = found
         gone = [snapshot for snapshot in before if snapshot not in now]

@@ -81,7 +81,7 @@ export class SnapshotList {
       let one = this.shown.get(row.id);
       if (one !== undefined) this.keep(one, row);
       if (one === undefined || one.row !== row) {
-        const made = { row, verdicts: make("td", { class: "verdicts" }), kept: make("td", {}) };
+        const made = { row, verdicts: make("td", { class: "verdicts" }), kept: make("span", {}) };
         made.element = this.makeRow(row, made);
         one?.element.replaceWith(made.element);
         this.shown.set(row.id, made);
