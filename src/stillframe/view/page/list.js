@@ -219,3 +219,11 @@ export class SnapshotList {
     this.redraw();
   }
 }
+
+function modeOf(row) {
+  return row.duplicate_count > 0 ? `${row.mode}, ${counted(row.duplicate_count, "record")} twice` : row.mode;
+}
+
+function storesOf(row) {
+  return row.systems.map(({ name, store, snapshot }) => make("div", { class: "quiet" }, `system ${name}: ${snapshot} in ${store}`));
+}
