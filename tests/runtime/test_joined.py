@@ -154,7 +154,7 @@ def test_a_wait_that_is_cut_short_leaves_the_program_inside_an_action(tmp_path: 
             join("J", topology=joining, store=tmp_path / "store", state=books) as me,
         ):
             await system.until_running()
-            system.children["A"].send_signal(signal.SIGSTOP)
+            os.kill(system.children["A"].pid, signal.SIGSTOP)
             passing = asyncio.get_running_loop().create_task(pass_on(me, books))
             await until(lambda: not me._host.action.locked() and not me._host.mailbox)
             passing.cancel()
@@ -165,7 +165,7 @@ def test_a_wait_that_is_cut_short_leaves_the_program_inside_an_action(tmp_path: 
             wanted = await system.begin_snapshot("J")
             await until(lambda: bool(me._host.mailbox))
             books.received -= 1
-            system.children["A"].send_signal(signal.SIGCONT)
+            os.kill(system.children["A"].pid, signal.SIGCONT)
             passing = asyncio.get_running_loop().create_task(pass_on(me, books))
             outcome = await wanted
             assert not isinstance(outcome, Abandoned)

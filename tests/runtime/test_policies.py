@@ -216,7 +216,7 @@ def test_a_snapshot_is_tried_again_from_another_initiator(tmp_path: Path) -> Non
             ) as system,
         ):
             still = system.children["B"]
-            still.send_signal(signal.SIGSTOP)
+            os.kill(still.pid, signal.SIGSTOP)
             outcome = await system.snapshot("A")
             assert isinstance(outcome, Abandoned)
             told = watch.of(events.SnapshotAbandoned)
@@ -227,7 +227,7 @@ def test_a_snapshot_is_tried_again_from_another_initiator(tmp_path: Path) -> Non
             assert outcome == told[-1].abandoned
             result = await system.begin_snapshot("A")
             await watch.until(lambda: len(watch.of(events.SnapshotAbandoned)) == 4)
-            still.send_signal(signal.SIGCONT)
+            os.kill(still.pid, signal.SIGCONT)
             entry = await result
             assert isinstance(entry, Entry)
             assert str(entry.id) in {"C-5", "A-6"}

@@ -138,11 +138,11 @@ def test_a_process_that_stands_still_is_named_at_the_deadline(tmp_path: Path) ->
             Supervisor(reference, store, timeout_s=0.5, emit=watch.emit) as system,
         ):
             still = system.children["C"]
-            still.send_signal(signal.SIGSTOP)
+            os.kill(still.pid, signal.SIGSTOP)
             outcome = await system.snapshot()
             assert isinstance(outcome, Abandoned)
             assert (outcome.reason, outcome.missing) == (Reason.DEADLINE, ("C",))
-            still.send_signal(signal.SIGCONT)
+            os.kill(still.pid, signal.SIGCONT)
             while isinstance(await system.snapshot(), Abandoned):
                 pass
             assert watch.of(events.ProcessDied) == []

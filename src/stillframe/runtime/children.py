@@ -16,6 +16,7 @@ import msgspec
 from stillframe.model import ProcessId
 from stillframe.runtime.child import Launch
 from stillframe.runtime.os_process import OsProcess, identify, kill, open_process
+from stillframe.runtime.started import Started
 
 LOG_END_S = 2.0
 """So long a process has to write its event log to its end."""
@@ -37,28 +38,20 @@ class Children:
 
     def __init__(self, exited: Callable[[ProcessId], None], *, grace_s: float = 0.0) -> None:
         self._grace_s = grace_s
-        self.running: dict[ProcessId, asyncio.subprocess.Process] = {}
+        self.running: dict[ProcessId, Started] = {}
         self._exited = exited
         self._adopted: dict[ProcessId, OsProcess] = {}
         self._descriptors: dict[ProcessId, int] = {}
 
     async def spawn(self, process: ProcessId) -> None:
         """Start a child; it waits until it is told what it must know."""
-        self.running[process] = child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "stillframe.runtime.child",
-            stdin=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        waiting = asyncio.get_running_loop().create_task(child.wait())
-        waiting.add_done_callback(lambda _: self._ended(process, child))
+        command = (sys.executable, "-m", "stillframe.runtime.child")
+        self.running[process] = child = await Started.start(command)
+        child.when_ended(lambda: self._ended(process, child))
 
     def launch(self, launch: Launch) -> None:
         """Tell a child what it must know: with this it begins."""
-        child = self.running[launch.me.process]
-        assert child.stdin is not None
-        child.stdin.write(msgspec.json.encode(launch) + b"\n")
+        self.running[launch.me.process].tell(msgspec.json.encode(launch))
 
     def adopt(self, orphans: Mapping[ProcessId, OsProcess]) -> None:
         """Watch over processes that an earlier supervisor started; `exited` is called in the next
@@ -102,8 +95,7 @@ class Children:
                 await self._ask(tuple(ending.values()))
         finally:
             for child in ending.values():
-                with contextlib.suppress(ProcessLookupError):
-                    child.kill()
+                child.kill()
         for process in tuple(self._descriptors):
             self._forget(process)
         adopted, self._adopted = self._adopted, {}
@@ -112,11 +104,10 @@ class Children:
         )
         await asyncio.gather(*(child.wait() for child in ending.values()))
 
-    async def _ask(self, ending: tuple[asyncio.subprocess.Process, ...]) -> None:
+    async def _ask(self, ending: tuple[Started, ...]) -> None:
         """Let children end by themselves; returns when all have, or have had the time."""
         for child in ending:
-            with contextlib.suppress(ProcessLookupError):
-                child.terminate()
+            child.terminate()
         if ending:
             waiting = [asyncio.ensure_future(child.wait()) for child in ending]
             await asyncio.wait(waiting, timeout=self._grace_s)
@@ -136,7 +127,7 @@ class Children:
             return f"it was ended by {signal.Signals(-code).name}"
         return f"it exited with code {code}"
 
-    def _ended(self, process: ProcessId, child: asyncio.subprocess.Process) -> None:
+    def _ended(self, process: ProcessId, child: Started) -> None:
         if self.running.get(process) is child:
             self._exited(process)
 

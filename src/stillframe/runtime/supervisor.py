@@ -39,6 +39,7 @@ from stillframe.runtime.running import (
     withdraw,
 )
 from stillframe.runtime.site import ALL_HERE, Site
+from stillframe.runtime.started import Started
 from stillframe.runtime.takeover import WISHED, check_place, end_all, why_not
 from stillframe.runtime.telling import Telling
 from stillframe.runtime.traces import NO_TRACES, Traces
@@ -120,7 +121,6 @@ class Supervisor:
         self._telling = Telling(emit, tolerated_count=tolerated_count, end=self._end_in_order)
         self._patience = Patience()
         self._restoring = asyncio.Lock()
-        self._is_stopping = False
         self._has_run = False
         self._stop_wanted = asyncio.Event()
         self._epoch: Epoch | None = None
@@ -178,7 +178,7 @@ class Supervisor:
         await self._stop()
 
     @property
-    def children(self) -> dict[ProcessId, asyncio.subprocess.Process]:
+    def children(self) -> dict[ProcessId, Started]:
         """The operating-system processes of this epoch that we started."""
         return {} if self._epoch is None else self._epoch.children.running
 
@@ -280,7 +280,7 @@ class Supervisor:
         listen = self._site.listen
         if left is not None and not listen.port and left.coordinator.host == listen.host:
             listen = left.coordinator
-        while not self._is_stopping and self._telling.error is None:
+        while not self._stop_wanted.is_set() and self._telling.error is None:
             ending = self._running.clear
             self._epoch = epoch = Epoch(terms, first_number=number, listen=listen, ending=ending)
             began = time.monotonic()
@@ -356,7 +356,7 @@ class Supervisor:
             try:
                 self.store.raise_epoch(restored_from, self._topology.description)
             except StoreError as error:
-                if not self._has_run or self._is_stopping:
+                if not self._has_run or self._stop_wanted.is_set():
                     raise
                 detail = f"the system waits to go back to its last snapshot: {error}"
                 self._emit(events.StoreTrouble(detail))
@@ -388,7 +388,6 @@ class Supervisor:
 
     async def _stop(self) -> None:
         """End the epoch in order: what is being written is written."""
-        self._is_stopping = True
         self._stop_wanted.set()
         self._end_in_order()
         try:
