@@ -1,16 +1,28 @@
-"""The snapshot to drag: which scripts it is offered for, and what it begins with."""
+"""The snapshot to drag: which executions it is offered for, and what it begins with."""
+
+from typing import Any
 
 import pytest
 
-from stillframe.sim.scenario import play_text
+from stillframe.model import Channel, SnapshotId
+from stillframe.sim.scenario import Played, play_text
+from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace
 from stillframe.view import timed
 from tests.view.scripts import NAMES, played, text_of
 
 
+def offered(script: Played) -> dict[str, Any] | None:
+    """Return what is to be dragged in the page of a script."""
+    world = script.world
+    trace = world.epoch.trace(world.description)
+    return timed.document(trace, script.narrator.name, played=script)
+
+
 def test_the_lecture_by_the_clock_can_be_dragged() -> None:
     """Each event at its tick, each marker with the delay that the script gives; in half ticks."""
-    found = timed.document(played("lecture-ticks"))
+    found = offered(played("lecture-ticks"))
     assert found is not None
+    assert found["unit"] == "tick"
     assert found["processes"] == ["P1", "P2", "P3"]
     assert (found["initiator"], found["at"]) == (0, 5)
     assert [label for _, label, _ in found["events"]] == [*"AIBFGCHDJEK"]
@@ -20,10 +32,38 @@ def test_the_lecture_by_the_clock_can_be_dragged() -> None:
     assert found["messages"][0][0] == "I>G"
 
 
-def test_others_have_no_clock() -> None:
-    """What is delivered when somebody says so happens at no time."""
-    offered = [name for name in NAMES if timed.document(played(name)) is not None]
-    assert offered == ["lecture-ticks"]
+def test_the_lecture_can_be_dragged_by_its_steps() -> None:
+    """P1 initiates behind the second step, B; the fast marker comes behind the fourth, I."""
+    found = offered(played("lecture"))
+    assert found is not None
+    assert found["unit"] == "step"
+    assert (found["initiator"], found["at"]) == (0, 5)
+    assert {label: at // 2 for _, label, at in found["events"]}["I"] == 4
+    delays = {(a, b): delay for a, b, delay in found["channels"]}
+    assert found["at"] + delays[0, 2] == 9
+    assert [name for name, *_ in found["messages"]] == ["B>F", "I>G", "H>D", "E>K"]
+
+
+def test_a_script_with_one_snapshot_is_offered_and_one_with_two_is_not() -> None:
+    """One snapshot is dragged, not several."""
+    assert {name for name in NAMES if offered(played(name)) is None} == {"two-initiators"}
+
+
+def test_a_trace_of_any_system_is_offered_with_the_names_that_it_has() -> None:
+    """Events without a label are called by their numbers."""
+    steps: list[Step] = [
+        Event("A", sent=(MessageId(Channel("A", "B"), 1),)),
+        MarkerStep("A", SnapshotId("A", 1), is_cut=True, targets=("B",)),
+        Event("B", accepted=(MessageId(Channel("A", "B"), 1),)),
+        MarkerStep("B", SnapshotId("A", 1), source="A", is_cut=True),
+    ]
+    found = timed.document(Trace(("A", "B"), steps), str)
+    assert found is not None
+    assert [label for _, label, _ in found["events"]] == ["A#1", "B#1"]
+    assert [(at, delay) for at in [found["at"]] for *_, delay in found["channels"]] == [(3, 4)]
+    overtaken = timed.document(Trace(("A", "B"), [*steps[:2], steps[3], steps[2]]), str)
+    assert overtaken is None, "the marker overtook a message: dragging would not be true"
+    assert timed.document(Trace(("A", "B"), steps[:3]), str) is None, "a marker never came"
 
 
 SYSTEM = "system\nP1: A B\nP2: C D\nmessages: A>C B>D\n----\n\nticks\n"
@@ -34,17 +74,35 @@ SYSTEM = "system\nP1: A B\nP2: C D\nmessages: A>C B>D\n----\n\nticks\n"
     [
         "0 P1 does A\n1 P1 does B\n",
         "0 P1 does A\n0 P1 initiates P1-1\n1 P1 does B\n5 P2 initiates P2-2\n",
-        "delays 1 1 1\n0 P1 does A\n0 P1 initiates P1-1\n1 P1 does B\n",
-        "A>C takes 5\n0 P1 does A\n1 P1 does B\n2 P1 initiates P1-1\n",
         "0 P1 does A\n1 P1 initiates P1-1\n101 P1 does B\n",
-        "0 P1 does A\n1 P1 initiates P1-1\n2 P1 does B\n----\n\nawaited\n",
     ],
-    ids=["none", "two", "in order", "at once", "too long", "goes on"],
+    ids=["none", "two", "too long"],
 )
 def test_it_is_not_offered_where_it_would_not_be_true(run: str) -> None:
-    """No snapshot or two, delays that depend on the markers, two messages that come at once and
-    leave no room for a marker, too long a time, or something that happens outside of time."""
-    assert timed.document(play_text(SYSTEM + run)) is None
+    """No snapshot or two, or too long a time."""
+    assert offered(play_text(SYSTEM + run)) is None
+
+
+@pytest.mark.parametrize(
+    ("run", "unit"),
+    [
+        ("delays 1 1 1\n0 P1 does A\n0 P1 initiates P1-1\n1 P1 does B\n", "step"),
+        ("0 P1 does A\n1 P1 initiates P1-1\n2 P1 does B\n----\n\nawaited\n", "step"),
+        ("0 P1 does A\n1 P1 initiates P1-1\n2 P1 does B\n", "tick"),
+    ],
+    ids=["in order", "goes on", "by the clock"],
+)
+def test_where_the_clock_does_not_say_all_steps_are_counted(run: str, unit: str) -> None:
+    """Delays that depend on the markers, or something that happens outside of time."""
+    found = offered(play_text(SYSTEM + run))
+    assert found is not None
+    assert found["unit"] == unit
+
+
+def test_two_messages_that_come_at_once_leave_no_room_for_a_marker() -> None:
+    """So there is nothing to drag."""
+    run = "A>C takes 5\n0 P1 does A\n1 P1 does B\n2 P1 initiates P1-1\n"
+    assert offered(play_text(SYSTEM + run)) is None
 
 
 def test_a_marker_that_held_messages_up_is_none_of_the_application() -> None:
@@ -52,7 +110,7 @@ def test_a_marker_that_held_messages_up_is_none_of_the_application() -> None:
     run = "marker P1->P2 takes 9\n0 P1 does A\n1 P1 initiates P1-1\n2 P1 does B\n"
     slow = play_text(SYSTEM + run)
     assert [step.at for step in slow.world.epoch.steps][-1] == 11
-    found = timed.document(slow)
+    found = offered(slow)
     assert found is not None
     assert [at for *_, at in found["events"]] == [0, 2, 4, 6]
 
@@ -60,4 +118,4 @@ def test_a_marker_that_held_messages_up_is_none_of_the_application() -> None:
 def test_comments_and_names_of_all_kinds_do_no_harm() -> None:
     """Lines of comment in the block are left out; the same text is shown as in the script."""
     text = text_of("lecture-ticks").replace("ticks\n", "ticks\n# P1 initiates nothing here\n", 1)
-    assert timed.document(play_text(text)) == timed.document(played("lecture-ticks"))
+    assert offered(play_text(text)) == offered(played("lecture-ticks"))

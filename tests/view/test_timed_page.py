@@ -78,14 +78,20 @@ def by_chance(seed: int) -> Played:
 def dragged(page: Page) -> tuple[str, int, dict[str, int]]:
     """Return who initiates, in which half tick, and when each marker comes, as the handles say."""
     words = initiation(page).get_attribute("aria-valuetext") or ""
-    process, _, at = words.partition(" initiates at tick ")
+    process, _, at = words.partition(" initiates ")
     arrivals = {
         (handle.get_attribute("aria-label") or "").removeprefix("marker "): round(
             2 * float(handle.get_attribute("aria-valuenow") or "")
         )
         for handle in page.locator(".timed .marker .handle").all()
     }
-    return process, round(2 * float(at)), arrivals
+    return process, half(at), arrivals
+
+
+def half(words: str) -> int:
+    """Return a time as the page says it, in half ticks or steps."""
+    unit, at = words.rsplit(" ", 2)[1:]
+    return round(2 * float(at)) + (unit == "step")
 
 
 def simulated(script: Played, page: Page) -> tuple[dict[str, str], str]:
@@ -93,9 +99,8 @@ def simulated(script: Played, page: Page) -> tuple[dict[str, str], str]:
     what each process and channel recorded, and whether the system was ever so."""
     process, at, arrivals = dragged(page)
     world = script.world
-    plain = timed._without_snapshot(script)
-    assert plain is not None
-    trace = plain.world.epoch.trace(plain.world.description)
+    description = world.description
+    trace, _, _ = timed.without_snapshot(world.epoch.trace(description), script)
     actions: list[tuple[int, str]] = [(at, f"{process} initiates {process}-1")]
     takes = []
     for _, event in trace.positions():
@@ -106,9 +111,9 @@ def simulated(script: Played, page: Page) -> tuple[dict[str, str], str]:
             accepted = trace.event(trace.accepted_in(message) or pytest.fail("never accepted"))
             assert accepted.at is not None
             takes.append(
-                f"{plain.narrator.name(message)} takes {2 * round(accepted.at - event.at)}"
+                f"{script.narrator.name(message)} takes {2 * round(accepted.at - event.at)}"
             )
-    cuts = {row[0]: round(2 * float(row[1].rpartition(" ")[2])) for row in table(page, "processes")}
+    cuts = {name: half(words) for name, words in table(page, "processes")}
     takes += [
         f"marker {channel} takes {arrival - cuts[channel.partition('->')[0]]}"
         for channel, arrival in arrivals.items()
@@ -118,7 +123,7 @@ def simulated(script: Played, page: Page) -> tuple[dict[str, str], str]:
     snapshot = again.world.epoch.outcomes[SnapshotId(process, 1)]
     assert isinstance(snapshot, Snapshot)
     contents = again.narrator.contents(snapshot)
-    recorded = {str(channel): "empty" for channel in world.description.channels}
+    recorded = {str(channel): "empty" for channel in description.channels}
     for line in contents[:-1]:
         name, _, state = line.strip().partition(" ")
         if state.startswith("{"):
@@ -150,7 +155,10 @@ def table(page: Page, name: str) -> list[list[str]]:
 
 def shown(page: Page) -> tuple[dict[str, str], str]:
     """Return what the page says to be recorded, and whether the system was ever so."""
-    recorded = {name: words.partition(" at tick")[0] for name, words in table(page, "processes")}
+    recorded = {
+        name: words.partition("}")[0] + "}" * ("}" in words)
+        for name, words in table(page, "processes")
+    }
     recorded |= {row[0]: row[1] for row in table(page, "channels")}
     sentence = page.locator(".timed .outcome").inner_text().removesuffix(".")
     return recorded, sentence[0].lower() + sentence[1:]
@@ -168,20 +176,20 @@ def drag(page: Page, handle: Locator, x: float, y: float) -> None:
     page.mouse.up()
 
 
-@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+@pytest.mark.parametrize("which", ["lecture", "lecture-ticks", 1, 2, 3])
 def test_whatever_is_dragged_is_what_the_simulator_records(
-    page: Page, tmp_path: Path, seed: int | None
+    page: Page, tmp_path: Path, which: str | int
 ) -> None:
-    """Of the lecture and of executions by chance: the initiation and the markers anywhere, by
-    pointer and by key."""
-    script = played("lecture-ticks") if seed is None else by_chance(seed)
+    """Of the lecture by its steps and by the clock, and of executions by chance: the initiation and
+    the markers anywhere, by pointer and by key."""
+    script = played(which) if isinstance(which, str) else by_chance(which)
     show(page, tmp_path / "page.html", script)
-    rng = random.Random(seed or 0)
+    rng = random.Random(which)
     assert shown(page) == simulated(script, page)
     seen = set()
     for _ in range(14):
         if rng.random() < 0.25:
-            page.get_by_role("button", name="As in the script").click()
+            page.get_by_role("button", name="As it was").click()
         markers = page.locator(".timed .marker .handle:not(.away)").all()
         handle = initiation(page) if rng.random() < 0.5 else rng.choice(markers)
         if rng.random() < 0.6:
@@ -194,9 +202,10 @@ def test_whatever_is_dragged_is_what_the_simulator_records(
     assert len(seen) >= 3
 
 
-def test_the_lecture_by_the_clock_begins_as_the_script_says(page: Page, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["lecture", "lecture-ticks"])
+def test_the_lecture_begins_as_the_script_says(page: Page, tmp_path: Path, name: str) -> None:
     """And comes back to that by a button, whatever was dragged."""
-    script = played("lecture-ticks")
+    script = played(name)
     show(page, tmp_path / "page.html", script)
     snapshot = script.world.epoch.outcomes[SnapshotId("P1", 1)]
     assert isinstance(snapshot, Snapshot)
@@ -211,7 +220,7 @@ def test_the_lecture_by_the_clock_begins_as_the_script_says(page: Page, tmp_path
     assert first[1] == contents[-1].strip()
     initiation(page).press("End")
     assert shown(page) != first
-    page.get_by_role("button", name="As in the script").click()
+    page.get_by_role("button", name="As it was").click()
     assert shown(page) == first
 
 

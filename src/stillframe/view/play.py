@@ -57,7 +57,7 @@ def document(
         "processes": [clean_label(process) for process in trace.processes],
         "steps": [[clean_label(line) for line in lines] for lines in story.lines],
         "choices": [_choice(story, choice, shown) for choice in choices],
-        "timed": timed.document(played) if played is not None else None,
+        "timed": timed.document(trace, story.name, played=played),
         "chosen": wanted.index(True) if True in wanted else 0,
     }
 

@@ -1,18 +1,22 @@
-"""An execution by the clock, in which a reader drags the snapshot: when it is initiated, by whom,
-and how long each marker travels.
+"""An execution in which a reader drags the snapshot: when it is initiated, by whom, and how long
+each marker travels.
 
-What the application does is the same whatever the snapshot does: it is taken from the script played
-without one. Times are counted in half ticks: what happens at a tick is at an even one, and what the
-reader drags is at an odd one, between two ticks. So no two things that matter are at the same time.
+What the application does is the same whatever the snapshot does. A script by the clock is played
+without its snapshot, and time is counted in its ticks; elsewhere it is counted in steps. What the
+application does is at full ones, and what the reader drags between two. In the document these are
+even and odd numbers, of half ticks or half steps: no two things that matter are at the same time.
 """
 
+from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
+
+import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.model import Channel, ProcessId
 from stillframe.sim.scenario import SEPARATOR, Played, play_text
-from stillframe.sim.world import World
 from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace, clean_label
 from stillframe.view import lettering, svg
 from stillframe.view.scene import CUT_OVERHANG, PADDING, TOP
@@ -28,69 +32,90 @@ from stillframe.view.shapes import (
     Role,
 )
 
-TICK_COUNT_MAX = 100
+TICK = "tick"
+STEP = "step"
+TIME_MAX = 100
 EVENT_COUNT_MAX = 100
 MARGIN = 4
-"""So many half ticks are shown behind the last event: a marker may come late."""
+"""So many halves are shown behind the last event: a marker may come late."""
 HALF_WIDTH = 16.0
-"""How far half ticks are apart, in pixels."""
+"""How far halves are apart, in pixels."""
 ROW_HEIGHT = 92.0
 BESIDE = 11.0
-"""How far events of one tick are apart, in pixels."""
+"""How far events of one process and tick are apart, in pixels."""
 
 
-def document(played: Played) -> dict[str, Any] | None:
-    """Return what ``timed.js`` shows; None if the script does not give all times of one snapshot,
-    or if it is too long to be dragged in."""
-    plain = _without_snapshot(played)
-    if plain is None:
-        return None
-    trace, steps = _trace(plain.world), played.world.epoch.steps
+def document(
+    trace: Trace, name: Callable[[MessageId], str], *, played: Played | None = None
+) -> dict[str, Any] | None:
+    """Return what ``timed.js`` shows; None if there is not just one snapshot, all of whose markers
+    came in order, or if it is too long to be dragged in.
+
+    Args:
+        trace: what happened.
+        name: how a message is called.
+        played: the script that it is of, if it is of one.
+    """
+    plain, unit, begins = without_snapshot(trace, played)
+    steps = _by_steps(trace).steps if unit == STEP else trace.steps
     markers = [step for step in steps if isinstance(step, MarkerStep)]
-    begin = [step for step in markers if step.source is None]
-    last = max((_half(step) for step in (*trace.steps, *markers)), default=0)
+    last = max((_half(step) for step in (*plain.steps, *markers)), default=0)
     if (
-        len({step.snapshot for step in markers}) != 1
-        or len(begin) != 1
-        or last > 2 * TICK_COUNT_MAX
-        or not 0 < trace.event_count <= EVENT_COUNT_MAX
-        or not _keeps_apart(trace)
+        not _is_one_snapshot(trace)
+        or last > 2 * TIME_MAX
+        or not 0 < plain.event_count <= EVENT_COUNT_MAX
+        or not _keeps_apart(plain)
     ):
         return None
-    events = list(trace.positions())
+    begin = next(step for step in markers if step.source is None)
+    events = list(plain.positions())
     number_of = {position: number for number, (position, _) in enumerate(events)}
     sent = [message for _, event in events for message in event.sent]
-    names = {message: clean_label(plain.narrator.name(message)) for message in sent}
+    names = {message: clean_label(name(message)) for message in sent}
     end = last + MARGIN + 1 - last % 2
     return {
-        "snapshot": str(begin[0].snapshot),
-        "processes": [clean_label(process) for process in trace.processes],
+        "unit": unit,
+        "snapshot": str(begin.snapshot),
+        "processes": [clean_label(process) for process in plain.processes],
         "end": end,
-        "initiator": trace.index_of[begin[0].process],
-        "at": _half(begin[0]) + 1,
+        "initiator": plain.index_of[begin.process],
+        "at": _half(begin) + begins,
         "channels": [
-            [trace.index_of[c.source], trace.index_of[c.target], _delay(markers, c)]
-            for c in trace.channels
+            [plain.index_of[c.source], plain.index_of[c.target], _delay(markers, c)]
+            for c in plain.channels
         ],
         "events": [
-            [trace.index_of[position.process], clean_label(event.label), _half(event)]
+            [plain.index_of[position.process], _label(position, event), _half(event)]
             for position, event in events
         ],
         "messages": [
             [
                 name,
-                trace.channels.index(message.channel),
-                *(number_of[p] for p in _ends(trace, message)),
+                plain.channels.index(message.channel),
+                *(number_of[p] for p in _ends(plain, message)),
             ]
             for message, name in names.items()
         ],
-        "x": [_x(trace, 0), HALF_WIDTH],
+        "x": [_x(plain, 0), HALF_WIDTH],
         "y": [TOP, ROW_HEIGHT],
-        "picture": _draw(trace, names, number_of, end),
+        "picture": _draw(plain, names, number_of, end, unit),
     }
 
 
-def _without_snapshot(played: Played) -> Played | None:
+def without_snapshot(trace: Trace, played: Played | None) -> tuple[Trace, str, int]:
+    """Return what the application does, and when.
+
+    Returns:
+        the execution; what its time is counted in, ``TICK`` or ``STEP``; and where between two of
+        them the snapshot is initiated: 1 for behind what the application does then, -1 for before.
+    """
+    again = None if played is None else _played_without_snapshot(played)
+    if again is not None:
+        return again.world.epoch.trace(again.world.description), TICK, 1
+    return _by_steps(trace), STEP, -1
+
+
+def _played_without_snapshot(played: Played) -> Played | None:
     """Return the script played without its snapshot; None if it does not say when all happens."""
     if len(played.blocks) != 2:
         return None
@@ -107,8 +132,43 @@ def _without_snapshot(played: Played) -> Played | None:
         return None  # the application waited for what a marker held up: it is not on its own
 
 
-def _trace(world: World) -> Trace:
-    return world.epoch.trace(world.description)
+def _by_steps(trace: Trace) -> Trace:
+    """Return the same execution with the number of each step, from 1, as its time."""
+    steps = (
+        msgspec.structs.replace(step, at=float(number))
+        for number, step in enumerate(trace.steps, 1)
+    )
+    return Trace(trace.processes, steps, trace.channels)
+
+
+def _is_one_snapshot(trace: Trace) -> bool:
+    """Return whether there is one snapshot with one initiator, whose markers all came, none of
+    them overtaking a message or overtaken by one."""
+    cuts, came, initiated_count = set[ProcessId](), set[Channel](), 0
+    sent, accepted = Counter[Channel](), Counter[Channel]()
+    before_marker: dict[Channel, int] = {}
+    for step in trace.steps:
+        if isinstance(step, Event):
+            sent.update(message.channel for message in step.sent)
+            accepted.update(message.channel for message in step.accepted)
+            continue
+        if step.source is None:
+            initiated_count += 1
+        else:
+            channel = Channel(step.source, step.process)
+            if before_marker.get(channel) != accepted[channel]:
+                return False
+            came.add(channel)
+        if step.is_cut:
+            cuts.add(step.process)
+            own = [channel for channel in trace.channels if channel.source == step.process]
+            before_marker |= {channel: sent[channel] for channel in own}
+    awaited = {channel for channel in trace.channels if channel.source in cuts}
+    return len(trace.snapshots) == 1 and initiated_count == 1 and came == awaited
+
+
+def _label(position: Position, event: Event) -> str:
+    return clean_label(event.label or str(position))
 
 
 def _half(step: Step) -> int:
@@ -117,7 +177,7 @@ def _half(step: Step) -> int:
 
 
 def _delay(markers: list[MarkerStep], channel: Channel) -> int:
-    """Return how many half ticks the marker of a channel took in the script."""
+    """Return how many halves the marker of a channel took; two where none was sent."""
     cuts = {step.process: _half(step) for step in markers if step.is_cut}
     came = {(step.source, step.process): _half(step) for step in markers}
     arrival = came.get((channel.source, channel.target))
@@ -125,14 +185,21 @@ def _delay(markers: list[MarkerStep], channel: Channel) -> int:
 
 
 def _keeps_apart(trace: Trace) -> bool:
-    """Return whether between any two arrivals on a channel there is room for a marker, and nothing
-    is on its way for ever."""
-    arrivals: dict[Channel, list[int]] = {channel: [] for channel in trace.channels}
-    for event in trace.steps:
-        if isinstance(event, Event):
-            for message in event.accepted:
-                arrivals[message.channel].append(_half(event))
-    is_apart = all(a < b for times in arrivals.values() for a, b in pairwise(times))
+    """Return whether messages keep the order of their channel, with room for a marker between any
+    two arrivals, and nothing is on its way for ever."""
+    arrivals: dict[Channel, list[tuple[int, int]]] = {channel: [] for channel in trace.channels}
+    order: dict[Channel, list[MessageId]] = {channel: [] for channel in trace.channels}
+    for _, event in trace.positions():
+        for message in event.sent:
+            order[message.channel].append(message)
+        for message in event.accepted:
+            place = order[message.channel].index(message)
+            arrivals[message.channel].append((place, _half(event)))
+    is_apart = all(
+        place + 1 == next_place and at < next_at
+        for found in arrivals.values()
+        for (place, at), (next_place, next_at) in pairwise(found)
+    )
     return is_apart and trace.message_count == sum(map(len, arrivals.values()))
 
 
@@ -154,7 +221,7 @@ def _places(trace: Trace) -> dict[Position, Point]:
 
 
 def _draw(
-    trace: Trace, names: dict[MessageId, str], number_of: dict[Position, int], end: int
+    trace: Trace, names: dict[MessageId, str], number_of: dict[Position, int], end: int, unit: str
 ) -> str:
     """Return the picture of what the application does: the rest is drawn over it as it is
     dragged."""
@@ -183,7 +250,7 @@ def _draw(
                 y=y,
                 label=Label(x, y + _label_below(trace, event), event.label, "middle"),
                 is_recorded=True,
-                full=f"{event.label} at tick {_half(event) // 2}",
+                full=f"{_label(position, event)} at {unit} {_half(event) // 2}",
             )
             for position, event in trace.positions()
             for x, y in [places[position]]
@@ -203,7 +270,7 @@ def _draw(
     size = f'width="{shown.width:.0f}" height="{shown.height:.0f}"'
     box = f'viewBox="0 0 {shown.width:.0f} {shown.height:.0f}"'
     begin = f'<svg xmlns="http://www.w3.org/2000/svg" class="diagram" role="group" {size} {box}>'
-    return "\n".join((begin, *_axis(trace, end, shown.height), *parts, "</svg>\n"))
+    return "\n".join((begin, *_axis(trace, end, shown.height, unit), *parts, "</svg>\n"))
 
 
 def _label_below(trace: Trace, event: Event) -> float:
@@ -230,8 +297,8 @@ def _arrow(
     return MessageArrow(message, Path(begin, middle, to), Extent.WHOLE, Role.PLAIN, name)
 
 
-def _axis(trace: Trace, end: int, height: float) -> list[str]:
-    parts = [f'<text class="notice" x="{PADDING}" y="{height - PADDING:.1f}">tick</text>']
+def _axis(trace: Trace, end: int, height: float, unit: str) -> list[str]:
+    parts = [f'<text class="notice" x="{PADDING}" y="{height - PADDING:.1f}">{unit}</text>']
     for half in range(0, end + 1, 2):
         x = _x(trace, half)
         bottom = height - 2 * PADDING

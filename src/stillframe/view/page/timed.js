@@ -6,18 +6,18 @@ import { recordedRow, recordedTable } from "./recorded.js";
 import { markerRoom, takeTimedSnapshot } from "./timed_rules.js";
 
 /**
- * Show an execution by the clock, with a snapshot to drag.
+ * Show an execution with a snapshot to drag.
  * @param {Object} model - the document of timed.py.
  * @param {Element} section - where to.
  */
 export function showTimed(model, section) {
   const picture = letGrow(parseSvg(model.picture));
-  picture.setAttribute("aria-label", "the execution by the clock, with the snapshot to drag");
+  picture.setAttribute("aria-label", "the execution, with the snapshot to drag");
   const over = makeSvg("g", { class: "over colour-0" });
   picture.append(over);
   const side = make("div", { class: "recorded" });
   const outcome = make("p", { class: "outcome" });
-  const wish = asInScript(model);
+  const wish = asItWas(model);
   const view = { model, wish, taken: null, picture, handles: [], refresh };
   const curve = makeSvg("path", { class: "cut" });
   over.append(curve);
@@ -34,18 +34,18 @@ export function showTimed(model, section) {
   }
 
   const again = () => {
-    Object.assign(wish, asInScript(model));
+    Object.assign(wish, asItWas(model));
     refresh();
-    announce(`as in the script: ${summaryOf(view)}`);
+    announce(`as it was: ${summaryOf(view)}`);
   };
   section.append(
     make("h2", {}, "Drag the snapshot"),
     make(
       "p",
       { class: "quiet" },
-      "The same execution by the clock. Drag the diamond to say when the snapshot is initiated, and up or down to another process; drag the end of a marker to say when it comes. With the keyboard: Tab, then the arrow keys. A marker overtakes no message of its channel, and none overtakes it.",
+      `${model.unit === "tick" ? "The same execution by the clock" : "The same execution, whatever the snapshot does"}. Drag the diamond to say when the snapshot is initiated, and up or down to another process; drag the end of a marker to say when it comes. With the keyboard: Tab, then the arrow keys. A marker overtakes no message of its channel, and none overtakes it.`,
     ),
-    make("div", { class: "row" }, make("button", { type: "button", on: { click: again } }, "As in the script"), outcome),
+    make("div", { class: "row" }, make("button", { type: "button", on: { click: again } }, "As it was"), outcome),
     make(
       "div",
       { class: "stage sided" },
@@ -56,7 +56,7 @@ export function showTimed(model, section) {
   refresh();
 }
 
-function asInScript(model) {
+function asItWas(model) {
   return { initiator: model.initiator, at: model.at, delays: model.channels.map(([, , delay]) => delay) };
 }
 
@@ -68,9 +68,10 @@ function timedY(model, process) {
   return model.y[0] + model.y[1] * process;
 }
 
-/** Say a time between two ticks as people do. */
-function tickOf(half) {
-  return half === Infinity ? "never" : `tick ${half / 2}`;
+/** Say a time between two ticks, or between two steps, as people do. */
+function timeOf(model, half) {
+  if (half === Infinity) return "never";
+  return model.unit === "tick" ? `at tick ${half / 2}` : `after step ${(half - 1) / 2}`;
 }
 
 function nearestOdd(half) {
@@ -163,7 +164,7 @@ function initiationHandle(view, over) {
       const steps = { ArrowLeft: [-2, 0], ArrowRight: [2, 0], ArrowUp: [0, -1], ArrowDown: [0, 1], Home: [-latest, 0], End: [latest, 0] };
       return key in steps && set(nearestOdd(wish.at + steps[key][0]), wish.initiator + steps[key][1]);
     },
-    value: () => [wish.at, 1, latest, `${model.processes[wish.initiator]} initiates at ${tickOf(wish.at)}`],
+    value: () => [wish.at, 1, latest, `${model.processes[wish.initiator]} initiates ${timeOf(model, wish.at)}`],
   });
   over.append(handle.element);
   return { place: () => handle.place(timedX(model, wish.at), timedY(model, wish.initiator)) };
@@ -189,7 +190,7 @@ function markerHandle(view, channel, over) {
       const moves = { ArrowLeft: arrival - 2, ArrowDown: arrival - 2, ArrowRight: arrival + 2, ArrowUp: arrival + 2, Home: 0, End: model.end };
       return key in moves && set(moves[key]);
     },
-    value: () => [view.taken.arrivals[channel], ...room(), `marker ${name} comes at ${tickOf(view.taken.arrivals[channel])}`],
+    value: () => [view.taken.arrivals[channel], ...room(), `marker ${name} comes ${timeOf(model, view.taken.arrivals[channel])}`],
   });
   over.append(makeSvg("g", { class: "marker colour-0" }, arrow, come, handle.element));
   function place() {
@@ -215,7 +216,7 @@ function stateOf({ model, taken }, process) {
 function timedTables(view) {
   const { model, taken } = view;
   const states = model.processes.map((process, number) =>
-    recordedRow(process, taken.cuts[number] === Infinity ? "never" : `${stateOf(view, number)} at ${tickOf(taken.cuts[number])}`, "known"),
+    recordedRow(process, taken.cuts[number] === Infinity ? "never" : `${stateOf(view, number)} ${timeOf(model, taken.cuts[number])}`, "known"),
   );
   const channels = model.channels.map((_, channel) => {
     const held = taken.held[channel].join(", ");
