@@ -1,14 +1,15 @@
 """The modules of the page: what one calls of another, it imports."""
 
 import re
+from importlib.resources import files
 from itertools import chain
 
 import pytest
 
 from stillframe.view import one_file
-from stillframe.watch.server import page_files
 
-MODULES = [name for name in page_files() if name.endswith(".js")]
+PAGE = files("stillframe.view") / "page"
+MODULES = sorted(path.name for path in PAGE.iterdir() if path.name.endswith(".js"))
 EXPORTS = {
     name: set(re.findall(r"^export (?:async )?(?:function|const|class) (\w+)", code, re.MULTILINE))
     for name in MODULES
@@ -33,7 +34,17 @@ def test_what_a_module_calls_of_others_it_imports(name: str) -> None:
     )
 
 
-def test_no_two_modules_export_one_name() -> None:
-    """In a file to send they stand behind each other."""
-    names = list(chain.from_iterable(EXPORTS.values()))
+@pytest.mark.parametrize("entry", ["live.js", "file.js"])
+def test_no_two_things_of_a_script_have_one_name(entry: str) -> None:
+    """In a script the modules stand behind each other."""
+    begin = r"^(?:export )?(?:async )?(?:function\*?|const|let|class) (\w+|[{\[].*?[}\]])"
+    found = re.findall(begin, one_file.bundle(entry), re.MULTILINE)
+    names = list(chain.from_iterable(re.findall(r"\w+", name) for name in found))
+    assert len(names) > 100
     assert sorted(names) == sorted(set(names))
+
+
+def test_no_module_imports_what_the_script_would_not_hold() -> None:
+    """Every import is of the form that is taken out."""
+    for entry in ("live.js", "file.js"):
+        assert re.findall(r"^\s*(?:import|export)\b.*", one_file.bundle(entry), re.MULTILINE) == []

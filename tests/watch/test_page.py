@@ -13,8 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from stillframe.store.store import Store
-from stillframe.view import one_file
-from stillframe.watch.server import page_files
+from stillframe.watch.server import PAGE, page_file
 from tests.browser import WAIT_MS, a_browser, a_page, check_accessible
 from tests.watch.published import new_store, publish
 from tests.watch.servers import BANK, a_server, a_system, is_there, running, until
@@ -222,25 +221,7 @@ def test_of_many_snapshots_some_are_listed_and_older_ones_on_demand(
             older.click()
 
 
-def test_every_module_is_asked_for_at_once() -> None:
-    """Those that the script imports, and those that they import, are named in the page: none has to
-    come before the next is known."""
-    needed: set[str] = set()
-
-    def add(name: str) -> None:
-        for imported in re.findall(
-            r'^import .* from "\./(.*)";$', one_file.read(name), re.MULTILINE
-        ):
-            if imported not in needed:
-                needed.add(imported)
-                add(imported)
-
-    add("live.js")
-    index = one_file.read("index.html")
-    assert set(re.findall(r'"modulepreload" href="/page/(.*)"', index)) == needed
-
-
 def test_the_page_is_light() -> None:
     """All that it loads is under 300 kB, before any compression."""
-    sizes = {name: len(one_file.read(name).encode()) for name in page_files()}
-    assert sum(sizes.values()) + len(one_file.style_sheet()) < WEIGHT_BYTES_MAX, sizes
+    sizes = {name: len(page_file(name).encode()) for name in PAGE}
+    assert sum(sizes.values()) < WEIGHT_BYTES_MAX, sizes

@@ -16,7 +16,7 @@ from stillframe.cli.watch_page import token_for
 from stillframe.runtime.addresses import Address
 from stillframe.store.store import Store
 from stillframe.watch.observer import Observer
-from stillframe.watch.server import BODY_BYTES_MAX, page_files
+from stillframe.watch.server import BODY_BYTES_MAX, PAGE
 from stillframe.watch.verdicts import Judge
 from stillframe.watch.wishes import Keep, Restore, Take
 from tests.watch.published import REFERENCE, new_store, publish
@@ -58,7 +58,7 @@ def news(link: str, *kinds: str) -> dict[str, Any]:
 def test_the_files_of_the_page_are_served_and_no_others(store: Path) -> None:
     """No path leads out of their folder."""
     with a_server(store) as link:
-        for name in page_files():
+        for name in PAGE:
             status, told, body = ask(link, f"/page/{name}")
             assert (status, bool(body)) == (200, True)
             assert told["content-security-policy"]
@@ -67,6 +67,7 @@ def test_the_files_of_the_page_are_served_and_no_others(store: Path) -> None:
             "/page/../one_file.py",
             "/page/..%2fone_file.py",
             "/page/one_file.py",
+            "/page/bar.js",
             "/page//etc/passwd",
             "/page/",
             "/x",

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from importlib.resources import files
 from typing import Any, Protocol
 
 import msgspec
@@ -21,7 +20,12 @@ from stillframe.watch.guard import Guard
 from stillframe.watch.wishes import Wish, decode_wish
 
 BODY_BYTES_MAX = 2**16
-KINDS = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
+PAGE = {
+    "index.html": "text/html",
+    "style.css": "text/css",
+    "live.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
 NUMBER_DIGITS_MAX = 18
 LISTENER_COUNT_MAX = 100
 """So many pages may be open at once."""
@@ -113,20 +117,21 @@ def make_app(watched: Watched, *, token: str | None, host: str) -> ASGIApp:
     return Guard(Starlette(routes=routes), token=token, host=host)
 
 
-def page_files() -> tuple[str, ...]:
-    """Return the names of the files that the page is made of."""
-    folder = files("stillframe.view") / "page"
-    names = (path.name for path in folder.iterdir())
-    return tuple(sorted(name for name in names if name.rpartition(".")[2] in KINDS))
+def page_file(name: str) -> str:
+    """Return a file of the page, one of `PAGE`.
+
+    The script is one file: a browser beside a busy system waits for each that it asks for.
+    """
+    if name == "style.css":
+        return one_file.style_sheet()
+    return one_file.bundle(name) if name.endswith(".js") else one_file.read(name)
 
 
 async def _file(request: Request) -> Response:
     name = request.path_params.get("name", "index.html")
-    if name not in page_files():
+    if name not in PAGE:
         return PlainTextResponse("there is no such page\n", status_code=404)
-    text = one_file.style_sheet() if name == "style.css" else one_file.read(name)
-    kind = KINDS[name.rpartition(".")[2]]
-    return Response(text, media_type=kind, headers={"Cache-Control": "no-cache"})
+    return Response(page_file(name), media_type=PAGE[name], headers={"Cache-Control": "no-cache"})
 
 
 def _told(

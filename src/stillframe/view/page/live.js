@@ -25,7 +25,7 @@ const known = {
 const main = document.getElementById("main");
 const overview = new Overview(known);
 const bar = makeBar(known);
-document.getElementById("bar").append(bar.root);
+document.getElementById("bar").replaceChildren(bar.root);
 
 /** What to do with each kind of news. */
 const takes = {
