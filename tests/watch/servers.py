@@ -33,11 +33,14 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextlib.contextmanager
-def a_command(*arguments: str, log: Path, cwd: Path = ROOT) -> Iterator["subprocess.Popen[str]"]:
-    """Start ``stillframe`` with its words in the file `log`, and stop it in order."""
+def a_command(
+    *arguments: str, log: Path, cwd: Path = ROOT, out: int | None = subprocess.PIPE
+) -> Iterator["subprocess.Popen[str]"]:
+    """Start ``stillframe`` with its words in the file `log`, and stop it in order; who takes its
+    lines from a pipe must go on taking them."""
     with log.open("w") as words:
         process = subprocess.Popen(
-            [STILLFRAME, *arguments], cwd=cwd, stdout=subprocess.PIPE, stderr=words, text=True
+            [STILLFRAME, *arguments], cwd=cwd, stdout=out, stderr=words, text=True
         )
         try:
             yield process
@@ -57,7 +60,9 @@ def a_system(
     """Run a system with its store at `directory`/store, and a snapshot in it already."""
     store = directory / "store"
     with a_command(
-        *("run", topology, "--store", str(store), "--json", *options), log=directory / "run.log"
+        *("run", topology, "--store", str(store), *options),
+        log=directory / "run.log",
+        out=subprocess.DEVNULL,
     ) as process:
         until(lambda: is_there(store), "a system that starts")
         until(lambda: takes_snapshot(store), "the first snapshot")

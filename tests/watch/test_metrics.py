@@ -273,6 +273,7 @@ def test_a_system_that_cannot_be_asked_is_trouble_and_one_that_was_stopped_is_no
     scrape = parsed(asyncio.run(observer_of(tmp_path).metrics()))
     assert scrape.of("up") == 0
     assert scrape.of("watch_trouble", about="system") == (how != "stopped")
+    assert scrape.of("process_silent", process="P1") == (how != "stopped")
 
 
 def test_a_damaged_store_is_trouble(tmp_path: Path) -> None:
@@ -314,6 +315,7 @@ def test_series_are_bounded_and_what_is_left_out_is_added_up() -> None:
         description=description,
         epoch=1,
         observed=observed,
+        is_silent=False,
         at=5.0,
         dead=frozenset(),
         tally=Tally(deaths={"P1": 2, "gone": 3}, abandoned={"DEADLINE": 1, "LATER": 2}),

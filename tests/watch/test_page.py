@@ -102,6 +102,24 @@ def test_a_killed_process_and_its_return_are_shown(tmp_path: Path, browser: Brow
         until(lambda: status_of(page, "P3") in ("running", "busy"), "P3 is back")
 
 
+def test_a_system_that_stands_still_is_not_said_to_have_ended(
+    tmp_path: Path, browser: Browser
+) -> None:
+    """Nobody knows of its processes then; it goes on as if nothing had been."""
+    with (
+        a_system(tmp_path, "--every", "300ms") as system,
+        a_server(tmp_path / "store") as link,
+        a_page(browser) as page,
+    ):
+        page.goto(link)
+        expect(page.locator(".state")).to_have_text("runs · epoch 1")
+        system.send_signal(signal.SIGSTOP)
+        expect(page.locator(".state")).to_have_text("does not answer")
+        expect(page.locator(".graph .process.silent")).to_have_count(3)
+        system.send_signal(signal.SIGCONT)
+        expect(page.locator(".state")).to_have_text("runs · epoch 1")
+
+
 def test_the_page_says_when_the_system_and_when_the_server_is_gone(
     tmp_path: Path, browser: Browser
 ) -> None:

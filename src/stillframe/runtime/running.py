@@ -118,6 +118,16 @@ def find(store: Path) -> RunningSystem:
     return system
 
 
+def has_supervisor(store: Path) -> bool:
+    """Return whether the system of `store` has a supervisor; one that does not answer is stopped,
+    too busy, or still starting."""
+    try:
+        system = _read(store)
+    except Unavailable:
+        return False
+    return system is not None and is_there(system.supervisor)
+
+
 def left_behind(store: Path) -> RunningSystem | None:
     """Return the system of `store` whose supervisor died; None if the last one was stopped in
     order. The caller has the store open for writing: so no supervisor is there.

@@ -31,7 +31,8 @@ class Known(NamedTuple):
     Attributes:
         description: its topology.
         epoch: the one that it is in, or was in when it ran last.
-        observed: what it said; None if it does not run.
+        observed: what it said; None if it does not run, or is silent.
+        is_silent: whether it is there and did not answer.
         at: when.
         dead: the processes that have died since it ran last.
         tally: what happened since the store was made.
@@ -45,6 +46,7 @@ class Known(NamedTuple):
     description: Description
     epoch: int
     observed: Observed | None
+    is_silent: bool
     at: float
     dead: frozenset[ProcessId]
     tally: Tally
@@ -112,7 +114,9 @@ def tell_tracing(families: Families, tracing: Tracing) -> None:
 
 def _tell_processes(families: Families, known: Known) -> None:
     processes = list(known.description.processes)
-    statuses = picture.statuses(known.description, known.observed, known.dead)
+    statuses = picture.statuses(
+        known.description, known.observed, known.dead, is_silent=known.is_silent
+    )
     families.put_all("processes", {**zero_of(picture.STATUSES), **Counter(statuses)})
     under_way = () if known.observed is None else known.observed.under_way
     awaited = {process for snapshot in under_way for process in snapshot.missing}

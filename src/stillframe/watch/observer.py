@@ -18,6 +18,7 @@ from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.protocol.holdup import SENTENCE_COUNT_MAX
 from stillframe.runtime.commands import Observed, observe
+from stillframe.runtime.running import has_supervisor
 from stillframe.runtime.waves import WAVE_COUNT_MAX
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -71,6 +72,7 @@ class Observer:
         feed: tells the page.
         observed: the last answer of the running system; None if it does not run.
         why_not: why it does not, for people.
+        is_silent: whether it is there and did not answer, or nothing that can be read.
         judged: the latest verdicts, by snapshot.
         happenings: the last of them, the oldest first.
     """
@@ -83,6 +85,7 @@ class Observer:
         self.feed = Feed()
         self.observed: Observed | None = None
         self.why_not = ""
+        self.is_silent = False
         self.judged: dict[str, Judged] = {}
         self.shelf = Shelf(store)
         self.happenings: deque[dict[str, Any]] = deque(maxlen=HAPPENING_COUNT_MAX)
@@ -186,6 +189,7 @@ class Observer:
             description=self.description,
             epoch=self.store.epoch if self.observed is None else self.observed.epoch,
             observed=self.observed,
+            is_silent=self.is_silent,
             at=self.measuring.looked_at,
             dead=self._history.dead,
             tally=self._history.tally,
@@ -211,22 +215,23 @@ class Observer:
 
     async def _look(self) -> None:
         before, began = self.observed, time.monotonic()
-        is_trouble = False
+        self.is_silent = False
         try:
             async with asyncio.timeout(LOOK_S_MAX):
                 self.observed = self._merged(await observe(self.store.path, self._waves_after))
                 self.why_not = ""
         except Unavailable as error:
             self.observed, self.why_not = None, str(error)
+            self.is_silent = has_supervisor(self.store.path)
         except TimeoutError:
-            is_trouble = True
+            self.is_silent = True
             self.observed, self.why_not = None, f"the system did not answer in {LOOK_S_MAX:.0f} s"
         except StillframeError as error:
-            is_trouble = True
+            self.is_silent = True
             self.observed, self.why_not = None, f"the system cannot be asked: {error}"
         self.observed_at = time.time()
         self._looked = time.monotonic()
-        self.measuring.looked(self.observed, self._looked - began, is_trouble=is_trouble)
+        self.measuring.looked(self.observed, self._looked - began, is_trouble=self.is_silent)
         self.feed.hold("about", self.about())
         same = before is not None and self.observed is not None and before.is_running
         if not same or before is None or before.epoch != self.observed_epoch:
@@ -260,8 +265,9 @@ class Observer:
             "at": self.observed_at,
             "epoch": self.observed_epoch,
             "is_running": observed is not None and observed.is_running,
+            "is_silent": self.is_silent,
             "why_not": self.why_not,
-            "statuses": picture.statuses(description, observed, dead),
+            "statuses": picture.statuses(description, observed, dead, is_silent=self.is_silent),
         }
         if observed is None or not observed.is_running:
             return document

@@ -26,7 +26,11 @@ RUNNING, BUSY, SILENT, STARTING, DEAD, STOPPED = STATUSES
 
 
 def statuses(
-    description: Description, observed: Observed | None, dead: frozenset[ProcessId]
+    description: Description,
+    observed: Observed | None,
+    dead: frozenset[ProcessId],
+    *,
+    is_silent: bool = False,
 ) -> list[str]:
     """Return how each process is.
 
@@ -34,7 +38,10 @@ def statuses(
         description: names the processes.
         observed: what was told; None if there is no running system.
         dead: those that have died since the system ran last.
+        is_silent: whether a system is there that did not answer; nothing is known of it then.
     """
+    if observed is None and is_silent:
+        return [SILENT] * len(description.processes)
     return [_status(process, observed, dead) for process in description.processes]
 
 

@@ -74,6 +74,7 @@ function pipelineState(about, system) {
 
 function stateOf(system) {
   if (system.is_running) return [`runs · epoch ${system.epoch}`, "good"];
+  if (system.is_silent) return ["does not answer", "bad"];
   if (system.why_not) return ["does not run", "bad"];
   return [`is starting · epoch ${system.epoch}`, "warn"];
 }

@@ -84,7 +84,7 @@ const takes = {
 function sayChange(last, system) {
   if (last !== null && last.is_running !== system.is_running) {
     const what = known.about?.kind === "pipeline" ? "pipeline" : "system";
-    announce(system.is_running ? `The ${what} runs, epoch ${system.epoch}.` : `The ${what} does not run.`);
+    announce(system.is_running ? `The ${what} runs, epoch ${system.epoch}.` : `The ${what} does not ${system.is_silent ? "answer" : "run"}.`);
   }
 }
 
