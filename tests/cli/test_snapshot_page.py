@@ -22,7 +22,7 @@ from stillframe.pipeline import Pipeline
 from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
 from tests.cli.conftest import Call, Coin, Purse
-from tests.cli.pipelines import commit
+from tests.cli.pipelines import commit, sell
 
 
 def document_in(page: Path) -> dict[str, Any]:
@@ -154,9 +154,28 @@ def test_a_snapshot_of_a_pipeline_becomes_a_page(
     assert call("view", shop.path, "--out", tmp_path / "x.html").exit_code == 0
 
 
+def test_two_snapshots_of_a_pipeline_are_compared(
+    call: Call, shop: Pipeline, tmp_path: Path
+) -> None:
+    """In a page, whose name says which they are; what became of the two is in words as well."""
+    commit(shop, 3, 1)
+    shop.snapshot()
+    sell(shop, 40)
+    shop.snapshot()
+    result = call("view", shop.path, "--snapshot", "shop-2", "--compare", "shop-1")
+    assert result.exit_code == 0, result.output
+    out = tmp_path / "shop-shop-1-shop-2.html"
+    assert out.name in result.stderr
+    document = document_in(out)
+    assert (document["kind"], document["before"]["id"]) == ("comparison", "shop-1")
+    assert f"from shop-1 to shop-2: they differ in {document['field_count']} field" in " ".join(
+        result.stderr.split()
+    )
+
+
 def test_a_pipeline_has_no_picture(call: Call, shop: Pipeline, tmp_path: Path) -> None:
-    """Nor are two of its snapshots compared: the error says what can be."""
-    for arguments in (("--out", tmp_path / "x.svg"), ("--compare", "shop-1")):
+    """Nor an event log: the error says what can be."""
+    for arguments in (("--out", tmp_path / "x.svg"), ("--log", tmp_path)):
         result = call("view", shop.path, *arguments)
         assert result.exit_code == 2
         assert "can be shown as a page" in " ".join(result.stderr.split())

@@ -14,11 +14,12 @@ from stillframe.store.decoded import fields_of, messages_of
 from stillframe.store.store import Store
 from stillframe.view import one_file
 from stillframe.view.comparison_document import comparison_document
+from stillframe.view.pipeline_comparison import pipeline_comparison
 from stillframe.view.pipeline_document import pipeline_document
 from stillframe.view.plain import plain, printable
 from stillframe.view.snapshot_document import snapshot_document
 from tests.browser import a_browser, a_page, check_accessible
-from tests.cli.pipelines import commit, resting_shop
+from tests.cli.pipelines import commit, resting_shop, sell
 from tests.view.stored import HOSTILE, large, snapshots_of, store_of, written
 
 pytestmark = pytest.mark.slow
@@ -254,6 +255,24 @@ def test_a_snapshot_of_a_pipeline_is_shown(show: Show, tmp_path: Path) -> None:
     expect(page.get_by_text("1 channel held 2 records.")).to_be_visible()
     expect(page.get_by_text("2 records, which").first).to_be_visible()
     assert page.locator(".cut-panel").count() == 0
+    check_accessible(page)
+
+
+def test_two_snapshots_of_a_pipeline_are_compared(show: Show, tmp_path: Path) -> None:
+    """What the till sold since, and the records that are on its channel since; what is not compared
+    is said."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    commit(shop, 3, 1)
+    shop.snapshot()
+    sell(shop, 40)
+    shop.snapshot()
+    page = show(pipeline_comparison(shop.find("shop-1"), shop.find("shop-2")))
+    expect(page.get_by_text("stillframe.spark.diff compares that")).to_be_visible()
+    till = page.locator("details", has=page.locator("summary", has_text="till")).first
+    till.locator("summary").first.click()
+    expect(till.locator("table[aria-label='till sold']")).to_contain_text("18")
+    expect(till.locator("table[aria-label='till sold']")).to_contain_text("58")
+    expect(page.get_by_text("held 2, then 3")).to_be_visible()
     check_accessible(page)
 
 

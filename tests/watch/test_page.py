@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 from stillframe.store.store import Store
 from stillframe.watch.server import PAGE, page_file
 from tests.browser import WAIT_MS, a_browser, a_page, check_accessible
+from tests.cli.pipelines import add_up, resting_shop
 from tests.watch.published import new_store, publish
 from tests.watch.servers import BANK, a_server, a_system, is_there, running, until
 
@@ -162,6 +163,24 @@ def test_the_link_of_a_snapshot_leads_to_its_state(tmp_path: Path, browser: Brow
         assert page.url.endswith(f"#first={first}&second={name}")
         expect(page.get_by_role("heading", level=1).last).to_contain_text(first)
         expect(page.get_by_role("heading", level=1).last).to_contain_text(name)
+
+
+def test_two_snapshots_of_a_pipeline_are_compared_by_clicking(
+    tmp_path: Path, browser: Browser
+) -> None:
+    """The books have read one record more in the second."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    for _ in range(2):
+        shop.snapshot()
+        add_up(shop, 1)
+    with a_server(shop.path) as link, a_page(browser) as page:
+        page.goto(link)
+        page.get_by_role("button", name="Compare shop-1 with another").click()
+        page.get_by_role("button", name="Compare shop-2 with shop-1").click()
+        assert page.url.endswith("#first=shop-1&second=shop-2")
+        expect(page.get_by_text("held 2, then 1")).to_be_visible()
+        expect(page.get_by_text("stillframe.spark.diff compares that")).to_be_visible()
+        check_accessible(page)
 
 
 def test_the_page_is_for_everybody(tmp_path: Path, browser: Browser) -> None:

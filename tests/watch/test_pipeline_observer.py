@@ -114,6 +114,24 @@ def test_what_was_on_a_channel_is_in_the_document(tmp_path: Path) -> None:
     watching(shop, act)
 
 
+def test_two_snapshots_are_compared(tmp_path: Path) -> None:
+    """As far as their manifests tell; one that is not there is named."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    for _ in range(2):
+        assert not isinstance(shop.snapshot(), Abandoned)
+        add_up(shop, 1)
+
+    async def act(heard: Heard) -> None:
+        document = await heard.observer.comparison("shop-1", "shop-2")
+        assert (document["kind"], document["noun"]) == ("comparison", "record")
+        assert document["channels"][0]["before"] == [3, 1, 2]
+        assert document["channels"][0]["after"] == [3, 2, 1]
+        with pytest.raises(UsageError, match="shop-9"):
+            await heard.observer.comparison("shop-1", "shop-9")
+
+    watching(shop, act)
+
+
 def test_who_holds_a_snapshot_up_is_told(tmp_path: Path) -> None:
     """With a sentence; when it is over, it is listed."""
     shop = resting_shop(tmp_path / "shop.pipeline")

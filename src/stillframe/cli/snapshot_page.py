@@ -1,6 +1,7 @@
 """``stillframe view STORE``: a snapshot as a page, or two compared; the cut alone as a picture."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -13,6 +14,7 @@ from stillframe.store.opening import HEAD, SNAPSHOTS
 from stillframe.store.store import Store
 from stillframe.view import cut_picture, one_file, png, svg
 from stillframe.view.comparison_document import comparison_document
+from stillframe.view.pipeline_comparison import pipeline_comparison
 from stillframe.view.pipeline_document import pipeline_document
 from stillframe.view.snapshot_document import snapshot_document
 from stillframe.whole_file import write_whole
@@ -78,13 +80,17 @@ def _of_store(path: Path, wish: Wish, suffix: str) -> tuple[bytes, str, str]:
 
 
 def _of_pipeline(path: Path, wish: Wish, suffix: str) -> tuple[bytes, str, str]:
-    if suffix != SUFFIX or wish.compare is not None or wish.log is not None:
+    if suffix != SUFFIX or wish.log is not None:
         raise UsageError(
-            f"{path} is a pipeline: a snapshot of it can be shown as a page (.html), without "
-            "--compare and --log"
+            f"{path} is a pipeline: a snapshot of it can be shown as a page (.html), without --log"
         )
     pipeline = Pipeline(path)
     manifest = pipeline.latest() if wish.snapshot is None else pipeline.find(wish.snapshot)
+    if wish.compare is not None:
+        other = pipeline.find(wish.compare)
+        document = pipeline_comparison(other, manifest)
+        content, words = _compared(document, str(other.snapshot), str(manifest.snapshot))
+        return content, words, f"{other.snapshot}-{manifest.snapshot}"
     document = pipeline_document(
         manifest, is_current=manifest.snapshot == pipeline.latest().snapshot
     )
@@ -138,8 +144,11 @@ def _comparison(store: Store, snapshot: SnapshotId, wish: Wish, suffix: str) -> 
     if wish.log is not None:
         raise UsageError("a comparison takes no --log: show each snapshot by itself with it")
     other = store.find(wish.compare)
-    document = comparison_document(store, other, snapshot)
-    text = one_file.render(document, title=f"From snapshot {other} to {snapshot}")
+    return _compared(comparison_document(store, other, snapshot), str(other), str(snapshot))
+
+
+def _compared(document: dict[str, Any], before: str, after: str) -> tuple[bytes, str]:
+    text = one_file.render(document, title=f"From snapshot {before} to {after}")
     fields = quantities.count(document["field_count"], "field")
     channels = quantities.count(document["channel_count"], "channel")
-    return text.encode(), f"from {other} to {snapshot}: they differ in {fields} and {channels}"
+    return text.encode(), f"from {before} to {after}: they differ in {fields} and {channels}"

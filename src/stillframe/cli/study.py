@@ -316,7 +316,7 @@ def view(
         str | None,
         typer.Option(
             metavar="SNAPSHOT",
-            help="Of a store: show in what the snapshot differs from this earlier one.",
+            help="Of a store or pipeline: show in what the snapshot differs from this earlier one.",
             show_default=False,
         ),
     ] = None,

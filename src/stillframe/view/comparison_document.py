@@ -44,6 +44,8 @@ def comparison_document(
     channels = [_channel(each) for each in found.channels[:CHANNELS_MAX]]
     return {
         "kind": KIND,
+        "noun": "message",
+        "note": "",
         "before": head(entries[0]),
         "after": head(entries[1]),
         "is_equal": found.is_equal,

@@ -34,22 +34,12 @@ def pipeline_document(
     parts = [_part(part, budget) for part in manifest.parts if not budget.is_spent]
     records = Budget(STATE_CHARS_MAX)
     ordered = sorted(manifest.channels, key=lambda cut: not cut.record_count)
-    return {
+    return manifest_head(manifest) | {
         "kind": KIND,
         "noun": "record",
         "rest": "they are in the logs of the pipeline",
         "verdict": _verdict(manifest),
-        "id": str(manifest.snapshot),
-        "initiator": manifest.snapshot.initiator,
-        "epoch": manifest.epoch,
-        "initiated_at": manifest.initiated_at,
-        "recorded_s": manifest.completed_at - manifest.initiated_at,
-        "published_s": manifest.published_at - manifest.initiated_at,
         "mode": str(manifest.mode),
-        "bytes": manifest.bytes,
-        "process_count": len(manifest.parts),
-        "channel_count": len(manifest.channels),
-        "message_count": manifest.record_count,
         "bases": [],
         "savepoints": [] if manifest.name is None else [manifest.name],
         "is_current": is_current,
@@ -67,6 +57,22 @@ def pipeline_document(
     }
 
 
+def manifest_head(manifest: Manifest) -> dict[str, Any]:
+    """Return what a manifest says of its snapshot as a whole, for a page."""
+    return {
+        "id": str(manifest.snapshot),
+        "initiator": manifest.snapshot.initiator,
+        "epoch": manifest.epoch,
+        "initiated_at": manifest.initiated_at,
+        "recorded_s": manifest.completed_at - manifest.initiated_at,
+        "published_s": manifest.published_at - manifest.initiated_at,
+        "bytes": manifest.bytes,
+        "process_count": len(manifest.parts),
+        "channel_count": len(manifest.channels),
+        "message_count": manifest.record_count,
+    }
+
+
 def _verdict(manifest: Manifest) -> str:
     on_channels = count(manifest.record_count, "record")
     sentence = f"The states of {count(len(manifest.parts), 'participant')} and {on_channels} on "
@@ -77,7 +83,8 @@ def _verdict(manifest: Manifest) -> str:
     return f"Consistent: {sentence[0].lower()}{sentence[1:]}"
 
 
-def _part(part: Part, budget: Budget) -> dict[str, Any]:
+def held_by(part: Part) -> tuple[str, dict[str, Any]]:
+    """Return what kind of participant it is, and what it recorded, by name."""
     if part.service is not None:
         kind = f"service {part.service.kind}"
         state = ProcessState(part.participant, part.service.kind, part.service.encoded)
@@ -88,11 +95,12 @@ def _part(part: Part, budget: Budget) -> dict[str, Any]:
         fields = {"after micro-batch": batch}
     places = {f"read {log} up to": position for log, position in sorted(part.positions.items())}
     places |= {f"barrier in {log} at": at for log, at in sorted(part.barriers.items())}
-    return {
-        "process": part.participant,
-        "kind": kind,
-        "fields": show_fields(fields | places, budget),
-    }
+    return kind, fields | places
+
+
+def _part(part: Part, budget: Budget) -> dict[str, Any]:
+    kind, fields = held_by(part)
+    return {"process": part.participant, "kind": kind, "fields": show_fields(fields, budget)}
 
 
 def _channel(

@@ -17,6 +17,7 @@ from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.progress import Progress
+from stillframe.view.pipeline_comparison import pipeline_comparison
 from stillframe.view.pipeline_document import pipeline_document
 from stillframe.watch import pipeline_picture as picture
 from stillframe.watch.families import Families
@@ -129,11 +130,11 @@ class PipelineObserver:
         return pipeline_document(manifest, is_current=is_current, root=self.pipeline.path)
 
     async def comparison(self, first: str, second: str) -> Any:
-        """Refuse: snapshots of pipelines are compared on Spark."""
-        raise UsageError(
-            f"{first} and {second} are snapshots of a pipeline: stillframe.spark.diff compares two "
-            "such snapshots"
-        )
+        """Return the document that compares two snapshots."""
+        return await asyncio.to_thread(self._comparison, first, second)
+
+    def _comparison(self, first: str, second: str) -> dict[str, Any]:
+        return pipeline_comparison(self.pipeline.find(first), self.pipeline.find(second))
 
     async def act(self, wish: Wish) -> dict[str, Any]:
         """Do what somebody wishes; see ``pipeline_acting.act``."""

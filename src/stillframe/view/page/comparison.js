@@ -26,12 +26,13 @@ function comparisonHead(held) {
     { class: "snapshot-head" },
     make("h1", {}, "From ", names[0], " to ", names[1]),
     make("p", { class: "verdict" }, comparisonSentence(held)),
+    held.note === "" ? null : make("p", { class: "quiet" }, held.note),
     make("div", { class: "scrolling", tabindex: 0, role: "group", "aria-label": "the two snapshots" }, headTable(held)),
   );
 }
 
 function comparisonSentence(held) {
-  if (held.is_equal) return "They record the same states and the same messages.";
+  if (held.is_equal) return `They record the same states and the same ${held.noun}s.`;
   const fields = `${counted(held.field_count, "field")} of ${counted(held.process_count, "process")}`;
   return `They differ in ${fields} and in ${counted(held.channel_count, "channel")}.`;
 }
@@ -42,7 +43,7 @@ function headTable(held) {
     ["epoch", (each) => String(each.epoch)],
     ["processes", (each) => count(each.process_count)],
     ["channels", (each) => count(each.channel_count)],
-    ["messages caught", (each) => count(each.message_count)],
+    [`${held.noun}s caught`, (each) => count(each.message_count)],
     ["recorded in", (each) => duration(each.recorded_s)],
     ["size", (each) => bytes(each.bytes)],
   ];
@@ -132,10 +133,10 @@ function channelRows(held) {
 
 function channelDifference(held, found, isOpen) {
   const kept = [found.before[2], found.after[2]].map(count);
-  const note = found.is_same_count ? "other messages" : `held ${kept[0]}, then ${kept[1]}`;
+  const note = found.is_same_count ? `other ${held.noun}s` : `held ${kept[0]}, then ${kept[1]}`;
   const summary = make("summary", {}, make("span", { class: "name" }, found.channel), make("span", { class: "quiet" }, note));
   return foldable(found.channel, summary, isOpen, () => {
-    const head = make("tr", {}, make("th", { scope: "col" }, "messages"), snapshotColumns(held), make("th", { scope: "col" }, "more by"));
+    const head = make("tr", {}, make("th", { scope: "col" }, `${held.noun}s`), snapshotColumns(held), make("th", { scope: "col" }, "more by"));
     const rows = COUNT_NAMES.map((name, index) => {
       const [before, after] = [found.before[index], found.after[index]];
       const cells = [count(before), count(after), before === after ? "" : signed(after - before)];

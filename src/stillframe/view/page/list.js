@@ -137,7 +137,7 @@ export class SnapshotList {
       number(bytes(row.bytes)),
       this.isPipeline ? make("td", {}, modeOf(row)) : verdicts,
       make("td", {}, kept, this.isPipeline ? storesOf(row) : null),
-      make("td", { class: "row" }, this.isPipeline ? this.backButton(row) : [this.compareButton(row), this.keepButton(row), this.restoreButton(row)]),
+      make("td", { class: "row" }, this.isPipeline ? [this.compareButton(row), this.backButton(row)] : [this.compareButton(row), this.keepButton(row), this.restoreButton(row)]),
     );
   }
 

@@ -1,0 +1,85 @@
+"""In what two snapshots of a pipeline differ, as plain JSON for a page: as far as their manifests
+have it. What the queries hold is in checkpoints of Spark; ``stillframe.spark.diff`` compares that.
+"""
+
+from typing import Any
+
+from stillframe.pipeline.published import ChannelCut, Manifest
+from stillframe.view.comparison_document import CHANNELS_MAX, KIND
+from stillframe.view.pipeline_document import held_by, manifest_head
+from stillframe.view.plain import printable
+from stillframe.view.shown import Budget, show_pair, text_of
+from stillframe.view.snapshot_document import STATE_CHARS_MAX
+
+NOTE = (
+    "Compared are the states of services, how far each participant had read and written, and what "
+    "was on the channels. What queries hold is in their checkpoints: stillframe.spark.diff "
+    "compares that."
+)
+
+
+def pipeline_comparison(before: Manifest, after: Manifest) -> dict[str, Any]:
+    """Return what a page shows of the difference of two snapshots of a pipeline.
+
+    Args:
+        before: of the earlier one, as it was read and verified.
+        after: of the later one.
+    """
+    held = [{part.participant: held_by(part)[1] for part in m.parts} for m in (before, after)]
+    differences = [
+        (participant, name, old.get(name), new.get(name))
+        for participant in sorted(held[0].keys() | held[1].keys())
+        for old, new in [(held[0].get(participant, {}), held[1].get(participant, {}))]
+        for name in old | new
+        if text_of(old.get(name)) != text_of(new.get(name))
+    ]
+    budget = Budget(STATE_CHARS_MAX)
+    fields: list[dict[str, Any]] = []
+    for participant, name, old, new in differences:
+        if budget.is_spent:
+            break
+        one, other = show_pair(old, new, budget)
+        named = {"process": participant, "field": printable(name)}
+        fields.append(named | {"before": one, "after": other})
+    channels = _channels(before, after)
+    return {
+        "kind": KIND,
+        "noun": "record",
+        "note": NOTE,
+        "before": manifest_head(before),
+        "after": manifest_head(after),
+        "is_equal": not differences and not channels,
+        "fields": fields,
+        "field_count": len(differences),
+        "process_count": len({participant for participant, *_ in differences}),
+        "only_before": sorted(held[0].keys() - held[1].keys()),
+        "only_after": sorted(held[1].keys() - held[0].keys()),
+        "channels": channels[:CHANNELS_MAX],
+        "channel_count": len(channels),
+    }
+
+
+def _channels(before: Manifest, after: Manifest) -> list[dict[str, Any]]:
+    """Return the channels on which the records were not the same: log and target name one."""
+    cuts = [{(cut.log, cut.target): cut for cut in m.channels} for m in (before, after)]
+    found = []
+    for log, target in sorted(cuts[0].keys() | cuts[1].keys()):
+        one, other = (each.get((log, target)) for each in cuts)
+        if one != other:
+            manifest = before if one is not None else after
+            figures = _figures(one), _figures(other)
+            found.append(
+                {
+                    "channel": f"{log}: {manifest.dataflow.log(log).source}->{target}",
+                    "before": figures[0],
+                    "after": figures[1],
+                    "is_same_count": figures[0] == figures[1],
+                }
+            )
+    return found
+
+
+def _figures(cut: ChannelCut | None) -> list[int]:
+    if cut is None:
+        return [0, 0, 0]
+    return [sum(cut.sent_counts), sum(cut.received_counts), cut.record_count]
