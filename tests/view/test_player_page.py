@@ -51,7 +51,7 @@ def document_of(name: str, **options: Any) -> dict[str, Any]:
 
 def rows(page: Page) -> dict[str, str]:
     """Return what is said to be recorded of each process and channel."""
-    found: list[list[str]] = page.locator(".recorded tbody tr").evaluate_all(
+    found: list[list[str]] = page.locator(".play .recorded tbody tr").evaluate_all(
         "rows => rows.map(row => [...row.children].map(cell => cell.textContent))"
     )
     return {row[0]: row[1] for row in found}
@@ -104,7 +104,7 @@ def test_each_step_shows_what_is_recorded_by_then(show: Show, name: str, snapsho
         assert page.locator(".rule-sentence").inner_text() == lines[0]
         assert page.locator(".rule li").all_inner_texts() == [line.strip() for line in lines[1:]]
         assert rows(page) == expected[step]
-        assert page.locator(".stage-picture .now").get_attribute("data-step") == str(step)
+        assert page.locator(".play .stage-picture .now").get_attribute("data-step") == str(step)
     for step in range(len(told) - 1, -1, -1):
         page.locator("body").press("ArrowLeft")
         assert rows(page) == expected[step]
@@ -117,13 +117,15 @@ def test_only_what_has_happened_is_to_be_seen(show: Show) -> None:
     page = show(document_of("lecture"))
     for step in (0, 5, 11, 18, 5):
         page.get_by_label("step of the execution").fill(str(step))
-        steps = page.locator(".stage-picture [data-step]:not(.away)").evaluate_all(
+        steps = page.locator(".play .stage-picture [data-step]:not(.away)").evaluate_all(
             "found => found.map(one => Number(one.dataset.step))"
         )
         assert sorted(steps) == list(range(1, step + 1))
-        ringed = page.locator(".stage-picture .white:not(.away) .recorded text").all_text_contents()
+        ringed = page.locator(
+            ".play .stage-picture .white:not(.away) .recorded text"
+        ).all_text_contents()
         assert sorted(ringed) == {0: [], 5: [*"ABI"], 11: [*"ABFGHI"], 18: [*"ABFGHI"]}[step]
-    thick = page.locator(".stage-picture g:not(.away) > .message.caught")
+    thick = page.locator(".play .stage-picture g:not(.away) > .message.caught")
     assert thick.count() == 0
     page.get_by_label("step of the execution").fill("18")
     assert thick.locator("title").all_text_contents() == [f"message {HD}: H→D"]
@@ -250,7 +252,7 @@ def test_a_cut_that_is_not_consistent_shows_the_message_that_makes_it_so(show: S
     page = show(play.document(lecture(), title="cut", cuts=[(4, 2, 1)]), "#snapshot=cut&step=18")
     assert "message P2->P1 #1 is red" in page.locator(".changes .problem").inner_text()
     assert page.locator(".event-chip.broken b").all_inner_texts() == ["H", "D"]
-    assert page.locator(".stage-picture g:not(.away) > .message.orphan").count() == 1
+    assert page.locator(".play .stage-picture g:not(.away) > .message.orphan").count() == 1
     assert rows(page)["P2->P1"].startswith("impossible: H→D came before the cut")
     check_accessible(page)
 
@@ -260,7 +262,7 @@ def test_an_execution_without_snapshots_can_be_gone_through(show: Show) -> None:
     page = show(play.document(Trace(["P1"], [Event("P1", "A")]), title="plain"))
     page.keyboard.press("ArrowRight")
     assert page.locator(".rule-sentence").inner_text() == "P1 does A"
-    assert page.locator(".recorded tbody tr").count() == 0
+    assert page.locator(".play .recorded tbody tr").count() == 0
     check_accessible(page)
     page = show(play.document(Trace(["P1"], []), title="empty"))
     assert page.locator(".rule").inner_text() == "Nothing happens in this execution."
