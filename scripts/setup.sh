@@ -131,13 +131,14 @@ classes_are_of() { cat "$JAVA_HOME/release" "$ROOT/requirements.lock" "$ROOT/scr
 
 archive_classes() {
     rm -rf "$CLASSES" && mkdir "$CLASSES" &&
-        SPARK_SUBMIT_OPTS="$1 -XX:ArchiveClassesAtExit=$CLASSES/archive -Xlog:cds=off -Xlog:cds+dynamic=off" \
+        SPARK_SUBMIT_OPTS="$1 -XX:ArchiveClassesAtExit=$CLASSES/archive" \
             "$VENV/bin/python" "$ROOT/scripts/warm_spark.py" &&
         [ -s "$CLASSES/archive" ] && classes_are_of >"$CLASSES/made-for"
 }
 
 set_up_spark() {
-    local quick="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    # What Java has to say of the archive belongs into no output of a test.
+    local quick="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
     classes_are_of | cmp -s - "$CLASSES/made-for" ||
         quiet_step "archive of Spark's classes (some 190 MB, for tests)" archive_classes "$quick"
     export SPARK_SUBMIT_OPTS="$quick -XX:SharedArchiveFile=$CLASSES/archive"

@@ -27,6 +27,11 @@ def answers(path: Path) -> bool:
     return False
 
 
+def says(log: Path, words: str) -> bool:
+    """Return whether a program in the background has said so; it may not have opened its log."""
+    return log.exists() and words in log.read_text()
+
+
 def settle(command: str, directory: Path) -> None:
     """Wait until what was started in the background is there."""
     log = directory / "shop.log"
@@ -35,9 +40,9 @@ def settle(command: str, directory: Path) -> None:
     elif "desk.py" in command:
         wait_until(lambda: answers(directory / "desk.socket"), "the desk")
     elif command.startswith("stillframe run"):
-        wait_until(lambda: "waiting for" in log.read_text(), "the system waits for both")
+        wait_until(lambda: says(log, "waiting for"), "the system waits for both")
     elif command.startswith("python warehouse.py & sleep"):
-        wait_until(lambda: "epoch 2: the system runs" in log.read_text(), "the system is back")
+        wait_until(lambda: says(log, "epoch 2: the system runs"), "the system is back")
 
 
 @pytest.fixture
