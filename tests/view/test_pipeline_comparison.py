@@ -1,20 +1,28 @@
 """What a page shows of two snapshots of a pipeline: what their manifests tell, and no more."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from stillframe.pipeline import Pipeline
 from stillframe.view.pipeline_comparison import pipeline_comparison
 from tests.cli.pipelines import add_up, commit, resting_shop, sell
 
 
-def test_what_changed_is_there_and_nothing_else(tmp_path: Path) -> None:
-    """The books read two sales more; the till and the audit stood still."""
-    shop = resting_shop(tmp_path / "shop.pipeline")
+def compared(path: Path, between: Callable[[Pipeline], object]) -> tuple[Pipeline, dict[str, Any]]:
+    """Return a shop with a snapshot before and one after something, and the two compared."""
+    shop = resting_shop(path / "shop.pipeline")
     commit(shop, 3, 1)
     shop.snapshot()
-    add_up(shop, 2)
+    between(shop)
     shop.snapshot()
+    return shop, pipeline_comparison(shop.find("shop-1"), shop.find("shop-2"))
+
+
+def test_what_changed_is_there_and_nothing_else(tmp_path: Path) -> None:
+    """The books read two sales more; the till and the audit stood still."""
+    shop, document = compared(tmp_path, lambda shop: add_up(shop, 2))
     before, after = shop.find("shop-1"), shop.find("shop-2")
-    document = pipeline_comparison(before, after)
     assert not document["is_equal"]
     assert {field["process"] for field in document["fields"]} == {"till", "books"}
     changed = {(field["process"], field["field"]) for field in document["fields"]}
@@ -46,12 +54,7 @@ def test_a_snapshot_equals_itself(tmp_path: Path) -> None:
 
 def test_more_sales_are_more_on_the_channel(tmp_path: Path) -> None:
     """Sent and held are one more, received is the same."""
-    shop = resting_shop(tmp_path / "shop.pipeline")
-    commit(shop, 3, 1)
-    shop.snapshot()
-    sell(shop, 40)
-    shop.snapshot()
-    document = pipeline_comparison(shop.find("shop-1"), shop.find("shop-2"))
+    _, document = compared(tmp_path, lambda shop: sell(shop, 40))
     (sales,) = (c for c in document["channels"] if c["channel"].startswith("sales"))
     assert (sales["before"], sales["after"]) == ([3, 1, 2], [4, 1, 3])
     assert not sales["is_same_count"]

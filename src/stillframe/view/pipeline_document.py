@@ -12,7 +12,7 @@ from stillframe.store.decoded import fields_of
 from stillframe.view.legend import count
 from stillframe.view.pipeline_records import shown_records
 from stillframe.view.shown import Budget, show_fields
-from stillframe.view.snapshot_document import CHANNELS_MAX, KIND, STATE_CHARS_MAX
+from stillframe.view.snapshot_document import CHANNELS_MAX, KIND, STATE_CHARS_MAX, outline
 
 VERIFIED = (
     "the manifest is what was written, by its SHA-256; checkpoints of queries were not read for "
@@ -59,14 +59,7 @@ def pipeline_document(
 
 def manifest_head(manifest: Manifest) -> dict[str, Any]:
     """Return what a manifest says of its snapshot as a whole, for a page."""
-    return {
-        "id": str(manifest.snapshot),
-        "initiator": manifest.snapshot.initiator,
-        "epoch": manifest.epoch,
-        "initiated_at": manifest.initiated_at,
-        "recorded_s": manifest.completed_at - manifest.initiated_at,
-        "published_s": manifest.published_at - manifest.initiated_at,
-        "bytes": manifest.bytes,
+    return outline(manifest.snapshot, manifest) | {
         "process_count": len(manifest.parts),
         "channel_count": len(manifest.channels),
         "message_count": manifest.record_count,

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from stillframe.model import ChannelState, Snapshot, SnapshotId
+from stillframe.pipeline.published import Manifest
 from stillframe.store.decoded import fields_of, messages_of
 from stillframe.store.manifest import Entry
 from stillframe.store.reading import StoreReader
@@ -89,16 +90,9 @@ def _without_legend(drawn: Diagram) -> Diagram:
 
 def head(entry: Entry) -> dict[str, Any]:
     """Return what the store's list says of a snapshot, for a page."""
-    return {
-        "id": str(entry.id),
-        "initiator": entry.id.initiator,
-        "epoch": entry.epoch,
-        "initiated_at": entry.initiated_at,
-        "recorded_s": entry.completed_at - entry.initiated_at,
-        "published_s": entry.published_at - entry.initiated_at,
+    return outline(entry.id, entry) | {
         "pause_s": entry.pause_s,
         "capture_s": entry.capture_s,
-        "bytes": entry.bytes,
         "process_count": entry.process_count,
         "channel_count": entry.channel_count,
         "message_count": entry.message_count,
@@ -106,6 +100,20 @@ def head(entry: Entry) -> dict[str, Any]:
         "chain_length": entry.chain_length,
         "savepoints": list(entry.savepoints),
         "excluded": {process: str(since) for process, since in entry.excluded.items()},
+    }
+
+
+def outline(snapshot: SnapshotId, found: Entry | Manifest) -> dict[str, Any]:
+    """Return what is said of a snapshot of a system and of one of a pipeline alike. Times are
+    seconds since 1970, spans seconds."""
+    return {
+        "id": str(snapshot),
+        "initiator": snapshot.initiator,
+        "epoch": found.epoch,
+        "initiated_at": found.initiated_at,
+        "recorded_s": found.completed_at - found.initiated_at,
+        "published_s": found.published_at - found.initiated_at,
+        "bytes": found.bytes,
     }
 
 

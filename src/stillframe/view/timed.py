@@ -56,16 +56,13 @@ def document(
         name: how a message is called.
         played: the script that it is of, if it is of one.
     """
+    if not 0 < trace.event_count <= EVENT_COUNT_MAX or not _is_one_snapshot(trace):
+        return None
     plain, unit, begins = without_snapshot(trace, played)
-    steps = _by_steps(trace).steps if unit == STEP else trace.steps
+    steps = plain.steps if unit == STEP else trace.steps
     markers = [step for step in steps if isinstance(step, MarkerStep)]
-    last = max((_half(step) for step in (*plain.steps, *markers)), default=0)
-    if (
-        not _is_one_snapshot(trace)
-        or last > 2 * TIME_MAX
-        or not 0 < plain.event_count <= EVENT_COUNT_MAX
-        or not _keeps_apart(plain)
-    ):
+    last = max(_half(step) for step in (*plain.steps, *markers))
+    if last > 2 * TIME_MAX or not _keeps_apart(plain):
         return None
     begin = next(step for step in markers if step.source is None)
     events = list(plain.positions())
@@ -106,8 +103,9 @@ def without_snapshot(trace: Trace, played: Played | None) -> tuple[Trace, str, i
     """Return what the application does, and when.
 
     Returns:
-        the execution; what its time is counted in, ``TICK`` or ``STEP``; and where between two of
-        them the snapshot is initiated: 1 for behind what the application does then, -1 for before.
+        the execution, in steps with its markers; what its time is counted in, ``TICK`` or
+        ``STEP``; and where between two of them the snapshot is initiated: 1 for behind what the
+        application does then, -1 for before.
     """
     again = None if played is None else _played_without_snapshot(played)
     if again is not None:
