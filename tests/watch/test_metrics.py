@@ -110,8 +110,8 @@ async def live_through(system: Supervisor, store: Store, watcher: Watcher) -> Sc
     assert back.of("restores_total") == 1
     back = await until_messages_flow(watcher, flowing)
     await command(store.path, RestoreSnapshot(new[0].id))
-    restored = await watcher.scrape()
-    assert (restored.of("epoch"), restored.of("restores_total")) == (3, 2)
+    restored = await watcher.until("epoch", 3)
+    assert restored.of("restores_total") == 2
     assert [e async for e in taken(system, 2)]
     last = await until_messages_flow(watcher, restored)
     assert last.of("snapshot_duration_seconds_count") == 5
@@ -192,8 +192,8 @@ def test_a_snapshot_that_is_held_up_is_told_with_who_holds_it_up(tmp_path: Path)
             assert 0 < held.of("oldest_snapshot_under_way_seconds") < TIMEOUT_S
             os.kill(system.children["P4"].pid, signal.SIGCONT)
             assert isinstance(await result, Entry)
-            free = await watcher.scrape()
-            assert free.of("snapshots_under_way") == free.of("awaited_processes") == 0
+            free = await watcher.until("snapshots_under_way", 0)
+            assert free.of("awaited_processes") == free.of("process_silent", process="P4") == 0
             os.kill(system.children["P4"].pid, signal.SIGSTOP)
             result = await system.begin_snapshot("P2")
             os.kill(system.children["P4"].pid, signal.SIGKILL)
