@@ -14,6 +14,7 @@ from stillframe import Process, Topology
 from stillframe.errors import ProtocolViolation, Unavailable
 from stillframe.model import Abandoned, Fragment, MarkerTimes, ProcessState, SnapshotId
 from stillframe.protocol.holdup import NAME_CHARS_MAX, QUANTITY_COUNT_MAX
+from stillframe.runtime import inquiry
 from stillframe.runtime.commands import Observed, TakeSnapshot, command, observe, serve_commands
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.marking import Marking
@@ -26,6 +27,12 @@ from tests.runtime.programs import Sink, Source
 
 BANK = "examples.bank:bank"
 TIMEOUT_S = 60
+
+
+@pytest.fixture(autouse=True)
+def _all_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for answers longer than somebody who looks would: the machine may be busy."""
+    monkeypatch.setattr(inquiry, "ANSWER_S", 5.0)
 
 
 def counts(observed: Observed) -> list[int]:
