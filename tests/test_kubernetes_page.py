@@ -7,7 +7,6 @@ its variables, its volumes under their paths, and the names of other pods.
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.ports import free_port
 from tests.reader import wait_until
 
 PAGE = (Path(__file__).parent.parent / "docs" / "kubernetes.md").read_text()
@@ -125,13 +125,10 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     """A machine with the program and the certificates of the page."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     (program,) = blocks("python")
     (tmp_path / "bank.py").write_text(program)
     (tmp_path / "store").mkdir()
-    begun = Machine(tmp_path, port)
+    begun = Machine(tmp_path, free_port())
     yield begun
     begun.close()
 

@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from stillframe.runtime.addresses import COORDINATOR_PORT
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
 from tests.cli.test_runs import ROOT, Program
+from tests.ports import free_port
 from tests.runtime.papers import papers, shifted
 from tests.runtime.test_noting import check_log
 from tests.spark.test_judging import faults_in, found_in
@@ -33,14 +33,6 @@ def programs() -> Iterator[list[Program]]:
     yield started
     for program in started:
         program.close()
-
-
-def free_port(host: str) -> int:
-    """Return a port of `host` that nobody listens on now."""
-    with socket.socket() as one:
-        one.bind((host, 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def commands_of_the_page(port: int) -> list[list[str]]:
@@ -59,7 +51,7 @@ def commands_of_the_page(port: int) -> list[list[str]]:
 def test_the_commands_of_the_page_run_a_system(programs: list[Program], tmp_path: Path) -> None:
     """Certificates are made, the system waits for its processes, and runs with them; one that is
     stopped is waited for, and comes back to what the snapshot says; all end in order."""
-    certificates, run, *joins = commands_of_the_page(free_port("127.0.0.1"))
+    certificates, run, *joins = commands_of_the_page(free_port())
 
     def start(command: list[str]) -> Program:
         programs.append(Program(*command, cwd=tmp_path))
@@ -91,7 +83,7 @@ def test_the_commands_of_the_page_run_a_system(programs: list[Program], tmp_path
 @pytest.mark.slow
 def test_who_is_refused_at_its_first_coming_ends(programs: list[Program], tmp_path: Path) -> None:
     """Another topology, no such process: exit 2 and the reason. Whose place is taken waits."""
-    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    address = f"127.0.0.1:{free_port()}"
     tls = ("--listen", address, "--tls", papers() / "coordinator")
     system = Program(
         *("run", "tests.runtime.programs:rally", "--store", tmp_path / "store"),
@@ -127,7 +119,7 @@ def test_event_logs_of_several_machines_are_one(
 ) -> None:
     """``join --log`` writes what the process does there, in every epoch; with the logs of the other
     machines in one directory, every snapshot is as the log says, and nothing is wrong with it."""
-    rally, address = "tests.runtime.programs:rally", f"127.0.0.1:{free_port('127.0.0.1')}"
+    rally, address = "tests.runtime.programs:rally", f"127.0.0.1:{free_port()}"
     store, log, log_there = tmp_path / "store", tmp_path / "log", tmp_path / "log there"
     system = Program(
         *("run", rally, "--store", store, "--every", "never", "--elsewhere", "B", "--log", log),

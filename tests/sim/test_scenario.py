@@ -327,10 +327,10 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files_are_refused_quickly(name: str) -> None:
     """With an error of ours, and no text that is as long as the file."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(StillframeError) as caught:
         play_text(HOSTILE[name])
-    assert time.perf_counter() - begin < 2.0
+    assert time.process_time() - begin < 2.0
     assert len(str(caught.value)) < 1100
 
 

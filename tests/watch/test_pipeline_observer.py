@@ -20,7 +20,7 @@ from stillframe.watch.wishes import Keep, Restore, Take
 from tests.cli.pipelines import Till, add_up, commit, resting_shop, sales
 from tests.pipeline.money import changed
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 class Heard:
@@ -158,9 +158,24 @@ def test_what_is_given_up_elsewhere_is_told_with_who_was_missing(tmp_path: Path)
     """Nothing on the disk says it afterwards."""
     shop = resting_shop(tmp_path / "shop.pipeline")
 
+    class Enough(Exception):
+        pass
+
+    is_told = threading.Event()
+
+    def go_on(_: object) -> None:
+        if is_told.is_set():
+            raise Enough
+
     async def act(heard: Heard) -> None:
         with join("till", pipeline=shop.path, state=Till()):
-            await asyncio.to_thread(shop.snapshot, timeout_s=1.5)
+            taking = asyncio.ensure_future(asyncio.to_thread(shop.snapshot, progress=go_on))
+            await heard.until(
+                lambda: [o["at_fault"] for o in heard.last["system"]["under_way"]] == [["till"]]
+            )
+            is_told.set()
+            with pytest.raises(Enough):
+                await taking
             await heard.until(lambda: "was given up" in str(heard.sentences))
 
     heard = watching(shop, act)

@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import socket
+from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def news(link: str, *kinds: str) -> dict[str, Any]:
-    """Listen until each of these kinds of news has come, and return them."""
+def news(link: str, *kinds: str, is_it: Callable[[dict[str, Any]], bool] = bool) -> dict[str, Any]:
+    """Listen until each of these kinds of news has come and is as it should be, and return the last
+    of each."""
     where = urlsplit(link)
     assert where.hostname is not None
     connection = HTTPConnection(where.hostname, where.port, timeout=60)
@@ -45,7 +47,7 @@ def news(link: str, *kinds: str) -> dict[str, Any]:
         answer = connection.getresponse()
         assert answer.getheader("Content-Type") == "text/event-stream; charset=utf-8"
         kind = ""
-        while not found.keys() >= {*kinds}:
+        while not (found.keys() >= {*kinds} and is_it(found)):
             line = answer.readline().decode()
             name, _, rest = line.rstrip("\n").partition(": ")
             if name == "event":
@@ -189,8 +191,11 @@ def test_a_system_is_followed_while_it_runs(tmp_path: Path) -> None:
             "snapshot": told["snapshot"],
         }
         assert str(Store.open(tmp_path / "store").savepoints["kept"]) == told["snapshot"]
-        found = news(link, "about", "system", "wave", "snapshots", "past")
-        assert found["system"]["statuses"] == ["running"] * 3
+        found = news(
+            link,
+            *("about", "system", "wave", "snapshots", "past"),
+            is_it=lambda found: found["system"]["statuses"] == ["running"] * 3,
+        )
         assert found["wave"]["id"] == told["snapshot"]
         assert found["wave"]["marked_by"]["P2"] is None
         unknown = json.loads(ask(link, "/api/action", Take("P9"))[2])

@@ -1,0 +1,23 @@
+"""Ports for programs that tests start, and that can be told only a number."""
+
+import random
+import socket
+from pathlib import Path
+
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LOWEST = 10_000
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on, and that stays free until it is needed: it
+    lies below those that outgoing connections get, of which one could even lead to itself."""
+    end = int(RANGE.read_text().split()[0])
+    chance = random.SystemRandom()  # not the one that begins anew with every test
+    while True:
+        port = chance.randrange(LOWEST, end)
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
