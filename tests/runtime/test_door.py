@@ -2,20 +2,26 @@
 
 import asyncio
 import contextlib
+import socket
+from collections.abc import Callable, Coroutine
 
 import pytest
+import uvloop
 
 from stillframe import Topology
 from stillframe.errors import Unavailable, UsageError
+from stillframe.runtime import control
 from stillframe.runtime import door as door_module
 from stillframe.runtime.addresses import ANY_PORT, LOOPBACK, Address
+from stillframe.runtime.coordinator_line import CoordinatorLine
 from stillframe.runtime.door import REPORT_COUNT_MAX, Door
-from stillframe.runtime.link import ListeningLink
+from stillframe.runtime.link import HANDSHAKE_TIMEOUT_S, Credentials, ListeningLink
 from tests.runtime.conformance import Caller
 from tests.runtime.links import TcpPair, hang_up, until
 from tests.runtime.papers import everybody
 
 CAP = 5
+ME = Credentials("B", 1, "", b"")
 
 
 @pytest.mark.parametrize("has_tls", [False, True])
@@ -110,6 +116,31 @@ def test_a_connection_that_ends_leaves_nothing_behind() -> None:
             await hang_up()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_who_comes_while_the_door_is_closed_is_not_let_in(
+    run: Callable[[Coroutine[None, None, None]], None], *, has_tls: bool
+) -> None:
+    """At whatever step the connection was: its end is told at once."""
+    certificates = str(everybody()) if has_tls else None
+
+    async def main() -> None:
+        for step_count in range(10):
+            door = Door(lambda: CoordinatorLine(ME, control.Joining), print)
+            address = await door.open(ANY_PORT, certificates)
+            with socket.create_connection((LOOPBACK, address.port)) as stranger:
+                stranger.setblocking(False)
+                for _ in range(step_count):
+                    await asyncio.sleep(0)
+                door.close()
+                async with asyncio.timeout(HANDSHAKE_TIMEOUT_S / 2):
+                    with contextlib.suppress(ConnectionResetError):
+                        while await asyncio.get_running_loop().sock_recv(stranger, 100):
+                            pass  # it may have been greeted
+
+    run(main())
 
 
 def _nobody() -> ListeningLink:

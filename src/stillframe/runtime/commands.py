@@ -15,6 +15,7 @@ from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.protocol.holdup import Standing, UnderWay
+from stillframe.runtime.listening import stop_listening
 from stillframe.runtime.running import find
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.runtime.waves import Wave
@@ -116,18 +117,23 @@ async def serve_commands(system: Supervisor) -> AsyncIterator[None]:
     """Answer commands for `system` while the body runs."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with contextlib.suppress(ConnectionError):
-                writer.write(_encode(await _carry_out(system, reader)) + b"\n")
-                await writer.drain()
-        finally:
-            writer.close()
+        with contextlib.suppress(ConnectionError):
+            writer.write(_encode(await _carry_out(system, reader)) + b"\n")
+            await writer.drain()
 
-    server = await asyncio.start_unix_server(answer, system.commands_path, limit=LINE_BYTES_MAX)
+    def let_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering = asyncio.ensure_future(answer(reader, writer))
+        tasks.add(answering)
+        answering.add_done_callback(tasks.discard)
+        # Not in the task: one that is called off before its first step does nothing at all.
+        answering.add_done_callback(lambda _: writer.close())
+
+    tasks: set[asyncio.Future[None]] = set()
+    server = await asyncio.start_unix_server(let_in, system.commands_path, limit=LINE_BYTES_MAX)
     try:
         yield
     finally:
-        server.close()
+        stop_listening(server)
 
 
 async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Answer:

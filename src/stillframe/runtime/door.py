@@ -13,6 +13,7 @@ from stillframe.errors import Unavailable
 from stillframe.runtime.addresses import Address, check_guarded
 from stillframe.runtime.certificates import describe_unreadable
 from stillframe.runtime.link import Connection
+from stillframe.runtime.listening import stop_listening
 from stillframe.runtime.secured import Secured
 
 GREETING_COUNT_MAX = 256
@@ -36,6 +37,7 @@ class Door:
         self._report = report
         self._greeting: dict[Connection, Connection | Secured] = {}
         self._listener: asyncio.Server | None = None
+        self._is_closed = False
         self._period_end = 0.0
         self._reported_count = 0
 
@@ -84,13 +86,17 @@ class Door:
             self._report(detail)
 
     def close(self) -> None:
-        """Let nobody in any more, also nobody who is at the handshake; who is in stays."""
+        """Let nobody in any more, also nobody who is at the handshake, or was accepted and is yet
+        to come there; who is in stays."""
+        self._is_closed = True
         if self._listener is not None:
-            self._listener.close()
+            stop_listening(self._listener)
         for connection in tuple(self._greeting.values()):
             connection.abort()
 
     def _let_in(self, certificates: str | None) -> asyncio.BufferedProtocol:
+        if self._is_closed:
+            return _Closed()
         inner = self._answer()
         outer: Connection | Secured = inner
         if certificates is not None:

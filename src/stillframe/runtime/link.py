@@ -97,9 +97,13 @@ class Connection(asyncio.BufferedProtocol):
         self.shown_names: frozenset[str] | None = None
         self.settled: Callable[[], object] = lambda: None
         self._timer: asyncio.TimerHandle | None = None
+        self._is_aborted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A TCP connection is there, and carries this one as it is."""
+        if self._is_aborted:
+            cast(asyncio.Transport, transport).abort()
+            return
         keep_alive(transport)
         self.peer = peer_of(transport)
         self.begin(cast(asyncio.Transport, transport))
@@ -171,7 +175,8 @@ class Connection(asyncio.BufferedProtocol):
             self.transport = None
 
     def abort(self) -> None:
-        """Close the connection at once, whatever is still to be sent."""
+        """Close the connection at once, whatever is still to be sent; or when it is made."""
+        self._is_aborted = True
         if self.transport is not None:
             self.transport.abort()
 

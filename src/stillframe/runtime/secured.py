@@ -48,10 +48,14 @@ class Secured(asyncio.BufferedProtocol):
         self._tcp: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_open = False
+        self._is_aborted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin the handshake; one that does not come to its end in time ends the connection."""
         self._tcp = cast(asyncio.Transport, transport)
+        if self._is_aborted:
+            self._tcp.abort()
+            return
         keep_alive(transport)
         self._inner.peer = peer_of(transport)
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self.abort)
@@ -97,7 +101,8 @@ class Secured(asyncio.BufferedProtocol):
             self._tcp.close()
 
     def abort(self) -> None:
-        """Close at once; nothing more is read."""
+        """Close at once, or when the connection is made; nothing more is read."""
+        self._is_aborted = True
         if self._tcp is not None:
             self._tcp.abort()
 
