@@ -24,10 +24,10 @@ def test_what_changed_is_there_and_nothing_else(tmp_path: Path) -> None:
     shop, document = compared(tmp_path, lambda shop: add_up(shop, 2))
     before, after = shop.find("shop-1"), shop.find("shop-2")
     assert not document["is_equal"]
-    assert {field["process"] for field in document["fields"]} == {"till", "books"}
-    changed = {(field["process"], field["field"]) for field in document["fields"]}
-    assert ("books", "read sales up to") in changed
-    assert [name for process, name in changed if process == "till"] == ["barrier in sales at"]
+    changed = [(field["process"], field["field"]) for field in document["fields"]]
+    assert changed == [("books", "total")]
+    names = [channel["channel"] for channel in document["channels"]]
+    assert names == ["sales: till->books", "totals: books->audit"]
     cuts = [{(c.log, c.target): c for c in manifest.channels} for manifest in (before, after)]
     for channel in document["channels"]:
         log = channel["channel"].partition(":")[0]
@@ -60,3 +60,32 @@ def test_more_sales_are_more_on_the_channel(tmp_path: Path) -> None:
     assert not sales["is_same_count"]
     sold = [f for f in document["fields"] if (f["process"], f["field"]) == ("till", "sold")]
     assert [(f["before"]["text"], f["after"]["text"]) for f in sold] == [("18", "58")]
+
+
+def test_a_shop_at_rest_has_not_changed(tmp_path: Path) -> None:
+    """Two snapshots one after the other differ in their barriers alone."""
+    _, document = compared(tmp_path, lambda shop: None)
+    assert document["is_equal"]
+    assert (document["fields"], document["channels"]) == ([], [])
+
+
+def test_what_was_done_again_in_another_epoch_may_be_something_else(tmp_path: Path) -> None:
+    """As many records and as many micro-batches as before are not the same ones."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    shop.snapshot()
+    sell(shop, 8)
+    commit(shop, 0, 1)
+    shop.snapshot()
+    shop.restore("shop-1")
+    sell(shop, 8)
+    commit(shop, 0, 1)
+    shop.snapshot()
+    document = pipeline_comparison(shop.find("shop-2"), shop.find("shop-3"))
+    assert not document["is_equal"]
+    (sales,) = document["channels"]
+    assert sales["channel"] == "sales: till->books"
+    assert (sales["before"], sales["is_same_count"]) == (sales["after"], True)
+    assert [
+        (one["process"], one["field"], one["before"]["text"], one["after"]["text"])
+        for one in document["fields"]
+    ] == [("audit", "in epoch", "1", "2")]

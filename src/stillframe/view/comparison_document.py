@@ -49,6 +49,8 @@ def comparison_document(
         "before": head(entries[0]),
         "after": head(entries[1]),
         "is_equal": found.is_equal,
+        "equal": "They record the same states and the same messages.",
+        "same_count": "other messages",
         "fields": fields,
         "field_count": len(found.fields),
         "process_count": len({each.process for each in found.fields}),

@@ -1,19 +1,24 @@
 """In what two snapshots of a pipeline differ, as plain JSON for a page: as far as their manifests
 have it. What the queries hold is in checkpoints of Spark; ``stillframe.spark.diff`` compares that.
+
+A barrier is no difference: every snapshot puts its own into every log.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
+from stillframe.pipeline.head import Stretch
+from stillframe.pipeline.part import Part
 from stillframe.pipeline.published import ChannelCut, Manifest
 from stillframe.view.comparison_document import CHANNELS_MAX, KIND
-from stillframe.view.pipeline_document import held_by, manifest_head
+from stillframe.view.pipeline_document import manifest_head, state_of
 from stillframe.view.plain import printable
 from stillframe.view.shown import Budget, show_pair, text_of
 from stillframe.view.snapshot_document import STATE_CHARS_MAX
 
 NOTE = (
-    "Compared are the states of services, how far each participant had read and written, and what "
-    "was on the channels. What queries hold is in their checkpoints: stillframe.spark.diff "
+    "Compared are the states of services, the micro-batches of queries, and what was sent and "
+    "received on each channel. What queries hold is in their checkpoints: stillframe.spark.diff "
     "compares that."
 )
 
@@ -25,13 +30,13 @@ def pipeline_comparison(before: Manifest, after: Manifest) -> dict[str, Any]:
         before: of the earlier one, as it was read and verified.
         after: of the later one.
     """
-    held = [{part.participant: held_by(part)[1] for part in m.parts} for m in (before, after)]
+    held = [{part.participant: _held_by(part, m) for part in m.parts} for m in (before, after)]
     differences = [
         (participant, name, old.get(name), new.get(name))
         for participant in sorted(held[0].keys() | held[1].keys())
         for old, new in [(held[0].get(participant, {}), held[1].get(participant, {}))]
         for name in old | new
-        if text_of(old.get(name)) != text_of(new.get(name))
+        if (name in old, text_of(old.get(name))) != (name in new, text_of(new.get(name)))
     ]
     budget = Budget(STATE_CHARS_MAX)
     fields: list[dict[str, Any]] = []
@@ -49,6 +54,8 @@ def pipeline_comparison(before: Manifest, after: Manifest) -> dict[str, Any]:
         "before": manifest_head(before),
         "after": manifest_head(after),
         "is_equal": not differences and not channels,
+        "equal": "Their manifests tell no difference.",
+        "same_count": "written in another epoch",
         "fields": fields,
         "field_count": len(differences),
         "process_count": len({participant for participant, *_ in differences}),
@@ -59,13 +66,28 @@ def pipeline_comparison(before: Manifest, after: Manifest) -> dict[str, Any]:
     }
 
 
+def _held_by(part: Part, manifest: Manifest) -> dict[str, Any]:
+    """Return the state of a participant by name; that of a query is what it was after a micro-batch
+    of an epoch."""
+    _, fields = state_of(part)
+    if part.query is not None and part.query.batch is not None:
+        batches = manifest.batches.get(part.participant, ())
+        fields["in epoch"] = max(_epochs(batches, part.query.batch + 1), default=1)
+    return fields
+
+
+def _epochs(stretches: Iterable[Stretch], end: int) -> list[int]:
+    """Return in which epochs a log was written, or a query ran, before `end`."""
+    return [stretch.epoch for stretch in stretches if stretch.first < end]
+
+
 def _channels(before: Manifest, after: Manifest) -> list[dict[str, Any]]:
     """Return the channels on which the records were not the same: log and target name one."""
     cuts = [{(cut.log, cut.target): cut for cut in m.channels} for m in (before, after)]
     found = []
     for log, target in sorted(cuts[0].keys() | cuts[1].keys()):
         one, other = (each.get((log, target)) for each in cuts)
-        if one != other:
+        if _records(one, before) != _records(other, after):
             manifest = before if one is not None else after
             figures = _figures(one), _figures(other)
             found.append(
@@ -77,6 +99,14 @@ def _channels(before: Manifest, after: Manifest) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _records(cut: ChannelCut | None, manifest: Manifest) -> object:
+    """Return what says which records were sent and received: how many, and of which epochs."""
+    if cut is None:
+        return None
+    written = _epochs(manifest.stretches[cut.log], max(cut.position, cut.barrier))
+    return cut.sent_counts, cut.received_counts, written
 
 
 def _figures(cut: ChannelCut | None) -> list[int]:

@@ -76,23 +76,19 @@ def _verdict(manifest: Manifest) -> str:
     return f"Consistent: {sentence[0].lower()}{sentence[1:]}"
 
 
-def held_by(part: Part) -> tuple[str, dict[str, Any]]:
-    """Return what kind of participant it is, and what it recorded, by name."""
+def state_of(part: Part) -> tuple[str, dict[str, Any]]:
+    """Return what kind of participant it is, and the state that it recorded, by name."""
     if part.service is not None:
-        kind = f"service {part.service.kind}"
         state = ProcessState(part.participant, part.service.kind, part.service.encoded)
-        fields = fields_of(state)
-    else:
-        kind = "query"
-        batch = None if part.query is None else part.query.batch
-        fields = {"after micro-batch": batch}
-    places = {f"read {log} up to": position for log, position in sorted(part.positions.items())}
-    places |= {f"barrier in {log} at": at for log, at in sorted(part.barriers.items())}
-    return kind, fields | places
+        return f"service {part.service.kind}", fields_of(state)
+    batch = None if part.query is None else part.query.batch
+    return "query", {"after micro-batch": batch}
 
 
 def _part(part: Part, budget: Budget) -> dict[str, Any]:
-    kind, fields = held_by(part)
+    kind, fields = state_of(part)
+    fields |= {f"read {log} up to": position for log, position in sorted(part.positions.items())}
+    fields |= {f"barrier in {log} at": at for log, at in sorted(part.barriers.items())}
     return {"process": part.participant, "kind": kind, "fields": show_fields(fields, budget)}
 
 

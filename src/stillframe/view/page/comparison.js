@@ -32,7 +32,7 @@ function comparisonHead(held) {
 }
 
 function comparisonSentence(held) {
-  if (held.is_equal) return `They record the same states and the same ${held.noun}s.`;
+  if (held.is_equal) return held.equal;
   const fields = `${counted(held.field_count, "field")} of ${counted(held.process_count, "process")}`;
   return `They differ in ${fields} and in ${counted(held.channel_count, "channel")}.`;
 }
@@ -133,7 +133,7 @@ function channelRows(held) {
 
 function channelDifference(held, found, isOpen) {
   const kept = [found.before[2], found.after[2]].map(count);
-  const note = found.is_same_count ? `other ${held.noun}s` : `held ${kept[0]}, then ${kept[1]}`;
+  const note = found.is_same_count ? held.same_count : `held ${kept[0]}, then ${kept[1]}`;
   const summary = make("summary", {}, make("span", { class: "name" }, found.channel), make("span", { class: "quiet" }, note));
   return foldable(found.channel, summary, isOpen, () => {
     const head = make("tr", {}, make("th", { scope: "col" }, `${held.noun}s`), snapshotColumns(held), make("th", { scope: "col" }, "more by"));
