@@ -317,7 +317,7 @@ def test_series_are_bounded_and_what_is_left_out_is_added_up() -> None:
         description=description,
         epoch=1,
         observed=observed,
-        is_silent=False,
+        unheard="stopped",
         at=5.0,
         dead=frozenset(),
         tally=Tally(deaths={"P1": 2, "gone": 3}, abandoned={"DEADLINE": 1, "LATER": 2}),

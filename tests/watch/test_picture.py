@@ -82,7 +82,7 @@ def test_each_process_has_one_status() -> None:
     starting = Observed(4, is_running=False)
     assert picture.statuses(DESCRIPTION, starting, frozenset("B")) == ["starting", "dead"]
     assert picture.statuses(DESCRIPTION, None, frozenset("B")) == ["stopped", "stopped"]
-    unheard = picture.statuses(DESCRIPTION, None, frozenset("B"), is_silent=True)
+    unheard = picture.statuses(DESCRIPTION, None, frozenset("B"), unheard="silent")
     assert unheard == ["silent", "silent"]
     both = observed(A=standing(), B=standing(received=0))
     assert picture.statuses(DESCRIPTION, both, frozenset("B")) == ["running", "running"]

@@ -206,8 +206,8 @@ async def _ask(store: Path, request: Request) -> Done | Observed:
         reader, writer = await asyncio.open_unix_connection(system.commands, limit=ANSWER_BYTES_MAX)
     except OSError as error:
         raise Unavailable(
-            f"the system on the store {store} does not answer ({error}): it is still starting, or "
-            "waits for processes to join; try again when it runs"
+            f"the system on the store {store} does not answer ({error}): it is still starting, "
+            "waits for processes to join, or ends; try again when it runs"
         ) from error
     try:
         writer.write(_encode(request) + b"\n")

@@ -118,14 +118,14 @@ def find(store: Path) -> RunningSystem:
     return system
 
 
-def has_supervisor(store: Path) -> bool:
-    """Return whether the system of `store` has a supervisor; one that does not answer is stopped,
-    too busy, or still starting."""
+def supervisor_of(store: Path) -> OsProcess | None:
+    """Return the supervisor of the system of `store`, None if it has none; it takes no commands
+    while the system starts or ends."""
     try:
         system = _read(store)
     except Unavailable:
-        return False
-    return system is not None and is_there(system.supervisor)
+        return None
+    return None if system is None or not is_there(system.supervisor) else system.supervisor
 
 
 def left_behind(store: Path) -> RunningSystem | None:

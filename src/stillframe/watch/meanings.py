@@ -63,7 +63,10 @@ PROCESSES = {
         GAUGE, "0 or 1", "It answered in the middle of an atomic action.", _BY_PROCESS
     ),
     "process_silent": Meaning(
-        GAUGE, "0 or 1", "The system runs, and it did not answer within 0.5 s.", _BY_PROCESS
+        GAUGE,
+        "0 or 1",
+        "It did not answer within 0.5 s, or nothing of the system did.",
+        _BY_PROCESS,
     ),
     "process_awaited": Meaning(
         GAUGE, "0 or 1", "Its part of a snapshot under way is missing.", _BY_PROCESS

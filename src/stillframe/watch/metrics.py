@@ -31,8 +31,8 @@ class Known(NamedTuple):
     Attributes:
         description: its topology.
         epoch: the one that it is in, or was in when it ran last.
-        observed: what it said; None if it does not run, or is silent.
-        is_silent: whether it is there and did not answer.
+        observed: what it said; None if nothing.
+        unheard: how its processes are if it said nothing.
         at: when.
         dead: the processes that have died since it ran last.
         tally: what happened since the store was made.
@@ -46,7 +46,7 @@ class Known(NamedTuple):
     description: Description
     epoch: int
     observed: Observed | None
-    is_silent: bool
+    unheard: str
     at: float
     dead: frozenset[ProcessId]
     tally: Tally
@@ -115,7 +115,7 @@ def tell_tracing(families: Families, tracing: Tracing) -> None:
 def _tell_processes(families: Families, known: Known) -> None:
     processes = list(known.description.processes)
     statuses = picture.statuses(
-        known.description, known.observed, known.dead, is_silent=known.is_silent
+        known.description, known.observed, known.dead, unheard=known.unheard
     )
     families.put_all("processes", {**zero_of(picture.STATUSES), **Counter(statuses)})
     under_way = () if known.observed is None else known.observed.under_way

@@ -18,7 +18,8 @@ from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.protocol.holdup import SENTENCE_COUNT_MAX
 from stillframe.runtime.commands import Observed, observe
-from stillframe.runtime.running import has_supervisor
+from stillframe.runtime.os_process import is_stopped
+from stillframe.runtime.running import supervisor_of
 from stillframe.runtime.waves import WAVE_COUNT_MAX
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -70,9 +71,10 @@ class Observer:
 
     Attributes:
         feed: tells the page.
-        observed: the last answer of the running system; None if it does not run.
-        why_not: why it does not, for people.
-        is_silent: whether it is there and did not answer, or nothing that can be read.
+        observed: the last answer of the running system; None if there was none.
+        unheard: how its processes are then: stopped; starting, if its supervisor takes no commands
+            yet, or no more; silent, if it did not answer, or nothing that can be read.
+        why_not: why there was none, for people.
         judged: the latest verdicts, by snapshot.
         happenings: the last of them, the oldest first.
     """
@@ -84,8 +86,8 @@ class Observer:
         self.log = log
         self.feed = Feed()
         self.observed: Observed | None = None
+        self.unheard = picture.STOPPED
         self.why_not = ""
-        self.is_silent = False
         self.judged: dict[str, Judged] = {}
         self.shelf = Shelf(store)
         self.happenings: deque[dict[str, Any]] = deque(maxlen=HAPPENING_COUNT_MAX)
@@ -189,7 +191,7 @@ class Observer:
             description=self.description,
             epoch=self.store.epoch if self.observed is None else self.observed.epoch,
             observed=self.observed,
-            is_silent=self.is_silent,
+            unheard=self.unheard,
             at=self.measuring.looked_at,
             dead=self._history.dead,
             tally=self._history.tally,
@@ -215,23 +217,22 @@ class Observer:
 
     async def _look(self) -> None:
         before, began = self.observed, time.monotonic()
-        self.is_silent = False
+        observed, unheard, why_not = None, picture.SILENT, ""
         try:
             async with asyncio.timeout(LOOK_S_MAX):
-                self.observed = self._merged(await observe(self.store.path, self._waves_after))
-                self.why_not = ""
+                observed = self._merged(await observe(self.store.path, self._waves_after))
         except Unavailable as error:
-            self.observed, self.why_not = None, str(error)
-            self.is_silent = has_supervisor(self.store.path)
+            unheard, why_not = self._presence(), str(error)
         except TimeoutError:
-            self.is_silent = True
-            self.observed, self.why_not = None, f"the system did not answer in {LOOK_S_MAX:.0f} s"
+            why_not = f"the system did not answer in {LOOK_S_MAX:.0f} s"
         except StillframeError as error:
-            self.is_silent = True
-            self.observed, self.why_not = None, f"the system cannot be asked: {error}"
+            why_not = f"the system cannot be asked: {error}"
+        # All at once: whoever is told meanwhile hears of this look, or of the one before.
+        self.observed, self.unheard, self.why_not = observed, unheard, why_not
         self.observed_at = time.time()
         self._looked = time.monotonic()
-        self.measuring.looked(self.observed, self._looked - began, is_trouble=self.is_silent)
+        is_silent = observed is None and unheard == picture.SILENT
+        self.measuring.looked(observed, self._looked - began, is_trouble=is_silent)
         self.feed.hold("about", self.about())
         same = before is not None and self.observed is not None and before.is_running
         if not same or before is None or before.epoch != self.observed_epoch:
@@ -239,6 +240,13 @@ class Observer:
         self.feed.hold("system", self._system(before))
         if self.observed is not None and self.observed.waves:
             self.feed.hold("wave", picture.wave_document(self.observed.waves[-1]))
+
+    def _presence(self) -> str:
+        """Return how the processes of a system are that took no question."""
+        supervisor = supervisor_of(self.store.path)
+        if supervisor is None:
+            return picture.STOPPED
+        return picture.SILENT if is_stopped(supervisor) else picture.STARTING
 
     @property
     def _waves_after(self) -> float:
@@ -265,9 +273,9 @@ class Observer:
             "at": self.observed_at,
             "epoch": self.observed_epoch,
             "is_running": observed is not None and observed.is_running,
-            "is_silent": self.is_silent,
+            "unheard": self.unheard if observed is None else "",
             "why_not": self.why_not,
-            "statuses": picture.statuses(description, observed, dead, is_silent=self.is_silent),
+            "statuses": picture.statuses(description, observed, dead, unheard=self.unheard),
         }
         if observed is None or not observed.is_running:
             return document

@@ -30,7 +30,7 @@ def statuses(
     observed: Observed | None,
     dead: frozenset[ProcessId],
     *,
-    is_silent: bool = False,
+    unheard: str = STOPPED,
 ) -> list[str]:
     """Return how each process is.
 
@@ -38,16 +38,14 @@ def statuses(
         description: names the processes.
         observed: what was told; None if there is no running system.
         dead: those that have died since the system ran last.
-        is_silent: whether a system is there that did not answer; nothing is known of it then.
+        unheard: how all of them are if `observed` is None.
     """
-    if observed is None and is_silent:
-        return [SILENT] * len(description.processes)
+    if observed is None:
+        return [unheard] * len(description.processes)
     return [_status(process, observed, dead) for process in description.processes]
 
 
-def _status(process: ProcessId, observed: Observed | None, dead: frozenset[ProcessId]) -> str:
-    if observed is None:
-        return STOPPED
+def _status(process: ProcessId, observed: Observed, dead: frozenset[ProcessId]) -> str:
     if not observed.is_running:
         return DEAD if process in dead else STARTING
     standing = observed.standings.get(process)

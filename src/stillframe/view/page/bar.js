@@ -72,9 +72,21 @@ function pipelineState(about, system) {
   return [`${word} · epoch ${system.epoch}`, running === 0 ? "bad" : running === about.participant_count ? "good" : "warn"];
 }
 
+/** What is said of a system that does not run: it says so itself, or nothing is heard of it. */
+const NOT_RUNNING = {
+  "": ["is starting", "warn"],
+  silent: ["does not answer", "bad"],
+  starting: ["is starting or ending", "warn"],
+  stopped: ["does not run", "bad"],
+};
+
+/** Return in words how a system or pipeline is that does not run, and how bad that is. */
+export function notRunning({ unheard }) {
+  return NOT_RUNNING[unheard ?? "stopped"];
+}
+
 function stateOf(system) {
   if (system.is_running) return [`runs · epoch ${system.epoch}`, "good"];
-  if (system.is_silent) return ["does not answer", "bad"];
-  if (system.why_not) return ["does not run", "bad"];
-  return [`is starting · epoch ${system.epoch}`, "warn"];
+  const [words, kind] = notRunning(system);
+  return [system.unheard === "" ? `${words} · epoch ${system.epoch}` : words, kind];
 }

@@ -3,7 +3,7 @@
 
 import { make, announce } from "./dom.js";
 import { Overview } from "./overview.js";
-import { makeBar } from "./bar.js";
+import { makeBar, notRunning } from "./bar.js";
 import { ask } from "./actions.js";
 import { showComparison } from "./comparison.js";
 import { showSnapshot } from "./snapshot.js";
@@ -82,10 +82,9 @@ const takes = {
 };
 
 function sayChange(last, system) {
-  if (last !== null && last.is_running !== system.is_running) {
-    const what = known.about?.kind === "pipeline" ? "pipeline" : "system";
-    announce(system.is_running ? `The ${what} runs, epoch ${system.epoch}.` : `The ${what} does not ${system.is_silent ? "answer" : "run"}.`);
-  }
+  if (last === null || (last.is_running === system.is_running && last.unheard === system.unheard)) return;
+  const what = known.about?.kind === "pipeline" ? "pipeline" : "system";
+  announce(system.is_running ? `The ${what} runs, epoch ${system.epoch}.` : `The ${what} ${notRunning(system)[0]}.`);
 }
 
 let source = null;

@@ -1,0 +1,115 @@
+"""A system that says nothing may be starting, stand still or be gone: each is told apart."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stillframe.errors import StillframeError
+from stillframe.runtime.addresses import Address
+from stillframe.runtime.commands import Observed
+from stillframe.runtime.os_process import OsProcess, identify, is_stopped
+from stillframe.runtime.running import RunningSystem, announce, identity
+from stillframe.store.store import Store
+from stillframe.watch import observer
+from stillframe.watch.families import exposed
+from stillframe.watch.observer import Observer
+from stillframe.watch.verdicts import Judge
+from tests.watch.published import REFERENCE, new_store
+from tests.watch.scraping import OPEN_METRICS, Scrape
+from tests.watch.servers import until
+
+
+@pytest.fixture
+def supervisor() -> Iterator[OsProcess]:
+    """A process that lives as long as the test wants."""
+    process = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
+    found = identify(process.pid)
+    assert found is not None
+    yield found
+    process.kill()
+    process.communicate()
+
+
+def observer_of(directory: Path, supervisor: OsProcess) -> Observer:
+    """Return what observes a system whose supervisor has announced it, and takes no commands."""
+    new_store(directory).close()
+    store = Store.open(directory / "store")
+    system = RunningSystem(
+        supervisor=supervisor,
+        directory=identity(store.path),
+        epoch=1,
+        topology_hash=store.description.hash,
+        coordinator=Address("127.0.0.1", 1),
+        has_tls=False,
+        secret=b"",
+        commands=str(directory / "commands"),
+        children={},
+        pipeline=None,
+    )
+    announce(store.path, system)
+    return Observer(store, Judge(store, (), REFERENCE), None)
+
+
+def scraped(observed: Observer) -> Scrape:
+    """Return what it tells whoever scrapes."""
+    text, _ = exposed(asyncio.run(observed.metrics()), OPEN_METRICS)
+    return Scrape(text.decode(), is_open=True)
+
+
+def test_a_system_that_starts_is_not_silent_and_one_that_stands_still_is(
+    tmp_path: Path, supervisor: OsProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may wait long for processes to join: nothing is wrong then."""
+    monkeypatch.setattr(observer, "FRESH_S", 0.0)
+    observed = observer_of(tmp_path, supervisor)
+    scrape = scraped(observed)
+    assert scrape.of("processes", status="starting") == 2
+    assert scrape.of("process_silent", process="A") == 0
+    assert scrape.of("watch_trouble", about="system") == 0
+    assert "waits for processes to join" in observed.why_not
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    until(lambda: is_stopped(supervisor), "it stands still")
+    scrape = scraped(observed)
+    assert scrape.of("processes", status="silent") == 2
+    assert scrape.of("watch_trouble", about="system") == 1
+    os.kill(supervisor.pid, signal.SIGKILL)
+    until(lambda: scraped(observed).of("processes", status="stopped") == 2, "it is gone")
+    assert scraped(observed).of("watch_trouble", about="system") == 0
+
+
+def test_who_scrapes_while_somebody_looks_is_told_what_was_seen_last(
+    tmp_path: Path, supervisor: OsProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing that is half of it, half of the look before."""
+    observed = observer_of(tmp_path, supervisor)
+    read = observed._read
+
+    async def fails(*_: object) -> Observed:
+        raise StillframeError("what it says cannot be read")
+
+    async def hangs(*_: object) -> Observed:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def main() -> Scrape:
+        async def read_while_somebody_looks() -> None:
+            monkeypatch.setattr(observer, "observe", hangs)
+            looking.append(asyncio.ensure_future(observed.look()))
+            await asyncio.sleep(0)
+            await read()
+
+        looking: list[asyncio.Future[None]] = []
+        monkeypatch.setattr(observer, "observe", fails)
+        monkeypatch.setattr(observed, "_read", read_while_somebody_looks)
+        text, _ = exposed(await observed.metrics(), OPEN_METRICS)
+        looking[0].cancel()
+        return Scrape(text.decode(), is_open=True)
+
+    scrape = asyncio.run(main())
+    assert scrape.of("processes", status="silent") == 2
+    assert scrape.of("watch_trouble", about="system") == 1
