@@ -1,5 +1,6 @@
 """The snapshot to drag: which executions it is offered for, and what it begins with."""
 
+import re
 from typing import Any
 
 import pytest
@@ -105,14 +106,41 @@ def test_two_messages_that_come_at_once_leave_no_room_for_a_marker() -> None:
     assert offered(play_text(SYSTEM + run)) is None
 
 
-def test_a_marker_that_held_messages_up_is_none_of_the_application() -> None:
-    """What is dragged over is the execution without a snapshot."""
-    run = "marker P1->P2 takes 9\n0 P1 does A\n1 P1 initiates P1-1\n2 P1 does B\n"
-    slow = play_text(SYSTEM + run)
-    assert [step.at for step in slow.world.epoch.steps][-1] == 11
-    found = offered(slow)
+@pytest.mark.parametrize(
+    "run",
+    [
+        "marker P1->P2 takes 9\n0 P1 does A\n1 P1 initiates P1-1\n2 P1 does B\n",
+        "0 P1 initiates P1-1\n0 P1 does A\n1 P1 does B\n",
+    ],
+    ids=["held up", "in the same tick"],
+)
+def test_where_the_snapshot_changes_what_the_clock_says_steps_are_counted(run: str) -> None:
+    """A marker held a message up, or something was done behind the cut in its tick: what is dragged
+    begins as it was."""
+    script = play_text(SYSTEM + run)
+    found = offered(script)
     assert found is not None
-    assert [at for *_, at in found["events"]] == [0, 2, 4, 6]
+    assert found["unit"] == "step"
+    world = script.world
+    trace = world.epoch.trace(world.description)
+    (whites, _) = trace.cut_of(SnapshotId("P1", 1))
+    before = [at for process, _, at in found["events"] if process == 0 and at < found["at"]]
+    assert len(before) == whites
+
+
+def test_a_label_is_drawn_as_far_as_there_is_room() -> None:
+    """To the next event of its process; all of it is in the title."""
+    label = "Payment(amount=4)"
+    steps: list[Step] = [
+        MarkerStep("A", SnapshotId("A", 1), is_cut=True),
+        *(Event("A", label) for _ in range(2)),
+    ]
+    found = timed.document(Trace(("A",), steps), str)
+    assert found is not None
+    drawn = re.findall(r"<text[^>]*>([^<]*)</text>", found["picture"])
+    assert drawn.count("Pay…") == 2
+    assert label not in drawn
+    assert f"{label} at step 2" in found["picture"]
 
 
 def test_comments_and_names_of_all_kinds_do_no_harm() -> None:

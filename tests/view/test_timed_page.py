@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page
 
-from stillframe.model import Snapshot, SnapshotId
+from stillframe.model import Channel, Snapshot, SnapshotId
 from stillframe.sim.scenario import Played, play_text
-from stillframe.trace import Event
+from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace
 from stillframe.view import one_file, play, timed
 from tests.browser import a_browser, a_page, check_accessible
 from tests.view.scripts import played
@@ -64,15 +64,18 @@ def by_chance(seed: int) -> Played:
             messages.append(f"{name}>{accepter}")
             lines.append(f"{name}>{accepter} takes {at - sent}")
     actions = [
-        f"{at} {process} does {name}"
+        (at, 1, f"{process} does {name}")
         for at, process, name in sorted(events)
         if name not in accepting
     ]
     system = [f"{p}: {' '.join(n for _, q, n in events if q == p)}" for p in ticks]
     if messages:
         system.append(f"messages: {' '.join(messages)}")
-    begin = ["0 P1 initiates P1-1"] if rng.random() < 0.5 else ["0 P2 initiates P2-1"]
-    return play_text("\n".join(["system", *system, "----", "", "ticks", *lines, *begin, *actions]))
+    initiator = rng.choice(("P1", "P2"))
+    # Before or behind what is done in the same tick.
+    begin = rng.randrange(5), rng.choice((0, 2)), f"{initiator} initiates {initiator}-1"
+    run = [f"{at} {action}" for at, _, action in sorted([begin, *actions])]
+    return play_text("\n".join(["system", *system, "----", "", "ticks", *lines, *run]))
 
 
 def dragged(page: Page) -> tuple[str, int, dict[str, int]]:
@@ -176,7 +179,7 @@ def drag(page: Page, handle: Locator, x: float, y: float) -> None:
     page.mouse.up()
 
 
-@pytest.mark.parametrize("which", ["lecture", "lecture-ticks", 1, 2, 3])
+@pytest.mark.parametrize("which", ["lecture", "lecture-ticks", 9, 10, 11, 12])
 def test_whatever_is_dragged_is_what_the_simulator_records(
     page: Page, tmp_path: Path, which: str | int
 ) -> None:
@@ -202,12 +205,12 @@ def test_whatever_is_dragged_is_what_the_simulator_records(
     assert len(seen) >= 3
 
 
-@pytest.mark.parametrize("name", ["lecture", "lecture-ticks"])
-def test_the_lecture_begins_as_the_script_says(page: Page, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("which", ["lecture", "lecture-ticks", *range(5, 13)])
+def test_it_begins_as_the_script_says(page: Page, tmp_path: Path, which: str | int) -> None:
     """And comes back to that by a button, whatever was dragged."""
-    script = played(name)
+    script = played(which) if isinstance(which, str) else by_chance(which)
     show(page, tmp_path / "page.html", script)
-    snapshot = script.world.epoch.outcomes[SnapshotId("P1", 1)]
+    (snapshot,) = script.world.epoch.outcomes.values()
     assert isinstance(snapshot, Snapshot)
     first = shown(page)
     said = [
@@ -222,6 +225,27 @@ def test_the_lecture_begins_as_the_script_says(page: Page, tmp_path: Path, name:
     assert shown(page) != first
     page.get_by_role("button", name="As it was").click()
     assert shown(page) == first
+
+
+def test_messages_of_the_same_name_are_not_taken_for_each_other(page: Page, tmp_path: Path) -> None:
+    """Only the one that the channel held is thick."""
+    channel = Channel("A", "B")
+    first, second = MessageId(channel, 1), MessageId(channel, 2)
+    steps: list[Step] = [
+        Event("A", "pay", sent=(first,)),
+        Event("B", "paid", accepted=(first,)),
+        Event("A", "pay", sent=(second,)),
+        MarkerStep("B", SnapshotId("B", 1), is_cut=True),
+        Event("B", "paid", accepted=(second,)),
+        MarkerStep("A", SnapshotId("B", 1), source="B", is_cut=True, targets=("B",)),
+        MarkerStep("B", SnapshotId("B", 1), source="A"),
+    ]
+    trace = Trace(("A", "B"), steps, [channel, Channel("B", "A")])
+    document = play.document(trace, title="pay")
+    (tmp_path / "page.html").write_text(one_file.render(document, title="pay"), encoding="utf-8")
+    page.goto((tmp_path / "page.html").as_uri())
+    assert dict(table(page, "channels")) == {"A->B": "pay→paid", "B->A": "empty"}
+    assert page.locator(".timed svg .caught").count() == 1
 
 
 def test_a_marker_overtakes_no_message_and_none_overtakes_it(page: Page, tmp_path: Path) -> None:

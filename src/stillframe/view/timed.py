@@ -7,6 +7,7 @@ application does is at full ones, and what the reader drags between two. In the 
 even and odd numbers, of half ticks or half steps: no two things that matter are at the same time.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,7 +20,7 @@ from stillframe.model import Channel, ProcessId
 from stillframe.sim.scenario import SEPARATOR, Played, play_text
 from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace, clean_label
 from stillframe.view import lettering, svg
-from stillframe.view.scene import CUT_OVERHANG, PADDING, TOP
+from stillframe.view.scene import CUT_OVERHANG, PADDING, PROCESS_CHARS_MAX, TOP
 from stillframe.view.shapes import (
     Diagram,
     Dot,
@@ -36,6 +37,8 @@ TICK = "tick"
 STEP = "step"
 TIME_MAX = 100
 EVENT_COUNT_MAX = 100
+LABEL_CHARS_MAX = 28
+"""So many characters of a label are drawn, if there is room to the next event."""
 MARGIN = 4
 """So many halves are shown behind the last event: a marker may come late."""
 HALF_WIDTH = 16.0
@@ -109,8 +112,28 @@ def without_snapshot(trace: Trace, played: Played | None) -> tuple[Trace, str, i
     """
     again = None if played is None else _played_without_snapshot(played)
     if again is not None:
-        return again.world.epoch.trace(again.world.description), TICK, 1
+        plain = again.world.epoch.trace(again.world.description)
+        if _is_beside(trace, plain):
+            return plain, TICK, 1
     return _by_steps(trace), STEP, -1
+
+
+def _is_beside(trace: Trace, plain: Trace) -> bool:
+    """Return whether the snapshot in `trace` kept nothing waiting that is in `plain`, and whatever
+    a cut or a marker divides is in different ticks, or before it: so the clock says all of it."""
+    if {p: e.at for p, e in trace.positions()} != {p: e.at for p, e in plain.positions()}:
+        return False
+    cuts, came = set[tuple[ProcessId, float | None]](), set[tuple[Channel, float | None]]()
+    for step in trace.steps:
+        if isinstance(step, Event):
+            accepted = {(message.channel, step.at) for message in step.accepted}
+            if (step.process, step.at) in cuts or accepted & came:
+                return False
+        elif step.is_cut:
+            cuts.add((step.process, step.at))
+        if isinstance(step, MarkerStep) and step.source is not None:
+            came.add((Channel(step.source, step.process), step.at))
+    return True
 
 
 def _played_without_snapshot(played: Played) -> Played | None:
@@ -186,13 +209,14 @@ def _keeps_apart(trace: Trace) -> bool:
     """Return whether messages keep the order of their channel, with room for a marker between any
     two arrivals, and nothing is on its way for ever."""
     arrivals: dict[Channel, list[tuple[int, int]]] = {channel: [] for channel in trace.channels}
-    order: dict[Channel, list[MessageId]] = {channel: [] for channel in trace.channels}
+    place_of: dict[MessageId, int] = {}
+    sent = Counter[Channel]()
     for _, event in trace.positions():
         for message in event.sent:
-            order[message.channel].append(message)
+            place_of[message] = sent[message.channel]
+            sent[message.channel] += 1
         for message in event.accepted:
-            place = order[message.channel].index(message)
-            arrivals[message.channel].append((place, _half(event)))
+            arrivals[message.channel].append((place_of[message], _half(event)))
     is_apart = all(
         place + 1 == next_place and at < next_at
         for found in arrivals.values()
@@ -201,8 +225,13 @@ def _keeps_apart(trace: Trace) -> bool:
     return is_apart and trace.message_count == sum(map(len, arrivals.values()))
 
 
+def _name(process: ProcessId) -> str:
+    return lettering.shorten_name(process, char_count_max=PROCESS_CHARS_MAX)
+
+
 def _x(trace: Trace, half: int) -> float:
-    return PADDING + max(map(lettering.width, trace.processes)) + 24 + HALF_WIDTH * half
+    names = map(_name, trace.processes)
+    return PADDING + max(map(lettering.width, names)) + 24 + HALF_WIDTH * half
 
 
 def _places(trace: Trace) -> dict[Position, Point]:
@@ -218,12 +247,26 @@ def _places(trace: Trace) -> dict[Position, Point]:
     return found
 
 
+def _labels(trace: Trace, places: dict[Position, Point]) -> dict[Position, str]:
+    """Return as much of the label of each event as there is room for beside its neighbours."""
+    found: dict[Position, str] = {}
+    for process in trace.processes:
+        own = [(p, event.label) for p, event in trace.positions() if p.process == process]
+        xs: list[float] = [-math.inf, *(places[position][0] for position, _ in own), math.inf]
+        places_of_three = zip(xs, xs[1:], xs[2:], strict=False)
+        for (position, label), (before, x, behind) in zip(own, places_of_three, strict=True):
+            text = lettering.clean(label, char_count_max=LABEL_CHARS_MAX)
+            found[position] = lettering.fit(text, min(x - before, behind - x))
+    return found
+
+
 def _draw(
     trace: Trace, names: dict[MessageId, str], number_of: dict[Position, int], end: int, unit: str
 ) -> str:
     """Return the picture of what the application does: the rest is drawn over it as it is
     dragged."""
-    places = _places(trace)
+    places, left = _places(trace), _x(trace, 0)
+    labels = _labels(trace, places)
     shown = Diagram(
         width=_x(trace, end) + PADDING,
         height=TOP + ROW_HEIGHT * (len(trace.processes) - 1) + CUT_OVERHANG + 3 * PADDING,
@@ -232,7 +275,7 @@ def _draw(
         notices=(),
         is_crowded=False,
         lines=tuple(
-            Line(process, y, _x(trace, 0) - 8, _x(trace, end), (Label(PADDING, y + 4, process),))
+            Line(process, y, left - 8, _x(trace, end), (Label(PADDING, y + 4, _name(process)),))
             for process, index in trace.index_of.items()
             for y in [TOP + ROW_HEIGHT * index]
         ),
@@ -246,7 +289,7 @@ def _draw(
                 position=position,
                 x=x,
                 y=y,
-                label=Label(x, y + _label_below(trace, event), event.label, "middle"),
+                label=Label(x, y + _label_below(trace, event), labels[position], "middle"),
                 is_recorded=True,
                 full=f"{_label(position, event)} at {unit} {_half(event) // 2}",
             )
@@ -257,13 +300,14 @@ def _draw(
         legend=(),
     )
     parts = []
+    message_numbers = {message: number for number, message in enumerate(names)}
     for shapes, put in svg.layers(shown):
         for shape in shapes:
             drawn = put(shape)
             if isinstance(shape, Dot):
                 drawn = f'<g data-event="{number_of[shape.position]}">{drawn}</g>'
             elif isinstance(shape, MessageArrow):
-                drawn = f'<g data-message="{list(names).index(shape.message)}">{drawn}</g>'
+                drawn = f'<g data-message="{message_numbers[shape.message]}">{drawn}</g>'
             parts.append(drawn)
     size = f'width="{shown.width:.0f}" height="{shown.height:.0f}"'
     box = f'viewBox="0 0 {shown.width:.0f} {shown.height:.0f}"'

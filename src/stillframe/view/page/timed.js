@@ -5,6 +5,9 @@ import { announce, counted, letGrow, make, makeSvg, parseSvg } from "./dom.js";
 import { recordedRow, recordedTable } from "./recorded.js";
 import { markerRoom, takeTimedSnapshot } from "./timed_rules.js";
 
+/** Of more events than these, only their number is said: as the player does. */
+const LABELS_MAX = 8;
+
 /**
  * Show an execution with a snapshot to drag.
  * @param {Object} model - the document of timed.py.
@@ -90,8 +93,9 @@ function colour({ model, taken, picture }) {
     element.classList.toggle("red", !isWhite);
   }
   for (const element of picture.querySelectorAll("[data-message]")) {
-    const [name, channel] = model.messages[Number(element.dataset.message)];
-    element.classList.toggle("caught", taken.held[channel].includes(name));
+    const number = Number(element.dataset.message);
+    const [, channel] = model.messages[number];
+    element.classList.toggle("caught", taken.held[channel].includes(number));
   }
 }
 
@@ -210,7 +214,11 @@ function markerHandle(view, channel, over) {
 
 function stateOf({ model, taken }, process) {
   const labels = model.events.filter(([own], number) => own === process && taken.whites[number]).map(([, label]) => label);
-  return `{${labels.join(", ")}}`;
+  return labels.length > LABELS_MAX ? `after ${counted(labels.length, "event")}` : `{${labels.join(", ")}}`;
+}
+
+function heldOn({ model, taken }, channel) {
+  return taken.held[channel].map((message) => model.messages[message][0]).join(", ");
 }
 
 function timedTables(view) {
@@ -219,7 +227,7 @@ function timedTables(view) {
     recordedRow(process, taken.cuts[number] === Infinity ? "never" : `${stateOf(view, number)} ${timeOf(model, taken.cuts[number])}`, "known"),
   );
   const channels = model.channels.map((_, channel) => {
-    const held = taken.held[channel].join(", ");
+    const held = heldOn(view, channel);
     return recordedRow(markerName(view, channel), held || "empty", held ? "known caught" : "known");
   });
   return [recordedTable("processes", ["process", "recorded state"], states), recordedTable("channels", ["channel", "held"], channels)];
@@ -234,6 +242,6 @@ function outcomeOf({ model, taken }) {
 
 function summaryOf(view) {
   const states = view.model.processes.map((process, number) => `${process} ${stateOf(view, number)}`);
-  const held = view.taken.held.flatMap((names, channel) => (names.length > 0 ? [`${markerName(view, channel)} held ${names.join(", ")}`] : []));
+  const held = view.taken.held.flatMap((messages, channel) => (messages.length > 0 ? [`${markerName(view, channel)} held ${heldOn(view, channel)}`] : []));
   return [...states, ...(held.length > 0 ? held : ["all channels are empty"])].join("; ");
 }

@@ -6,10 +6,10 @@
  * @param {Object} model - the document of timed.py.
  * @param {{initiator: number, at: number, delays: number[]}} wish - who initiates when, and how long
  *     the marker of each channel would travel if nothing was in its way.
- * @returns {{cuts: number[], arrivals: number[], whites: boolean[], held: string[][],
+ * @returns {{cuts: number[], arrivals: number[], whites: boolean[], held: number[][],
  *     wasPresent: boolean, whiteCount: number}} when each process records its state and each marker
- *     comes (Infinity: never), which events are before the cut, what each channel holds, and whether
- *     the system was ever in that state.
+ *     comes (Infinity: never), which events are before the cut, which messages each channel holds,
+ *     and whether the system was ever in that state.
  */
 export function takeTimedSnapshot(model, wish) {
   const cuts = model.processes.map(() => Infinity);
@@ -59,6 +59,7 @@ function markerArrival(model, channel, cut, delay) {
 function heldBy(model, channel, cuts) {
   const [source, target] = model.channels[channel];
   return model.messages
-    .filter(([, on, sent, accepted]) => on === channel && model.events[sent][2] < cuts[source] && model.events[accepted][2] > cuts[target])
-    .map(([name]) => name);
+    .map((message, number) => [number, ...message])
+    .filter(([, , on, sent, accepted]) => on === channel && model.events[sent][2] < cuts[source] && model.events[accepted][2] > cuts[target])
+    .map(([number]) => number);
 }
