@@ -12,6 +12,10 @@ from pyspark.sql import functions
 from stillframe.spark.session import spark_session
 
 
+EXIT_S = 120
+"""So long Java may take to write what it has loaded, in seconds."""
+
+
 def _same(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
     yield from frames
 
@@ -44,7 +48,7 @@ def main() -> None:
     java = session.sparkContext._gateway.proc  # noqa: SLF001 - there is no other way to it
     session.stop()
     java.stdin.close()  # this ends it
-    java.wait()
+    java.wait(EXIT_S)
 
 
 if __name__ == "__main__":

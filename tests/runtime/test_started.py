@@ -1,11 +1,13 @@
 """Operating-system processes that were started here: how they begin, and how their end is told."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 import uvloop
@@ -37,7 +39,9 @@ def each_loop(act: Callable[[], Coroutine[None, None, None]]) -> None:
 
 @pytest.mark.slow
 def test_a_lock_that_is_held_while_a_process_is_started_holds_up_nobody() -> None:
-    """A supervisor that forked would wait here for ever, without a word."""
+    """An event loop that forked by itself would wait here for ever, without a word; and what
+    ``subprocess`` does here runs nothing in a copy of our memory."""
+    assert subprocess._USE_VFORK
     run = subprocess.run(
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=True
     )
@@ -62,6 +66,48 @@ def test_a_process_hears_what_it_is_told_and_its_exit_code_is_known() -> None:
         assert await child.wait() == 7
 
     each_loop(act)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["sys.exit(1)", "os.close(0); time.sleep(100)"])
+def test_what_is_told_to_one_that_does_not_hear_is_lost(end: str) -> None:
+    """Because it has ended, or has closed its standard input; nothing fails."""
+
+    async def act() -> None:
+        child = await Started.start([sys.executable, "-c", f"import os, sys, time; {end}"])
+        while not child._stdin.is_closing():
+            child.tell(b"x" * 100_000)
+            await asyncio.sleep(0.01)
+        child.tell(b"more")
+        child.kill()
+        await child.wait()
+        child.tell(b"more")
+
+    each_loop(act)
+
+
+@pytest.mark.slow
+def test_one_that_cannot_be_watched_over_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When no descriptor is left, for example."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def refuse(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            begun.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+
+    async def act() -> None:
+        with pytest.raises(OSError, match="Too many open files"):
+            await Started.start([sys.executable, "-c", LISTENS])
+
+    each_loop(act)
+    assert [child.returncode for child in begun] == [-signal.SIGKILL] * 2
 
 
 @pytest.mark.slow

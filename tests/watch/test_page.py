@@ -160,7 +160,7 @@ def test_the_link_of_a_snapshot_leads_to_its_state(tmp_path: Path, browser: Brow
         first = str(Store.open(store).entries()[0].id)
         page.get_by_role("button", name=f"Compare {first} with another").click()
         page.get_by_role("button", name=f"Compare {name} with {first}").click()
-        assert page.url.endswith(f"#first={first}&second={name}")
+        expect(page).to_have_url(re.compile(f"#first={first}&second={name}$"))
         expect(page.get_by_role("heading", level=1).last).to_contain_text(first)
         expect(page.get_by_role("heading", level=1).last).to_contain_text(name)
 
@@ -177,7 +177,7 @@ def test_two_snapshots_of_a_pipeline_are_compared_by_clicking(
         page.goto(link)
         page.get_by_role("button", name="Compare shop-1 with another").click()
         page.get_by_role("button", name="Compare shop-2 with shop-1").click()
-        assert page.url.endswith("#first=shop-1&second=shop-2")
+        expect(page).to_have_url(re.compile("#first=shop-1&second=shop-2$"))
         expect(page.get_by_text("held 2, then 1")).to_be_visible()
         expect(page.get_by_text("stillframe.spark.diff compares that")).to_be_visible()
         check_accessible(page)

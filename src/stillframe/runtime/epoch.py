@@ -109,7 +109,9 @@ class Epoch:
         secret = b"" if terms.site.certificates is not None else secrets.token_bytes(SECRET_BYTES)
         self.coordinator = coordinator = self._coordinate(secret, starts, is_taken_over=False)
         await self._listen(coordinator)
-        await asyncio.gather(*map(self.children.spawn, self.started_here))
+        # One by one: if one cannot be started, those before it are known and ended.
+        for process in self.started_here:
+            await self.children.spawn(process)
         terms.emit(events.EpochBegan(terms.store.epoch, restored_from))
         # Nobody begins before it is written down who must be ended if we die.
         self._announce(secret)

@@ -36,14 +36,18 @@ class Started:
         child = subprocess.Popen(  # noqa: ASYNC220
             command, stdin=subprocess.PIPE, start_new_session=True
         )
+        assert child.stdin is not None
         loop = asyncio.get_running_loop()
+        let_go: Callable[[], None] = child.stdin.close
         try:
             stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, child.stdin)
+            let_go = stdin.abort
+            return cls(child, stdin)
         except BaseException:
+            let_go()
             child.kill()
             child.wait()
             raise
-        return cls(child, stdin)
 
     @property
     def pid(self) -> int:
@@ -56,8 +60,9 @@ class Started:
         return self._child.returncode
 
     def tell(self, line: bytes) -> None:
-        """Write `line` to its standard input; lost if it has ended."""
-        self._stdin.write(line + b"\n")
+        """Write `line` to its standard input; lost if it has ended, or reads no more."""
+        if not self._stdin.is_closing():
+            self._stdin.write(line + b"\n")
 
     async def wait(self) -> int:
         """Wait until it has ended; return its `returncode`."""
