@@ -11,7 +11,6 @@ from pyspark.sql import functions
 
 from stillframe.spark.session import spark_session
 
-
 EXIT_S = 120
 """So long Java may take to write what it has loaded, in seconds."""
 

@@ -9,7 +9,8 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ class PipelineObserver:
         self._is_restoring = asyncio.Lock()
         self._has_looked = False
         self._looking = asyncio.Lock()
+        self._documents = ThreadPoolExecutor(1, thread_name_prefix="documents")
         self._began_at = time.time()
         self._look_count = 0
         self._look_s = 0.0
@@ -120,7 +122,7 @@ class PipelineObserver:
 
     async def snapshot(self, name: str) -> Any:
         """Return the document of the snapshot that `name` names."""
-        return await asyncio.to_thread(self._document, name)
+        return await self._reader(self._document, name)
 
     def _document(self, name: str) -> dict[str, Any]:
         manifest = self.pipeline.find(name)
@@ -131,7 +133,12 @@ class PipelineObserver:
 
     async def comparison(self, first: str, second: str) -> Any:
         """Return the document that compares two snapshots."""
-        return await asyncio.to_thread(self._comparison, first, second)
+        return await self._reader(self._comparison, first, second)
+
+    async def _reader(self, make: Callable[..., Any], *arguments: Any) -> Any:
+        """Make a document apart from everything else, and one at a time: it may be large."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._documents, make, *arguments)
 
     def _comparison(self, first: str, second: str) -> dict[str, Any]:
         return pipeline_comparison(self.pipeline.find(first), self.pipeline.find(second))
