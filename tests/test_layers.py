@@ -33,6 +33,7 @@ LAYERS = (
     ("spark", "view"),
     ("watch",),
     ("cli",),
+    ("__main__",),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 PURE_LAYER_MAX = 2

@@ -1,5 +1,6 @@
 """The commands as a whole: quick to load, explained, and clear about what is wrong."""
 
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -42,11 +43,39 @@ STUDY_COMMANDS = [
 ]
 
 
+def test_the_version_is_told(call: Call) -> None:
+    """For whoever reports something."""
+    result = call("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"stillframe {importlib.metadata.version('stillframe')}\n"
+
+
+def test_ctrl_c_while_commands_are_loaded_ends_quietly() -> None:
+    """However early it comes; no traceback."""
+    program = (
+        "import sys, importlib.abc\n"
+        "class Interrupted(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'stillframe.cli.stores': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from stillframe.__main__ import main\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT / "src")},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_help_loads_nothing_heavy() -> None:
     """``stillframe --help`` needs neither pyarrow, Spark nor an event loop."""
     program = (
         "import sys\n"
-        "from stillframe.cli.app import main\n"
+        "from stillframe.__main__ import main\n"
         "sys.argv = ['stillframe', '--help']\n"
         "try: main()\n"
         "except SystemExit as end: assert end.code == 0, end.code\n"
@@ -152,7 +181,7 @@ def test_output_into_a_closed_pipe_is_no_bug(money: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "stillframe.cli.app", "list", str(money), "--json"],
+        [sys.executable, "-m", "stillframe", "list", str(money), "--json"],
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,

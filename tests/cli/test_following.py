@@ -185,7 +185,7 @@ class Follower:
         options = ("--checkpoint", str(checkpoint), "--json", *HERE)
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "stillframe.cli.app", "spark", "follow", str(store)),
+                *(sys.executable, "-m", "stillframe", "spark", "follow", str(store)),
                 *options,
             ],
             stdout=subprocess.PIPE,

@@ -121,7 +121,7 @@ def test_ending_the_command_gives_the_snapshot_up(shop: Pipeline, number: signal
     terminal, end = pty.openpty()
     with join("till", pipeline=shop.path, state=Till()) as till:
         command = subprocess.Popen(
-            [sys.executable, "-m", "stillframe.cli.app", "spark", "snapshot", shop.path, "--json"],
+            [sys.executable, "-m", "stillframe", "spark", "snapshot", shop.path, "--json"],
             stdout=subprocess.PIPE,
             stderr=end,
             text=True,
@@ -246,7 +246,7 @@ def test_snapshots_are_taken_until_the_command_is_ended(
         words.open("w", encoding="utf-8") as stderr,
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "stillframe.cli.app", "spark", "snapshot", shop.path),
+                *(sys.executable, "-m", "stillframe", "spark", "snapshot", shop.path),
                 *("--every", "20ms", "--timeout", "500ms", "--keep", "2", "--json"),
             ],
             stdout=subprocess.PIPE,

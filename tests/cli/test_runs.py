@@ -30,7 +30,7 @@ class Program:
         self, *arguments: object, cwd: Path = ROOT, deadline_s: float = DEADLINE_S
     ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stillframe.cli.app", *map(str, arguments)],
+            [sys.executable, "-m", "stillframe", *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

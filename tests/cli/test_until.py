@@ -19,13 +19,7 @@ def run(topology: str, store: Path, *options: str) -> subprocess.CompletedProces
     """Run a topology of the examples until the predicate of the options holds, or time is over."""
     return subprocess.run(
         [
-            *(
-                sys.executable,
-                "-m",
-                "stillframe.cli.app",
-                "run",
-                f"examples.philosophers:{topology}",
-            ),
+            *(sys.executable, "-m", "stillframe", "run", f"examples.philosophers:{topology}"),
             *("--store", str(store), "--every", "100ms", *options),
         ],
         cwd=ROOT,

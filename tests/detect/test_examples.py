@@ -18,7 +18,7 @@ def run_until(topology: str, predicate: str, store: Path) -> str:
     """Run a topology until a predicate holds; return what was said of it."""
     ended = subprocess.run(
         [
-            *(sys.executable, "-m", "stillframe.cli.app", "run", f"examples.{topology}"),
+            *(sys.executable, "-m", "stillframe", "run", f"examples.{topology}"),
             *("--store", str(store), "--every", "100ms", "--until", predicate),
         ],
         cwd=ROOT,

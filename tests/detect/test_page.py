@@ -30,7 +30,7 @@ def outcomes_of(session: str, store: Path) -> list[subprocess.CompletedProcess[s
         words = [str(store) if word == "dinner" else word for word in arguments]
         outcomes.append(
             subprocess.run(
-                [sys.executable, "-m", "stillframe.cli.app", *words],
+                [sys.executable, "-m", "stillframe", *words],
                 cwd=ROOT,
                 capture_output=True,
                 text=True,

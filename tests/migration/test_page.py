@@ -27,7 +27,7 @@ def run(line: str, cwd: Path, store: Path) -> subprocess.CompletedProcess[str]:
     assert words[0] == "stillframe"
     arguments = [str(store) if word in ("tills.store", "accounts") else word for word in words[1:]]
     return subprocess.run(
-        [sys.executable, "-m", "stillframe.cli.app", *arguments],
+        [sys.executable, "-m", "stillframe", *arguments],
         cwd=cwd,
         env=os.environ | shards,
         capture_output=True,

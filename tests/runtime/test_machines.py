@@ -34,7 +34,7 @@ class Far:
         self._log = log
         with log.open("w") as file:
             self.process = subprocess.Popen(
-                machine.command(sys.executable, "-m", "stillframe.cli.app", *words, "--json"),
+                machine.command(sys.executable, "-m", "stillframe", *words, "--json"),
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,

@@ -182,7 +182,7 @@ def test_a_clock_that_was_set_back_does_not_keep_new_snapshots_from_being_restor
 
 def resume_and_be_killed(path: Path) -> list[str]:
     """Resume by the command line, kill that after a few events, and return them."""
-    command = [sys.executable, "-m", "stillframe.cli.app", "resume", str(path)]
+    command = [sys.executable, "-m", "stillframe", "resume", str(path)]
     options = ["--every", "20ms", "--json"]
     with subprocess.Popen(
         [*command, *options], stdout=subprocess.PIPE, text=True, cwd=ROOT

@@ -220,7 +220,7 @@ def test_a_system_that_runs_is_followed(spark: SparkSession, tmp_path: Path) -> 
     store, log = tmp_path / "store", tmp_path / "log"
     options = ("--store", str(store), "--log", str(log), "--every", "200ms", "--timeout", "1s")
     bank_run = subprocess.Popen(
-        [sys.executable, "-m", "stillframe.cli.app", "run", "examples.bank:bank", *options],
+        [sys.executable, "-m", "stillframe", "run", "examples.bank:bank", *options],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         stderr=subprocess.PIPE,

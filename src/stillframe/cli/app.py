@@ -58,6 +58,32 @@ spark_app.add_typer(pipelines.app)
 spark_app.add_typer(stores.app)
 spark_app.add_typer(eventlogs.app)
 app.add_typer(spark_app, name="spark")
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        import importlib.metadata
+
+        typer.echo(f"stillframe {importlib.metadata.version('stillframe')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _stillframe(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_print_version,
+            help="Print the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 app.add_typer(revival.app)
 app.add_typer(machines.app)
 app.add_typer(study.app)
@@ -355,12 +381,3 @@ def audit(
     from stillframe.cli import auditing
 
     auditing.audit(store, states_sql=states, messages_sql=messages, is_json=as_json)
-
-
-def main() -> None:
-    """Run the command line and end the program with an exit code."""
-    app(prog_name="stillframe")
-
-
-if __name__ == "__main__":
-    main()
