@@ -12,7 +12,7 @@ import uvloop
 
 from stillframe.runtime import events
 from stillframe.runtime.supervisor import Supervisor
-from tests.runtime.watch import new_store, program
+from tests.runtime.watch import Watch, new_store, program
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 60
@@ -27,27 +27,20 @@ def test_one_that_ends_at_once_is_named_with_its_exit_code(
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
     async def main() -> None:
-        store, deaths, enough = new_store(tmp_path, "rally"), list[str](), asyncio.Event()
-
-        def emit(event: object) -> None:
-            if isinstance(event, events.ProcessDied):
-                deaths.append(event.cause)
-            if len(deaths) == 3:
-                enough.set()
+        store, watch = new_store(tmp_path, "rally"), Watch()
 
         async def begin() -> None:
-            async with Supervisor(program("rally"), store, emit=emit):
+            async with Supervisor(program("rally"), store, emit=watch.emit):
                 raise AssertionError("it runs")
 
         async with asyncio.timeout(TIMEOUT_S):
             beginning = asyncio.ensure_future(begin())
-            waiting = asyncio.ensure_future(enough.wait())
-            await asyncio.wait({beginning, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            assert waiting.done()
+            await watch.until(lambda: len(watch.of(events.ProcessDied)) >= 3)
             beginning.cancel()
             await asyncio.wait({beginning})
         store.close()
-        assert deaths == ["it exited with code 1"] * 3
+        causes = {death.cause for death in watch.of(events.ProcessDied)}
+        assert causes == {"it exited with code 1"}
 
     run(main())
 
