@@ -10,14 +10,15 @@ LOWEST = 10_000
 
 def free_port() -> int:
     """Return a port of loopback that nobody listens on, and that stays free until it is needed: it
-    lies below those that outgoing connections get, of which one could even lead to itself."""
+    lies below those that outgoing connections get, of which one could even lead to itself. Where
+    those begin too low, any that is free must do."""
     end = int(RANGE.read_text().split()[0])
     chance = random.SystemRandom()  # not the one that begins anew with every test
     while True:
-        port = chance.randrange(LOWEST, end)
+        port = chance.randrange(LOWEST, end) if end > LOWEST else 0
         with socket.socket() as one:
             try:
                 one.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        return port
+            return int(one.getsockname()[1])

@@ -10,9 +10,10 @@ def main() -> None:
     """
     try:
         from stillframe.cli.app import app  # noqa: PLC0415 - see above
+
+        app(prog_name="stillframe")
     except KeyboardInterrupt:
         sys.exit(130)
-    app(prog_name="stillframe")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import os
 import signal
 import subprocess
@@ -35,6 +36,19 @@ def each_loop(act: Callable[[], Coroutine[None, None, None]]) -> None:
     """Do `act` in each of the event loops that a process may run."""
     asyncio.run(act())
     uvloop.run(act())
+
+
+def noted(monkeypatch: pytest.MonkeyPatch) -> list["subprocess.Popen[bytes]"]:
+    """Return a list to which every process is added that is started from now on."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            begun.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    return begun
 
 
 @pytest.mark.slow
@@ -89,17 +103,11 @@ def test_what_is_told_to_one_that_does_not_hear_is_lost(end: str) -> None:
 @pytest.mark.slow
 def test_one_that_cannot_be_watched_over_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """When no descriptor is left, for example."""
-    begun: list[subprocess.Popen[bytes]] = []
+    begun = noted(monkeypatch)
 
     def refuse(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    class Noted(subprocess.Popen[bytes]):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            begun.append(self)
-
-    monkeypatch.setattr(subprocess, "Popen", Noted)
     monkeypatch.setattr(os, "pidfd_open", refuse)
 
     async def act() -> None:
@@ -108,6 +116,29 @@ def test_one_that_cannot_be_watched_over_is_ended(monkeypatch: pytest.MonkeyPatc
 
     each_loop(act)
     assert [child.returncode for child in begun] == [-signal.SIGKILL] * 2
+
+
+@pytest.mark.slow
+def test_one_whose_start_is_called_off_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At whatever step: nothing of it is left, and who called it off hears no other error."""
+    begun = noted(monkeypatch)
+
+    async def act() -> None:
+        for step_count in range(1, 6):
+            starting = asyncio.ensure_future(Started.start([sys.executable, "-c", LISTENS]))
+            for _ in range(step_count):
+                await asyncio.sleep(0)
+            if starting.done():
+                starting.result().kill()
+                await starting.result().wait()
+                continue
+            starting.cancel()
+            await asyncio.wait({starting})
+            assert starting.cancelled()
+
+    each_loop(act)
+    gc.collect()
+    assert {child.returncode for child in begun} == {-signal.SIGKILL}
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ def compared(path: Path, between: Callable[[Pipeline], object]) -> tuple[Pipelin
     shop.snapshot()
     between(shop)
     shop.snapshot()
-    return shop, pipeline_comparison(shop.find("shop-1"), shop.find("shop-2"))
+    return shop, pipeline_comparison(shop.path, shop.find("shop-1"), shop.find("shop-2"))
 
 
 def test_what_changed_is_there_and_nothing_else(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_snapshot_equals_itself(tmp_path: Path) -> None:
     commit(shop, 3, 1)
     shop.snapshot()
     manifest = shop.find("shop-1")
-    document = pipeline_comparison(manifest, manifest)
+    document = pipeline_comparison(shop.path, manifest, manifest)
     assert document["is_equal"]
     assert (document["fields"], document["channels"]) == ([], [])
 
@@ -80,7 +80,7 @@ def test_what_was_done_again_in_another_epoch_may_be_something_else(tmp_path: Pa
     sell(shop, 8)
     commit(shop, 0, 1)
     shop.snapshot()
-    document = pipeline_comparison(shop.find("shop-2"), shop.find("shop-3"))
+    document = pipeline_comparison(shop.path, shop.find("shop-2"), shop.find("shop-3"))
     assert not document["is_equal"]
     (sales,) = document["channels"]
     assert sales["channel"] == "sales: till->books"
@@ -89,3 +89,19 @@ def test_what_was_done_again_in_another_epoch_may_be_something_else(tmp_path: Pa
         (one["process"], one["field"], one["before"]["text"], one["after"]["text"])
         for one in document["fields"]
     ] == [("audit", "in epoch", "1", "2")]
+
+
+def test_a_restore_alone_changes_nothing(tmp_path: Path) -> None:
+    """In the new epoch nothing but barriers was put into the logs; and what logs do not tell any
+    more may be something else."""
+    shop = resting_shop(tmp_path / "shop.pipeline")
+    shop.snapshot()
+    shop.restore("shop-1")
+    for _ in range(2):
+        shop.snapshot()
+    for first, second in (("shop-1", "shop-2"), ("shop-2", "shop-3"), ("shop-1", "shop-3")):
+        assert pipeline_comparison(shop.path, shop.find(first), shop.find(second))["is_equal"]
+    for item in (shop.path / "channels" / "sales" / "epoch-2").glob("*.json"):
+        item.unlink()
+    document = pipeline_comparison(shop.path, shop.find("shop-1"), shop.find("shop-3"))
+    assert [channel["channel"] for channel in document["channels"]] == ["sales: till->books"]

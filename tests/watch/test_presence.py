@@ -1,13 +1,16 @@
 """A system that says nothing may be starting, stand still or be gone: each is told apart."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from stillframe.errors import StillframeError
 from stillframe.runtime.addresses import Address
@@ -16,7 +19,7 @@ from stillframe.runtime.os_process import OsProcess, identify, is_stopped
 from stillframe.runtime.running import RunningSystem, announce, identity
 from stillframe.store.store import Store
 from stillframe.watch import observer
-from stillframe.watch.families import exposed
+from stillframe.watch.families import Families, exposed
 from stillframe.watch.observer import Observer
 from stillframe.watch.verdicts import Judge
 from tests.watch.published import REFERENCE, new_store
@@ -80,6 +83,33 @@ def test_a_system_that_starts_is_not_silent_and_one_that_stands_still_is(
     os.kill(supervisor.pid, signal.SIGKILL)
     until(lambda: scraped(observed).of("processes", status="stopped") == 2, "it is gone")
     assert scraped(observed).of("watch_trouble", about="system") == 0
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_system_that_takes_no_more_connections_is_silent(
+    run: Callable[[Coroutine[None, None, Families]], Families],
+    tmp_path: Path,
+    supervisor: OsProcess,
+) -> None:
+    """It has not answered those who asked before, and does not start."""
+    observed = observer_of(tmp_path, supervisor)
+    with contextlib.ExitStack() as stack:
+        nobody = stack.enter_context(socket.socket(socket.AF_UNIX))
+        nobody.bind(str(tmp_path / "commands"))
+        nobody.listen(0)
+        is_full = False
+        while not is_full:
+            waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            try:
+                waiting.connect(str(tmp_path / "commands"))
+            except BlockingIOError:
+                is_full = True
+        text, _ = exposed(run(observed.metrics()), OPEN_METRICS)
+    scrape = Scrape(text.decode(), is_open=True)
+    assert scrape.of("processes", status="silent") == 2
+    assert scrape.of("watch_trouble", about="system") == 1
+    assert "hangs, or too many ask at once" in observed.why_not
 
 
 def test_who_scrapes_while_somebody_looks_is_told_what_was_seen_last(

@@ -21,6 +21,7 @@ Colour appears only on a terminal, and never with `NO_COLOR`.
 | 1 | no: damaged, not consistent, different, abandoned |
 | 2 | wrong usage or input, or something that is needed is not there |
 | 101 | a bug in stillframe |
+| 130 | it was ended by Ctrl-C before it had begun |
 
 Durations are a number and a unit: `250ms`, `1s`, `2m`, `1h`.
 Snapshot ids name the process that initiated and a number: `P1-17`.

@@ -88,7 +88,7 @@ def _of_pipeline(path: Path, wish: Wish, suffix: str) -> tuple[bytes, str, str]:
     manifest = pipeline.latest() if wish.snapshot is None else pipeline.find(wish.snapshot)
     if wish.compare is not None:
         other = pipeline.find(wish.compare)
-        document = pipeline_comparison(other, manifest)
+        document = pipeline_comparison(path, other, manifest)
         content, words = _compared(document, str(other.snapshot), str(manifest.snapshot))
         return content, words, f"{other.snapshot}-{manifest.snapshot}"
     document = pipeline_document(

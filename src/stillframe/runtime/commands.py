@@ -16,7 +16,7 @@ from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, U
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.protocol.holdup import Standing, UnderWay
 from stillframe.runtime.listening import stop_listening
-from stillframe.runtime.running import find
+from stillframe.runtime.running import RunningSystem, find
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.runtime.waves import Wave
 from stillframe.store.manifest import Entry
@@ -204,18 +204,22 @@ async def _ask(store: Path, request: Request) -> Done | Observed:
     system = find(store)
     try:
         reader, writer = await asyncio.open_unix_connection(system.commands, limit=ANSWER_BYTES_MAX)
-    except OSError as error:
+    except (FileNotFoundError, ConnectionRefusedError) as error:
         raise Unavailable(
             f"the system on the store {store} does not answer ({error}): it is still starting, "
             "waits for processes to join, or ends; try again when it runs"
         ) from error
+    except OSError as error:
+        raise _taken_by_nobody(store, system, error) from error
     try:
         writer.write(_encode(request) + b"\n")
         line = await reader.readline()
-    except OSError as error:
+    except ConnectionError as error:
         raise Unavailable(
             f"the system on the store {store} ended before it answered ({error})"
         ) from error
+    except OSError as error:
+        raise _taken_by_nobody(store, system, error) from error
     except ValueError as error:
         raise ProtocolViolation(
             f"the system's answer has more than {ANSWER_BYTES_MAX:,} bytes"
@@ -231,3 +235,11 @@ async def _ask(store: Path, request: Request) -> Done | Observed:
     if not isinstance(answer, Failed):
         return answer
     raise UsageError(answer.detail) if answer.is_usage else StillframeError(answer.detail)
+
+
+def _taken_by_nobody(store: Path, system: RunningSystem, error: OSError) -> StillframeError:
+    """Return the error for a connection that waits to be taken, with no more room to wait."""
+    return StillframeError(
+        f"the system on the store {store} takes no connection ({error}): its supervisor, process "
+        f"{system.supervisor.pid}, hangs, or too many ask at once"
+    )

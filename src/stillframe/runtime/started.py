@@ -9,6 +9,7 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Callable, Sequence
+from typing import Any
 
 
 class Started:
@@ -36,17 +37,18 @@ class Started:
         child = subprocess.Popen(  # noqa: ASYNC220
             command, stdin=subprocess.PIPE, start_new_session=True
         )
-        assert child.stdin is not None
         loop = asyncio.get_running_loop()
-        let_go: Callable[[], None] = child.stdin.close
+        connecting = asyncio.ensure_future(
+            loop.connect_write_pipe(asyncio.BaseProtocol, child.stdin)
+        )
         try:
-            stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, child.stdin)
-            let_go = stdin.abort
+            # Shielded: uvloop leaves a pipe half closed if it is stopped on the way.
+            stdin, _ = await asyncio.shield(connecting)
             return cls(child, stdin)
         except BaseException:
-            let_go()
             child.kill()
             child.wait()
+            connecting.add_done_callback(_let_go)
             raise
 
     @property
@@ -85,3 +87,9 @@ class Started:
         os.close(self._descriptor)
         self._stdin.close()
         self._end.set_result(self._child.wait())
+
+
+def _let_go(connecting: asyncio.Future[tuple[asyncio.WriteTransport, Any]]) -> None:
+    """Close a pipe that nobody wants any more."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result()[0].abort()

@@ -4,10 +4,12 @@ have it. What the queries hold is in checkpoints of Spark; ``stillframe.spark.di
 A barrier is no difference: every snapshot puts its own into every log.
 """
 
-from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from stillframe.pipeline.head import Stretch
+from stillframe.errors import StillframeError
+from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.part import Part
 from stillframe.pipeline.published import ChannelCut, Manifest
 from stillframe.view.comparison_document import CHANNELS_MAX, KIND
@@ -23,10 +25,11 @@ NOTE = (
 )
 
 
-def pipeline_comparison(before: Manifest, after: Manifest) -> dict[str, Any]:
+def pipeline_comparison(root: Path, before: Manifest, after: Manifest) -> dict[str, Any]:
     """Return what a page shows of the difference of two snapshots of a pipeline.
 
     Args:
+        root: the pipeline, whose logs say which epochs have written records.
         before: of the earlier one, as it was read and verified.
         after: of the later one.
     """
@@ -46,7 +49,7 @@ def pipeline_comparison(before: Manifest, after: Manifest) -> dict[str, Any]:
         one, other = show_pair(old, new, budget)
         named = {"process": participant, "field": printable(name)}
         fields.append(named | {"before": one, "after": other})
-    channels = _channels(before, after)
+    channels = _channels(root, before, after)
     return {
         "kind": KIND,
         "noun": "record",
@@ -71,23 +74,18 @@ def _held_by(part: Part, manifest: Manifest) -> dict[str, Any]:
     of an epoch."""
     _, fields = state_of(part)
     if part.query is not None and part.query.batch is not None:
-        batches = manifest.batches.get(part.participant, ())
-        fields["in epoch"] = max(_epochs(batches, part.query.batch + 1), default=1)
+        ran = [s for s in manifest.batches[part.participant] if s.first <= part.query.batch]
+        fields["in epoch"] = ran[-1].epoch
     return fields
 
 
-def _epochs(stretches: Iterable[Stretch], end: int) -> list[int]:
-    """Return in which epochs a log was written, or a query ran, before `end`."""
-    return [stretch.epoch for stretch in stretches if stretch.first < end]
-
-
-def _channels(before: Manifest, after: Manifest) -> list[dict[str, Any]]:
+def _channels(root: Path, before: Manifest, after: Manifest) -> list[dict[str, Any]]:
     """Return the channels on which the records were not the same: log and target name one."""
     cuts = [{(cut.log, cut.target): cut for cut in m.channels} for m in (before, after)]
     found = []
     for log, target in sorted(cuts[0].keys() | cuts[1].keys()):
         one, other = (each.get((log, target)) for each in cuts)
-        if _records(one, before) != _records(other, after):
+        if not _is_same(root, (one, before), (other, after)):
             manifest = before if one is not None else after
             figures = _figures(one), _figures(other)
             found.append(
@@ -101,12 +99,35 @@ def _channels(before: Manifest, after: Manifest) -> list[dict[str, Any]]:
     return found
 
 
-def _records(cut: ChannelCut | None, manifest: Manifest) -> object:
-    """Return what says which records were sent and received: how many, and of which epochs."""
-    if cut is None:
-        return None
-    written = _epochs(manifest.stretches[cut.log], max(cut.position, cut.barrier))
-    return cut.sent_counts, cut.received_counts, written
+def _is_same(
+    root: Path,
+    one: tuple[ChannelCut | None, Manifest],
+    other: tuple[ChannelCut | None, Manifest],
+) -> bool:
+    """Return whether the same records were sent and received: as many, of the same epochs."""
+    counts = [cut and (cut.sent_counts, cut.received_counts) for cut, _ in (one, other)]
+    if counts[0] != counts[1]:
+        return False
+    epochs = [set() if cut is None else _written(root, cut, m) for cut, m in (one, other)]
+    return epochs[0] == epochs[1]
+
+
+def _written(root: Path, cut: ChannelCut, manifest: Manifest) -> set[int]:
+    """Return the epochs in which records were written into a log before the cut; also those of
+    which the log does not say any more what was written."""
+    stretches = manifest.stretches[cut.log]
+    reader = LogReader(root, manifest.dataflow.log(cut.log), stretches)
+    end = max(cut.position, cut.barrier)
+    bounds = pairwise([*(min(stretch.first, end) for stretch in stretches), end])
+    found = set()
+    for stretch, (first, last) in zip(stretches, bounds, strict=True):
+        try:
+            has_records = first < last and reader.offsets_at(first) != reader.offsets_at(last)
+        except (StillframeError, OSError):
+            has_records = True
+        if has_records:
+            found.add(stretch.epoch)
+    return found
 
 
 def _figures(cut: ChannelCut | None) -> list[int]:

@@ -7,7 +7,6 @@ application does is at full ones, and what the reader drags between two. In the 
 even and odd numbers, of half ticks or half steps: no two things that matter are at the same time.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -247,12 +246,15 @@ def _places(trace: Trace) -> dict[Position, Point]:
     return found
 
 
-def _labels(trace: Trace, places: dict[Position, Point]) -> dict[Position, str]:
-    """Return as much of the label of each event as there is room for beside its neighbours."""
+def _labels(trace: Trace, places: dict[Position, Point], width: float) -> dict[Position, str]:
+    """Return as much of the label of each event as there is room for beside its neighbours, and in
+    the picture."""
     found: dict[Position, str] = {}
     for process in trace.processes:
         own = [(p, event.label) for p, event in trace.positions() if p.process == process]
-        xs: list[float] = [-math.inf, *(places[position][0] for position, _ in own), math.inf]
+        xs = [places[position][0] for position, _ in own]
+        # As if the picture went on beyond its edges as in a mirror.
+        xs = [*(-x for x in xs[:1]), *xs, *(2 * width - x for x in xs[-1:])]
         places_of_three = zip(xs, xs[1:], xs[2:], strict=False)
         for (position, label), (before, x, behind) in zip(own, places_of_three, strict=True):
             text = lettering.clean(label, char_count_max=LABEL_CHARS_MAX)
@@ -266,9 +268,10 @@ def _draw(
     """Return the picture of what the application does: the rest is drawn over it as it is
     dragged."""
     places, left = _places(trace), _x(trace, 0)
-    labels = _labels(trace, places)
+    width = _x(trace, end) + PADDING
+    labels = _labels(trace, places, width)
     shown = Diagram(
-        width=_x(trace, end) + PADDING,
+        width=width,
         height=TOP + ROW_HEIGHT * (len(trace.processes) - 1) + CUT_OVERHANG + 3 * PADDING,
         title="",
         description="",

@@ -242,7 +242,8 @@ class Observer:
             self.feed.hold("wave", picture.wave_document(self.observed.waves[-1]))
 
     def _presence(self) -> str:
-        """Return how the processes of a system are that took no question."""
+        """Return how the processes of a system are that took no question: there was no socket, or
+        it hung up."""
         supervisor = supervisor_of(self.store.path)
         if supervisor is None:
             return picture.STOPPED

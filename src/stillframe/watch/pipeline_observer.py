@@ -141,7 +141,8 @@ class PipelineObserver:
         return await loop.run_in_executor(self._documents, make, *arguments)
 
     def _comparison(self, first: str, second: str) -> dict[str, Any]:
-        return pipeline_comparison(self.pipeline.find(first), self.pipeline.find(second))
+        before, after = self.pipeline.find(first), self.pipeline.find(second)
+        return pipeline_comparison(self.pipeline.path, before, after)
 
     async def act(self, wish: Wish) -> dict[str, Any]:
         """Do what somebody wishes; see ``pipeline_acting.act``."""
