@@ -1,6 +1,39 @@
-"""What every test shares: hypothesis without a clock, because the machine may be busy."""
+"""What every test shares: where and when it runs, and what it costs."""
 
-import hypothesis
+from typing import Any
 
-hypothesis.settings.register_profile("stillframe", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("stillframe")
+import pytest
+
+from tests import costs, nightly
+from tests.nightly import figure
+
+__all__ = ["figure"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure costs; choose the number of examples."""
+    nightly.configure()
+    config.pluginmanager.register(costs.Costs())
+    config.pluginmanager.register(_First())
+
+
+class _First:
+    """What must be known of the tests before xdist asks."""
+
+    @staticmethod
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leave out what only runs at night, and say what runs together."""
+        nightly.select(config, items)
+        costs.group(items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest."""
+    costs.put_longest_first(items)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Report the figures of a night."""
+    nightly.report(terminalreporter)

@@ -1,0 +1,128 @@
+"""The CPU time of each test file, and which file runs where.
+
+Two pytest processes share the tests (pytest-xdist). All tests of one file run in one of them, and so
+do those of files that share something costly (``SHARED``). The files that took longest when
+``tests/costs.json`` was written begin first, so that both end at about the same time.
+
+``scripts/cpu.py`` measures the whole run, compares it with its limit, and names the files that grew
+against ``tests/costs.json``.
+"""
+
+import json
+import os
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BASELINE = ROOT / "tests" / "costs.json"
+MEASURED = ROOT / "build" / "costs.json"
+TICKS = os.sysconf("SC_CLK_TCK")
+UTIME = 11
+"""Where ``utime`` stands in ``/proc/PID/stat`` behind the program's name; the next three are ``stime``
+and both of children that were waited for (proc(5))."""
+PARENT = 1
+
+
+def cpu_s() -> float:
+    """Return the CPU seconds of this process and all its descendants, running or waited for."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+    return total + sum(ticks for _, ticks in _descendants()) / TICKS
+
+
+def _descendants() -> Iterator[tuple[int, int]]:
+    """Yield pid and clock ticks of every running descendant."""
+    parents: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
+            except OSError:  # it has ended
+                continue
+            pid = int(entry.name)
+            parents.setdefault(int(fields[PARENT]), []).append(pid)
+            ticks[pid] = sum(int(field) for field in fields[UTIME : UTIME + 4])
+    waiting = list(parents.get(os.getpid(), ()))
+    while waiting:
+        pid = waiting.pop()
+        waiting += parents.get(pid, ())
+        yield pid, ticks[pid]
+
+
+class Costs:
+    """Measures the CPU time of each test file in a pytest process, and adds them up in the one that
+    controls the others."""
+
+    def __init__(self) -> None:
+        self.by_file: Counter[str] = Counter()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Add the CPU time of a test, with its fixtures, to its file."""
+        before = cpu_s()
+        result = yield
+        self.by_file[file_of(item)] += cpu_s() - before
+        return result
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Hand the figures to the controlling process, or write them if this is it."""
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["costs"] = dict(self.by_file)
+        else:
+            MEASURED.parent.mkdir(exist_ok=True)
+            costs = {file: round(seconds, 1) for file, seconds in sorted(self.by_file.items())}
+            MEASURED.write_text(json.dumps(costs, indent=0))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Take the figures of a process that ended."""
+        self.by_file.update(getattr(node, "workeroutput", {}).get("costs", {}))
+
+
+SHARED = ("spark", "browser")
+"""Fixtures that are costly to make: every file that uses one runs where the others do."""
+
+
+def file_of(item: pytest.Item) -> str:
+    """Return the test's file as ``costs.json`` names it."""
+    return item.path.relative_to(ROOT).as_posix()
+
+
+def group(items: list[pytest.Item]) -> None:
+    """Mark each test with the group that runs in one process, unless it says so itself.
+
+    The group is that of the first fixture of ``SHARED`` that any test of the file uses; else the
+    file.
+    """
+    shared: dict[str, set[str]] = {}
+    for item in items:
+        shared.setdefault(file_of(item), set()).update(getattr(item, "fixturenames", ()))
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            file = file_of(item)
+            name = next((name for name in SHARED if name in shared[file]), file)
+            item.add_marker(pytest.mark.xdist_group(name))
+
+
+def put_longest_first(items: list[pytest.Item]) -> None:
+    """Order the tests by the cost of their group, the costliest first: xdist hands them out so."""
+    baseline: dict[str, float] = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
+    files = {(_group_of(item), file_of(item)) for item in items}
+    cost: Counter[str] = Counter()
+    for name, file in files:
+        cost[name] += baseline.get(file, 0.0)
+    items.sort(key=lambda item: (-cost[_group_of(item)], _group_of(item)))
+
+
+def _group_of(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("xdist_group")
+    assert marker is not None
+    return str(marker.args[0])

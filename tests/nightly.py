@@ -1,0 +1,107 @@
+"""Tests at night: the long forms, with fresh seeds (``./check nightly``).
+
+A test that also runs at night carries ``@pytest.mark.nightly(part="soak")``; one that has no short
+form adds ``only=True`` and is left out of ``./check``. ``by_night`` and ``seeds`` give each form its
+size and seeds, and ``figure`` records what the long form measured. Everything random at night
+follows from one seed, which ``./check nightly`` prints and ``./check nightly PART --seed N`` replays.
+"""
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hypothesis
+import pytest
+
+SEED_VARIABLE = "STILLFRAME_NIGHTLY_SEED"
+SEED = int(os.environ[SEED_VARIABLE]) if SEED_VARIABLE in os.environ else None
+"""The seed of this night; None in ``./check``."""
+PART = os.environ.get("STILLFRAME_NIGHTLY_PART", "")
+RESULTS = Path(__file__).parent.parent / "build" / "nightly"
+GENERATED = "generated"
+"""The part that runs every property test with many examples."""
+EXAMPLE_FACTOR = 10
+EXAMPLE_COUNT = 50
+
+Value = TypeVar("Value")
+Figure = Callable[[str, object], None]
+
+
+def by_night(night: Value, *, check: Value) -> Value:
+    """Return `night` in ``./check nightly``, `check` otherwise."""
+    return check if SEED is None else night
+
+
+def examples(count: int) -> int:
+    """Return how many examples a property test generates: `count`, at night many times that."""
+    return by_night(count * EXAMPLE_FACTOR, check=count)
+
+
+def seeds(purpose: str, *fixed: int, night: int = 0) -> tuple[int, ...]:
+    """Return the seeds of a test.
+
+    Args:
+        purpose: a name that distinguishes this test's seeds from those of others.
+        fixed: the seeds in ``./check``; they also run at night.
+        night: the number of additional fresh seeds at night.
+    """
+    if SEED is None:
+        return fixed
+    chance = random.Random(f"{SEED}:{purpose}")
+    return fixed + tuple(chance.randrange(2**31) for _ in range(night))
+
+
+def configure() -> None:
+    """Choose the number of examples of property tests; none has a deadline, because the machine may
+    be busy."""
+    hypothesis.settings.register_profile(
+        "stillframe", deadline=None, print_blob=True, max_examples=examples(EXAMPLE_COUNT)
+    )
+    hypothesis.settings.load_profile("stillframe")
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what has no short form, and put property tests into their part of the night."""
+    left_out = []
+    for item in items:
+        if item.get_closest_marker("hypothesis") and not item.get_closest_marker("nightly"):
+            item.add_marker(pytest.mark.nightly(part=GENERATED))
+        marker = item.get_closest_marker("nightly")
+        if SEED is None and marker is not None and marker.kwargs.get("only"):
+            left_out.append(item)
+    if left_out:
+        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture
+def figure(record_property: Callable[[str, object], None]) -> Figure:
+    """Record a figure that the run reports: ``figure("kills", 40)``."""
+    return record_property
+
+
+def report(reporter: Any) -> None:
+    """Print the figures of the night, and keep them and the seed of what failed in files."""
+    if SEED is None:
+        return
+    figures: dict[str, dict[str, Any]] = {}
+    for outcome in ("passed", "failed"):
+        for test in reporter.stats.get(outcome, []):
+            if test.user_properties:
+                figures[test.nodeid.partition("@")[0]] = dict(test.user_properties)
+    failed = sorted(
+        {test.nodeid for what in ("failed", "error") for test in reporter.stats.get(what, [])}
+    )
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{PART}.json").write_text(
+        json.dumps({"part": PART, "seed": SEED, "figures": figures, "failed": failed}, indent=1)
+    )
+    reporter.section(f"figures of {PART}, seed {SEED}")
+    for test, values in figures.items():
+        said = ", ".join(f"{name} {value}" for name, value in values.items())
+        reporter.line(f"{test.rpartition('::')[2]}: {said}")
+    if failed:
+        reporter.line(f"replay with: ./check nightly {PART} --seed {SEED}")
