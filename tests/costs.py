@@ -1,7 +1,7 @@
 """The CPU time of each test file, and which file runs where.
 
-Two pytest processes share the tests (pytest-xdist). All tests of one file run in one of them, and so
-do those of files that share something costly (``SHARED``). The files that took longest when
+Two pytest processes share the tests (pytest-xdist). All tests of one file run in one of them, and
+so do those of files that share something costly (``SHARED``). The files that took longest when
 ``tests/costs.json`` was written begin first, so that both end at about the same time.
 
 ``scripts/cpu.py`` measures the whole run, compares it with its limit, and names the files that grew
@@ -11,7 +11,6 @@ against ``tests/costs.json``.
 import json
 import os
 import resource
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ BASELINE = ROOT / "tests" / "costs.json"
 MEASURED = ROOT / "build" / "costs.json"
 TICKS = os.sysconf("SC_CLK_TCK")
 UTIME = 11
-"""Where ``utime`` stands in ``/proc/PID/stat`` behind the program's name; the next three are ``stime``
-and both of children that were waited for (proc(5))."""
+"""Where ``utime`` stands in ``/proc/PID/stat`` behind the program's name; the next three are
+``stime`` and both of children that were waited for (proc(5))."""
 PARENT = 1
 
 
@@ -61,14 +60,14 @@ class Costs:
     controls the others."""
 
     def __init__(self) -> None:
-        self.by_file: Counter[str] = Counter()
+        self.by_file: dict[str, float] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Add the CPU time of a test, with its fixtures, to its file."""
         before = cpu_s()
         result = yield
-        self.by_file[file_of(item)] += cpu_s() - before
+        self._add(file_of(item), cpu_s() - before)
         return result
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -84,7 +83,11 @@ class Costs:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         """Take the figures of a process that ended."""
-        self.by_file.update(getattr(node, "workeroutput", {}).get("costs", {}))
+        for file, seconds in getattr(node, "workeroutput", {}).get("costs", {}).items():
+            self._add(file, seconds)
+
+    def _add(self, file: str, seconds: float) -> None:
+        self.by_file[file] = self.by_file.get(file, 0.0) + seconds
 
 
 SHARED = ("spark", "browser")
@@ -115,10 +118,9 @@ def group(items: list[pytest.Item]) -> None:
 def put_longest_first(items: list[pytest.Item]) -> None:
     """Order the tests by the cost of their group, the costliest first: xdist hands them out so."""
     baseline: dict[str, float] = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
-    files = {(_group_of(item), file_of(item)) for item in items}
-    cost: Counter[str] = Counter()
-    for name, file in files:
-        cost[name] += baseline.get(file, 0.0)
+    cost: dict[str, float] = {}
+    for name, file in {(_group_of(item), file_of(item)) for item in items}:
+        cost[name] = cost.get(name, 0.0) + baseline.get(file, 0.0)
     items.sort(key=lambda item: (-cost[_group_of(item)], _group_of(item)))
 
 

@@ -1,9 +1,9 @@
 """Tests at night: the long forms, with fresh seeds (``./check nightly``).
 
 A test that also runs at night carries ``@pytest.mark.nightly(part="soak")``; one that has no short
-form adds ``only=True`` and is left out of ``./check``. ``by_night`` and ``seeds`` give each form its
-size and seeds, and ``figure`` records what the long form measured. Everything random at night
-follows from one seed, which ``./check nightly`` prints and ``./check nightly PART --seed N`` replays.
+form adds ``only=True`` and is left out of ``./check``. ``by_night`` and ``seeds`` give each form
+its size and seeds, and ``figure`` records what the long form measured. Everything random at night
+follows from one seed: ``./check nightly`` prints it, ``./check nightly PART --seed N`` replays it.
 """
 
 import json
@@ -21,8 +21,14 @@ SEED = int(os.environ[SEED_VARIABLE]) if SEED_VARIABLE in os.environ else None
 """The seed of this night; None in ``./check``."""
 PART = os.environ.get("STILLFRAME_NIGHTLY_PART", "")
 RESULTS = Path(__file__).parent.parent / "build" / "nightly"
-GENERATED = "generated"
-"""The part that runs every property test with many examples."""
+PARTS = (
+    "soak",  # kills, restores and faults at random moments
+    "hostile",  # frames and files by the hundred thousand
+    "exactness",  # the full product of states at snapshots on Spark
+    "simulator",  # simulated systems by the thousand
+    "verification",  # stores and event logs against brute force
+    "generated",  # every property test, with many examples
+)
 EXAMPLE_FACTOR = 10
 EXAMPLE_COUNT = 50
 
@@ -67,13 +73,19 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what has no short form, and put property tests into their part of the night."""
     left_out = []
     for item in items:
-        if item.get_closest_marker("hypothesis") and not item.get_closest_marker("nightly"):
-            item.add_marker(pytest.mark.nightly(part=GENERATED))
+        is_property = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        if is_property and not item.get_closest_marker("nightly"):
+            item.add_marker(pytest.mark.nightly(part="generated"))
         marker = item.get_closest_marker("nightly")
-        if SEED is None and marker is not None and marker.kwargs.get("only"):
+        if marker is None:
+            continue
+        if marker.kwargs["part"] not in PARTS:
+            raise pytest.UsageError(f"{item.nodeid}: the parts of a night are {', '.join(PARTS)}")
+        if SEED is None and marker.kwargs.get("only"):
             left_out.append(item)
     if left_out:
-        items[:] = [item for item in items if item not in set(left_out)]
+        kept = set(items) - set(left_out)
+        items[:] = [item for item in items if item in kept]
         config.hook.pytest_deselected(items=left_out)
 
 

@@ -1,0 +1,151 @@
+"""Run a command and measure the CPU time of all its descendants.
+
+``python scripts/cpu.py [--limit MINUTES] COMMAND...``
+
+A process that is killed before it waited for its children takes their figures with it. Therefore
+this program becomes the "child subreaper" of its descendants (prctl(2)): a process that loses its
+parent becomes a child of this one, and the kernel adds its CPU time here when it is waited for.
+
+The exit code is the command's; or 1 if the command succeeded and its descendants used more than the
+limit, in which case the test files that grew against ``tests/costs.json`` are named.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+BASELINE = ROOT / "tests" / "costs.json"
+MEASURED = ROOT / "build" / "costs.json"
+PR_SET_CHILD_SUBREAPER = 36
+PARENT = 1
+"""Where the parent stands in ``/proc/PID/stat`` behind the program's name (proc(5))."""
+ORPHAN_WAIT_S = 10.0
+"""How long descendants have to end after the command, in seconds."""
+GROWTH_S = 2.0
+"""A file's growth below this is noise, in seconds."""
+NAMED_COUNT_MAX = 10
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant that loses its own.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def run(command: list[str]) -> int:
+    """Run `command`, wait for it and for the orphans that end meanwhile; return its exit code, as a
+    shell does for one that was ended by a signal."""
+    # Ctrl-C reaches the command too: it decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = subprocess.Popen(command, preexec_fn=_interruptible)  # noqa: PLW1509 - no threads here
+    while True:
+        pid, status = os.wait()
+        if pid == child.pid:
+            code = child.returncode = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def end_orphans() -> list[str]:
+    """Wait for descendants that are left; return the command lines of those that did not end in
+    time, and end them."""
+    late: list[str] = []
+    while left := list(_children()):
+        descriptors = [os.pidfd_open(pid) for pid in left]
+        ended, _, _ = select.select(descriptors, [], [], 0 if late else ORPHAN_WAIT_S)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if not ended:
+            for pid in left:
+                late.append(_command_line(pid))
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        while _children_ended():
+            pass
+    return late
+
+
+def cpu_s() -> float:
+    """Return the CPU seconds of all descendants that were waited for."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime
+
+
+def grown() -> list[str]:
+    """Return a line for each test file that needs more CPU time than in the baseline, the ones that
+    grew most first."""
+    if not MEASURED.exists() or not BASELINE.exists():
+        return []
+    baseline, now = (json.loads(path.read_text()) for path in (BASELINE, MEASURED))
+    lines = {
+        file: (seconds - before, f"  {file}: {before:.1f} s -> {seconds:.1f} s")
+        for file, seconds in now.items()
+        if seconds > (before := baseline.get(file, 0.0)) + GROWTH_S
+    }
+    return [line for _, line in sorted(lines.values(), reverse=True)][:NAMED_COUNT_MAX]
+
+
+def _interruptible() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _children() -> Iterator[int]:
+    """Yield the children of this process, also those that ended and were not waited for."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
+            except OSError:  # it has ended
+                continue
+            if int(fields[PARENT]) == os.getpid():
+                yield int(entry.name)
+
+
+def _children_ended() -> bool:
+    """Wait for a child if one has ended; return whether one had."""
+    try:
+        return os.waitpid(-1, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return False
+
+
+def _command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def main() -> int:
+    """Run, measure, compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--limit", type=float, metavar="MINUTES", help="fail above this")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    MEASURED.unlink(missing_ok=True)
+    adopt_orphans()
+    code = run(options.command)
+    for line in end_orphans():
+        print(f"cpu: still running 10 s after the end, now killed: {line[:200]}", file=sys.stderr)
+    used_s = cpu_s()
+    limit = "" if options.limit is None else f" (limit {options.limit:.0f} min)"
+    print(f"cpu: {used_s:.1f} s = {used_s / 60:.1f} min in all processes{limit}", file=sys.stderr)
+    if code == 0 and options.limit is not None and used_s > 60 * options.limit:
+        print("cpu: FAILED: more than the limit; files that grew:", file=sys.stderr)
+        print("\n".join(grown()) or "  none: everything became a little slower", file=sys.stderr)
+        return 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

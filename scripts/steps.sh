@@ -1,0 +1,68 @@
+# What ./check does after its set-up; it measures the CPU time of everything below.
+#   bash scripts/steps.sh [fast | nightly [PART] [--seed N]]
+set -uo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+cd "$ROOT"
+
+failed=()
+step() {
+    local label=$1 begin=$SECONDS
+    shift
+    say "check: $label ..."
+    if "$@"; then
+        say "check: $label: passed in $((SECONDS - begin)) s"
+    else
+        say "check: $label: FAILED after $((SECONDS - begin)) s"
+        failed+=("$label")
+    fi
+}
+
+# Two processes share the tests; what shares something costly stays together (tests/costs.py).
+run_tests() {
+    .venv/bin/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder --durations=10 "$@"
+}
+
+# run_night [PART] [--seed N]: the parts one after the other, with a seed for all that is random.
+run_night() {
+    local known parts=() part seed
+    known=$(.venv/bin/python -c 'from tests.nightly import PARTS; print(*PARTS)')
+    seed=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+    while [ $# -gt 0 ]; do
+        if [ "$1" = --seed ] && [[ "${2-}" =~ ^[0-9]+$ ]]; then
+            seed=$2
+            shift 2
+        elif [[ " $known " = *" $1 "* ]]; then
+            parts+=("$1")
+            shift
+        else
+            give_up "usage: ./check nightly [PART] [--seed N], where PART is one of: $known"
+        fi
+    done
+    [ ${#parts[@]} -gt 0 ] || read -ra parts <<<"$known"
+    say "SEED=$seed"
+    for part in "${parts[@]}"; do
+        STILLFRAME_NIGHTLY_SEED=$seed STILLFRAME_NIGHTLY_PART=$part step "night: $part" \
+            run_tests -m "nightly(part='$part')" -p "randomly_seed=$seed" --hypothesis-seed="$seed"
+    done
+}
+
+if [ "${1-}" = nightly ]; then
+    shift
+    run_night "$@"
+else
+    step "format" .venv/bin/ruff format --check --quiet .
+    step "lint" .venv/bin/ruff check --quiet --output-format concise .
+    step "types" .venv/bin/mypy
+    if [ "${1-}" = fast ]; then
+        step "tests" run_tests -m "not slow and not spark"
+    else
+        step "tests" run_tests
+    fi
+fi
+
+took=$((EPOCHSECONDS - CHECK_BEGAN))
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'check: FAILED: %s (%d s)\n' "$(IFS=,; echo "${failed[*]}")" "$took"
+    exit 1
+fi
+printf 'check: everything passed (%d s)\n' "$took"
