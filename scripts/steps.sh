@@ -42,7 +42,7 @@ run_night() {
     say "SEED=$seed"
     for part in "${parts[@]}"; do
         STILLFRAME_NIGHTLY_SEED=$seed STILLFRAME_NIGHTLY_PART=$part step "night: $part" \
-            run_tests -m "nightly(part='$part')" -p "randomly_seed=$seed" --hypothesis-seed="$seed"
+            run_tests -m "nightly(part='$part')" --randomly-seed="$seed" --hypothesis-seed="$seed"
     done
 }
 

@@ -9,6 +9,7 @@ follows from one seed: ``./check nightly`` prints it, ``./check nightly PART --s
 import json
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ PARTS = (
     "verification",  # stores and event logs against brute force
     "generated",  # every property test, with many examples
 )
+BEGAN = time.monotonic()
 EXAMPLE_FACTOR = 10
 EXAMPLE_COUNT = 50
 
@@ -96,24 +98,52 @@ def figure(record_property: Callable[[str, object], None]) -> Figure:
 
 
 def report(reporter: Any) -> None:
-    """Print the figures of the night, and keep them and the seed of what failed in files."""
+    """Print the figures of a part of the night; keep them, and the seed with what failed, in a
+    file."""
     if SEED is None:
         return
     figures: dict[str, dict[str, Any]] = {}
-    for outcome in ("passed", "failed"):
+    failed = set()
+    for outcome in ("passed", "failed", "error"):
         for test in reporter.stats.get(outcome, []):
+            if outcome != "passed":
+                failed.add(test.nodeid)
             if test.user_properties:
                 figures[test.nodeid.partition("@")[0]] = dict(test.user_properties)
-    failed = sorted(
-        {test.nodeid for what in ("failed", "error") for test in reporter.stats.get(what, [])}
-    )
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{PART}.json").write_text(
-        json.dumps({"part": PART, "seed": SEED, "figures": figures, "failed": failed}, indent=1)
-    )
+    figures = dict(sorted(figures.items()))
+    result = {
+        "seed": SEED,
+        "passed": len(reporter.stats.get("passed", [])),
+        "failed": sorted(failed),
+        "minutes": round((time.monotonic() - BEGAN) / 60, 1),
+        "figures": figures,
+    }
+    (RESULTS / f"{PART}.json").write_text(json.dumps(result, indent=1))
     reporter.section(f"figures of {PART}, seed {SEED}")
     for test, values in figures.items():
-        said = ", ".join(f"{name} {value}" for name, value in values.items())
-        reporter.line(f"{test.rpartition('::')[2]}: {said}")
+        reporter.line(f"{test.rpartition('::')[2]}: {listed(values)}")
     if failed:
         reporter.line(f"replay with: ./check nightly {PART} --seed {SEED}")
+
+
+def listed(values: dict[str, Any]) -> str:
+    """Return figures as a sentence has them."""
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def table() -> str:
+    """Return the figures of the last night as a table in Markdown."""
+    lines = ["| part | seed | minutes | tests | what it measured |", "|---|---|---|---|---|"]
+    for part in PARTS:
+        path = RESULTS / f"{part}.json"
+        if path.exists():
+            night = json.loads(path.read_text())
+            said = "; ".join(listed(values) for values in night["figures"].values())
+            tests = f"{night['passed']:,} passed, {len(night['failed'])} failed"
+            lines.append(f"| {part} | {night['seed']} | {night['minutes']} | {tests} | {said} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())  # noqa: T201 - this is what it is run for
