@@ -19,8 +19,9 @@ from stillframe.pipeline.published import read_manifest
 from stillframe.pipeline.systems import Outcome, SystemCut, announce_cut, services_among
 from stillframe.runtime import events
 from stillframe.runtime.coordinator import Coordinator
+from stillframe.runtime.handlers import POLL_S
 from stillframe.runtime.host import describe
-from stillframe.runtime.logs import POLL_S, check_has_not_run
+from stillframe.runtime.logs import check_has_not_run
 from stillframe.store.store import Store
 
 

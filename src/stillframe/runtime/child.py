@@ -22,7 +22,6 @@ from stillframe.runtime.addresses import Address
 from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.loading import load_topology
-from stillframe.runtime.logs import Logs
 from stillframe.runtime.member import Member, NotNow, story_of
 from stillframe.runtime.os_process import OsProcess
 from stillframe.runtime.traces import NO_TRACES, Traces
@@ -157,6 +156,9 @@ async def _take_part(member: Member, launch: Launch, start: Start | None) -> Non
     assert isinstance(process, Process)
     logs = None
     if launch.pipeline is not None:
+        # Loaded only by the service of a pipeline: it needs Arrow, and most processes do not.
+        from stillframe.runtime.logs import Logs  # noqa: PLC0415
+
         logs = Logs(Path(launch.pipeline), launch.me.process, system=launch.system)
     traces, reference = launch.traces, launch.reference
     host: HandlerHost | TurnHost

@@ -6,13 +6,15 @@ not handled to the end must not be passed over.
 
 from collections.abc import Callable
 from operator import length_hint
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from stillframe.errors import ApplicationError, StillframeError
 from stillframe.model import SnapshotId
 from stillframe.process import Action, Message, Process
 from stillframe.runtime.host import Delivery, Host, describe
-from stillframe.runtime.logs import POLL_S, Logs
+
+if TYPE_CHECKING:  # loaded only by the service of a pipeline
+    from stillframe.runtime.logs import Logs
 
 SLICE_COUNT = 256
 SLICE_S = 0.005
@@ -22,6 +24,8 @@ BURST_COUNT = 64
 RETURNED = (
     "it returned something: a handler returns nothing, and one that awaits is declared 'async def'"
 )
+POLL_S = 0.01
+"""How often a process looks for new records, and for the beginning of a snapshot."""
 IDLE_RETRY_S = 0.001
 """When an ``every(ms=0)`` action that sent nothing is tried again."""
 
@@ -55,12 +59,12 @@ class HandlerHost(Host):
                 due = self.scheduler.time() + action.period_ms / 1000
                 self.scheduler.call_later(action.period_ms / 1000, self._act_on_time, action, due)
 
-    def read_logs(self, logs: Logs) -> None:
+    def read_logs(self, logs: "Logs") -> None:
         """Handle the records of a pipeline's logs as well, from the next turn of the loop on."""
         self.on_cut = logs.recorded
         self.scheduler.call_soon(self._read_log, logs)
 
-    def _read_log(self, logs: Logs) -> None:
+    def _read_log(self, logs: "Logs") -> None:
         """Take part in a snapshot of the pipeline, or handle the next records; come back."""
         if self.error is not None:
             return

@@ -11,12 +11,11 @@ transports that links have attached to its channels. Two kinds of host differ on
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 import msgspec
 
 from stillframe.errors import ApplicationError, StillframeError, UsageError
-from stillframe.eventlog.writer import HAND_OVER_S
 from stillframe.model import Batch, Channel, Marker, ProcessId, ProcessState, SnapshotId
 from stillframe.process import Message, Process
 from stillframe.protocol import wire
@@ -39,9 +38,11 @@ from stillframe.runtime.ends import (
     Outgoing,
 )
 from stillframe.runtime.marking import Marking
-from stillframe.runtime.noting import Noting, OpenLog
 from stillframe.runtime.sending import Send, make_send
 from stillframe.state_codec import StateCodec
+
+if TYPE_CHECKING:  # loaded only by a process that writes an event log
+    from stillframe.runtime.noting import Noting, OpenLog
 
 
 class Scheduler(captures.Scheduler, Protocol):
@@ -109,7 +110,7 @@ class Host:
         fail: Callable[[StillframeError], None],
         scheduler: Scheduler,
         marker_wait_s: float,
-        open_log: OpenLog | None = None,
+        open_log: "OpenLog | None" = None,
         fragments: captures.Aside | None = None,
     ) -> None:
         self.process = process
@@ -156,8 +157,8 @@ class Host:
         self._fragments = fragments
         self.log: Noting | None = None
         if open_log is not None:
-            self.log = Noting(open_log(received, sent), self.recorder, self.outgoing)
-            scheduler.call_later(HAND_OVER_S, self._tend_log)
+            self.log = open_log(self.recorder, self.outgoing)
+            scheduler.call_later(self.log.hand_over_s, self._tend_log)
         self.send = self.make_send()
 
     @property
@@ -326,7 +327,7 @@ class Host:
             self.log.is_time = True
             if not self.is_busy:
                 self.flush()
-            self.scheduler.call_later(HAND_OVER_S, self._tend_log)
+            self.scheduler.call_later(self.log.hand_over_s, self._tend_log)
 
     def _tell_cut(self, snapshot: SnapshotId, effects: list[Effect]) -> None:
         """The state was recorded just now: tell the logs, which record what belongs to the same

@@ -21,9 +21,6 @@ from stillframe.pipeline.published import read_manifest
 from stillframe.pipeline.resting import ServiceRecord, resting_service, write_service_record
 from stillframe.pipeline.systems import system_cut
 
-POLL_S = 0.01
-"""How often a process looks for new records, and for the beginning of a snapshot."""
-
 
 def check_has_not_run(root: Path, head: Head, service: str) -> None:
     """Refuse to run a service as a process of a system if it ran by itself in the present epoch: a

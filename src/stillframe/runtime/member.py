@@ -9,10 +9,11 @@ a word, the process goes on, and tries to reach it again, or the one that takes 
 """
 
 import asyncio
+import contextlib
 import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -27,11 +28,13 @@ from stillframe.runtime.dialling import RETRY_S_MAX, RETRY_S_MIN, dial, keep_con
 from stillframe.runtime.door import Door
 from stillframe.runtime.host import Host, describe
 from stillframe.runtime.link import Credentials, ListeningLink
-from stillframe.runtime.noting import log_opener, log_trouble
 from stillframe.runtime.os_process import OsProcess
 from stillframe.runtime.standing import standing_of
 from stillframe.runtime.traces import NO_TRACES, Traces
 from stillframe.topology import Topology
+
+if TYPE_CHECKING:  # loaded only by a process that writes an event log
+    from stillframe.runtime.noting import OpenLog
 
 SomeHost = TypeVar("SomeHost", bound=Host)
 
@@ -125,10 +128,16 @@ class Member:
         process, description = self.me.process, topology.description
         if start is not None:
             check_start(start, process, description)
-        log, fragments = traces.log, None
-        trouble = log_trouble(self.report)
+        open_log: OpenLog | None = None
+        fragments = None
+        trouble = self._log_trouble()
+        if traces.log is not None:
+            # Loaded only here, as what writes fragments is: most processes write neither, and are
+            # to start quickly.
+            from stillframe.runtime.noting import log_opener  # noqa: PLC0415
+
+            open_log = log_opener(Path(traces.log), process, self.me.epoch, trouble)
         if traces.fragments is not None:
-            # Loaded only here: most processes write none, and are to start quickly.
             from stillframe.runtime.fragments import FragmentLog  # noqa: PLC0415
             from stillframe.store.fragments import Life  # noqa: PLC0415
 
@@ -148,9 +157,7 @@ class Member:
             fail=self.fail,
             scheduler=asyncio.get_running_loop(),
             marker_wait_s=self._marker_wait_s,
-            open_log=(
-                None if log is None else log_opener(Path(log), process, self.me.epoch, trouble)
-            ),
+            open_log=open_log,
             fragments=fragments,
         )
         self.close_logs = host.close_logs
@@ -243,6 +250,16 @@ class Member:
 
     def _trouble(self, detail: str) -> None:
         self.report(control.Trouble(detail))
+
+    def _log_trouble(self) -> Callable[[str], None]:
+        """Return what any thread may call with a sentence when a log cannot be written."""
+        loop = asyncio.get_running_loop()
+
+        def trouble(detail: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is reported now
+                loop.call_soon_threadsafe(self.report, control.LogTrouble(detail))
+
+        return trouble
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -1,8 +1,5 @@
 """What a host notes in the event log of its process, and when it hands that over."""
 
-import asyncio
-import contextlib
-import functools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,14 +8,13 @@ from stillframe.errors import UsageError
 from stillframe.eventlog.reading import epochs
 from stillframe.eventlog.rows import BY_ITSELF, StepRow
 from stillframe.eventlog.schema import MARKER_ACCEPTED, MARKER_SENT, RECORDED
-from stillframe.eventlog.writer import Writer
+from stillframe.eventlog.writer import HAND_OVER_S, Writer
 from stillframe.model import Batch, ProcessId, SnapshotId
 from stillframe.protocol.recorder import Effect, Recorded, Recorder, SendMarker
-from stillframe.runtime import control
 from stillframe.runtime.ends import Outgoing
 
-OpenLog = Callable[[dict[ProcessId, int], dict[ProcessId, int]], Writer]
-"""Begins a log, given how many messages were received and sent before, by source and target."""
+OpenLog = Callable[[Recorder, Mapping[ProcessId, Outgoing]], "Noting"]
+"""Begins a log, given what counts the messages that are received and sent."""
 
 
 def check_free(log: Path, epoch: int) -> None:
@@ -35,25 +31,17 @@ def check_free(log: Path, epoch: int) -> None:
         )
 
 
-def log_trouble(report: Callable[[control.FromProcess], None]) -> Callable[[str], None]:
-    """Return what any thread may tell that something cannot be written.
-
-    `report` is called in the running event loop.
-    """
-    loop = asyncio.get_running_loop()
-
-    def trouble(detail: str) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody hears it any more
-            loop.call_soon_threadsafe(report, control.LogTrouble(detail))
-
-    return trouble
-
-
 def log_opener(
     log: Path, process: ProcessId, epoch: int, trouble: Callable[[str], None]
 ) -> OpenLog:
     """Return what begins the log of `process` in `epoch`, in the directory `log`."""
-    return functools.partial(Writer, log, process, epoch, trouble=trouble)
+
+    def open_log(recorder: Recorder, outgoing: Mapping[ProcessId, Outgoing]) -> Noting:
+        received, sent = recorder.received_counts, _sent_counts(outgoing)
+        writer = Writer(log, process, epoch, received, sent, trouble=trouble)
+        return Noting(writer, recorder, outgoing)
+
+    return open_log
 
 
 class Noting:
@@ -69,7 +57,10 @@ class Noting:
         note: takes the code of what happens.
         accepting: source -> the code of an action that begins with a message from there.
         sending: target -> the code of a message that is sent there.
+        hand_over_s: how often what was noted is to be handed over, in seconds.
     """
+
+    hand_over_s = HAND_OVER_S
 
     def __init__(
         self, writer: Writer, recorder: Recorder, outgoing: Mapping[ProcessId, Outgoing]
@@ -134,14 +125,15 @@ class Noting:
         sent is counted."""
         if self._writer.is_much() or self.is_time:
             self.is_time = False
-            self._writer.hand_over(
-                self._recorder.received_counts,
-                {target: channel.sent_count for target, channel in self._outgoing.items()},
-            )
+            self._writer.hand_over(self._recorder.received_counts, _sent_counts(self._outgoing))
 
     def close(self) -> None:
         """Write what was noted, and end."""
         self._writer.close()
+
+
+def _sent_counts(outgoing: Mapping[ProcessId, Outgoing]) -> dict[ProcessId, int]:
+    return {target: channel.sent_count for target, channel in outgoing.items()}
 
 
 def _range(batches: tuple[Batch, ...]) -> list[tuple[int, int]]:

@@ -1,6 +1,7 @@
 """The function with which an application sends."""
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -8,13 +9,15 @@ from stillframe.errors import UsageError
 from stillframe.model import ProcessId
 from stillframe.process import Message, is_immutable
 from stillframe.runtime.ends import ENCODING_ERRORS, Outgoing
-from stillframe.runtime.noting import Noting
+
+if TYPE_CHECKING:  # loaded only by a process that writes an event log
+    from stillframe.runtime.noting import Noting
 
 Send = Callable[[ProcessId, Message], None]
 
 
 def make_send(
-    process: ProcessId, outgoing: Mapping[ProcessId, Outgoing], log: Noting | None
+    process: ProcessId, outgoing: Mapping[ProcessId, Outgoing], log: "Noting | None"
 ) -> Send:
     """Return the function that applications call: two lookups and an append.
 
