@@ -174,9 +174,9 @@ def loaded_of(names: tuple[str, ...], program: str) -> list[str]:
     ).stdout.split()
 
 
-@pytest.mark.parametrize("module", ["child", "joined"])
+@pytest.mark.parametrize("module", ["child", "fork_server", "joined"])
 def test_a_plain_process_loads_only_what_it_uses(module: str) -> None:
-    """A process that we start, and a program that joins."""
+    """A process that is started, what it is forked from, and a program that joins."""
     program = f"import stillframe.runtime.{module}"
     if module == "joined":
         program += "; from stillframe import *"

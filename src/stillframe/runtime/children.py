@@ -8,13 +8,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from stillframe.model import ProcessId
 from stillframe.runtime.child import Launch
+from stillframe.runtime.forking import ForkServer
 from stillframe.runtime.os_process import OsProcess, identify, kill, open_process
 from stillframe.runtime.started import Started
 
@@ -25,18 +25,25 @@ UNKNOWN_END = (
     "it ended, and how is not known, because it was started by a supervisor that is gone; if it "
     "could, it said why where it writes its errors"
 )
+UNTOLD_END = (
+    "it ended, and how is not known, because the program that it was forked from has ended too"
+)
 
 
 class Children:
     """The children of one epoch.
 
     Args:
+        server: forks them.
         exited: called with a process whose child has ended by itself.
         grace_s: how long each has to end by itself when all are ended, in seconds; 0 if it has
             nothing to do then.
     """
 
-    def __init__(self, exited: Callable[[ProcessId], None], *, grace_s: float = 0.0) -> None:
+    def __init__(
+        self, server: ForkServer, exited: Callable[[ProcessId], None], *, grace_s: float = 0.0
+    ) -> None:
+        self._server = server
         self._grace_s = grace_s
         self.running: dict[ProcessId, Started] = {}
         self._exited = exited
@@ -45,8 +52,7 @@ class Children:
 
     async def spawn(self, process: ProcessId) -> None:
         """Start a child; it waits until it is told what it must know."""
-        command = (sys.executable, "-m", "stillframe.runtime.child")
-        self.running[process] = child = await Started.start(command)
+        self.running[process] = child = await self._server.fork()
         child.when_ended(lambda: self._ended(process, child))
 
     def launch(self, launch: Launch) -> None:
@@ -81,7 +87,7 @@ class Children:
     def runs(self, process: ProcessId) -> bool:
         """Return whether `process` runs here."""
         child = self.running.get(process)
-        return process in self._descriptors or (child is not None and child.returncode is None)
+        return process in self._descriptors or (child is not None and not child.has_ended)
 
     async def end(self) -> None:
         """End all children, and wait until they are gone.
@@ -102,14 +108,14 @@ class Children:
         await asyncio.gather(
             *(asyncio.to_thread(kill, o, grace_s=self._grace_s) for o in adopted.values())
         )
-        await asyncio.gather(*(child.wait() for child in ending.values()))
+        await asyncio.gather(*(child.gone() for child in ending.values()))
 
     async def _ask(self, ending: tuple[Started, ...]) -> None:
         """Let children end by themselves; returns when all have, or have had the time."""
         for child in ending:
             child.terminate()
         if ending:
-            waiting = [asyncio.ensure_future(child.wait()) for child in ending]
+            waiting = [asyncio.ensure_future(child.gone()) for child in ending]
             await asyncio.wait(waiting, timeout=self._grace_s)
 
     async def describe_end(self, process: ProcessId) -> str:
@@ -121,6 +127,8 @@ class Children:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_EXIT_WAIT_S):
                     code = await child.wait()
+                    if code is None:
+                        return UNTOLD_END
         if code is None:
             return "its connection to the coordinator ended"
         if code < 0:

@@ -21,6 +21,7 @@ from stillframe.runtime.child import Launch
 from stillframe.runtime.children import LOG_END_S, Children
 from stillframe.runtime.coordinator import Coordinator
 from stillframe.runtime.ending import Cause, Death
+from stillframe.runtime.forking import ForkServer
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.os_process import myself
 from stillframe.runtime.running import RunningSystem, announce, identity
@@ -38,11 +39,12 @@ START_TIMEOUT_S = 60.0
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """What is the same in every epoch that one supervisor sees; see ``Supervisor``. `started_here`
-    are the processes that are started on this machine, `waves` is how the markers of the last
-    snapshots went."""
+    are the processes that are started on this machine, `server` forks them, `waves` is how the
+    markers of the last snapshots went."""
 
     reference: str
     topology: Topology
+    server: ForkServer
     store: Store
     history: History
     timeout_s: float
@@ -78,7 +80,7 @@ class Epoch:
         self, terms: Terms, *, first_number: int, listen: Address, ending: Callable[[], None]
     ) -> None:
         grace_s = LOG_END_S if terms.traces.are_written else 0.0
-        self.children = Children(self._child_exited, grace_s=grace_s)
+        self.children = Children(terms.server, self._child_exited, grace_s=grace_s)
         self.ended: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
         self.coordinator: Coordinator | None = None
         self.next_number = first_number
@@ -109,9 +111,9 @@ class Epoch:
         secret = b"" if terms.site.certificates is not None else secrets.token_bytes(SECRET_BYTES)
         self.coordinator = coordinator = self._coordinate(secret, starts, is_taken_over=False)
         await self._listen(coordinator)
-        # One by one: if one cannot be started, those before it are known and ended.
-        for process in self.started_here:
-            await self.children.spawn(process)
+        await self._fork_all()
+        if self.ended.done():
+            return
         terms.emit(events.EpochBegan(terms.store.epoch, restored_from))
         # Nobody begins before it is written down who must be ended if we die.
         self._announce(secret)
@@ -123,6 +125,22 @@ class Epoch:
         running = coordinator.roster.running
         while not await first_of(running, self.ended, timeout_s=terms.timeout_s):
             self._name_late(coordinator, time.monotonic() - began)
+
+    async def _fork_all(self) -> None:
+        """Start every process; returns when all are there, or something has ended the epoch."""
+
+        async def one_by_one() -> None:  # if one cannot be, those before it are known and ended
+            for process in self.started_here:
+                await self.children.spawn(process)
+
+        forking = asyncio.ensure_future(one_by_one())
+        try:
+            waiting: set[asyncio.Future[Any]] = {forking, self.ended}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            forking.cancel()
+        if forking.done():
+            forking.result()
 
     async def take_over(self, left: RunningSystem) -> None:
         """Go on with what an earlier supervisor left; returns when every process has come back, or

@@ -10,6 +10,7 @@ from typing import Any
 
 from stillframe.runtime.child import EXIT_NOT_LET_IN, Launch
 from stillframe.runtime.children import LOG_END_S, Children
+from stillframe.runtime.forking import ForkServer
 
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 5.0
@@ -28,7 +29,9 @@ async def stay_joined(
         emit: takes what happens (``Started``, ``Ended``, ``Stopped``), and the same in words.
     """
     loop, process = asyncio.get_running_loop(), launch.me.process
-    children = Children(lambda _: None, grace_s=LOG_END_S if launch.traces.are_written else 0.0)
+    server = ForkServer(launch.reference)
+    grace_s = LOG_END_S if launch.traces.are_written else 0.0
+    children = Children(server, lambda _: None, grace_s=grace_s)
     pause_s, was_in = PAUSE_S_MIN, False
     try:
         while True:
@@ -50,6 +53,7 @@ async def stay_joined(
             pause_s = min(pause_s * 2, PAUSE_S_MAX)
     finally:
         await children.end()
+        await server.close()
 
 
 async def _first(wait: Coroutine[Any, Any, Any], stop: asyncio.Future[None]) -> None:

@@ -25,6 +25,7 @@ from stillframe.runtime.beginning import Beginning, beginning, changed_code
 from stillframe.runtime.coordinator import Coordinator
 from stillframe.runtime.ending import Cause, Death, Stop, Wish
 from stillframe.runtime.epoch import Epoch, Terms, first_of
+from stillframe.runtime.forking import ForkServer
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.member import ORPHANED_S
 from stillframe.runtime.noting import check_free
@@ -128,6 +129,25 @@ class Supervisor:
 
     async def __aenter__(self) -> Self:
         """Start the system; returns when it runs."""
+        self._server = ForkServer(self.reference)
+        # First of all: it gets ready while we do.
+        self._server.warm()
+        try:
+            terms, left = self._prepare()
+        except BaseException:
+            await self._server.close()
+            raise
+        self.finished = asyncio.get_running_loop().create_task(self._live(terms, left))
+        try:
+            await self.until_running()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    def _prepare(self) -> tuple[Terms, RunningSystem | None]:
+        """Check all that can be checked before anything begins; return what is the same in every
+        epoch, and what an earlier supervisor left running."""
         self._topology = topology = load_topology(self.reference)
         is_other = topology.description.hash != self.store.description.hash
         if is_other and not self._may_migrate:
@@ -151,6 +171,7 @@ class Supervisor:
         terms = Terms(
             reference=self.reference,
             topology=topology,
+            server=self._server,
             store=self.store,
             history=self._history,
             timeout_s=self._timeout_s,
@@ -165,13 +186,7 @@ class Supervisor:
             commands=self.commands_path,
             emit=self._emit,
         )
-        self.finished = asyncio.get_running_loop().create_task(self._live(terms, left))
-        try:
-            await self.until_running()
-        except BaseException:
-            await self._stop()
-            raise
-        return self
+        return terms, left
 
     async def __aexit__(self, *_: object) -> None:
         """Stop the system; what was not recorded in a snapshot is gone."""
@@ -394,6 +409,7 @@ class Supervisor:
             with contextlib.suppress(StillframeError):
                 await asyncio.shield(self.finished)
         finally:
+            await self._server.close()
             withdraw(self.store.path)
             self._directory.cleanup()
             self._history.close()

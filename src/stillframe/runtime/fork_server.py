@@ -1,0 +1,321 @@
+"""The program that processes are forked from: ``python -m stillframe.runtime.fork_server``.
+
+It imports what every process needs and loads the topology, once. Each process is then a copy, made
+when it is asked for: that takes milliseconds, and what is only read stays shared.
+
+A copy must differ from a process that was started by itself in nothing but that. It has a session
+and a standard input of its own and no other descriptor; what a process must know, the secret among
+it, comes on that standard input and is never here. If loading the topology left something that a
+copy would lack or share, such as a thread, a socket or a generator of random numbers, this program
+begins again without the topology, and each process loads it by itself. It begins again too when a
+file was changed that it had loaded: a process runs the code that is there when it starts.
+
+It ends when its supervisor does; processes that it forked go on.
+"""
+
+import contextlib
+import errno
+import gc
+import os
+import random
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from stillframe.runtime import child
+from stillframe.runtime.loading import load_topology
+
+_FIRST_OTHER = 3
+"""The first descriptor that is none of standard input, output and error."""
+_FD_MAX = 2**20
+_PACKET_BYTES = 2**10
+_PROGRAM = "stillframe.runtime.fork_server"
+_CHILDREN = Path("/proc/thread-self/children")
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What the fork server must know, as one line of JSON on its standard input.
+
+    Requests come on the socket `channel`: one packet each, with the standard input of the process
+    to be forked. The topology of `reference`, looked for on `search_path`, is loaded here if it
+    `is_shared`.
+    """
+
+    channel: int
+    reference: str
+    search_path: list[str]
+    is_shared: bool = True
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a request: the process `pid`, with a pidfd of it."""
+
+    pid: int
+
+
+class NotForked(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a request: there is no process, because of the error `number`."""
+
+    number: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The process `pid` has ended: with an exit code, or by minus a signal."""
+
+    pid: int
+    code: int
+
+
+Answer = Forked | NotForked | Ended
+_encode = msgspec.json.Encoder().encode
+
+
+class Footprint(msgspec.Struct, frozen=True):
+    """What a copy of this process would lack, or share with every other copy.
+
+    Attributes:
+        thread_count: how many threads there are.
+        descriptors: what is open, by number.
+        children: the processes that were started here.
+        timers: the seconds that each timer has left.
+        handlers: what each signal does.
+        random_state: of the generator of the module ``random``.
+        generator_count: how many other generators of random numbers there are.
+    """
+
+    thread_count: int
+    descriptors: dict[int, str]
+    children: tuple[int, ...]
+    timers: tuple[float, ...]
+    handlers: tuple[object, ...]
+    random_state: object
+    generator_count: int
+
+
+def footprint() -> Footprint:
+    """Return the footprint of this process now."""
+    return Footprint(
+        thread_count=sum(1 for _ in Path("/proc/self/task").iterdir()),
+        descriptors=_descriptors(),
+        children=tuple(map(int, _CHILDREN.read_text().split())) if _CHILDREN.exists() else (),
+        timers=tuple(signal.getitimer(timer)[0] for timer in _TIMERS),
+        handlers=tuple(signal.getsignal(number) for number in sorted(signal.valid_signals())),
+        random_state=random.getstate(),
+        generator_count=_generator_count(),
+    )
+
+
+def why_not_shared(before: Footprint, after: Footprint) -> str | None:
+    """Return why the topology that was loaded between `before` and `after` cannot be shared by
+    forking; None if it can."""
+    if after.thread_count > 1:
+        return f"it has {after.thread_count} threads"
+    for number, target in after.descriptors.items():
+        if before.descriptors.get(number) != target:
+            return f"it opened {target}"
+    if new := set(after.children) - set(before.children):
+        return f"it started process {min(new)}"
+    if any(after.timers):
+        return "it set a timer"
+    if after.handlers != before.handlers:
+        return "it changed what a signal does"
+    if after.random_state != before.random_state:
+        return "it used or seeded the generator of the module random"
+    if after.generator_count > before.generator_count:
+        return "it made a generator of random numbers"
+    return None
+
+
+def stamps(modules: Iterable[str]) -> dict[str, tuple[int, ...] | None]:
+    """Return what tells whether the files of `modules` were changed."""
+    files = {getattr(sys.modules.get(name), "__file__", None) for name in modules}
+    return {file: _stamp(file) for file in files if file is not None}
+
+
+def _flush() -> None:
+    """Write out what was printed: else each copy would print it too."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.flush()
+
+
+def _fill_standard_descriptors() -> None:
+    """Open what is closed of standard input, output and error: nothing else may take its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < _FIRST_OTHER:
+        pass
+    os.close(number)
+
+
+def _stamp(file: str) -> tuple[int, ...] | None:
+    try:
+        status = Path(file).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for descriptor in tuple(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):  # the one with which these are listed
+            found[int(descriptor.name)] = str(descriptor.readlink())
+    return found
+
+
+def _generator_count() -> int:
+    kinds: tuple[type, ...] = (random.Random,)
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        kinds += (numpy.Generator, numpy.RandomState, numpy.BitGenerator)
+    # By its type: isinstance would ask the object for its class, and run code of it.
+    return sum(1 for known in gc.get_objects() if issubclass(type(known), kinds))
+
+
+class _Server:
+    """Forks processes on request, and tells how each ends."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._channel = socket.socket(fileno=setup.channel)
+        self._loaded: dict[str, tuple[int, ...] | None] = {}
+
+    def load(self) -> None:
+        """Load the topology, if it is to be shared and can be."""
+        if not self._setup.is_shared:
+            return
+        before, known = footprint(), set(sys.modules)
+        try:
+            load_topology(self._setup.reference)
+        except BaseException:  # each process meets it, and says it where that is heard
+            is_shared = False
+        else:
+            is_shared = why_not_shared(before, footprint()) is None
+        if not is_shared:
+            self._begin_again(is_shared=False)
+        self._loaded = stamps(set(sys.modules) - known)
+
+    def serve(self) -> bool:
+        """Answer requests until the supervisor hangs up; return True in each process forked."""
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(woken, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        waiting = select.poll()
+        waiting.register(self._channel, select.POLLIN)
+        waiting.register(woken, select.POLLIN)
+        self._tell_ended()
+        try:
+            while True:
+                ready = {number for number, _ in waiting.poll()}
+                if woken in ready:
+                    os.read(woken, _PACKET_BYTES)
+                    self._tell_ended()
+                if self._channel.fileno() not in ready:
+                    continue
+                if any(_stamp(file) != stamp for file, stamp in self._loaded.items()):
+                    self._begin_again(is_shared=True)
+                packet, descriptors, _, _ = socket.recv_fds(self._channel, _PACKET_BYTES, 1)
+                if not packet:
+                    break
+                if self._fork(descriptors):
+                    return True
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the supervisor is gone
+        # What has ended is counted with us, in the processor time of the supervisor's children.
+        self._reap()
+        return False
+
+    def _fork(self, descriptors: list[int]) -> bool:
+        """Fork a process and answer; return True in that process."""
+        if not descriptors:
+            self._answer(NotForked(errno.EMFILE))
+            return False
+        _flush()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(descriptors[0])
+            self._answer(NotForked(error.errno or 0))
+            return False
+        if pid == 0:
+            self._become_a_process(descriptors[0])
+            return True
+        os.close(descriptors[0])
+        try:
+            watching = os.pidfd_open(pid)
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)
+            self._answer(NotForked(error.errno or 0))
+            return False
+        try:
+            socket.send_fds(self._channel, [_encode(Forked(pid))], [watching])
+        finally:
+            os.close(watching)
+        return False
+
+    def _become_a_process(self, stdin: int) -> None:
+        """Leave nothing in this copy that a process would not have that was started by itself."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        self._channel.detach()
+        os.dup2(stdin, 0)
+        os.closerange(_FIRST_OTHER, _FD_MAX)
+        sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 - it stays open
+
+    def _begin_again(self, *, is_shared: bool) -> None:
+        """Replace this program by itself. It keeps its number, its processes and the channel, with
+        what was not yet read of that."""
+        again = msgspec.structs.replace(self._setup, is_shared=is_shared)
+        stdin, told = os.pipe()
+        os.set_blocking(told, False)
+        os.write(told, _encode(again) + b"\n")
+        os.dup2(stdin, 0)
+        _flush()
+        os.execv(sys.executable, [sys.executable, "-m", _PROGRAM])  # noqa: S606
+
+    def _answer(self, answer: Answer) -> None:
+        self._channel.send(_encode(answer))
+
+    def _tell_ended(self) -> None:
+        for ended in self._reap():
+            self._answer(ended)
+
+    def _reap(self) -> list[Ended]:
+        """Return how each process ended that has, and let go of it."""
+        ended = []
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                ended.append(Ended(found[0], os.waitstatus_to_exitcode(found[1])))
+        return ended
+
+
+def main() -> None:
+    """Serve, and run each process that is forked."""
+    # Ctrl-C in a terminal reaches the supervisor too: it decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):  # the supervisor was gone before it had told us all
+        sys.exit(child.EXIT_FAILED)
+    _fill_standard_descriptors()
+    setup = msgspec.json.decode(line, type=Setup)
+    sys.path[:] = setup.search_path
+    sys.argv[:] = [str(child.__file__)]
+    server = _Server(setup)
+    server.load()
+    # What is there now stays: a collection in a copy would only write to what is shared.
+    gc.collect()
+    gc.freeze()
+    if server.serve():
+        child.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The supervisor's end of the fork server (``fork_server.py``): asks for processes, hears of ends.
+
+What a process must know goes past the fork server: the process reads it from a pipe of its own, of
+which the fork server has seen the other end only.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import socket
+import sys
+from collections import deque
+
+import msgspec
+
+from stillframe.errors import Unavailable
+from stillframe.runtime.fork_server import Answer, Ended, Forked, NotForked, Setup
+from stillframe.runtime.started import Started
+
+FORK_TIMEOUT_S = 60.0
+"""A fork server that forks no process in such a time is taken for hung. It loads the topology
+first."""
+END_S = 5.0
+"""So long a fork server has to end by itself when it is no longer needed."""
+_PROGRAM = "stillframe.runtime.fork_server"
+_PACKET_BYTES = 2**10
+_REQUEST = b"fork"
+_FIRST_OTHER = 3
+
+_decode = msgspec.json.Decoder(Answer).decode
+
+
+class _Gone(Exception):
+    """The fork server ended before it answered."""
+
+
+class _Channel:
+    """A fork server that was started, and the socket that connects it to us."""
+
+    def __init__(self, reference: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # Not a number of standard input, output or error, which may be free here.
+            number = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _FIRST_OTHER)
+        try:
+            self.program = Started.start((sys.executable, "-m", _PROGRAM), keeps=(number,))
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            os.close(number)
+        os.set_blocking(ours.fileno(), False)
+        self._socket = ours
+        self._waiting: deque[asyncio.Future[tuple[Forked | NotForked, int | None]]] = deque()
+        self._codes: dict[int, asyncio.Future[int | None]] = {}
+        self._loop.add_reader(ours.fileno(), self._read)
+        self.program.tell(msgspec.json.encode(Setup(number, reference, sys.path)))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be asked for processes."""
+        return self._socket.fileno() >= 0
+
+    async def fork(self) -> Started:
+        """Fork a process.
+
+        Raises:
+            OSError: the machine has no room for one.
+            _Gone: the fork server has ended.
+        """
+        stdin, told = os.pipe()
+        try:
+            answering: asyncio.Future[tuple[Forked | NotForked, int | None]]
+            answering = self._loop.create_future()
+            try:
+                socket.send_fds(self._socket, [_REQUEST], [stdin])
+            except (BrokenPipeError, ConnectionResetError) as error:
+                raise _Gone from error
+            finally:
+                os.close(stdin)
+            self._waiting.append(answering)
+            answer, descriptor = await answering
+            if isinstance(answer, NotForked):
+                raise OSError(answer.number, os.strerror(answer.number))
+            if descriptor is None:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return Started(answer.pid, descriptor, told, self._codes[answer.pid])
+        except BaseException:
+            os.close(told)  # a process that is told nothing ends
+            raise
+
+    def close(self) -> None:
+        """Hang up: the fork server ends. How its processes end is not told any more."""
+        if not self.is_open:
+            return
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        for answering in self._waiting:
+            if not answering.done():
+                answering.set_exception(_Gone())
+        for code in self._codes.values():
+            code.set_result(None)
+        self._waiting.clear()
+        self._codes.clear()
+
+    def _read(self) -> None:
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(self._socket, _PACKET_BYTES, 1)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            packet, descriptors = b"", []
+        if not packet:
+            self.close()
+            return
+        answer = _decode(packet)
+        if isinstance(answer, Ended):
+            if (code := self._codes.pop(answer.pid, None)) is not None:
+                code.set_result(answer.code)
+            return
+        descriptor = descriptors[0] if descriptors else None
+        if isinstance(answer, Forked):
+            self._codes[answer.pid] = self._loop.create_future()
+        answering = self._waiting.popleft()
+        if not answering.done():
+            answering.set_result((answer, descriptor))
+        elif descriptor is not None:
+            os.close(descriptor)
+
+
+class ForkServer:
+    """Forks the processes of one topology; starts the program that does when there is none.
+
+    Args:
+        reference: ``module:attribute`` of the topology.
+    """
+
+    def __init__(self, reference: str) -> None:
+        self._reference = reference
+        self._channel: _Channel | None = None
+
+    def warm(self) -> None:
+        """Start it, if it does not run: it is then ready sooner.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        if self._channel is None or not self._channel.is_open:
+            self._channel = _Channel(self._reference)
+
+    async def fork(self) -> Started:
+        """Fork a process, which waits until it is told what it must know.
+
+        Raises:
+            OSError: the machine has no room for one.
+            Unavailable: the fork server ends at once, or hangs.
+        """
+        try:
+            return await self._fork()
+        except _Gone:  # it may have ended long ago
+            pass
+        try:
+            return await self._fork()
+        except _Gone as error:
+            assert self._channel is not None
+            code = await self._channel.program.wait()
+            raise Unavailable(
+                f"no process can be started: the program that forks them (python -m {_PROGRAM}) "
+                f"ended at once, with {code}; what it wrote to standard error says why"
+            ) from error
+
+    async def close(self) -> None:
+        """End it, and wait until it has ended. Processes that it forked go on."""
+        if self._channel is None:
+            return
+        self._channel.close()
+        program = self._channel.program
+        try:
+            async with asyncio.timeout(END_S):
+                await program.wait()
+        except TimeoutError:
+            program.kill()
+            await program.wait()
+
+    async def _fork(self) -> Started:
+        self.warm()
+        assert self._channel is not None
+        try:
+            async with asyncio.timeout(FORK_TIMEOUT_S):
+                return await self._channel.fork()
+        except TimeoutError:
+            self._channel.program.kill()
+            raise Unavailable(
+                f"no process can be started: the program that forks them, process "
+                f"{self._channel.program.pid}, did not answer within {FORK_TIMEOUT_S:.0f} s: does "
+                f"the import of {self._reference.partition(':')[0]} wait for something?"
+            ) from None
