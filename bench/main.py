@@ -12,9 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import incremental, markers, noting, pause, scale, snapshots, throughput
+from bench import incremental, markers, noting, pause, scale, snapshots, start, throughput
 
 PARTS: dict[str, tuple[Callable[[Progress], Awaitable[Any]], Callable[[Any, Console], Any]]] = {
+    "start": (start.measure, start.report),
     "throughput": (throughput.measure, throughput.report),
     "cost": (snapshots.measure_cost, snapshots.report_cost),
     "latency": (snapshots.measure_latency, snapshots.report_latency),

@@ -37,12 +37,18 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
         (events.EpochBegan(1, None), "epoch 1: starting afresh"),
         (events.EpochBegan(2, SnapshotId("P1", 7)), "epoch 2: starting from snapshot P1-7"),
         (
-            events.SystemRunning(1, 0.35, None),
-            "epoch 1: the system runs, 350 ms after its start",
+            events.SystemRunning(1, 0.35, None, 0.2, 0.05, 0.1),
+            (
+                "epoch 1: the system runs, 350 ms after its start (processes 200 ms, state 50 ms, "
+                "connections 100 ms)"
+            ),
         ),
         (
-            events.SystemRunning(2, 1.5, SnapshotId("P1", 7)),
-            "epoch 2: the system runs from snapshot P1-7, after 1.50 s",
+            events.SystemRunning(2, 1.5, SnapshotId("P1", 7), 0.25, 1.0, 0.25),
+            (
+                "epoch 2: the system runs from snapshot P1-7, after 1.50 s (processes 250 ms, "
+                "state 1.00 s, connections 250 ms)"
+            ),
         ),
         (events.Waiting(("A", "B")), "waiting for A, B to join: start their programs"),
         (
@@ -106,7 +112,7 @@ def test_only_the_first_snapshot_of_an_epoch_gets_a_line(
 def test_json_has_every_event_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     """A program sees all snapshots; people still get their words on stderr."""
     narrator = Narrator(process_count=5, is_json=True)
-    narrator.emit(events.SystemRunning(1, 0.35, None))
+    narrator.emit(events.SystemRunning(1, 0.35, None, 0.1, 0.1, 0.1))
     narrator.emit(published(1))
     narrator.emit(published(2))
     captured = capsys.readouterr()
@@ -126,7 +132,7 @@ def test_the_status_line_tells_where_the_system_is() -> None:
     narrator = Narrator(process_count=5, is_json=False)
     narrator.emit(events.EpochBegan(1, None))
     assert str(narrator.__rich__()).startswith("epoch 1 starting | ")
-    narrator.emit(events.SystemRunning(1, 0.35, None))
+    narrator.emit(events.SystemRunning(1, 0.35, None, 0.1, 0.1, 0.1))
     assert str(narrator.__rich__()) == "epoch 1 | 5 processes | 0 snapshots"
     narrator.emit(published(1))
     assert "epoch 1 | 5 processes | 1 snapshot | P1-1 " in str(narrator.__rich__())

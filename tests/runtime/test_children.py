@@ -1,36 +1,75 @@
 """Children that cannot be started, or end before they are told anything."""
 
 import asyncio
-import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
+from stillframe.errors import Unavailable
 from stillframe.runtime import events
+from stillframe.runtime.loading import load_topology
+from stillframe.runtime.started import Started
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.store.store import Store
 from tests.runtime.watch import Watch, new_store, program
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 60
 Run = Callable[[Coroutine[None, None, None]], None]
 
+UNFORTUNATE = """
+import os, sys
+import stillframe
+
+class Idle(stillframe.Process):
+    count: int = 0
+
+idle = stillframe.Topology({{"A": Idle(), "B": Idle()}}, [])
+if "stillframe.runtime.fork_server" in sys.orig_argv:
+    {misfortune}
+"""
+END_AT_ONCE = "os.register_at_fork(after_in_child=lambda: os._exit(1))"
+FORK_ONCE = """
+    fork, forked = os.fork, []
+    def fork_once():
+        if forked:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        pid = fork()
+        forked.append(pid)
+        return pid
+    os.fork = fork_once
+"""
+
+
+@pytest.fixture
+def unfortunate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Store]]:
+    """Make the store of the topology ``unfortunate:idle``, whose module does something when it is
+    loaded where processes are forked."""
+
+    def make(misfortune: str) -> Store:
+        (tmp_path / "unfortunate.py").write_text(UNFORTUNATE.format(misfortune=misfortune))
+        monkeypatch.syspath_prepend(tmp_path)
+        description = load_topology("unfortunate:idle").description
+        return Store.create(tmp_path / "store", description=description)
+
+    yield make
+    del sys.modules["unfortunate"]
+
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_one_that_ends_at_once_is_named_with_its_exit_code(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, unfortunate: Callable[..., Store]
 ) -> None:
     """Also if it has ended before it was told what it is."""
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+    store, watch = unfortunate(END_AT_ONCE), Watch()
 
     async def main() -> None:
-        store, watch = new_store(tmp_path, "rally"), Watch()
-
         async def begin() -> None:
-            async with Supervisor(program("rally"), store, emit=watch.emit):
+            async with Supervisor("unfortunate:idle", store, emit=watch.emit):
                 raise AssertionError("it runs")
 
         async with asyncio.timeout(TIMEOUT_S):
@@ -38,36 +77,49 @@ def test_one_that_ends_at_once_is_named_with_its_exit_code(
             await watch.until(lambda: len(watch.of(events.ProcessDied)) >= 3)
             beginning.cancel()
             await asyncio.wait({beginning})
-        store.close()
-        causes = {death.cause for death in watch.of(events.ProcessDied)}
-        assert causes == {"it exited with code 1"}
 
     run(main())
+    store.close()
+    causes = {death.cause for death in watch.of(events.ProcessDied)}
+    assert causes == {"it exited with code 1"}
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_if_one_cannot_be_started_none_is_left(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, unfortunate: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever it is: those that were started are ended."""
-    begun: list[subprocess.Popen[bytes]] = []
+    """Whichever it is: those that were started are ended, and so is what forks them."""
+    begun: list[Started] = []
 
-    class Few(subprocess.Popen[bytes]):
+    class Noted(Started):
         def __init__(self, *args: Any, **options: Any) -> None:
-            if len(begun) == 1:
-                raise BlockingIOError(11, "Resource temporarily unavailable")
             super().__init__(*args, **options)
             begun.append(self)
 
-    monkeypatch.setattr(subprocess, "Popen", Few)
+    monkeypatch.setattr("stillframe.runtime.forking.Started", Noted)
+    store = unfortunate(FORK_ONCE)
 
     async def main() -> None:
-        store = new_store(tmp_path, "rally")
         async with asyncio.timeout(TIMEOUT_S):
             with pytest.raises(OSError, match="temporarily unavailable"):
-                async with Supervisor(program("rally"), store):
+                async with Supervisor("unfortunate:idle", store):
                     pass
-        store.close()
 
     run(main())
-    assert [child.poll() is not None for child in begun] == [True]
+    store.close()
+    assert [started.has_ended for started in begun] == [True, True]
+
+
+def test_what_forks_them_must_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it ends at once, again and again, the system cannot start, and says so."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    store = new_store(tmp_path, "rally")
+
+    async def main() -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            async with Supervisor(program("rally"), store):
+                pass
+
+    with pytest.raises(Unavailable, match="ended at once, with 1"):
+        asyncio.run(main())
+    store.close()

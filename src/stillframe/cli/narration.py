@@ -59,10 +59,17 @@ def sentence(event: events.Event) -> str:
 
 
 def _running(event: events.SystemRunning) -> str:
-    took = quantities.duration(event.seconds)
+    took, processes, state, connections = map(
+        quantities.duration,
+        (event.seconds, event.processes_s, event.state_s, event.connections_s),
+    )
+    spent = f"(processes {processes}, state {state}, connections {connections})"
     if event.restored_from is None:
-        return f"epoch {event.epoch}: the system runs, {took} after its start"
-    return f"epoch {event.epoch}: the system runs from snapshot {event.restored_from}, after {took}"
+        return f"epoch {event.epoch}: the system runs, {took} after its start {spent}"
+    return (
+        f"epoch {event.epoch}: the system runs from snapshot {event.restored_from}, after {took} "
+        f"{spent}"
+    )
 
 
 class Narrator:

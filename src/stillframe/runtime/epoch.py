@@ -74,6 +74,7 @@ class Epoch:
         ended: what ended it; whoever waits for that calls ``close`` then.
         coordinator: once it has begun.
         started_here: the processes that it starts on this machine.
+        forked_at: when all of those were there, by ``time.monotonic``.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Epoch:
         self._terms = terms
         self._ending = ending
         self.started_here = terms.started_here
+        self.forked_at = 0.0
         self._joining = tuple(n for n in terms.topology.processes if n not in self.started_here)
 
     @property
@@ -112,6 +114,7 @@ class Epoch:
         self.coordinator = coordinator = self._coordinate(secret, starts, is_taken_over=False)
         await self._listen(coordinator)
         await self._fork_all()
+        self.forked_at = time.monotonic()
         if self.ended.done():
             return
         terms.emit(events.EpochBegan(terms.store.epoch, restored_from))

@@ -8,11 +8,19 @@ from stillframe.store.manifest import Entry
 
 
 class SystemRunning(msgspec.Struct, frozen=True, tag=True):
-    """Every process runs and every channel is connected, `seconds` after the start or the death."""
+    """Every process runs and every channel is connected, `seconds` after the start or the death.
+
+    Of these, `processes_s` went into ending the processes of the last epoch and starting those of
+    this one, `state_s` into reading the snapshot and recording the new epoch, and `connections_s`
+    into loading the states and connecting the channels.
+    """
 
     epoch: int
     seconds: float
     restored_from: SnapshotId | None
+    processes_s: float
+    state_s: float
+    connections_s: float
 
 
 class EpochBegan(msgspec.Struct, frozen=True, tag=True):

@@ -274,9 +274,9 @@ class _Server:
         """Replace this program by itself. It keeps its number, its processes and the channel, with
         what was not yet read of that."""
         again = msgspec.structs.replace(self._setup, is_shared=is_shared)
-        stdin, told = os.pipe()
-        os.set_blocking(told, False)
-        os.write(told, _encode(again) + b"\n")
+        stdin = os.memfd_create("setup")
+        os.write(stdin, _encode(again) + b"\n")
+        os.lseek(stdin, 0, os.SEEK_SET)
         os.dup2(stdin, 0)
         _flush()
         os.execv(sys.executable, [sys.executable, "-m", _PROGRAM])  # noqa: S606

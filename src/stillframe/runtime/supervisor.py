@@ -287,7 +287,7 @@ class Supervisor:
     async def _live(self, terms: Terms, left: RunningSystem | None) -> None:
         """Live through epochs until the system is stopped or cannot go on; the first may be one
         that goes on with what is `left` of an earlier supervisor."""
-        ended = time.monotonic()
+        ended, ending_s = time.monotonic(), 0.0
         cause: Cause = Wish(self._restore)
         for abandoned in chronicle.settle(self._history, self.store):
             self._emit(events.SnapshotAbandoned(abandoned))
@@ -302,7 +302,7 @@ class Supervisor:
             try:
                 if left is None or not await self._take_over(epoch, left, ended):
                     wish = cause.snapshot if isinstance(cause, Wish) else None
-                    await self._begin(epoch, wish, ended)
+                    await self._begin(epoch, wish, ended, ending_s)
                 left = None
                 cause = await epoch.ended
                 ended = time.monotonic()
@@ -316,19 +316,32 @@ class Supervisor:
                 if self._following is not None:
                     self._following.cancel()
                 await epoch.close()
+                ending_s = time.monotonic() - ended
                 number, listen = epoch.next_number, epoch.listen
             if isinstance(cause, Death):
                 await self._wait_before_going_back(cause, ended - began)
         if self._telling.error is not None:
             raise self._telling.error
 
-    async def _begin(self, epoch: Epoch, wish: SnapshotId | None, began: float) -> None:
+    async def _begin(
+        self, epoch: Epoch, wish: SnapshotId | None, began: float, ending_s: float
+    ) -> None:
+        """Begin an epoch with `wish`.
+
+        Args:
+            epoch: which.
+            wish: the snapshot; None for the current one, or afresh.
+            began: when the last epoch ended.
+            ending_s: how long it then took to end its processes.
+        """
+        state_from = time.monotonic()
         begins = await asyncio.to_thread(self._load, wish)
         restored_from = None if begins is None else begins.snapshot
         await self._raise_epoch(restored_from)
         self._may_migrate = False
         if begins is not None and begins.changes:
             self._emit(events.CodeChanged(begins.snapshot, begins.changes))
+        state_until = time.monotonic()
         await epoch.begin(None if begins is None else begins.starts, restored_from)
         if epoch.is_running:
             self._has_run = True
@@ -336,8 +349,16 @@ class Supervisor:
                 assert epoch.coordinator is not None
                 following = self._attachment.follow(epoch.coordinator, self._emit)
                 self._following = asyncio.get_running_loop().create_task(following)
-            seconds = time.monotonic() - began
-            self._emit(events.SystemRunning(self.store.epoch, seconds, restored_from))
+            now = time.monotonic()
+            running = events.SystemRunning(
+                self.store.epoch,
+                now - began,
+                restored_from,
+                processes_s=ending_s + epoch.forked_at - state_until,
+                state_s=state_until - state_from,
+                connections_s=now - epoch.forked_at,
+            )
+            self._emit(running)
             self._running.set()
 
     async def _take_over(self, epoch: Epoch, left: RunningSystem, began: float) -> bool:
