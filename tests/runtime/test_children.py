@@ -10,11 +10,12 @@ import pytest
 import uvloop
 
 from stillframe.errors import Unavailable
-from stillframe.runtime import events
+from stillframe.runtime import events, forking
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.started import Started
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.store import Store
+from tests.runtime.links import children, until
 from tests.runtime.watch import Watch, new_store, program
 
 pytestmark = pytest.mark.slow
@@ -122,4 +123,62 @@ def test_what_forks_them_must_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(Unavailable, match="ended at once, with 1"):
         asyncio.run(main())
+    store.close()
+
+
+HANG = "import time; time.sleep(1000)"
+
+
+def test_what_forks_them_must_answer(
+    unfortunate: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits for ever where the topology is imported is ended, and the error names that."""
+    monkeypatch.setattr(forking, "FORK_TIMEOUT_S", 0.1)
+    store = unfortunate(HANG)
+
+    async def main() -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            async with Supervisor("unfortunate:idle", store):
+                pass
+
+    with pytest.raises(Unavailable, match="does the import of unfortunate wait for something"):
+        asyncio.run(main())
+    store.close()
+    assert children() == set()
+
+
+def test_a_start_is_stopped_while_what_forks_them_hangs(
+    unfortunate: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not hold up who stops the system, and is not left behind."""
+    monkeypatch.setattr(forking, "END_S", 0.1)
+    store = unfortunate(HANG)
+
+    async def main() -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            starting = asyncio.ensure_future(Supervisor("unfortunate:idle", store).__aenter__())
+            await until(lambda: bool(children()))
+            starting.cancel()
+            await asyncio.wait({starting})
+            assert starting.cancelled()
+
+    asyncio.run(main())
+    store.close()
+    assert children() == set()
+
+
+def test_nothing_is_started_to_fork_from_if_all_processes_join(tmp_path: Path) -> None:
+    """It would have nothing to do."""
+    store, watch = new_store(tmp_path, "all_joining"), Watch()
+
+    async def main() -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            system = Supervisor(program("all_joining"), store, emit=watch.emit)
+            starting = asyncio.ensure_future(system.__aenter__())
+            await watch.until(lambda: bool(watch.of(events.Waiting)))
+            assert children() == set()
+            starting.cancel()
+            await asyncio.wait({starting})
+
+    asyncio.run(main())
     store.close()

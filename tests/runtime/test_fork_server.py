@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bench.start import private_bytes
 from stillframe.runtime import events
 from stillframe.runtime.children import UNTOLD_END
 from stillframe.runtime.fork_server import Footprint, footprint, why_not_shared
@@ -308,6 +309,22 @@ def test_the_secret_is_told_to_each_process_and_is_nowhere_else(tmp_path: Path) 
             pids = [server.pid, *(child.pid for child in system.children.values())]
             shown = [shown_of(pid) for pid in pids]
             assert not any(secret in text or secret.hex().encode() in text for text in shown)
+
+    asyncio.run(main())
+
+
+PRIVATE_BYTES_MAX = 10_000_000
+
+
+@pytest.mark.slow
+def test_a_plain_process_has_little_memory_to_itself(tmp_path: Path) -> None:
+    """What is only read is shared with all others: that is most."""
+
+    async def main() -> None:
+        async with asyncio.timeout(TIMEOUT_S), rally(tmp_path) as (system, _):
+            await take(system)
+            found = [private_bytes(child.pid) for child in system.children.values()]
+        assert 0 < max(found) < PRIVATE_BYTES_MAX
 
     asyncio.run(main())
 

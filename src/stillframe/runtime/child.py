@@ -1,5 +1,6 @@
-"""The main program of a process that we start: ``python -m stillframe.runtime.child``.
+"""The main program of a process that we start, run where the fork server forked it.
 
+It is the same as ``python -m stillframe.runtime.child``, which is how it would start by itself.
 What it must know, the secret among it, comes on standard input from whoever started it: the
 supervisor, or ``joining.py`` on another machine. Who stops it ends it. If its supervisor is gone it
 goes on for a while, and another one may take over; elsewhere it ends with who started it.

@@ -134,6 +134,8 @@ class Supervisor:
         self._server.warm()
         try:
             terms, left = self._prepare()
+            if not terms.started_here:
+                await self._server.close()
         except BaseException:
             await self._server.close()
             raise
