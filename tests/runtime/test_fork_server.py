@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bench.measure import core_seconds
 from bench.start import private_bytes
 from stillframe.runtime import events
 from stillframe.runtime.children import UNTOLD_END
@@ -358,6 +360,22 @@ def test_a_system_outlives_what_its_processes_are_forked_from(tmp_path: Path) ->
             return [server, other, *(child for child in children if child is not None)]
 
     assert not any(map(is_there, asyncio.run(main())))
+
+
+@pytest.mark.slow
+def test_the_processor_time_of_all_is_counted(tmp_path: Path) -> None:
+    """When the system has ended, what its processes used is known here as that of our children."""
+
+    async def main() -> float:
+        async with asyncio.timeout(TIMEOUT_S), rally(tmp_path) as (system, _):
+            await take(system)
+            return core_seconds([child.pid for child in system.children.values()])
+
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_s = asyncio.run(main())
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    counted_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert 0 < used_s <= counted_s
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from collections import deque
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,6 +36,13 @@ class _Gone(Exception):
     """The fork server ended before it answered."""
 
 
+class _Request(NamedTuple):
+    """A process that was asked for: who waits for it, and what writes to its standard input."""
+
+    answering: "asyncio.Future[Started]"
+    told: int
+
+
 class _Channel:
     """A fork server that was started, and the socket that connects it to us."""
 
@@ -53,7 +61,7 @@ class _Channel:
             os.close(number)
         os.set_blocking(ours.fileno(), False)
         self._socket = ours
-        self._waiting: deque[asyncio.Future[tuple[Forked | NotForked, int | None]]] = deque()
+        self._waiting: deque[_Request] = deque()
         self._codes: dict[int, asyncio.Future[int | None]] = {}
         self._loop.add_reader(ours.fileno(), self._read)
         self.program.tell(msgspec.json.encode(Setup(number, reference, sys.path)))
@@ -72,23 +80,21 @@ class _Channel:
         """
         stdin, told = os.pipe()
         try:
-            answering: asyncio.Future[tuple[Forked | NotForked, int | None]]
-            answering = self._loop.create_future()
-            try:
-                socket.send_fds(self._socket, [_REQUEST], [stdin])
-            except (BrokenPipeError, ConnectionResetError) as error:
+            socket.send_fds(self._socket, [_REQUEST], [stdin])
+        except BaseException as error:
+            os.close(told)
+            if isinstance(error, BrokenPipeError | ConnectionResetError):
                 raise _Gone from error
-            finally:
-                os.close(stdin)
-            self._waiting.append(answering)
-            answer, descriptor = await answering
-            if isinstance(answer, NotForked):
-                raise OSError(answer.number, os.strerror(answer.number))
-            if descriptor is None:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            return Started(answer.pid, descriptor, told, self._codes[answer.pid])
-        except BaseException:
-            os.close(told)  # a process that is told nothing ends
+            raise
+        finally:
+            os.close(stdin)
+        answering: asyncio.Future[Started] = self._loop.create_future()
+        self._waiting.append(_Request(answering, told))
+        try:
+            return await answering
+        except asyncio.CancelledError:
+            if answering.done() and not answering.cancelled() and not answering.exception():
+                answering.result().kill()
             raise
 
     def close(self) -> None:
@@ -97,9 +103,10 @@ class _Channel:
             return
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
-        for answering in self._waiting:
-            if not answering.done():
-                answering.set_exception(_Gone())
+        for request in self._waiting:
+            os.close(request.told)
+            if not request.answering.done():
+                request.answering.set_exception(_Gone())
         for code in self._codes.values():
             code.set_result(None)
         self._waiting.clear()
@@ -120,14 +127,18 @@ class _Channel:
             if (code := self._codes.pop(answer.pid, None)) is not None:
                 code.set_result(answer.code)
             return
-        descriptor = descriptors[0] if descriptors else None
-        if isinstance(answer, Forked):
-            self._codes[answer.pid] = self._loop.create_future()
-        answering = self._waiting.popleft()
-        if not answering.done():
-            answering.set_result((answer, descriptor))
-        elif descriptor is not None:
+        answering, told = self._waiting.popleft()
+        if isinstance(answer, Forked) and descriptors and not answering.done():
+            code = self._codes[answer.pid] = self._loop.create_future()
+            answering.set_result(Started(answer.pid, descriptors[0], told, code))
+            return
+        os.close(told)  # a process that is told nothing ends
+        for descriptor in descriptors:
             os.close(descriptor)
+        if not answering.done():
+            # Without a descriptor there was no room for one here.
+            number = answer.number if isinstance(answer, NotForked) else errno.EMFILE
+            answering.set_exception(OSError(number, os.strerror(number)))
 
 
 class ForkServer:

@@ -432,7 +432,7 @@ class Supervisor:
             with contextlib.suppress(StillframeError):
                 await asyncio.shield(self.finished)
         finally:
-            await self._server.close()
             withdraw(self.store.path)
             self._directory.cleanup()
             self._history.close()
+            await self._server.close()
