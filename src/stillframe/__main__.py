@@ -1,19 +1,55 @@
 """``stillframe``, and ``python -m stillframe``: the command line."""
 
+import contextlib
+import errno
+import os
 import sys
+from typing import NoReturn
+
+_EXIT_UNWRITTEN = 2
+_ANSWERS = (None, 0, 1)
+"""The exit codes that say what stdout says too: done or yes, and no."""
 
 
 def main() -> None:
     """Run the command line and end the program with an exit code.
 
-    Ctrl-C ends it without a traceback also while the commands are being loaded.
+    Ctrl-C ends it without a traceback also while the commands are being loaded. A result that could
+    not be written is an error, whatever the exit code would have said.
     """
+    if sys.stdout is None:
+        # Descriptor 1 is free: the next file that a command opens would have it.
+        _refuse(OSError(errno.EBADF, "it is closed"))
     try:
         from stillframe.cli.app import app  # noqa: PLC0415 - see above
 
         app(prog_name="stillframe")
     except KeyboardInterrupt:
         sys.exit(130)
+    except SystemExit as ending:
+        if (error := _unwritten()) is not None and ending.code in _ANSWERS:
+            _refuse(error)
+        raise
+    except OSError as error:  # of --help and --version, which no command's rules hold for
+        _unwritten()
+        _refuse(error)
+
+
+def _unwritten() -> OSError | None:
+    """Write what is still buffered; return why that failed, except that the reader is gone."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered would be tried once more when the program ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return None if isinstance(error, BrokenPipeError) else error
+    return None
+
+
+def _refuse(error: OSError) -> NoReturn:
+    with contextlib.suppress(AttributeError, OSError):  # stderr may be closed or full as well
+        sys.stderr.write(f"Error: stdout: {error.strerror}: nothing can be written to it\n")
+    sys.exit(_EXIT_UNWRITTEN)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """How commands end: which error becomes which exit code, and what it says."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -44,3 +48,16 @@ def test_what_nobody_expected_is_our_bug() -> None:
 def test_a_chosen_exit_code_stays() -> None:
     """A command that says no with 1 is not rewritten."""
     assert outcome_of(typer.Exit(1)).exit_code == 1
+
+
+@pytest.mark.parametrize("where", [">&-", ">/dev/full"])
+@pytest.mark.parametrize("command", ["list {money}", "list {money} --json", "--version", "--help"])
+def test_a_result_that_cannot_be_written_is_an_error(money: Path, command: str, where: str) -> None:
+    """Stdout is closed, or its disk is full: exit 2 and one sentence, whatever the result was."""
+    words = f"exec {sys.executable} -m stillframe {command.format(money=money)} {where}"
+    result = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result
+    lines = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(lines) == 1, result.stderr
+    assert "stdout: it is closed" in lines[0] or "No space left on device" in lines[0]
+    assert "Traceback" not in result.stderr
