@@ -26,7 +26,7 @@ LAYERS = (
         "topology",
     ),
     ("protocol",),
-    ("whole_file",),
+    ("whole_file", "local_path"),
     ("store", "restore", "detect", "importer", "tracefile", "eventlog"),
     ("pipeline", "migration"),
     ("sim", "runtime"),

@@ -13,6 +13,7 @@ import msgspec
 
 from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import NotConsistent, UsageError
+from stillframe.local_path import local_path
 from stillframe.model import Channel, ProcessId, SnapshotId, check_process_id
 from stillframe.trace import Event, MarkerStep, Step, Trace, clean_label
 from stillframe.whole_file import write_whole
@@ -46,7 +47,7 @@ def write(path: Path, trace: Trace, *, inputs: Iterable[Path] = ()) -> None:
         UsageError: a step is too long for a line, its fields hold what JSON cannot, or `path` is
             one of `inputs`, no regular file, or in no directory.
     """
-    write_whole(path, (line + b"\n" for line in _encode(trace)), inputs=inputs)
+    write_whole(local_path(path), (line + b"\n" for line in _encode(trace)), inputs=inputs)
 
 
 def read(path: Path) -> Trace:
@@ -59,7 +60,7 @@ def read(path: Path) -> Trace:
         NotConsistent: no execution is like that.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with local_path(path).open("rb") as file:
         header = _read_header(path, file)
         try:
             return Trace(

@@ -7,6 +7,7 @@ import msgspec
 from stillframe import tracefile
 from stillframe.cli import scripts
 from stillframe.errors import UsageError
+from stillframe.local_path import local_path
 from stillframe.sim.scenario import Played
 from stillframe.trace import Trace
 
@@ -40,7 +41,7 @@ def read(what: str) -> Execution:
         NotConsistent: no execution is like what the file says.
         OSError: it cannot be read.
     """
-    path = Path(what)
+    path = local_path(what)
     if what.endswith(scripts.RUN_SUFFIX) or (
         what in scripts.included_names() and not path.exists()
     ):

@@ -10,6 +10,7 @@
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -17,6 +18,7 @@ from typer.core import TyperCommand
 
 from stillframe.cli import output
 from stillframe.errors import StillframeError
+from stillframe.local_path import local_path
 
 EXIT_NO = 1
 EXIT_WRONG = 2
@@ -31,6 +33,7 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; see ``TyperCommand``."""
         try:
+            self._check_paths(ctx)
             return super().invoke(ctx)
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
@@ -49,6 +52,17 @@ class Command(TyperCommand):
                 "lines above",
                 EXIT_BUG,
             )
+
+    @staticmethod
+    def _check_paths(ctx: Any) -> None:
+        """Refuse addresses of other storage, wherever this command takes a path.
+
+        Raises:
+            UsageError: one is given.
+        """
+        for value in ctx.params.values():
+            if isinstance(value, Path):
+                local_path(value)
 
 
 def _end(sentence: str, code: int) -> NoReturn:

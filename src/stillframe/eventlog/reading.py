@@ -13,6 +13,7 @@ from stillframe.eventlog import groups
 from stillframe.eventlog.groups import STREAM, as_written, whole_batches
 from stillframe.eventlog.parts import Span, part_of, span_of
 from stillframe.eventlog.schema import SCHEMA
+from stillframe.local_path import local_path
 from stillframe.model import check_process_id
 
 _STREAM_BEGINS = b"\xff\xff\xff\xff"
@@ -74,7 +75,7 @@ def parts(log: Path, epoch: int | None = None) -> list[Part]:
         Damaged: something there is of no event log, or is not what was written.
         OSError: it cannot be read.
     """
-    if not epochs(log):
+    if not epochs(local_path(log)):
         raise UsageError(
             f"{log} holds no event log: let a system write one with 'stillframe run SYSTEM --log "
             f"{log}'"

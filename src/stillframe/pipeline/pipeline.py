@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from stillframe.errors import Damaged, StillframeError, Unavailable, UsageError
+from stillframe.local_path import local_path
 from stillframe.model import Abandoned, SnapshotId, check_process_id
 from stillframe.pipeline import dropping, published, restoring, taking
 from stillframe.pipeline.dataflow import Dataflow, Log, dataflow
@@ -34,12 +35,12 @@ class Pipeline:
         path: its directory.
 
     Raises:
-        UsageError: there is none; make one with ``Pipeline.create``.
+        UsageError: there is none; make one with ``Pipeline.create``. Or it is no local path.
         Damaged, StoreError: its description was changed or cannot be read.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).absolute()
+        self.path = local_path(path).absolute()
         read_head(self.path)
 
     @classmethod
@@ -63,10 +64,10 @@ class Pipeline:
 
         Raises:
             UsageError: parts do not fit together; or the directory holds another pipeline, or
-                something else.
+                something else; or it is an address, such as ``s3://bucket/x``.
             StoreError: the disk is full or failed.
         """
-        root = Path(path).absolute()
+        root = local_path(path).absolute()
         described = dataflow(queries=queries, services=services, logs=channels)
         chosen = check_process_id(root.stem if name is None else name)
         with explained(root, "made into a pipeline"):
@@ -286,7 +287,7 @@ class Pipeline:
             Damaged, NotConsistent: the snapshot is not what was published.
             StoreError: the disk is full or failed.
         """
-        root = Path(target).absolute()
+        root = local_path(target).absolute()
         restoring.fork(self.path, self.find(snapshot), root, name=name, progress=progress)
         return Pipeline(root)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from stillframe.errors import Unavailable, UsageError
+from stillframe.local_path import local_path
 from stillframe.pipeline.ends import Ends
 from stillframe.pipeline.head import read_head
 from stillframe.pipeline.locks import participant_lock
@@ -143,7 +144,7 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[Particip
         Unavailable: another program runs this service.
         NotAtRest: it died in this epoch, and its state with it: restore first.
     """
-    root = Path(pipeline)
+    root = local_path(pipeline)
     head = read_head(root)
     head.dataflow.check_participant(name, "service")
     codec = StateCodec(type(state))

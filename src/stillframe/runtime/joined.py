@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from stillframe.errors import UsageError
+from stillframe.local_path import local_path
 from stillframe.model import ProcessId
 from stillframe.runtime.addresses import ANY_PORT, COORDINATOR_PORT, Address
 from stillframe.runtime.link import Credentials
@@ -52,8 +53,9 @@ async def join(
             same as the system's, if that is on this machine.
 
     Raises:
-        UsageError: the topology has no such process to join, `state` is of another class, or the
-            certificates are not what they must be.
+        UsageError: the topology has no such process to join, `state` is of another class, a
+            directory is an address such as ``s3://bucket/x``, or the certificates are not what
+            they must be.
         Unavailable: no system is running there; or, inside the body, this epoch is over because
             the system was stopped or restored: join again.
         Refused: the system runs another topology, the process has already joined, or a
@@ -70,11 +72,15 @@ async def join(
         raise UsageError(
             f"process {process!r} records a {place.state.__name__}, not a {type(state).__name__}"
         )
+    traces = Traces(
+        log=None if log is None else str(local_path(log)),
+        fragments=None if fragments is None else str(local_path(fragments)),
+    )
     hash_ = topology.description.hash
     if store is not None and (coordinator, listen, tls) == (None, None, None):
-        member = _member_here(process, hash_, Path(store))
+        member = _member_here(process, hash_, local_path(store))
     elif store is None and coordinator is not None and listen is not None and tls is not None:
-        member = _member_elsewhere(process, hash_, coordinator, listen, Path(tls))
+        member = _member_elsewhere(process, hash_, coordinator, listen, local_path(tls))
     else:
         raise UsageError(
             "say where the system is: store=... if it runs on this machine, else coordinator=..., "
@@ -82,10 +88,6 @@ async def join(
         )
     try:
         start = await member.connect()
-        traces = Traces(
-            log=None if log is None else str(log),
-            fragments=None if fragments is None else str(fragments),
-        )
         host = member.host(TurnHost, topology, state, start, traces=traces)
         await host.action.acquire()
         host.acts_by_itself()

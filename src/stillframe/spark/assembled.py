@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.errors import Damaged, UsageError
+from stillframe.local_path import local_path
 from stillframe.spark.gathering import Group
 from stillframe.spark.manifests import Published, read_published
 from stillframe.store.disk import replace_durably
@@ -45,7 +46,7 @@ def check_apart(directory: Path, out: Path) -> None:
     Raises:
         UsageError: `out` is there.
     """
-    inner, outer = out.resolve(), directory.resolve()
+    inner, outer = local_path(out).resolve(), directory.resolve()
     if inner == outer or outer in inner.parents or inner in outer.parents:
         raise UsageError(
             f"the store cannot be in {out}: that is among the fragments in {directory} or around "

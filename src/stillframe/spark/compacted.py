@@ -23,6 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.columns import Column
 from stillframe.errors import Damaged, Unavailable, UsageError
+from stillframe.local_path import local_path
 from stillframe.model import SnapshotId
 from stillframe.spark import verified
 from stillframe.spark.history import (
@@ -119,7 +120,7 @@ def read_catalog(out: Path) -> Compacted:
         Damaged: its ``tables.json`` was changed.
         StoreError: it cannot be read.
     """
-    if not (out / CATALOG).exists():
+    if not (local_path(out) / CATALOG).exists():
         what = "holds no tables" if out.exists() else "does not exist"
         raise UsageError(
             f"{out} {what}: give the directory that 'stillframe spark compact --out' wrote"
@@ -175,7 +176,7 @@ def writing(out: Path, store: Path) -> Iterator[Compacted]:
         StoreError: it cannot be read or written.
     """
     check_is_store(store)
-    inner, outer = out.resolve(), store.resolve()
+    inner, outer = local_path(out).resolve(), store.resolve()
     if inner == outer or outer in inner.parents or inner in outer.parents:
         raise UsageError(
             f"the tables cannot be in {out}: that is in the store {store} or around it; give a "

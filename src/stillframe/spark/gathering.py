@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.errors import Damaged, StoreError, UsageError
+from stillframe.local_path import local_path
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.spark.manifests import READER_COUNT
 from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
@@ -133,7 +134,7 @@ def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
         UsageError: there are none, or something else.
         StoreError: the directory cannot be read.
     """
-    places = [p for p in fragment_places(directory) if epoch in (None, p.epoch)]
+    places = [p for p in fragment_places(local_path(directory)) if epoch in (None, p.epoch)]
     if not places:
         of_epoch = "" if epoch is None else f" of epoch {epoch}"
         raise UsageError(

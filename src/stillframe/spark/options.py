@@ -1,11 +1,11 @@
 """The options of ``format("stillframe")``, read and checked."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
 from stillframe.errors import UsageError
+from stillframe.local_path import local_path
 from stillframe.pipeline.dataflow import Log, schema_difference
 from stillframe.pipeline.head import read_head
 
@@ -48,7 +48,7 @@ def channels_of(options: ReadOptions) -> list[Log]:
     Raises:
         UsageError: one does not exist, is not read by that query, or has other columns.
     """
-    dataflow = read_head(Path(options.pipeline)).dataflow
+    dataflow = read_head(local_path(options.pipeline)).dataflow
     dataflow.check_participant(options.query, "query")
     if not options.channels and dataflow.incoming(options.query):
         raise UsageError(

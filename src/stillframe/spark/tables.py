@@ -13,6 +13,7 @@ from pyspark.sql.types import IntegerType, LongType, StructType
 
 from stillframe.columns import Column
 from stillframe.errors import UsageError
+from stillframe.local_path import local_path
 from stillframe.pipeline.dataflow import OFFSET_COLUMN, PARTITION_COLUMN
 from stillframe.pipeline.head import read_head
 from stillframe.pipeline.log import LogReader
@@ -240,7 +241,7 @@ def _kind_of(value: Any) -> str:
 
 
 def _root(options: Mapping[str, str], source: str) -> Path:
-    root = Path(_needed(options, "pipeline", source)).absolute()
+    root = local_path(_needed(options, "pipeline", source)).absolute()
     read_head(root)  # says what is wrong if there is no pipeline
     return root
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
+from stillframe.local_path import local_path
 from stillframe.model import SnapshotId
 from stillframe.store.disk import partial_path, replace_durably, sync
 from stillframe.store.manifest import MANIFEST, Head, Manifest
@@ -75,7 +76,7 @@ def check_is_store(path: Path) -> None:
         UsageError: there is nothing, or something else.
         Damaged: it has lost its ``store.json``.
     """
-    if (path / HEAD).exists():
+    if (local_path(path) / HEAD).exists():
         return
     if (path / _PIPELINE_HEAD).exists():
         raise UsageError(

@@ -31,6 +31,7 @@ import msgspec
 import pyarrow as pa
 
 from stillframe.errors import StoreError, UsageError
+from stillframe.local_path import local_path
 from stillframe.model import ProcessId, Snapshot, SnapshotId
 from stillframe.store import opening, retention
 from stillframe.store.chain import CHAIN_LENGTH_MAX, chain_length
@@ -96,7 +97,7 @@ class Store(StoreReader):
             Unavailable: another program is writing to it.
             StoreError: the disk is full or failed.
         """
-        with explained(path, "made into a store"):
+        with explained(local_path(path), "made into a store"):
             path.mkdir(parents=True, exist_ok=True)
             opening.check_free(path)
         head = Head(reference=reference, description=description)
