@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from stillframe.model import SnapshotId
+from stillframe.store.history import NEWER, History, SnapshotBegan
 from stillframe.store.store import Store
 from tests.cli.conftest import Call, publish, state_of
 
@@ -192,3 +194,20 @@ def test_diff_of_equal_snapshots_is_empty(call: Call, money: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, "")
     assert "record the same states and the same messages" in result.stderr
     assert json_of(call("diff", money, "A-1", "A-1", "--json").stdout)["is_equal"] is True
+
+
+def test_a_damaged_line_of_the_history_does_not_keep_a_restore_back(
+    call: Call, money: Path
+) -> None:
+    """It is named, and the restore begins: the code of this store is not there."""
+    past = History(money)
+    past.note(SnapshotBegan(SnapshotId("A", 1)))
+    past.close()
+    path = money / NEWER
+    content = path.read_bytes()
+    path.write_bytes(content[:30] + bytes([content[30] ^ 1]) + content[31:])
+    result = call("restore", money)
+    assert "warning: line 1 of " in result.stderr
+    assert "a restore does not need it" in result.stderr
+    assert "does not say where its topology is" in " ".join(result.stderr.split())
+    assert result.exit_code == 2

@@ -91,8 +91,13 @@ def test_a_changed_byte_is_found_and_its_line_named(tmp_path: Path) -> None:
         number = content[:index].count(b"\n") + 1
         with pytest.raises(Damaged, match=f"line {number} of .*{NEWER} was changed"):
             read_history(tmp_path)
-        with pytest.raises(Damaged):
-            History(tmp_path)
+        past = History(tmp_path)
+        assert [str(damage).split(" was changed")[0] for damage in past.damages] == [
+            f"line {number} of {path}"
+        ]
+        assert past.last_number >= 2
+        past.close()
+        assert path.read_bytes()[:index] == content[:index], "the evidence stays"
 
 
 def test_a_history_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from stillframe.runtime.judging import check_named
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.running import explain_use, left_behind
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.store.history import history_damages
 from stillframe.store.store import Store
 from stillframe.topology import Description
 
@@ -56,6 +57,8 @@ def restore(path: Path, name: str | None, plan: Plan) -> None:
     """
     store = Store.open(path)
     wish = None if name is None else store.find(name)
+    for damage in history_damages(path):
+        output.say(f"warning: {damage}; a restore does not need it")
     if plan.pipeline is not None:
         if plan.may_migrate:
             raise UsageError(

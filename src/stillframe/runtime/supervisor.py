@@ -47,7 +47,7 @@ from stillframe.runtime.traces import NO_TRACES, Traces
 from stillframe.store.fragment_reading import (
     check_fragments_free,
 )
-from stillframe.store.history import History
+from stillframe.store.history import History, read_history
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 
@@ -168,6 +168,8 @@ class Supervisor:
         left = left_behind(self.store.path)
         if left is not None and self._takes_over:
             check_place(left, self._site, started_here)
+            # Which snapshots are under way in the processes that go on is known from it alone.
+            read_history(self.store.path)
         self._history = History(self.store.path)
         self._directory = make_commands()
         terms = Terms(

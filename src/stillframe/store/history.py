@@ -152,11 +152,13 @@ class History:
     Args:
         store: the directory, which the caller has open for writing.
 
+    A line that was changed is passed over: what is recorded of the system is in its snapshots.
+
     Raises:
-        Damaged: a line was changed since it was written.
         StoreError: it cannot be read, or the disk is full or failed.
 
     Attributes:
+        damages: what is wrong with the lines that were changed since they were written.
         last_number: the highest number of a snapshot so far.
         under_way: the snapshots that have begun and not ended, oldest first.
         tally: how often each thing happened.
@@ -170,8 +172,15 @@ class History:
         self._under_way: dict[SnapshotId, None] = {}
         self._unwritten: list[bytes] = []
         lines, length = _read(store)
+        self.damages: list[Damaged] = []
         for line in lines:
-            self._follow(line.what)
+            if isinstance(line, Damaged):
+                self.damages.append(line)
+                # Snapshots may have been given their numbers, two if it was the end of a line that
+                # was changed; none is given twice.
+                self.last_number += 2
+            else:
+                self._follow(line.what)
         with explained(self._path, "written"):
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
             self._length = length
@@ -279,19 +288,33 @@ def read_history(store: Path) -> list[Line]:
         Damaged: a line was changed since it was written.
         StoreError: it cannot be read.
     """
-    return _read(store)[0]
+    lines = []
+    for line in _read(store)[0]:
+        if isinstance(line, Damaged):
+            raise line
+        lines.append(line)
+    return lines
 
 
-def _read(store: Path) -> tuple[list[Line], int]:
-    """Return all lines, and how many bytes of the newer file they take."""
-    lines: list[Line] = []
+def history_damages(store: Path) -> list[Damaged]:
+    """Return what is wrong with the lines that were changed since they were written.
+
+    Raises:
+        StoreError: the history cannot be read.
+    """
+    return [line for line in _read(store)[0] if isinstance(line, Damaged)]
+
+
+def _read(store: Path) -> tuple[list[Line | Damaged], int]:
+    """Return all lines, or what is wrong with one, and how many bytes of the newer file they take."""
+    lines: list[Line | Damaged] = []
     length = 0
     for name in (OLDER, NEWER):
         path, length = store / name, 0
         if path.exists():
             content = read_file(path, bytes_max=READ_BYTES_MAX)
             length = content.rfind(b"\n") + 1
-            lines += parse_lines(path, content[:length].splitlines())
+            lines += _parsed(path, content[:length].splitlines())
     return lines, length
 
 
@@ -301,16 +324,24 @@ def parse_lines(path: Path, encoded: Iterable[bytes]) -> Iterator[Line]:
     Raises:
         Damaged: one was changed since it was written.
     """
+    for line in _parsed(path, encoded):
+        if isinstance(line, Damaged):
+            raise line
+        yield line
+
+
+def _parsed(path: Path, encoded: Iterable[bytes]) -> Iterator[Line | Damaged]:
     for number, line in enumerate(encoded, 1):
         found = _LINE.fullmatch(line)
         if found is None or _checksum(found[1]) != found[2]:
-            raise Damaged(f"line {number} of {path} was changed since it was written: {PUT_BACK}")
+            yield Damaged(f"line {number} of {path} was changed since it was written: {PUT_BACK}")
+            continue
         try:
             yield msgspec.json.decode(found[1], type=Line)
         except DECODING_ERRORS as error:
-            raise Damaged(
+            yield Damaged(
                 f"line {number} of {path} does not hold what it should: {error}: {PUT_BACK}"
-            ) from error
+            )
 
 
 def _line(what: Happening, at: float) -> bytes:
