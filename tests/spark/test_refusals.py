@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +17,7 @@ from stillframe.pipeline import Pipeline, channel, join
 from stillframe.pipeline.head import checkpoint_path
 from stillframe.pipeline.locks import is_running, participant_lock
 from stillframe.pipeline.published import Manifest
-from stillframe.spark.queries import read_channels, start_query, to_channel
+from stillframe.spark.queries import _write, read_channels, start_query, to_channel
 from stillframe.spark.requirements import check_options, check_spark
 from tests.spark import flows
 
@@ -232,3 +233,23 @@ def test_going_back_by_hand_is_refused(
     pipeline.restore()
     query = flows.start_and_wait(pipeline, "sums", frame, "update", **arguments)
     flows.stop_queries(pipeline, [query])
+
+
+@pytest.mark.spark
+def test_times_are_written_in_microseconds(spark: SparkSession, pipeline: Pipeline) -> None:
+    """As services write them, whatever the session says, which keeps its own choice."""
+    rows = "select timestamp'9999-12-31 23:59:59.999999' as at"
+    frame = spark.sql(rows)
+    log = channel("times", pa.schema([("at", pa.timestamp("us", tz="UTC"))]), source="sums")
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "INT96")
+    directory = pipeline.path / "written"
+    directory.mkdir()
+    try:
+        (file,) = _write(frame, log, directory, "batch-0")
+        assert spark.conf.get("spark.sql.parquet.outputTimestampType") == "INT96"
+    finally:
+        spark.conf.unset("spark.sql.parquet.outputTimestampType")
+    path = directory / file.name
+    assert pq.ParquetFile(path).schema.column(0).physical_type == "INT64"
+    (at,) = pq.read_table(path, partitioning=None)["at"].to_pylist()
+    assert (at.year, at.microsecond) == (9999, 999999)

@@ -253,6 +253,7 @@ def _wait_for_sources(started: StreamingQuery) -> None:
 
 _STARTING = "Initializing sources"
 _POLL_S = 0.02
+_TIMES = "spark.sql.parquet.outputTimestampType"
 _lent: dict[tuple[Path, str], Lock] = {}
 """The locks that ``to_channel`` took: a query may write several channels."""
 
@@ -292,7 +293,8 @@ def _write(frame: DataFrame, log: Log, directory: Path, name: str) -> list[DataF
         if log.key
         else frame.coalesce(count)
     )
-    spread.write.option("compression", "zstd").parquet(f"file://{directory / name}")
+    with _times_in_microseconds(frame.sparkSession):
+        spread.write.option("compression", "zstd").parquet(f"file://{directory / name}")
     files = []
     for path in sorted((directory / name).glob("part-*.parquet")):
         record_count = pq.read_metadata(path).num_rows
@@ -301,6 +303,23 @@ def _write(frame: DataFrame, log: Log, directory: Path, name: str) -> list[DataF
             file = f"{name}/{path.name}"
             files.append(DataFile(file, partition, record_count, checksum_of(path)))
     return files
+
+
+@contextlib.contextmanager
+def _times_in_microseconds(spark: SparkSession) -> Iterator[None]:
+    """Write times in the body as services do: INT96, Spark's own choice, is nanoseconds to others,
+    which end in 2262. Parquet's writer has no option for it, but micro-batches have a session of
+    their own, a copy of the user's.
+    """
+    before = spark.conf.get(_TIMES, None)
+    spark.conf.set(_TIMES, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(_TIMES)
+        else:
+            spark.conf.set(_TIMES, before)
 
 
 @contextlib.contextmanager
