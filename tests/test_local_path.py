@@ -25,7 +25,7 @@ ADDRESSES = [
 @pytest.mark.parametrize("kind", [str, Path])
 def test_an_address_is_no_path(address: str, kind: type[str] | type[Path]) -> None:
     """A ``Path`` of it has lost a slash, and is refused as well."""
-    with pytest.raises(UsageError, match="is an address, and .*: is not supported"):
+    with pytest.raises(UsageError, match=r"is an address, and .*: is not supported"):
         local_path(kind(address))
 
 

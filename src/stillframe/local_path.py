@@ -19,7 +19,7 @@ def local_path(path: str | Path) -> Path:
     found = _ADDRESS.match(str(path))
     if found is not None:
         raise UsageError(
-            f"{path} is an address, and {found[1]}: is not supported: give a path of a mounted file "
-            f"system, such as /mnt/x; for a local directory {found[1]}: give its absolute path"
+            f"{path} is an address, and {found[1]}: is not supported: give a path of a mounted "
+            f"file system, such as /mnt/x; for a local directory {found[1]}: give its absolute path"
         )
     return Path(path)

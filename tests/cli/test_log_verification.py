@@ -4,10 +4,12 @@ import json
 import random
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.cli.conftest import Call
 from tests.eventlogs import Row, write
+from tests.spark import bank
 
 pytest.importorskip("pyspark", reason="needs PySpark")
 HERE = ("--master", "local[2]")
@@ -75,17 +77,36 @@ def test_what_a_store_says_otherwise_is_named(call: Call, log: Path, money: Path
 
 
 @pytest.mark.spark
-def test_a_changed_byte_of_the_store_is_named(call: Call, log: Path, money: Path) -> None:
-    """What is compared with the log is verified before."""
-    path = money / "snapshots" / "A-2" / "channels.parquet"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    result = call("spark", "verify", log, "--store", money, *HERE)
-    assert result.exit_code == 2
-    assert "A-2/channels.parquet was changed since it was written" in " ".join(
-        result.stderr.split()
-    )
+@pytest.mark.parametrize(
+    ("file", "harm", "named"),
+    [
+        ("channels.parquet", "flip", "A-2: the store: channels.parquet was changed"),
+        ("processes.parquet", "flip", "A-2: the store: processes.parquet was changed"),
+        ("messages.parquet", "delete", "A-2: the store: messages.parquet is missing"),
+        ("messages.parquet", "double", "channel A->B: 15 sent - 10 received = 5, but"),
+    ],
+)
+def test_damage_to_the_store_is_named(
+    call: Call, log: Path, money: Path, file: str, harm: str, named: str
+) -> None:
+    """Every byte of what is compared with the log is verified, also what the log does not have; a
+    message that was written twice contradicts the books."""
+    directory = money / "snapshots" / "A-2"
+    path = directory / file
+    if harm == "delete":
+        path.unlink()
+    elif harm == "double":
+        bank.spoil(directory, file, lambda table: pa.concat_tables([table, table.slice(0, 1)]))
+    else:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    result = call("spark", "verify", log, "--store", money, "--json", *HERE)
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.stdout)
+    row = next(r for r in found["snapshots"] if (r["epoch"], r["snapshot"]) == (1, "A-2"))
+    assert (found["ok"], row["verdict"]) == (False, "inconsistent")
+    assert named in f"A-2: the store: {row['faults'][0]['what']}"
 
 
 def test_a_damaged_manifest_is_an_error_before_spark_starts(

@@ -10,6 +10,7 @@ from stillframe.cli import output, quantities, tasks
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
 from stillframe.eventlog.reading import epochs, parts
+from stillframe.model import SnapshotId
 from stillframe.spark.manifests import Published, read_complete
 from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.trace import Position
@@ -101,14 +102,28 @@ def _find(
     from stillframe.spark import verification, verified  # noqa: PLC0415 - PySpark is there now
 
     pieces = verification.log_pieces(spark, log)
-    cuts = None if published is None else verification.channel_cuts(spark, published)
+    unsound: dict[SnapshotId, str] = {}
+    cuts = None
+    if published is not None:
+        unsound = _unsound(spark, published)
+        sound = {one: m for one, m in published.manifests.items() if one not in unsound}
+        if sound:
+            cuts = verification.channel_cuts(
+                spark, msgspec.structs.replace(published, manifests=sound)
+            )
     if epoch is not None:
         pieces = pieces.filter(pieces["epoch"] == epoch)
         cuts = None if cuts is None else cuts.filter(cuts["epoch"] == epoch)
     with verified.explained(log):
         collected = verification.verify(pieces, cuts).collect()
     names = set() if published is None else set(map(str, published.manifests))
-    rows = sorted((row.asDict(recursive=True) for row in collected), key=_order)
+    found = [row.asDict(recursive=True) for row in collected]
+    if published is not None:
+        for snapshot, reason in unsound.items():
+            of_epoch = published.manifests[snapshot].epoch
+            if epoch in (None, of_epoch):
+                _blame(found, of_epoch, str(snapshot), reason)
+    rows = sorted(found, key=_order)
     snapshots = [row for row in rows if row["snapshot"] is not None]
     wrong = [
         row
@@ -132,6 +147,29 @@ def _find(
     if incomplete:
         sentence += f", {incomplete} not taken to the end"
     return Found(ok=True, verdict="; ".join((sentence, *lacks)), snapshots=rows)
+
+
+def _unsound(spark: "SparkSession", published: Published) -> dict[SnapshotId, str]:
+    """Return the snapshots of a store that are not what was written, or contradict themselves, and
+    why: every byte is read, as for ``spark audit``."""
+    from stillframe.spark.audit import judged  # noqa: PLC0415 - needs PySpark
+
+    damages, books = judged(spark, published)
+    wrong = damages | {name: why for name, (_, why) in books.items() if why is not None}
+    return {one: wrong[str(one)] for one in published.manifests if str(one) in wrong}
+
+
+def _blame(rows: list[Fields], epoch: int, snapshot: str, reason: str) -> None:
+    """Say of a snapshot, which the log may not have, what is wrong with it in the store."""
+    row = next((r for r in rows if (r["epoch"], r["snapshot"]) == (epoch, snapshot)), None)
+    if row is None:
+        row = {"epoch": epoch, "snapshot": snapshot, "event_count": None, "message_count": 0}
+        row |= {"missing": [], "faults": [], "gaps": [], "fault_count": 0}
+        rows.append(row)
+    fault = {"source": "the store", "target": None, "what": reason}
+    fault |= {"first": None, "last": None, "count": None}
+    row["faults"] = [fault, *row["faults"]]
+    row |= {"verdict": INCONSISTENT, "fault_count": row["fault_count"] + 1}
 
 
 def _order(row: Fields) -> tuple[int, bool, int]:

@@ -105,7 +105,7 @@ def audit(
         raise UsageError(f"the store {store_path} holds no snapshot yet: there is nothing to audit")
     manifests = {str(snapshot): found for snapshot, found in published.manifests.items()}
     damages = {str(snapshot): why for snapshot, why in published.damages.items()}
-    changed, books = _judged(spark, published)
+    changed, books = judged(spark, published)
     damages |= changed
     amounts: list[dict[str, Amount] | None] = [None, None]
     if books and states_sql is not None:
@@ -131,9 +131,13 @@ def audit(
     return _verdict(_with_differences(rows))
 
 
-def _judged(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]:
+def judged(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]:
     """Return the snapshots with a file that is not what was written, and why; and of the others
-    how many messages each holds, and what contradicts itself in it."""
+    how many messages each holds, and what contradicts itself in it.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
     sizes = [sum(file.bytes for file in found.files) for found in published.manifests.values()]
     task_count, tasks = spread_tasks(spark, sizes)
     paths = [str(published.directory(snapshot).absolute()) for snapshot in published.manifests]
