@@ -61,6 +61,7 @@ def test_the_list_can_be_json(call: Call, shop: Pipeline) -> None:
         "epoch": 2,
         "restored_from": "shop-1",
         "latest": "shop-1",
+        "damaged": [],
     }
     assert [(one["id"], one["name"], one["is_of_present_course"]) for one in entries] == [
         ("shop-1", "gold", True),
@@ -175,3 +176,14 @@ def test_commands_of_stores_know_a_pipeline(
         f"use the commands under 'stillframe spark', such as 'stillframe spark list {shop.path}'"
         in result.stderr
     )
+
+
+def test_a_damaged_manifest_hides_no_other_snapshot(call: Call, shop: Pipeline) -> None:
+    """The good one is listed, the damaged one is named, and the exit code is 1."""
+    shop.snapshot()
+    shop.snapshot()
+    changed(shop.path / "snapshots/shop-1/manifest.json")
+    result = call("spark", "list", shop.path)
+    assert result.exit_code == 1, result.output
+    assert [row[0] for row in rows_of(result.stdout)] == ["shop-2"]
+    assert "shop-1/manifest.json was changed since it was written" in result.stderr

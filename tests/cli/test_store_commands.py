@@ -211,3 +211,16 @@ def test_a_damaged_line_of_the_history_does_not_keep_a_restore_back(
     assert "a restore does not need it" in result.stderr
     assert "does not say where its topology is" in " ".join(result.stderr.split())
     assert result.exit_code == 2
+
+
+def test_a_damaged_manifest_hides_no_other_snapshot(call: Call, money: Path) -> None:
+    """The good ones are listed, the damaged one is named, and the exit code is 1."""
+    path = money / "snapshots" / "A-2" / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b"A", b"B", 1))
+    result = call("list", money)
+    assert result.exit_code == 1, result.output
+    assert [line.split()[0] for line in result.stdout.splitlines()[2:]] == ["A-1", "A-3"]
+    assert "A-2/manifest.json was changed since it was written" in result.stderr
+    listed = json_of(call("list", money, "--json").stdout)
+    assert [entry["id"] for entry in listed["snapshots"]] == ["A-1", "A-3"]
+    assert [one["id"] for one in listed["damaged"]] == ["A-2"]

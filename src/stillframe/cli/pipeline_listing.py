@@ -3,11 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from stillframe.cli import output, quantities
-from stillframe.errors import UsageError
+from stillframe.cli.verdict import EXIT_NO
+from stillframe.errors import Damaged, UsageError
+from stillframe.model import SnapshotId
 from stillframe.pipeline.head import Head, read_head
 from stillframe.pipeline.pipeline import Pipeline, sentence_on_damaged
-from stillframe.pipeline.published import Manifest, published_ids
+from stillframe.pipeline.published import Manifest, listing, published_ids
 
 COLUMNS = (
     "snapshot",
@@ -24,10 +28,15 @@ COLUMNS = (
 
 
 def list_snapshots(path: Path, *, is_json: bool) -> None:
-    """Write the snapshots of the pipeline at `path`, in the order of publishing."""
+    """Write the snapshots of the pipeline at `path`, in the order of publishing, and name those
+    whose manifest is damaged.
+
+    Raises:
+        typer.Exit: with 1; one is.
+    """
     pipeline = Pipeline(path)
     head = read_head(pipeline.path)
-    manifests = pipeline.snapshots()
+    manifests, damages = listing(pipeline.path)
     present = [manifest for manifest in manifests if _course(manifest, head)]
     if is_json:
         output.put_json(
@@ -41,8 +50,10 @@ def list_snapshots(path: Path, *, is_json: bool) -> None:
                     document_of(manifest) | {"is_of_present_course": manifest in present}
                     for manifest in manifests
                 ],
+                "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
             }
         )
+        _refuse(damages)
         return
     if manifests:
         output.put_table("", COLUMNS, (_row(manifest, head) for manifest in manifests), texts=5)
@@ -56,6 +67,14 @@ def list_snapshots(path: Path, *, is_json: bool) -> None:
         f"{quantities.count(len(manifests), 'snapshot')}; pipeline {head.name} is in epoch "
         f"{head.epoch}{began}; {end}"
     )
+    _refuse(damages)
+
+
+def _refuse(damages: dict[SnapshotId, Damaged]) -> None:
+    """Name the damaged snapshots, if there are any, and end with 1."""
+    if damages:
+        output.say(*(f"no: {damage}" for damage in damages.values()))
+        raise typer.Exit(EXIT_NO)
 
 
 def drop(path: Path, names: tuple[str, ...], *, keep: int | None, is_json: bool) -> None:

@@ -7,7 +7,6 @@ What is on a channel at the cut is not copied: the manifest says between which p
 it lies, and the log keeps those items as long as the snapshot lives.
 """
 
-import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -140,11 +139,19 @@ def manifests(root: Path) -> list[Manifest]:
 
 def undamaged(root: Path) -> list[Manifest]:
     """Return the published snapshots whose manifests are whole, in the order of ``manifests``."""
-    found = []
+    return listing(root)[0]
+
+
+def listing(root: Path) -> tuple[list[Manifest], dict[SnapshotId, Damaged]]:
+    """Return ``undamaged``, and what is wrong with the other published snapshots."""
+    found: list[Manifest] = []
+    damages: dict[SnapshotId, Damaged] = {}
     for snapshot in published_ids(root):
-        with contextlib.suppress(Damaged):
+        try:
             found.append(read_manifest(root, snapshot))
-    return found
+        except Damaged as damage:
+            damages[snapshot] = damage
+    return found, damages
 
 
 def published_ids(root: Path) -> list[SnapshotId]:

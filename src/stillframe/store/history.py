@@ -306,7 +306,7 @@ def history_damages(store: Path) -> list[Damaged]:
 
 
 def _read(store: Path) -> tuple[list[Line | Damaged], int]:
-    """Return all lines, or what is wrong with one, and how many bytes of the newer file they take."""
+    """Return all lines, or what is wrong with them, and how many bytes the newer file has."""
     lines: list[Line | Damaged] = []
     length = 0
     for name in (OLDER, NEWER):

@@ -102,6 +102,29 @@ class StoreReader:
         ordered = sorted(manifests.values(), key=lambda manifest: manifest.sequence)
         return [self._entry_of(m, chain_length(manifests, m.snapshot)) for m in ordered]
 
+    def listing(self) -> tuple[list[Entry], dict[SnapshotId, Damaged]]:
+        """Return the snapshots as ``entries`` does, but those whose manifest was changed or is
+        missing, and what is wrong with these.
+
+        Raises:
+            StoreError: something cannot be read, or a name in the store is none of ours.
+        """
+        directories = snapshot_directories(self._snapshots)
+        self._head_now()
+        manifests: dict[SnapshotId, Manifest] = {}
+        damages: dict[SnapshotId, Damaged] = {}
+        for directory in directories:
+            try:
+                manifest = self._read_if_there(directory)
+            except Damaged as damage:
+                damages[SnapshotId.parse(directory.name)] = damage
+                continue
+            if manifest is not None:
+                manifests[manifest.snapshot] = manifest
+        ordered = sorted(manifests.values(), key=lambda manifest: manifest.sequence)
+        entries = [self._entry_of(m, chain_length(manifests, m.snapshot)) for m in ordered]
+        return entries, dict(sorted(damages.items()))
+
     def current(self) -> Entry | None:
         """Return the snapshot to go back to: the newest restore point of this epoch, or else the
         snapshot from which this epoch began, or else None.
