@@ -1,4 +1,4 @@
-"""Our style as a test: sizes and words. Docstrings, line length and leftovers are ruff's part."""
+"""Our style as a test: functions and words. Docstrings, line length and leftovers are ruff's part."""
 
 import ast
 import re
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
 BANNED_MODULE_NAMES = frozenset(
@@ -93,11 +92,13 @@ def used_words(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=named)
-def test_files_and_functions_stay_small(path: Path) -> None:
-    """No file is longer than 400 lines and no function has more than 60 lines of code."""
+def test_functions_stay_small(path: Path) -> None:
+    """No function has more than 60 lines of code.
+
+    Files have no limit: one that counts docstrings splits a class that belongs together.
+    """
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
-    assert len(lines) <= FILE_LINES_MAX, "look for the concept that is missing, and split"
     long = {
         function.name: function_line_count(function, lines)
         for function in ast.walk(ast.parse(text))
