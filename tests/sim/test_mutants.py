@@ -1,7 +1,7 @@
 """Tests of the tests: with one rule wrong, the judge, the seeds and the search must find it."""
 
-from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -25,23 +25,62 @@ from stillframe.sim.network import Network
 from stillframe.sim.run import Run, Setting, replay, run_seed, shrink
 from stillframe.sim.systems import Account, Payer, pair
 from stillframe.topology import Topology
+from tests.nightly import Figure, by_night, seeds
 from tests.sim import mutant_hosts, mutant_worlds, mutants
 
-SEED_MAX = 10
-SEED_MAX_OF = {"ExpiresAll": 20, "HalfDeadline": 20, "NeverExpires": 40, "ToldAtOnce": 60}
-"""It takes more seeds until one snapshot expires while another is under way, or cannot be completed
-at all because its second initiator came after a restore, or shows what was told of another."""
-CHOICE_MAX = 25
-CHOICE_MAX_OF = {
-    "ColourStateLate": 45,
-    "MarkerBehind": 60,
-    "ChannelsForgotten": 40,
-    "ChannelsLast": 250,
-    "GoesBackTooFar": 60,
-    "StateOfAnother": 40,
-    "ToldAtOnce": 150,
+SEED_OF = {
+    "AbandonIgnored": 7,
+    "ActsAtCut": 2,
+    "ActsBetween": 14,
+    "ActsFrozen": 2,
+    "ActsTwice": 2,
+    "AfterMarker": 4,
+    "AllFrozen": 6,
+    "BatchAsOne": 6,
+    "ColourAtMarker": 6,
+    "ColourRedRecorded": 6,
+    "ColourShort": 6,
+    "ColourStateLate": 3,
+    "ColourUnchecked": 2,
+    "ColourUnsent": 7,
+    "CountsShifted": 2,
+    "DeliversNothing": 3,
+    "DroppedAtCut": 6,
+    "EndsForgotten": 7,
+    "ExpiresAll": 20,
+    "FirstRecorded": 4,
+    "GoesBackTooFar": 14,
+    "HalfDeadline": 20,
+    "HearsIdle": 7,
+    "MarkerBehind": 6,
+    "MarkerForgotten": 4,
+    "MarkerLate": 2,
+    "MarkerLost": 2,
+    "MessagesExchanged": 2,
+    "MessagesForgotten": 2,
+    "NamesAll": 3,
+    "NamesNobody": 2,
+    "NeverExpires": 20,
+    "NeverTold": 2,
+    "NoRelay": 2,
+    "PastAccepted": 2,
+    "ReasonsExchanged": 3,
+    "RecordedTwice": 6,
+    "StateAtTheEnd": 6,
+    "StateLate": 2,
+    "StateOfAnother": 2,
+    "StateShared": 6,
+    "StopsAtFirst": 4,
+    "StopsLate": 4,
+    "ToldAtOnce": 8,
+    "WithoutOne": 2,
 }
-"""What is paid depends on all that a process did before: here hardly anything can be left out."""
+"""The seed that shows a mutant soonest, with the shortest search for a short schedule; else 1."""
+NIGHT_SEED_COUNT = 300
+"""So many fresh seeds may it take at night until one shows a mutant: one snapshot expires while
+another is under way, or cannot be completed at all because its second initiator came after a
+restore, or shows what was told of another."""
+CHOICE_MAX = 25
 S = SnapshotId("P1", 1)
 
 RECORDERS: dict[type[Recorder], Promise] = {
@@ -135,56 +174,74 @@ MUTANTS: dict[str, tuple[Setting, Setting, Promise]] = {
     **{c.__name__: (replace(COLOURED, recorder=c), COLOURED, p) for c, p in COLOURS.items()},
     **{name: (replace(PLAIN, **parts), PLAIN, p) for name, (parts, p) in HOSTS.items()},
 }
-SLOW = {
-    "ChannelsLast",
-    "GoesBackTooFar",
-    "NeverExpires",
-    "ToldAtOnce",
-    "ExpiresAll",
-    "HalfDeadline",
-}
 LIVENESS = {"MarkerLost", "NeverExpires", "NeverTold"}
 """What these break is seen at the end of a whole run, not in a piece of its schedule."""
 
 
-def names(mutants_: Iterable[str]) -> list[Any]:
-    """Return mutants in their order, those that take a second marked."""
-    slow = [pytest.mark.slow]
-    return [pytest.param(n, marks=slow if n in SLOW else []) for n in sorted(mutants_)]
+@cache
+def judged(seed: int, setting: Setting) -> Run | None:
+    """Return the run of a seed with what the judge finds, at its end too; None if it is refused,
+    as the restore of a snapshot that lacks a process is."""
+    try:
+        run = run_seed(seed, setting)
+    except UsageError:
+        return None
+    return replace(run, violation=run.violation or judge_end(run.world))
 
 
-def first_caught(setting: Setting, seed_max: int = SEED_MAX) -> Run:
-    """Return the run of the first seed in which the judge finds something."""
-    for seed in range(1, seed_max + 1):
-        try:
-            run = run_seed(seed, setting)
-        except UsageError:  # a snapshot that lacks a process is refused by a restore as well
-            continue
-        if violation := run.violation or judge_end(run.world):
-            return replace(run, violation=violation)
-    pytest.fail(f"no seed up to {seed_max} shows it")
+def shown(name: str) -> Run:
+    """Return the run that shows a mutant."""
+    run = judged(SEED_OF.get(name, 1), MUTANTS[name][0])
+    assert run is not None
+    return run
 
 
-@pytest.mark.parametrize("name", names(MUTANTS))
+@pytest.mark.parametrize("name", sorted(MUTANTS))
 def test_every_mutant_is_caught_by_the_promise_that_it_breaks(name: str) -> None:
-    """One of a few seeds shows the mutant, and up to there none accuses the rules as they are."""
-    mutant, original, promise = MUTANTS[name]
-    run = first_caught(mutant, SEED_MAX_OF.get(name, SEED_MAX))
+    """Its seed shows the mutant, and does not accuse the rules as they are."""
+    _, original, promise = MUTANTS[name]
+    run = shown(name)
     assert run.violation is not None
     assert run.violation.promise is promise, run.violation
+    right = judged(run.seed, replace(original, world=mutant_hosts.Batching))
+    assert right is not None
+    assert right.violation is None
+
+
+@pytest.mark.nightly(part="simulator", only=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_every_mutant_is_caught_by_fresh_seeds(name: str, figure: Figure) -> None:
+    """One of the seeds of a night shows what a mutant breaks, and its schedule can be cut down; up
+    to there none accuses the rules as they are."""
+    mutant, original, promise = MUTANTS[name]
     original = replace(original, world=mutant_hosts.Batching)
-    runs = [run_seed(seed, original) for seed in range(1, run.seed + 1)]
-    assert [run.seed for run in runs if run.violation or judge_end(run.world)] == []
+    for count, seed in enumerate(seeds(f"mutant {name}", night=NIGHT_SEED_COUNT), 1):
+        right = run_seed(seed, original)
+        assert (right.violation or judge_end(right.world)) is None, f"SEED={seed}"
+        run = judged(seed, mutant)
+        if run is None or run.violation is None or run.violation.promise is not promise:
+            continue
+        if name not in LIVENESS:
+            short = shrink(run, mutant)
+            assert short.violation is not None, f"SEED={seed}"
+            assert short.violation.promise is promise, f"SEED={seed}"
+            figure("choices", len(short.schedule))
+        figure("seeds", count)
+        return
+    pytest.fail(f"none of {NIGHT_SEED_COUNT} seeds shows it")
 
 
 def test_a_marker_behind_its_place_is_seen_though_the_snapshot_is_right() -> None:
     """Where colours make up for a marker that comes late, the marker is still out of its place."""
     setting = Setting(recorder=ColourRecorder, world=mutant_worlds.MarkerBehind)
-    run = first_caught(setting)
+    run = judged(1, setting)
+    assert run is not None
     assert run.violation is not None
     assert run.violation.promise is Promise.MARKERS
 
 
+@pytest.mark.nightly(part="simulator")
 @pytest.mark.parametrize(
     "recorder",
     [
@@ -198,31 +255,30 @@ def test_where_order_is_kept_colours_are_not_needed(recorder: type[ColourRecorde
     """These mutants are equivalent on channels that keep order: the marker comes before anything
     red, and behind everything white, so it alone says what the colours do."""
     setting = Setting(recorder=recorder)
-    assert [s for s in range(1, 13) if run_seed(s, setting).violation] == []
+    count = by_night(100, check=6)
+    assert [s for s in range(1, count + 1) if run_seed(s, setting).violation] == []
 
 
 # --- schedules that are cut down
 
 
-@pytest.mark.parametrize("name", names(MUTANTS.keys() - LIVENESS))
+@pytest.mark.parametrize("name", sorted(MUTANTS.keys() - LIVENESS))
 def test_what_a_mutant_does_shrinks_to_a_few_choices(name: str) -> None:
     """The schedule of a mutant becomes short, breaks the same promise, and does so every time."""
     mutant, _, promise = MUTANTS[name]
-    run = first_caught(mutant, SEED_MAX_OF.get(name, SEED_MAX))
+    run = shown(name)
     short = shrink(run, mutant)
     again = [replay(run.seed, mutant, short.schedule).violation for _ in range(2)]
     assert short.violation is not None
     assert short.violation.promise is promise
-    choice_max = CHOICE_MAX_OF.get(name, CHOICE_MAX)
-    assert len(short.schedule) <= choice_max, [str(step) for step in short.schedule]
+    assert len(short.schedule) <= CHOICE_MAX, [str(step) for step in short.schedule]
     assert list(map(str, again)) == [str(short.violation)] * 2
 
 
 def test_a_broken_promise_of_the_liveness_phase_is_not_cut_down() -> None:
     """That nothing is published in the end is shown by the whole run alone: it stays as it is."""
-    mutant, _, _ = MUTANTS["MarkerLost"]
-    run = first_caught(mutant)
-    assert shrink(run, mutant) is run
+    run = shown("MarkerLost")
+    assert shrink(run, MUTANTS["MarkerLost"][0]) is run
 
 
 # --- every interleaving
