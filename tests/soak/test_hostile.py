@@ -1,4 +1,7 @@
-"""The soak of hostile input in its short form; ``python -m tests.soak.hostile`` is the full one."""
+"""The soak of hostile input: by the hundred in the check, by the hundred thousand at night.
+
+``python -m tests.soak.hostile`` runs it alone.
+"""
 
 import asyncio
 from pathlib import Path
@@ -8,9 +11,11 @@ import pytest
 
 from stillframe.protocol import wire
 from stillframe.runtime import control
+from tests.nightly import Figure, by_night, seeds
 from tests.soak.hostile import throw_files, throw_frames
 from tests.soak.hostile_files import WAYS
 from tests.soak.hostile_frames import STANDING, part
+from tests.soak.hostile_search import Tally
 from tests.soak.hostile_streams import PLACES, frame, giants
 from tests.soak.hostile_trial import Trial
 
@@ -26,6 +31,14 @@ def answer(place: str, data: bytes) -> str:
         return await PLACES[place][0](Trial(), data, 2**20)
 
     return asyncio.run(trial())
+
+
+def note(tally: Tally, figure: Figure) -> None:
+    """Report what became of the inputs."""
+    figure("inputs", f"{tally.count:,}")
+    figure("refused", f"{sum(n for said, n in tally.outcomes.items() if 'refused' in said):,}")
+    figure("longest", f"{tally.longest_s:.2f} s")
+    figure("most memory", f"{tally.peak_kb // 1024} MiB")
 
 
 @pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
@@ -83,21 +96,32 @@ def test_what_is_sent_ahead_of_a_part_is_bounded_also_if_it_is_empty(
     assert answer("a process at the coordinator", piece * 100) == "refused: ProtocolViolation"
 
 
+@pytest.mark.nightly(part="hostile")
 @pytest.mark.slow
-def test_hostile_frames_are_refused_with_a_reason_or_legal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", seeds("hostile frames", night=1) or (1,))
+def test_hostile_frames_are_refused_with_a_reason_or_legal(
+    seed: int, tmp_path: Path, figure: Figure
+) -> None:
     """At every place: the valid ones, the giants, and mutations of all; some of them are legal."""
-    valid_count = sum(len(seeds) + len(giants()) for _, seeds in PLACES.values())
-    tally = asyncio.run(throw_frames(1, valid_count + 400, tmp_path))
-    assert tally.count == valid_count + 400
+    mutation_count = by_night(200_000, check=400)
+    valid_count = sum(len(valid) + len(giants()) for _, valid in PLACES.values())
+    tally = asyncio.run(throw_frames(seed, valid_count + mutation_count, tmp_path))
+    note(tally, figure)
+    assert tally.count == valid_count + mutation_count
     for place in PLACES:
         assert any(outcome.startswith(f"{place}: refused") for outcome in tally.outcomes), place
         assert tally.outcomes.get(f"{place}: legal"), place
 
 
+@pytest.mark.nightly(part="hostile")
 @pytest.mark.slow
-def test_hostile_files_are_refused_with_a_reason_or_legal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", seeds("hostile files", night=1) or (1,))
+def test_hostile_files_are_refused_with_a_reason_or_legal(
+    seed: int, tmp_path: Path, figure: Figure
+) -> None:
     """Changed, cut, swapped and forged."""
-    tally = asyncio.run(throw_files(1, 100, tmp_path))
+    tally = asyncio.run(throw_files(seed, by_night(10_000, check=100), tmp_path))
+    note(tally, figure)
     for way in WAYS:
         name = way.__name__.strip("_").replace("_", " ")
         assert any(outcome.startswith(f"{name}: refused") for outcome in tally.outcomes), name

@@ -1,6 +1,6 @@
-"""The kill soak of effects outside in its short form, and the rules of its mark one by one.
+"""The kill soak of effects outside, long at night, and the rules of its mark one by one.
 
-``python -m tests.soak.invoices`` is the full soak.
+``python -m tests.soak.invoices`` runs the soak alone.
 """
 
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 
 from examples.invoices import Due, Payment, Till, connect, settle
 from stillframe.model import Channel, SnapshotId
+from tests.nightly import Figure, by_night, seeds
 from tests.soak.invoices import MOMENTS, soak
 
 
@@ -69,10 +70,17 @@ def test_only_what_is_before_the_cut_is_committed(
     assert table_after(tmp_path / "books") == ["1", "2"]
 
 
+@pytest.mark.nightly(part="soak")
 @pytest.mark.slow
-def test_payments_outside_are_made_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", seeds("invoices", night=1) or (1,))
+def test_payments_outside_are_made_once(seed: int, tmp_path: Path, figure: Figure) -> None:
     """After kills at the worst moments, and after restores of older snapshots by hand."""
-    run, wrong = soak(1, kill_count=len(MOMENTS), return_count=1, directory=tmp_path)
+    kill_count = by_night(50, check=len(MOMENTS))
+    return_count = by_night(8, check=1)
+    run, wrong = soak(seed, kill_count=kill_count, return_count=return_count, directory=tmp_path)
+    figure("kills", kill_count)
+    figure("restores", return_count)
+    figure("payments", run.done["payments at the end of the kills"])
     assert wrong == []
     assert run.done["payments at the end of the kills"] > 0
     assert all(run.done[f"kills: {moment}"] for moment in MOMENTS)

@@ -20,11 +20,12 @@ from stillframe.store.history import (
     read_history,
 )
 from stillframe.store.store import Store
+from tests.nightly import Figure, by_night, seeds
 from tests.soak.run import check_snapshot
 
 ROOT = Path(__file__).parent.parent.parent
 STILLFRAME = str(Path(sys.executable).with_name("stillframe"))
-ROUND_COUNT = 5
+ROUND_COUNT = by_night(50, check=3)
 
 
 def published_count(run: "subprocess.Popen[str]", wanted: int) -> int:
@@ -66,12 +67,16 @@ def check_history(store: Store) -> None:
     assert set(stored[len(published) :]) <= set(begun) - set(abandoned)
 
 
+@pytest.mark.nightly(part="soak")
 @pytest.mark.slow
-def test_a_system_survives_kill_9_of_its_supervisor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", seeds("supervisor", night=1) or (864,))
+def test_a_system_survives_kill_9_of_its_supervisor(
+    seed: int, tmp_path: Path, figure: Figure
+) -> None:
     """The same processes go on under one supervisor after another, in one epoch; when one of them
     was killed too, all go back. Nothing published is lost, no number is given twice, and the money
     is all there."""
-    chance = random.Random(864)
+    chance = random.Random(seed)
     store, epoch, last_sequence = tmp_path / "store", 1, 0
     command = [STILLFRAME, "run", "tests.soak.ledger:bank", "--store", str(store)]
     former: dict[str, OsProcess] = {}
@@ -97,3 +102,6 @@ def test_a_system_survives_kill_9_of_its_supervisor(tmp_path: Path) -> None:
         command = [STILLFRAME, "resume", str(store)]
     for orphan in former.values():
         kill(orphan)
+    figure("kills of the supervisor", ROUND_COUNT)
+    figure("epochs", epoch)
+    figure("snapshots", last_sequence)
