@@ -15,6 +15,7 @@ from stillframe.errors import UsageError
 from stillframe.keyed import Keyed
 from stillframe.model import KeyedChange, SnapshotId
 from stillframe.state_codec import StateCodec
+from tests.nightly import examples
 
 KEYS = st.integers(0, 11)
 decode = msgspec.msgpack.decode
@@ -164,7 +165,7 @@ class AgainstCopies(RuleBasedStateMachine):
 
 
 TestAgainstCopies = AgainstCopies.TestCase
-TestAgainstCopies.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestAgainstCopies.settings = settings(max_examples=examples(40), stateful_step_count=40)
 
 
 def test_the_first_capture_has_all_and_the_next_what_changed_since_the_base() -> None:

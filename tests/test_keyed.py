@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stillframe.keyed import UNTRACKED_COUNT_MIN, Keyed, KeyedCut
+from tests.nightly import examples
 
 KEYS = st.integers(0, 9)
 
@@ -86,7 +87,7 @@ class AgainstDict(RuleBasedStateMachine):
 
 
 TestAgainstDict = AgainstDict.TestCase
-TestAgainstDict.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAgainstDict.settings = settings(max_examples=examples(40), stateful_step_count=30)
 
 
 def read(cut: KeyedCut[int, int], count: int = 3) -> tuple[dict[int, int], set[int]]:

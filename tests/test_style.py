@@ -1,4 +1,4 @@
-"""Our style as a test: functions and words. Docstrings, line length and leftovers are ruff's part."""
+"""Our style as a test: functions and words. Docstrings, line length, leftovers are ruff's part."""
 
 import ast
 import re

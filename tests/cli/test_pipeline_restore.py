@@ -43,8 +43,11 @@ def test_a_restore_can_be_json(call: Call, saved: Pipeline) -> None:
     assert done == {"snapshot": "shop-2", "epoch": 2, "duplicate_count": 0, "byte_count": 51}
 
 
-def test_a_running_pipeline_is_not_restored(call: Call, saved: Pipeline) -> None:
+def test_a_running_pipeline_is_not_restored(
+    call: Call, saved: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Exit 2 names who runs, and nothing was changed."""
+    monkeypatch.setattr("stillframe.pipeline.locks.WAIT_S", 0.05)
     with join("till", pipeline=saved.path, state=Till()):
         result = call("spark", "restore", saved.path)
     assert (result.exit_code, result.stdout) == (2, "")

@@ -13,6 +13,7 @@ from stillframe.errors import UsageError
 from stillframe.model import Channel, SnapshotId
 from stillframe.process import Message
 from stillframe.waiting import Waiting, for_all, for_any
+from tests.nightly import examples
 
 
 class Grant(Message):
@@ -157,7 +158,7 @@ def _is_over(waiting: Waiting, name: str, arrived: frozenset[tuple[str, str]]) -
     return all(granted) if waiting.needs_all else any(granted)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(250))
 @given(WAITS, MESSAGES)
 def test_it_finds_exactly_those_that_never_go_on(
     waits: dict[str, Waiting], messages: list[tuple[str, str, type[Message]]]

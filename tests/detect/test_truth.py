@@ -9,15 +9,18 @@ import pytest
 from stillframe.detect.predicate import Verdict
 from stillframe.detect.view import View
 from tests.detect.truth import KINDS, judge
+from tests.nightly import by_night, seeds
 
-SEED_COUNT = 150
+FIRST = (seeds("truth", night=1) or (1,))[0]
+SEED_COUNT = by_night(3000, check=40)
 
 
 def judge_all(name: str) -> Counter[str]:
     """Judge so many executions, and return how many snapshots were before, after and around."""
-    return sum((judge(name, seed) for seed in range(1, SEED_COUNT + 1)), Counter())
+    return sum((judge(name, FIRST + index) for index in range(SEED_COUNT)), Counter())
 
 
+@pytest.mark.nightly(part="simulator")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_verdicts_agree_with_the_truth(name: str) -> None:

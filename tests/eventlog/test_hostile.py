@@ -11,10 +11,11 @@ from stillframe.errors import Damaged
 from stillframe.eventlog.parts import span_of, with_span
 from stillframe.eventlog.schema import SCHEMA
 from tests.eventlogs import Execution, write
+from tests.nightly import by_night, seeds
 from tests.spark.test_judging import found_in
 
-CHANGE_COUNT = 200
-SEEDS = (1, 2)
+CHANGE_COUNT = by_night(3000, check=60)
+SEEDS = seeds("event logs", 1, night=2)
 
 
 def as_stream(path: Path) -> None:
@@ -48,6 +49,7 @@ def changed(content: bytes, chance: random.Random) -> bytes:
     return bytes(found)
 
 
+@pytest.mark.nightly(part="hostile")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ending", ["parquet", "arrows"])
 def test_no_change_of_bytes_does_harm(seed: int, ending: str, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from stillframe.eventlog.schema import (
     SENT,
 )
 from stillframe.eventlog.writer import Writer
+from tests.nightly import examples
 
 Row = tuple[int, str, str | None, int | None, str | None, float | None, Any]
 
@@ -113,7 +114,7 @@ CHUNKS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25))
 @given(
     chunks=CHUNKS,
     row_count=st.integers(1, 9),

@@ -12,6 +12,7 @@ from stillframe.migration.migrate import migrate
 from stillframe.process import Message, Process
 from stillframe.topology import Topology
 from tests.migration.systems import messages_of, snapshot_of, states_of
+from tests.nightly import examples
 
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-5, 5),
@@ -115,7 +116,7 @@ def _items_fit(kind: Any, value: Any) -> bool:
     return kind is not float or not isinstance(value, bool)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), st.data())
 def test_states_and_messages_become_what_the_oracle_says(
     plan: tuple[Fields, Fields, dict[str, str]], data: st.DataObject

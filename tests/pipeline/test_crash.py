@@ -13,6 +13,7 @@ from stillframe.errors import StoreError, UsageError
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.published import Manifest
 from stillframe.store import disk
+from tests.nightly import by_night
 from tests.pipeline.money import TOTAL, leave_behind, line, money_in, money_now
 
 STEPS = (
@@ -20,6 +21,8 @@ STEPS = (
     *((os, name) for name in ("link", "sync", "fsync")),
     *((shutil, name) for name in ("rmtree", "copyfile")),
 )
+
+STEP = by_night(1, check=4)
 
 
 class Killed(BaseException):
@@ -67,6 +70,7 @@ def drop(pipeline: Pipeline, target: Path) -> None:
     pipeline.keep(1)
 
 
+@pytest.mark.nightly(part="soak")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [OSError, Killed])
 @pytest.mark.parametrize("act", [take, restore, fork, drop])
@@ -76,7 +80,10 @@ def test_a_failure_at_any_file_leaves_a_whole_pipeline(
     act: Callable[[Pipeline, Path], None],
     kind: type[BaseException],
 ) -> None:
-    """After a failure at step 1, 2, 3...: each snapshot is whole, and the act succeeds again."""
+    """After a failure at step 1, 2, 3...: each snapshot is whole, and the act succeeds again.
+
+    The check fails every fourth step: 1, 5, 9... with an error, 3, 7, 11... with a kill.
+    """
     origin = line(tmp_path / "origin", name="run")
     for _ in range(2):
         leave_behind(origin, 5, 7, received_count=1)
@@ -84,7 +91,8 @@ def test_a_failure_at_any_file_leaves_a_whole_pipeline(
     # The programs end here, not the machine; forcing it all to the disk would take minutes.
     monkeypatch.setattr(os, "sync", lambda: None)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    for place in itertools.count(1):
+    first = 1 + STEP // 2 if kind is Killed else 1
+    for place in itertools.count(first, STEP):
         root, target = tmp_path / f"at-{place}", tmp_path / f"fork-{place}"
         shutil.copytree(origin.path, root)
         with pytest.MonkeyPatch.context() as patch:

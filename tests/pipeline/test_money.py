@@ -137,8 +137,11 @@ def test_a_snapshot_of_a_pipeline_at_rest_has_what_lies_on_its_channel(tmp_path:
     assert money_in(pipeline, found) == TOTAL
 
 
-def test_a_restore_over_a_running_service_is_refused(tmp_path: Path) -> None:
+def test_a_restore_over_a_running_service_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The service is named, and nothing was changed."""
+    monkeypatch.setattr("stillframe.pipeline.locks.WAIT_S", 0.05)
     pipeline = line(tmp_path / "run")
     leave_behind(pipeline, 5)
     found = taken(pipeline, "aligned")

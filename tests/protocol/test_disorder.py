@@ -12,6 +12,7 @@ from stillframe.model import Abandoned, Batch, Channel, Reason, SnapshotId
 from stillframe.protocol.colour import ColourRecorder, CountingMarker
 from stillframe.protocol.recorder import Phase, Recorded
 from stillframe.restore import start_states
+from tests.nightly import examples
 from tests.protocol.execution import START_BALANCE, Execution, What, messages_in, state_of
 from tests.protocol.unordered import Unordered, cut_indexes, random_unordered, truth
 
@@ -20,7 +21,7 @@ STEP_COUNT = 60
 S = SnapshotId("P", 1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(30))
 @given(chances)
 def test_a_snapshot_holds_what_the_oracle_finds(chance: Random) -> None:
     """Balances at the cuts; on every channel what was sent before one and not received before the
@@ -40,7 +41,7 @@ def test_a_snapshot_holds_what_the_oracle_finds(chance: Random) -> None:
             assert state.received_count == len(expected.received[state.channel])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(30))
 @given(chances)
 def test_nothing_is_received_before_a_cut_that_was_sent_after_one(chance: Random) -> None:
     """Every cut is consistent, whatever overtook what."""
@@ -51,7 +52,7 @@ def test_nothing_is_received_before_a_cut_that_was_sent_after_one(chance: Random
             assert expected.received[channel] <= expected.sent[channel].keys()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(30))
 @given(chances)
 def test_no_money_is_lost_or_made(chance: Random) -> None:
     """Balances and messages on the way add up to what there was, in every snapshot."""
@@ -62,7 +63,7 @@ def test_no_money_is_lost_or_made(chance: Random) -> None:
         assert balances + on_the_way == START_BALANCE * len(world.balances)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(30))
 @given(chances)
 def test_exactly_the_snapshots_that_were_not_given_up_are_completed(chance: Random) -> None:
     """What one process does not know yet, of an end elsewhere, ends no snapshot that goes on; and
@@ -79,7 +80,7 @@ def test_exactly_the_snapshots_that_were_not_given_up_are_completed(chance: Rand
         assert not any(numbers._above for numbers in recorder._received.values())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(30))
 @given(chances)
 def test_exactly_one_marker_travels_on_each_channel(chance: Random) -> None:
     """One marker for each snapshot that was completed, on each channel."""
@@ -95,7 +96,7 @@ def test_exactly_one_marker_travels_on_each_channel(chance: Random) -> None:
             assert len(sent) == 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(30))
 @given(chances)
 def test_a_restore_goes_on_where_the_snapshot_was_taken(chance: Random) -> None:
     """What was caught is delivered in order; then a snapshot has nothing on any channel, and the

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillframe.model import Reason, Snapshot, SnapshotId
+from tests.nightly import examples
 from tests.protocol import oracle
 from tests.protocol.execution import START_BALANCE, Execution, random_execution
 
@@ -17,7 +18,7 @@ def complete_snapshots(bank: Execution) -> list[SnapshotId]:
     return [s for s, outcome in bank.outcomes.items() if isinstance(outcome, Snapshot)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(chances)
 def test_no_money_is_lost_or_made(chance: Random) -> None:
     """Balances and messages on the way add up to what there was, in every snapshot."""
@@ -28,7 +29,7 @@ def test_no_money_is_lost_or_made(chance: Random) -> None:
         assert balances + on_the_way == START_BALANCE * len(bank.states)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(chances)
 def test_every_cut_is_consistent(chance: Random) -> None:
     """Whatever happened before something in the cut, by brute force, is in the cut."""

@@ -14,6 +14,12 @@ from stillframe.protocol.recorder import Phase
 from stillframe.runtime import control
 from stillframe.runtime.ends import FRAME_EXTRA_BYTES, WINDOW_BYTES
 from stillframe.runtime.handlers import BURST_COUNT, HandlerHost
+from tests.nightly import by_night
+
+CALL_COUNT = by_night(1500, check=300)
+"""So many messages come, each way, from one break of the connections to the next."""
+FRAME_COUNT = by_night(3000, check=500)
+"""So many frames without any room in them for a message."""
 
 
 class Call(Message):
@@ -98,17 +104,18 @@ async def check_order(make_pair: MakePair) -> None:
 
 async def check_broken_connections(make_pair: MakePair) -> None:
     """Connections that break at either end, again and again, lose nothing and double nothing."""
-    a, b = Caller(limit=20_000, filler_bytes=50), Caller(limit=20_000, filler_bytes=50)
+    limit = 14 * CALL_COUNT
+    a, b = Caller(limit=limit, filler_bytes=50), Caller(limit=limit, filler_bytes=50)
     async with make_pair(Topology.mesh({"A": a, "B": b})) as pair:
         pair.begin("A", "B")
         for cut_number in range(1, 13):
 
-            def has_gone_on(goal: int = 1500 * cut_number) -> bool:
+            def has_gone_on(goal: int = CALL_COUNT * cut_number) -> bool:
                 return min(a.received_count, b.received_count) >= goal
 
             await pair.until(has_gone_on)
             await pair.cut("AB"[cut_number % 2])
-        await pair.until(lambda: a.received_count == b.received_count == 20_000)
+        await pair.until(lambda: a.received_count == b.received_count == limit)
 
 
 async def check_back_pressure(make_pair: MakePair) -> None:
@@ -154,7 +161,7 @@ async def check_smallest_frames(make_pair: MakePair) -> None:
     b = Receiver()
     async with make_pair(Topology.mesh({"A": Receiver(), "B": b})) as pair:
         pair.begin("A", "B")
-        for number in range(1, 3001):
+        for number in range(1, FRAME_COUNT + 1):
             pair.hosts["A"].send("B", C())
             pair.hosts["A"].flush()
 
@@ -166,11 +173,11 @@ async def check_smallest_frames(make_pair: MakePair) -> None:
 
 
 async def check_markers(make_pair: MakePair) -> None:
-    """Thousands of markers and not one message: the window moves on."""
+    """Markers without end and not one message: the window moves on."""
     a, b = Caller(), Caller()
     async with make_pair(Topology.mesh({"A": a, "B": b})) as pair:
         pair.begin("A", "B")
-        for number in range(1, 3001):
+        for number in range(1, FRAME_COUNT + 1):
             snapshot = SnapshotId("A", number)
             pair.hosts["A"].initiate(snapshot)
 
@@ -188,7 +195,8 @@ async def check_markers(make_pair: MakePair) -> None:
 async def check_markers_among_messages(make_pair: MakePair) -> None:
     """Snapshots from both ends while messages flow, over connections that break: every part that
     is recorded fits the other, message by message."""
-    a, b = Caller(limit=30_000, filler_bytes=20), Caller(limit=30_000, filler_bytes=20)
+    limit = 20 * CALL_COUNT
+    a, b = Caller(limit=limit, filler_bytes=20), Caller(limit=limit, filler_bytes=20)
     async with make_pair(Topology.mesh({"A": a, "B": b})) as pair:
         parts = {name: _collect_parts(host) for name, host in pair.hosts.items()}
         pair.begin("A", "B")
@@ -202,7 +210,7 @@ async def check_markers_among_messages(make_pair: MakePair) -> None:
                 return all(snapshot in part for part in parts.values())
 
             await pair.until(has_ended)
-        await pair.until(lambda: a.received_count == b.received_count == 30_000)
+        await pair.until(lambda: a.received_count == b.received_count == limit)
     for snapshot, part in parts["A"].items():
         for one, other in ((part, parts["B"][snapshot]), (parts["B"][snapshot], part)):
             (record,) = other.incoming

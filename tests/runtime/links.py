@@ -148,11 +148,14 @@ class TcpPair:
             self.hosts[name].begin(is_fresh=True)
 
     async def cut(self, end: str) -> None:
-        """Reset every connection of `end`, as a process that dies would."""
+        """Reset every connection of `end`, as a process that dies would; wait until every channel
+        has another one."""
+        lost = {each: carrier(each) for host in self.hosts.values() for each in ends(host)}
         for each in ends(self.hosts[end]):
             transport = carrier(each)
             assert transport is not None
             transport.abort()
+        await self.until(lambda: all(carrier(each) is not lost[each] for each in lost))
         await self.until(self._is_connected)
 
     async def disconnect(self) -> None:

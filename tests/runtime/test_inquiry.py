@@ -159,7 +159,7 @@ class Heap(Process):
 
     def start(self) -> None:
         """Send what takes the target hundreds of turns of its loop."""
-        for serial in range(50_000):
+        for serial in range(10_000):
             self.send("B", Tick(serial))
 
 

@@ -19,6 +19,7 @@ def tls_pair(topology: Topology) -> AbstractAsyncContextManager[TcpPair]:
     return tcp_pair(topology, certificates=str(everybody()))
 
 
+@pytest.mark.nightly(part="soak")
 @pytest.mark.parametrize(
     "make_pair",
     [

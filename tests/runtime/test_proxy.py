@@ -10,10 +10,13 @@ import pytest
 from stillframe import Topology
 from stillframe.model import Abandoned
 from stillframe.protocol import wire
+from tests.nightly import Figure, by_night, seeds
 from tests.runtime.local import LocalSystem
 from tests.runtime.proxy import ChangingProxies, CuttingProxies, TearingProxies, detours
 from tests.soak.ledger import ACCOUNT_COUNT, Ledger
 from tests.soak.run import check_snapshot
+
+CUT_COUNT = by_night(400, check=16)
 
 
 def fresh_bank() -> Topology:
@@ -21,11 +24,11 @@ def fresh_bank() -> Topology:
     return Topology.mesh({f"P{number}": Ledger() for number in range(1, ACCOUNT_COUNT + 1)})
 
 
-@pytest.mark.parametrize(
-    ("seed", "bytes_max"), [(1, 200_000), pytest.param(2, 5_000, marks=pytest.mark.slow)]
-)
+@pytest.mark.nightly(part="soak")
+@pytest.mark.parametrize("seed", seeds("proxy", 1, night=2))
+@pytest.mark.parametrize("bytes_max", [200_000, pytest.param(5_000, marks=pytest.mark.slow)])
 def test_connections_that_are_cut_at_any_byte_lose_nothing(
-    tmp_path: Path, seed: int, bytes_max: int
+    tmp_path: Path, seed: int, bytes_max: int, figure: Figure
 ) -> None:
     """Payments come in order and once, and overlapping snapshots balance, while connections are
     cut all the time, in the handshake and in the middle of frames."""
@@ -33,12 +36,15 @@ def test_connections_that_are_cut_at_any_byte_lose_nothing(
 
     async def main() -> None:
         async with (
-            asyncio.timeout(60),
+            asyncio.timeout(by_night(300, check=60)),
             detours(proxies, ACCOUNT_COUNT) as detour,
             LocalSystem(fresh_bank(), tmp_path, detour=detour) as system,
         ):
             caught_count = 0
-            while proxies.seen["cuts inside a frame"] < 40 or len(system.store.entries()) < 10:
+            while (
+                proxies.seen["cuts inside a frame"] < CUT_COUNT
+                or len(system.store.entries()) < CUT_COUNT // 4
+            ):
                 both = [system.coordinator.begin(initiator) for initiator in ("P1", "P3")]
                 for outcome in await asyncio.gather(*both):
                     assert not isinstance(outcome, Abandoned), str(outcome)
@@ -46,8 +52,10 @@ def test_connections_that_are_cut_at_any_byte_lose_nothing(
                 await system.until(lambda: True)
             assert caught_count > 0
             assert system.troubles() == []
+            figure("snapshots", len(system.store.entries()))
 
     asyncio.run(main())
+    figure("cuts inside a frame", proxies.seen["cuts inside a frame"])
 
 
 def test_connections_that_are_cut_inside_what_a_marker_rides_on_lose_nothing(

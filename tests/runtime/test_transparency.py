@@ -13,6 +13,7 @@ from stillframe.model import Abandoned, Snapshot, SnapshotId
 from stillframe.protocol.assembler import Assembler
 from stillframe.restore import start_states
 from stillframe.runtime import control
+from tests.nightly import seeds
 from tests.runtime.memory import MARKED_MESSAGES, MARKER, MemoryLink, MemoryNetwork
 
 PROCESS_COUNT = 4
@@ -195,13 +196,14 @@ def check_snapshot(snapshot: Snapshot, plain: Run) -> None:
         assert states[target]["received"][source] == state.received_count, where
 
 
+@pytest.mark.nightly(part="simulator")
 @pytest.mark.parametrize("markers_ride", [False, True])
-@pytest.mark.parametrize("block", range(4))
-def test_snapshots_do_not_change_what_the_application_does(block: int, markers_ride: bool) -> None:
+@pytest.mark.parametrize("first", seeds("transparency", 0, night=20))
+def test_snapshots_do_not_change_what_the_application_does(first: int, markers_ride: bool) -> None:
     """With the same seed, a run with overlapping snapshots ends as the run without any, and every
     state that was recorded is one that its process had in the run without."""
     seen: Counter[str] = Counter()
-    for seed in range(block * 50, block * 50 + 50):
+    for seed in range(first, first + 50):
         plain = Run(seed, snapshot_count=0)
         observed = Run(seed, snapshot_count=SNAPSHOT_COUNT, markers_ride=markers_ride)
         plain.run()

@@ -17,10 +17,18 @@ from stillframe.sim.network import Fifo, Network
 from stillframe.sim.run import Setting, run_seed
 from stillframe.sim.sightings import SIGHTINGS, sightings
 from stillframe.sim.systems import Account, pair
+from tests.nightly import Figure, by_night, seeds
 from tests.sim.mutants import RecordedTwice
 
-PLAIN_SEEDS = range(1, 301)
-COLOUR_SEEDS = range(1, 101)
+
+def seeds_of(purpose: str, count: int) -> range:
+    """Return so many seeds, from 1 on; at night a hundred times as many, from a fresh one on."""
+    (first,) = seeds(purpose, night=1) or (1,)
+    return range(first, first + by_night(100 * count, check=count))
+
+
+PLAIN_SEEDS = seeds_of("plain", 60)
+COLOUR_SEEDS = seeds_of("colours", 30)
 
 
 class Failing(Account):
@@ -58,29 +66,43 @@ def ignore(_: int) -> None:
     """Take no notice of progress."""
 
 
-# --- the seeds of ./check
+def note(tally: Tally, figure: Figure) -> None:
+    """Report what was simulated."""
+    figure("runs", f"{tally.seed_count:,}")
+    figure("choices", f"{tally.choice_count:,}")
+    figure("snapshots", f"{tally.snapshot_count:,}")
 
 
+# --- many seeds
+
+
+@pytest.mark.nightly(part="simulator")
 @pytest.mark.slow
-def test_hundreds_of_seeds_keep_every_promise_and_show_everything() -> None:
+def test_many_seeds_keep_every_promise_and_show_everything(figure: Figure) -> None:
     """Chandy and Lamport's rules on channels that keep order: each sighting is seen in some."""
     tally = run_seeds(Setting, PLAIN_SEEDS, ignore)
     assert tally.broken == [], f"SEED={tally.broken[0]}: see it with stillframe sim --steps --seeds"
     assert set(SIGHTINGS) - set(tally.seen) == set()
     assert tally.seed_count == len(PLAIN_SEEDS)
+    note(tally, figure)
 
 
+@pytest.mark.nightly(part="simulator")
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [Fifo, Network.REORDERING])
-def test_colours_keep_every_promise_with_and_without_order(network: Network) -> None:
+def test_colours_keep_every_promise_with_and_without_order(
+    network: Network, figure: Figure
+) -> None:
     """Lai and Yang's rules on both networks; what has to do with connections is on one alone."""
     tally = run_seeds(partial(coloured, network), COLOUR_SEEDS, ignore)
     assert tally.broken == [], f"SEED={tally.broken[0]} under {network}"
     connections = {"a connection was lost and taken up again", "something was on its way twice"}
     missing = set(SIGHTINGS) - set(tally.seen)
     assert missing == (set() if network is Fifo else connections)
+    note(tally, figure)
 
 
+@pytest.mark.nightly(part="simulator")
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [Network.REORDERING, Network.LOSSY])
 def test_where_order_or_messages_are_lost_a_wrong_snapshot_is_never_published(
@@ -89,7 +111,7 @@ def test_where_order_or_messages_are_lost_a_wrong_snapshot_is_never_published(
     """Markers alone do not work there, and the books say so: what is published is right, and
     there are snapshots whose parts contradict each other, and runs that are refused."""
     ends: Counter[str] = Counter()
-    for seed in range(1, 101):
+    for seed in seeds_of(f"plain rules, {network}", 80):
         run = run_seed(seed, Setting(network=network))
         assert run.violation is None, f"SEED={seed}: {run.violation}"
         ends["refused"] += bool(run.world.refusal)

@@ -27,6 +27,7 @@ from stillframe.store.manifest import MANIFEST, PROCESSES
 from stillframe.store.seal import SEALED_BYTES_MAX, seal
 from stillframe.store.tables import Tables
 from stillframe.topology import Topology
+from tests.nightly import by_night, seeds
 from tests.soak.hostile_files import sealed
 from tests.soak.mutation import mutated, mutated_value
 from tests.store import keyed_samples as keyed
@@ -35,8 +36,8 @@ from tests.store.samples import DESCRIPTION, global_state, snapshot_of
 from tests.store.test_fragments import read_all
 
 PLACE = FragmentPlace(1, SnapshotId("A", 1), "B")
-SEEDS = range(3)
-CHANGE_COUNT = 300
+SEEDS = seeds("fragments", 0, night=2)
+CHANGE_COUNT = by_night(5000, check=150)
 
 
 class Idle(Process):
@@ -121,6 +122,7 @@ def readers(directory: Path) -> None:
         assert place.path(directory).is_relative_to(directory)
 
 
+@pytest.mark.nightly(part="hostile")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("what", ["manifest", "topology"])
 @pytest.mark.parametrize("how", ["bytes", "values"])

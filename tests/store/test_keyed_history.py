@@ -17,6 +17,7 @@ from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.store import retention, upkeep
 from stillframe.store.store import Store
+from tests.nightly import examples
 from tests.store.keyed_samples import (
     BANKS,
     DESCRIPTION,
@@ -145,7 +146,7 @@ class History:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(25))
 @given(st.data())
 def test_every_snapshot_left_is_the_cut_that_it_was(data: st.DataObject) -> None:
     """Random changes, snapshots on random bases, drops, retention, savepoints and restarts."""

@@ -22,6 +22,7 @@ from stillframe.store.parquet import different_column, read_parquet, to_parquet
 from stillframe.store.store import Store
 from stillframe.store.tables import Tables
 from stillframe.topology import Topology
+from tests.nightly import examples
 from tests.store.samples import (
     DESCRIPTION,
     Account,
@@ -66,7 +67,7 @@ def store() -> Iterator[Store]:
         made.close()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(30))
 @given(
     on_channels=st.fixed_dictionaries(MESSAGES_OF),
     processes=st.fixed_dictionaries({"A": ACCOUNTS, "B": ACCOUNTS, "T": TILLS}),

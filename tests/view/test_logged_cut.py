@@ -20,10 +20,11 @@ from stillframe.model import (
 from stillframe.view import cut_picture, logged_cut
 from tests import eventlogs
 from tests.eventlogs import Log, Row
+from tests.nightly import examples
 from tests.view.stored import channel_of, snapshots_of, written
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 10**6))
 def test_what_is_read_is_what_a_reader_of_all_rows_finds(
     seed: int, tmp_path_factory: pytest.TempPathFactory
@@ -81,7 +82,7 @@ def is_subsequence(some: Sequence[object], every: Sequence[object]) -> bool:
     return all(any(one == other for other in rest) for one in some)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 10**6))
 def test_the_picture_holds_the_steps_and_the_messages_on_the_channels(
     seed: int, tmp_path_factory: pytest.TempPathFactory

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from stillframe.trace import Event, Trace
 from stillframe.view import diagram, stepped, svg
 from stillframe.view.recording import Choice
+from tests.nightly import examples
 from tests.view.runs import lecture, traces
 from tests.view.scripts import NAMES, trace_of
 
@@ -46,7 +47,7 @@ def choices_of(trace: Trace) -> list[Choice]:
     return [*map(Choice, trace.snapshots), Choice(cut=middle)]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(traces(step_count_max=20))
 def test_each_step_is_the_picture_of_that_step(trace: Trace) -> None:
     """Whatever the execution and the cut that was chosen: nothing more is there, nothing less."""
