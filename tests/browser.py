@@ -3,6 +3,9 @@
 A test takes ``a_page`` and gets a page that fails the test if anything is written to its console as
 an error, if a script of it throws, or if a request fails. Playwright keeps an event loop running in
 the thread of the test: what a test runs in ``asyncio`` goes into a thread or process of its own.
+
+The fixture ``browser`` is one Chromium for all files that use it: they run one after the other
+(``tests/costs.py``). It ends with the last of them, so that later tests can run event loops.
 """
 
 import contextlib
@@ -13,6 +16,8 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+from tests import costs
 
 ARGUMENTS = [
     "--no-sandbox",  # root has no other way, and only pages of ours are opened
@@ -44,6 +49,41 @@ def a_browser() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+class _Shared:
+    """The browser of all tests, while one is needed."""
+
+    def __init__(self) -> None:
+        self._open = contextlib.ExitStack()
+        self._browser: Browser | None = None
+
+    def started(self) -> Browser:
+        """Return it, started if it is not."""
+        if self._browser is None:
+            self._browser = self._open.enter_context(a_browser())
+        return self._browser
+
+    def close(self) -> None:
+        """End it."""
+        self._browser = None
+        self._open.close()
+
+
+_SHARED = _Shared()
+
+
+@pytest.fixture
+def browser() -> Browser:
+    """One Chromium for all tests of the group."""
+    return _SHARED.started()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the browser behind the last test of the group."""
+    if nextitem is None or costs.group_of(nextitem) != costs.group_of(item):
+        _SHARED.close()
 
 
 @contextlib.contextmanager

@@ -124,12 +124,13 @@ def put_longest_first(items: list[pytest.Item]) -> None:
     """Order the tests by the cost of their group, the costliest first: xdist hands them out so."""
     baseline: dict[str, float] = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     cost: dict[str, float] = {}
-    for name, file in {(_group_of(item), file_of(item)) for item in items}:
+    for name, file in {(group_of(item), file_of(item)) for item in items}:
         cost[name] = cost.get(name, 0.0) + baseline.get(file, 0.0)
-    items.sort(key=lambda item: (-cost[_group_of(item)], _group_of(item)))
+    items.sort(key=lambda item: (-cost[group_of(item)], group_of(item)))
 
 
-def _group_of(item: pytest.Item) -> str:
+def group_of(item: pytest.Item) -> str:
+    """Return the group of tests that run in one process to which this one belongs."""
     marker = item.get_closest_marker("xdist_group")
     assert marker is not None
     return str(marker.args[0])

@@ -16,6 +16,7 @@ from stillframe.protocol.recorder import TRANSITIONS, Stimulus
 from stillframe.sim.scenario import play_text
 from stillframe.state_codec import StateCodec
 from stillframe.view import diagram, svg
+from tests.pages import blocks
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -28,11 +29,6 @@ PROVING_COMMANDS = tuple(
 )
 FLAGS = re.DOTALL | re.MULTILINE
 NOISE = re.compile(r"a snapshot was due and skipped|^snapshot P")
-
-
-def blocks(language: str, page: Path = README) -> list[str]:
-    """Return a page's code blocks in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), FLAGS)
 
 
 def shape(output: str) -> list[str]:
@@ -58,8 +54,12 @@ def widen(lines: list[str]) -> list[str]:
 @pytest.mark.spark
 def test_the_readme_program_does_what_the_readme_shows(tmp_path: Path) -> None:
     """The program and both commands, run in an empty directory, print what stands there."""
-    (program,) = blocks("python")
-    session = next(block for block in blocks("console") if block.startswith("$ stillframe run"))
+    (program,) = blocks("python", README.read_text())
+    session = next(
+        block
+        for block in blocks("console", README.read_text())
+        if block.startswith("$ stillframe run")
+    )
     (tmp_path / "bank.py").write_text(program)
     for step in session.split("$ ")[1:]:
         command, _, expected = step.partition("\n")
@@ -79,7 +79,7 @@ def test_the_readme_program_does_what_the_readme_shows(tmp_path: Path) -> None:
 
 def test_the_process_of_the_page_on_large_states_can_be_recorded() -> None:
     """Its keyed field is one, and what it receives is what its row then holds."""
-    (program,) = blocks("python", STATE)
+    (program,) = blocks("python", STATE.read_text())
     module: Any = types.ModuleType("state")
     sys.modules["state"] = module
     try:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import ROOT, STILLFRAME, blocks
+from tests.pages import blocks
+from tests.test_docs import README, ROOT, STILLFRAME
 
 PAGE = ROOT / "docs" / "snapshot-view.md"
 RUN = "run bank:bank --store bank.store --log bank.log --every 100ms --for 1500ms"
@@ -18,9 +19,10 @@ RUN = "run bank:bank --store bank.store --log bank.log --every 100ms --for 1500m
 @pytest.mark.slow
 def test_the_commands_of_the_page_write_what_it_says(tmp_path: Path) -> None:
     """Each ends with 0, and its file is there; the one with a log has the steps."""
-    (program,) = blocks("python")
+    (program,) = blocks("python", README.read_text())
     (tmp_path / "bank.py").write_text(program)
-    commands = re.findall(r"^\$ stillframe (.*)$", "\n".join(blocks("console", PAGE)), re.MULTILINE)
+    shown = "\n".join(blocks("console", PAGE.read_text()))
+    commands = re.findall(r"^\$ stillframe (.*)$", shown, re.MULTILINE)
     assert len(commands) >= 4
     for command in (RUN, *commands):
         words = shlex.split(command)

@@ -5,7 +5,6 @@ its variables, its volumes under their paths, and the names of other pods.
 """
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.pages import blocks
 from tests.ports import free_port
 from tests.reader import wait_until
 
@@ -24,14 +24,9 @@ PROCESSES = ("p1", "p2", "p3")
 Manifest = dict[str, Any]
 
 
-def blocks(language: str) -> list[str]:
-    """Return the page's code blocks in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-
-
 def manifests() -> dict[str, Manifest]:
     """Return every manifest as it would be applied, by kind and name."""
-    coordinator, process = blocks("yaml")
+    coordinator, process = blocks("yaml", PAGE)
     texts = [coordinator, *(process.replace("PROCESS", name) for name in PROCESSES)]
     found = [one for text in texts for one in yaml.safe_load_all(text)]
     return {f"{one['kind']}/{one['metadata']['name']}": one for one in found}
@@ -125,7 +120,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     """A machine with the program and the certificates of the page."""
-    (program,) = blocks("python")
+    (program,) = blocks("python", PAGE)
     (tmp_path / "bank.py").write_text(program)
     (tmp_path / "store").mkdir()
     begun = Machine(tmp_path, free_port())
@@ -157,7 +152,7 @@ def test_their_commands_make_a_system_that_outlives_its_coordinator(machine: Mac
     coordinator; when it is killed and started again, the same processes go on in the same epoch."""
     found = manifests()
     run = stillframe(machine.place)
-    lines = "".join(blocks("console")).replace("$ ", "").splitlines()
+    lines = "".join(blocks("console", PAGE)).replace("$ ", "").splitlines()
     (certificates,) = [line for line in lines if line.startswith("stillframe certificates")]
     run(certificates)
     for name in PROCESSES:

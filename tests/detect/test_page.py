@@ -1,6 +1,5 @@
 """What docs/detection.md shows is what happens."""
 
-import re
 import shlex
 import subprocess
 import sys
@@ -10,15 +9,11 @@ import pytest
 
 from examples.philosophers import table
 from stillframe.store.store import Store
+from tests.pages import blocks
 from tests.spark.epochs import make_store
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "detection.md"
-
-
-def blocks(language: str) -> list[str]:
-    """Return the page's code blocks in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+PAGE = (ROOT / "docs" / "detection.md").read_text()
 
 
 def outcomes_of(session: str, store: Path) -> list[subprocess.CompletedProcess[str]]:
@@ -45,7 +40,7 @@ def outcomes_of(session: str, store: Path) -> list[subprocess.CompletedProcess[s
 def test_philosophers_lock_and_detect_says_so(tmp_path: Path) -> None:
     """The commands of the page, with real processes: a ring of all forks and philosophers is found,
     and that it is no termination."""
-    session, _ = blocks("console")
+    session, _ = blocks("console", PAGE)
     run, deadlock, termination = outcomes_of(session, tmp_path / "dinner")
     assert run.returncode == 0, run.stderr
     assert deadlock.returncode == 0, deadlock.stderr
@@ -60,7 +55,7 @@ def test_philosophers_lock_and_detect_says_so(tmp_path: Path) -> None:
 def test_spark_says_so_of_all_epochs(tmp_path: Path) -> None:
     """The command of the page, and what it says of a store with several epochs; and its
     program."""
-    _, session = blocks("console")
+    _, session = blocks("console", PAGE)
     path = make_store(tmp_path / "dinner", table, "examples.philosophers:table", snapshot_count=40)
     (found,) = outcomes_of(session, path)
     assert found.returncode == 0, found.stderr
@@ -69,7 +64,7 @@ def test_spark_says_so_of_all_epochs(tmp_path: Path) -> None:
     assert more == "and 20 more snapshots (--json has all)"
     assert yes.startswith(f"yes: deadlock holds in {newest.id}, and has since ")
     assert of_all.startswith(f"of all 40 snapshots in {newest.epoch} epochs it held first in ")
-    (program,) = blocks("python")
+    (program,) = blocks("python", PAGE)
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False
     )

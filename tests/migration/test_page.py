@@ -1,7 +1,6 @@
 """What docs/changing-code.md shows is what happens."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -9,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages import blocks
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "changing-code.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    """Return the code blocks of the page in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
 def run(line: str, cwd: Path, store: Path) -> subprocess.CompletedProcess[str]:
@@ -39,8 +35,8 @@ def run(line: str, cwd: Path, store: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_till_goes_on_with_new_code(tmp_path: Path) -> None:
     """Run, refused, foretold and done, with the words that the page gives for it."""
-    old, new = blocks("python")
-    first, *later = blocks("console")[0].splitlines()
+    old, new = blocks("python", PAGE)
+    first, *later = blocks("console", PAGE)[0].splitlines()
     (tmp_path / "tills.py").write_text(old)
     begun = run(first, tmp_path, tmp_path / "store")
     assert begun.returncode == 0, begun.stderr
@@ -60,7 +56,7 @@ def test_the_till_goes_on_with_new_code(tmp_path: Path) -> None:
 
 def test_the_shards_are_split_and_merged(tmp_path: Path) -> None:
     """From two processes to four and back, from the command line, with all the money."""
-    for line in blocks("console")[1].splitlines():
+    for line in blocks("console", PAGE)[1].splitlines():
         done = run(line, ROOT, tmp_path / "store")
         assert done.returncode == 0, done.stderr
     assert "processes: S2, S3 are gone" in done.stderr

@@ -16,7 +16,7 @@ from tests.runtime.proxy import ChangingProxies, CuttingProxies, TearingProxies,
 from tests.soak.ledger import ACCOUNT_COUNT, Ledger
 from tests.soak.run import check_snapshot
 
-CUT_COUNT = by_night(400, check=16)
+CUT_COUNT = by_night(100, check=16)
 
 
 def fresh_bank() -> Topology:

@@ -12,7 +12,7 @@ from stillframe.model import Channel
 from stillframe.trace import Event, MessageId, Trace
 from stillframe.view import interchanged, one_file, play
 from stillframe.view.recording import Choice
-from tests.browser import a_browser, a_page, check_accessible
+from tests.browser import a_page, check_accessible
 from tests.view.runs import HD, lecture
 from tests.view.scripts import played, trace_of
 
@@ -21,13 +21,6 @@ pytestmark = pytest.mark.slow
 LECTURE_BYTES_MAX = 300_000
 NARROW = {"width": 360, "height": 740}
 Show = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests of this module."""
-    with a_browser() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from stillframe.view.pipeline_comparison import pipeline_comparison
 from stillframe.view.pipeline_document import pipeline_document
 from stillframe.view.plain import plain, printable
 from stillframe.view.snapshot_document import snapshot_document
-from tests.browser import a_browser, a_page, check_accessible
+from tests.browser import a_page, check_accessible
 from tests.cli.pipelines import commit, resting_shop, sell
 from tests.view.stored import HOSTILE, large, snapshots_of, store_of, written
 
@@ -27,13 +27,6 @@ SEED = 219
 """Of an execution of four processes with three snapshots, of which each caught messages."""
 LARGE_BYTES_MAX = 6_000_000
 Show = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests of this module."""
-    with a_browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -12,19 +12,13 @@ from stillframe.model import Channel, Snapshot, SnapshotId
 from stillframe.sim.scenario import Played, play_text
 from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace
 from stillframe.view import one_file, play, timed
-from tests.browser import a_browser, a_page, check_accessible
+from tests.browser import a_page, check_accessible
+from tests.nightly import seeds
 from tests.view.scripts import played
 
 pytestmark = pytest.mark.slow
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests of this module."""
-    with a_browser() as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -179,7 +173,8 @@ def drag(page: Page, handle: Locator, x: float, y: float) -> None:
     page.mouse.up()
 
 
-@pytest.mark.parametrize("which", ["lecture", "lecture-ticks", 9, 10, 11, 12])
+@pytest.mark.nightly(part="simulator")
+@pytest.mark.parametrize("which", ["lecture", "lecture-ticks", *seeds("drag", 9, night=4)])
 def test_whatever_is_dragged_is_what_the_simulator_records(
     page: Page, tmp_path: Path, which: str | int
 ) -> None:
@@ -205,7 +200,8 @@ def test_whatever_is_dragged_is_what_the_simulator_records(
     assert len(seen) >= 3
 
 
-@pytest.mark.parametrize("which", ["lecture", "lecture-ticks", *range(5, 13)])
+@pytest.mark.nightly(part="simulator")
+@pytest.mark.parametrize("which", ["lecture", "lecture-ticks", *seeds("drag", 5, 9, night=20)])
 def test_it_begins_as_the_script_says(page: Page, tmp_path: Path, which: str | int) -> None:
     """And comes back to that by a button, whatever was dragged."""
     script = played(which) if isinstance(which, str) else by_chance(which)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from itertools import product
 from pathlib import Path
@@ -14,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from stillframe.store.store import Store
 from stillframe.watch.server import PAGE, page_file
-from tests.browser import WAIT_MS, a_browser, a_page, check_accessible
+from tests.browser import WAIT_MS, a_page, check_accessible
 from tests.cli.pipelines import add_up, resting_shop
 from tests.watch.published import new_store, publish
 from tests.watch.servers import BANK, a_server, a_system, is_there, running, until
@@ -22,13 +21,6 @@ from tests.watch.servers import BANK, a_server, a_system, is_there, running, unt
 pytestmark = pytest.mark.slow
 WEIGHT_BYTES_MAX = 300_000
 expect.set_options(timeout=WAIT_MS)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One Chromium for all tests here."""
-    with a_browser() as started:
-        yield started
 
 
 def newest(store: Path) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
-import socket
+import signal
 from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
@@ -18,6 +18,7 @@ from stillframe.runtime.addresses import Address
 from stillframe.store.store import Store
 from stillframe.watch.observer import Observer
 from stillframe.watch.server import BODY_BYTES_MAX, PAGE
+from stillframe.watch.serving import serve
 from stillframe.watch.verdicts import Judge
 from stillframe.watch.wishes import Keep, Restore, Take
 from tests.watch.published import REFERENCE, new_store, publish
@@ -221,17 +222,28 @@ def test_the_command_of_the_page_prints_the_link(tmp_path: Path) -> None:
             assert ask(line.strip(), "/api/snapshot/A-1")[0] == 200
 
 
-def test_whoever_says_nothing_is_hung_up_on(store: Path) -> None:
+def test_whoever_says_nothing_is_hung_up_on(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a request, in the middle of its head, and in the head of the next."""
-    with a_server(store) as link:
-        port = urlsplit(link).port
-        assert port is not None
-        head = b"GET /page/icon.svg HTTP/1.1\r\nHost: localhost\r\n"
+    monkeypatch.setattr("stillframe.watch.serving.HEAD_S_MAX", 0.1)
+    head = b"GET /page/icon.svg HTTP/1.1\r\nHost: localhost\r\n"
+
+    async def main() -> None:
+        opened = Store.open(store)
+        observer = Observer(opened, Judge(opened, (), REFERENCE), None)
+        listening = asyncio.get_running_loop().create_future()
+        ready, loopback = listening.set_result, Address("127.0.0.1", 0)
+        serving = asyncio.ensure_future(serve(observer, loopback, token=None, ready=ready))
+        port = (await listening).port
         for said in (b"", head, head + b"\r\n" + head):
-            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-                connection.sendall(said)
-                while connection.recv(2**16):
-                    pass  # it ends, and does not wait for ever
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(said)
+            async with asyncio.timeout(60):
+                _ = await reader.read()  # it ends, and does not wait for ever
+            writer.close()
+        signal.raise_signal(signal.SIGTERM)
+        await serving
+
+    asyncio.run(main())
 
 
 def test_a_listener_misses_nothing_that_is_said_while_it_comes(tmp_path: Path) -> None:
