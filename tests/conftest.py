@@ -5,15 +5,17 @@ from typing import Any
 
 import pytest
 
-from tests import costs, nightly
+from tests import costs, nightly, sparks
 from tests.nightly import figure
+from tests.sparks import spark
 
-__all__ = ["figure"]
+__all__ = ["figure", "spark"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Measure costs; choose the number of examples."""
     nightly.configure()
+    sparks.configure()
     config.pluginmanager.register(costs.Costs())
     config.pluginmanager.register(_First())
 

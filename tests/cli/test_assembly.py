@@ -26,6 +26,7 @@ def lacking(fragment: Fragment) -> Fragment | None:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_whole_incomplete_and_wrong_ones_are_told_apart(call: Call, tmp_path: Path) -> None:
     """Who is missing is named; fragments that contradict each other are a no."""
     snapshots = [bank.snapshot(number) for number in (1, 2, 3)]

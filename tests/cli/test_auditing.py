@@ -77,6 +77,7 @@ def test_without_spark_it_says_what_to_install(call: Call, monkeypatch: pytest.M
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_spark_agrees_about_a_real_store(call: Call, money: Path) -> None:
     """The sums of A-1 and A-2 are equal and A-3 has a coin too many: exit 1, and it is named."""
     sums = ("--states", "sum(balance)", "--messages", "sum(amount)")

@@ -40,6 +40,7 @@ def judge_what_is_there(query: StreamingQuery, *_: object) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_verdicts_are_lines_and_are_not_repeated(
     call: Call, money: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_without_spark_it_says_what_to_install(
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_what_keeps_it_from_writing_is_named(
     call: Call, money: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_a_message_that_contradicts_is_named_with_its_events(call: Call, log: Path) -> None:
     """Exit 1, the inconsistent snapshot first, and in which events it was sent and accepted."""
     result = call("spark", "verify", log, *HERE)
@@ -60,6 +61,7 @@ def test_a_message_that_contradicts_is_named_with_its_events(call: Call, log: Pa
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_one_epoch_can_be_verified_alone_and_as_json(call: Call, log: Path) -> None:
     """In the first epoch nothing is wrong."""
     result = call("spark", "verify", log, "--epoch", "1", "--json", *HERE)
@@ -72,6 +74,7 @@ def test_one_epoch_can_be_verified_alone_and_as_json(call: Call, log: Path) -> N
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_what_a_store_says_otherwise_is_named(call: Call, log: Path, money: Path) -> None:
     """The store is of another run: its snapshots are not what the log says, or not in it."""
     result = call("spark", "verify", log, "--epoch", "1", "--store", money, *HERE)
@@ -90,6 +93,7 @@ def reseal(directory: Path, file: str) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(
     ("file", "harm", "named"),
     [
@@ -136,6 +140,7 @@ def test_a_damaged_manifest_is_an_error_before_spark_starts(
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_the_clock_of_an_event_says_what_happened_before(call: Call, log: Path) -> None:
     """Message 2 was sent in event 2 of A."""
     result = call("spark", "verify", log, "--clock", "B#2", "--epoch", "1", "--json", *HERE)

@@ -13,6 +13,7 @@ HERE = ("--master", "local[2]")
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_tables_can_be_asked_by_any_engine(call: Call, money: Path, tmp_path: Path) -> None:
     """The money in states and on channels, in each snapshot, in one question to DuckDB."""
     result = call("spark", "compact", money, "--out", tmp_path / "out", *HERE)
@@ -33,6 +34,7 @@ def test_tables_can_be_asked_by_any_engine(call: Call, money: Path, tmp_path: Pa
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_json_says_what_was_done(call: Call, money: Path, tmp_path: Path) -> None:
     """One document; what is gone by retention is named."""
     call("spark", "compact", money, "--out", tmp_path / "out", "--of", "A-1", *HERE)

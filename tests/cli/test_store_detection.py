@@ -18,6 +18,7 @@ HERE = ("--master", "local[2]")
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("predicate", ["loss", "deadlock"])
 def test_it_says_what_detect_says(call: Call, money: Path, predicate: str) -> None:
     """A yes and a no in the same words, with the same exit code; and a table."""
@@ -30,6 +31,7 @@ def test_it_says_what_detect_says(call: Call, money: Path, predicate: str) -> No
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_json_says_what_detect_says_and_more(call: Call, money: Path) -> None:
     """The same document, with the epochs and a row for each snapshot."""
     result = call("spark", "detect", money, "loss", *PURSES, *HERE, "--json")
@@ -41,6 +43,7 @@ def test_json_says_what_detect_says_and_more(call: Call, money: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_all_epochs_are_looked_at(call: Call, tmp_path: Path) -> None:
     """What held before a restore is told; what did not stay then is no stable predicate. A present
     epoch without snapshots is what it began from."""
@@ -75,6 +78,7 @@ def test_all_epochs_are_looked_at(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_a_damaged_snapshot_is_named_after_the_answer(call: Call, money: Path) -> None:
     """Exit 2, though the others say yes."""
     (money / "snapshots" / "A-1" / "manifest.json").write_bytes(b"?")
@@ -90,6 +94,7 @@ def test_a_damaged_snapshot_is_named_after_the_answer(call: Call, money: Path) -
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_the_table_is_capped(call: Call, tmp_path: Path) -> None:
     """20 of 30 rows are shown, which is said."""
     store = Store.create(tmp_path / "many", description=purses.description)

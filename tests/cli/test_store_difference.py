@@ -28,6 +28,7 @@ def keyed_store(path: Path, count: int) -> Path:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_what_differs_is_shown_as_diff_does(call: Call, money: Path) -> None:
     """A field; and a message that only one caught; exit 1 as for 'diff'."""
     result = call("spark", "diff", money, "A-1", "A-2", *HERE)
@@ -43,6 +44,7 @@ def test_what_differs_is_shown_as_diff_does(call: Call, money: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_the_same_is_a_yes(call: Call, money: Path) -> None:
     """Exit 0, and nothing but words."""
     result = call("spark", "diff", money, "A-1", "A-1", *HERE)
@@ -51,6 +53,7 @@ def test_the_same_is_a_yes(call: Call, money: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_of_many_keys_the_first_are_shown_and_json_has_all(call: Call, tmp_path: Path) -> None:
     """Counts are of all."""
     store = keyed_store(tmp_path / "store", 30)

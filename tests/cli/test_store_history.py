@@ -35,6 +35,7 @@ def write_log(log: Path) -> Path:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_tables_show_snapshots_figures_channels_and_markers(
     call: Call, money: Path, tmp_path: Path
 ) -> None:
@@ -52,6 +53,7 @@ def test_tables_show_snapshots_figures_channels_and_markers(
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_json_has_rows(call: Call, money: Path) -> None:
     """One document, with times in UTC; channels on which nothing was are left out of those."""
     manifest = money / "snapshots" / "A-2" / "manifest.json"

@@ -1,0 +1,48 @@
+"""The Spark session that the tests share, and what makes Spark quick where tables have ten rows."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import pytest
+
+from stillframe.spark import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PYTHON_OF_WORKERS = Path(__file__).with_name("python-of-workers")
+
+QUICK = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Settings that save more than they cost with small tables: fewer tasks, one plan, and no Java
+class generated and compiled for each query. They change no result."""
+
+
+POLLING = "-Dspark.sql.streaming.pollingDelay=100ms"
+"""How often an idle query asks its source. Every 10 ms, which is Spark's default, six idle queries
+keep two cores busy."""
+
+
+def configure() -> None:
+    """Choose the Python of workers and the polling of queries, also for programs tests start."""
+    os.environ["SPARK_SUBMIT_OPTS"] = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {POLLING}"
+    os.environ["PYSPARK_PYTHON"] = str(PYTHON_OF_WORKERS)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """A quiet session on two cores. It takes seconds to start: commands that are called in this
+    process find it active and use it."""
+    with mock.patch.dict(session._SETTINGS, QUICK):
+        shared = session.spark_session(app_name="tests", master="local[2]")
+    yield shared
+    shared.stop()
