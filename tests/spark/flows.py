@@ -16,7 +16,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,14 +177,17 @@ def configured(spark: SparkSession, store: str) -> Iterator[None]:
                 spark.conf.set(name, old)
 
 
-def start_queries(spark: SparkSession, pipeline: Pipeline) -> list[StreamingQuery]:
-    """Start every query of the pipeline."""
+def start_queries(
+    spark: SparkSession, pipeline: Pipeline, stores: Mapping[str, str]
+) -> list[StreamingQuery]:
+    """Start every query of the pipeline; `stores` names where each keeps its state."""
 
     def read(query: str, *channels: str) -> DataFrame:
         return read_channels(spark, pipeline, query, *channels)
 
     def start(query: str, frame: DataFrame, mode: str) -> StreamingQuery:
-        return start_and_wait(pipeline, query, frame, mode)
+        with configured(spark, stores[query]):
+            return start_and_wait(pipeline, query, frame, mode)
 
     count = functions.count("*").alias("n")
     counts = read("counts", "left", "right").groupBy("k").agg(count, functions.sum("v").alias("s"))

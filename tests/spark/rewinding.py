@@ -23,6 +23,7 @@ from stillframe.pipeline.head import checkpoint_path
 from stillframe.pipeline.published import Manifest
 from stillframe.spark.queries import read_channels
 from stillframe.spark.session import spark_session
+from tests.nightly import by_night
 from tests.spark import flows
 
 ONES = 30
@@ -31,7 +32,11 @@ SNAPSHOTS_AFTER = (5, BACK_TO, 13, 20)
 THOUSANDS = 12
 VALUE = pa.schema([("v", pa.int64())])
 SUM = pa.schema([("s", pa.int64())])
-STORES = ("hdfs", "rocksdb", "rocksdb-changelog", "rocksdb-changelog-format-2")
+STORES = by_night(
+    ("hdfs", "rocksdb", "rocksdb-changelog", "rocksdb-changelog-format-2"),
+    check=("hdfs", "rocksdb-changelog"),
+)
+"""In the short form those that gave wrong sums, and no error, when taken back by hand."""
 
 
 @dataclass

@@ -37,10 +37,11 @@ def drive(directory: Path, phase: str) -> list[str]:
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.nightly(part="pipelines")
 def test_a_restore_never_reads_state_of_the_abandoned_course(tmp_path: Path) -> None:
     """30 micro-batches of 1, back to number 12, 12 of 1000, kill -9, one more: the sum is right.
 
-    With every state store: in the state as Spark reads it, in what was put out, and in the log.
+    With each state store: in the state as Spark reads it, in what was put out, and in the log.
     """
     drive(tmp_path, "first")
     sums = json.loads(drive(tmp_path, "second")[0])

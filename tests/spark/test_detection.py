@@ -23,11 +23,13 @@ from stillframe.spark.manifests import Published, read_published
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.cli.conftest import publish, purses, state_of
+from tests.nightly import by_night
 from tests.spark.chains import make_chains
 from tests.spark.epochs import make_store
 
 pytestmark = pytest.mark.spark
 
+MANY = by_night(2_000, check=300)
 DINNER = "examples.philosophers:table"
 RING = "examples.token_ring:careless"
 PURSES = "tests.cli.conftest:purses"
@@ -103,14 +105,15 @@ def test_philosophers_are_judged_as_one_by_one(
 
 
 @pytest.mark.slow
-def test_thousands_of_snapshots_are_judged_in_one_job(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.nightly(part="verdicts")
+def test_many_snapshots_are_judged_in_one_job(spark: SparkSession, tmp_path: Path) -> None:
     """As one by one; each epoch says since which snapshot it holds, and it always stays."""
-    path = make_store(tmp_path / "dinner", table, DINNER, snapshot_count=2000)
+    path = make_store(tmp_path / "dinner", table, DINNER, snapshot_count=MANY)
     rows = detect(spark, path, "deadlock")
     assert verdicts(rows) == one_by_one(path, "deadlock", table)
     found = summary(rows)
-    assert (found.snapshot_count, found.not_stable, found.unasked) == (2000, None, ())
-    assert sum(epoch.snapshot_count for epoch in found.epochs) == 2000
+    assert (found.snapshot_count, found.not_stable, found.unasked) == (MANY, None, ())
+    assert sum(epoch.snapshot_count for epoch in found.epochs) == MANY
     held = [epoch for epoch in found.epochs if epoch.first is not None]
     assert 0 < len(held) < len(found.epochs)
     assert found.first is not None

@@ -13,18 +13,23 @@ from stillframe.spark.eventrows import Message, locate, vector_clock
 from stillframe.spark.verification import findings, log_pieces, published_cuts, verdicts
 from stillframe.trace import MessageId, Position
 from tests.eventlogs import Execution, Log, corrupt, faults_of, write
+from tests.nightly import by_night, seeds
 from tests.spark import bank
 from tests.spark.test_judging import faults_in
 
 SEED = 864
-EXECUTION_COUNT = 2_000
+EXECUTION_COUNT = by_night(2_000, check=200)
 
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_2000_logs_are_judged_as_by_brute_force(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.nightly(part="verdicts")
+@pytest.mark.parametrize("seed", seeds("verdicts on logs", SEED, night=2))
+def test_many_logs_are_judged_as_by_brute_force(
+    spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
     """As the epochs of one event log: right ones, and ones with one thing wrong, which is named."""
-    chance = random.Random(SEED)
+    chance = random.Random(seed)
     logs: dict[int, Log] = {}
     wrong_with: dict[int, tuple[str, tuple[str, str], int | None]] = {}
     for epoch in range(1, EXECUTION_COUNT + 1):
@@ -46,7 +51,7 @@ def test_2000_logs_are_judged_as_by_brute_force(spark: SparkSession, tmp_path: P
     assert by_epoch.keys() == logs.keys()
     for epoch, log in logs.items():
         faults = faults_in(by_epoch[epoch])
-        assert faults == faults_of(log), f"{SEED=}, execution {epoch}"
+        assert faults == faults_of(log), f"{seed=}, execution {epoch}"
         if epoch in wrong_with:
             kind, channel, number = wrong_with[epoch]
             assert (*channel, number) in {(*fault[1:3], fault[4]) for fault in faults}, kind
