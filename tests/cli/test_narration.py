@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stillframe.cli.narration import Narrator, sentence
@@ -92,6 +93,14 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
 def test_every_event_is_a_sentence(event: events.Event, line: str) -> None:
     """Each says who, what and how long."""
     assert sentence(event) == line
+
+
+def test_a_snapshot_that_is_no_restore_point_says_so() -> None:
+    """A restore without its name would go back to another one."""
+    entry = msgspec.structs.replace(published(7).entry, is_restore_point=False)
+    assert sentence(events.SnapshotPublished(entry)).endswith(
+        "9.5 kB; it overlapped another and is no restore point: only its name restores it"
+    )
 
 
 def test_only_the_first_snapshot_of_an_epoch_gets_a_line(

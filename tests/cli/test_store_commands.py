@@ -1,12 +1,13 @@
 """``list``, ``show``, ``verify`` and ``diff`` on a store that the real Store wrote."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stillframe.model import SnapshotId
+from stillframe.model import Snapshot, SnapshotId
 from stillframe.store.history import NEWER, History, SnapshotBegan
 from stillframe.store.store import Store
 from tests.cli.conftest import Call, publish, state_of
@@ -224,3 +225,19 @@ def test_a_damaged_manifest_hides_no_other_snapshot(call: Call, money: Path) -> 
     listed = json_of(call("list", money, "--json").stdout)
     assert [entry["id"] for entry in listed["snapshots"]] == ["A-1", "A-3"]
     assert [one["id"] for one in listed["damaged"]] == ["A-2"]
+
+
+def test_list_marks_restore_points(call: Call, money: Path) -> None:
+    """A snapshot that overlapped the one before is none."""
+    with contextlib.closing(Store.open_writer(money)) as store:
+        at = store.entries()[-1].initiated_at
+        identity = SnapshotId("B", 4)
+        state = state_of(95, "", [1])
+        store.publish(Snapshot(identity, store.epoch, at, at + 5, state))
+    lines = call("list", money).stdout.splitlines()
+    column = lines[0].index("restore point")
+    marks = [line[column : column + len("restore point")].strip() for line in lines[2:]]
+    assert marks == ["yes", "yes", "yes", "no"]
+    listed = json_of(call("list", money, "--json").stdout)
+    assert [entry["is_restore_point"] for entry in listed["snapshots"]] == [True] * 3 + [False]
+    assert listed["current"] == "A-3"

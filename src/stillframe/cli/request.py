@@ -47,5 +47,12 @@ def published(entry: Entry) -> str:
         f"snapshot {entry.id}: {quantities.count(entry.message_count, 'message')} caught in "
         f"channels, recorded in {quantities.duration(entry.completed_at - entry.initiated_at)}, "
         f"published after {quantities.duration(entry.published_at - entry.initiated_at)}, "
-        f"{quantities.size(entry.bytes)}{without(entry.excluded)}"
+        f"{quantities.size(entry.bytes)}{without(entry.excluded)}{_by_name(entry)}"
     )
+
+
+def _by_name(entry: Entry) -> str:
+    """Say that a snapshot is no restore point; nothing if it is one."""
+    if entry.is_restore_point:
+        return ""
+    return "; it overlapped another and is no restore point: only its name restores it"

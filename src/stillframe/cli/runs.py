@@ -174,12 +174,14 @@ def _supervise(
             emit=emit,
         )
         plan = msgspec.structs.replace(plan, initiators=initiators)
-        uvloop.run(keep_running(system, plan, narrator, watch))
+        has_kept_all = uvloop.run(keep_running(system, plan, narrator, watch))
     if (trouble := store.trouble) is not None:
         output.say(f"old snapshots could not be seen to: {trouble}")
     _say_how_to_go_on(store, plan)
     if watch is not None:
         _say_what_was_seen(watch, is_json=plan.is_json)
+    if not has_kept_all:
+        raise typer.Exit(EXIT_NO)
 
 
 def _say_how_to_go_on(store: Store, plan: Plan) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import msgspec
 from stillframe.cli import quantities
 from stillframe.cli.narration import Narrator
 from stillframe.cli.watching import Watch
-from stillframe.errors import StillframeError
-from stillframe.model import ProcessId
+from stillframe.errors import StillframeError, Unavailable
+from stillframe.model import Abandoned, ProcessId
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
 from stillframe.protocol.policy import Policy
@@ -23,8 +23,10 @@ from stillframe.runtime.site import ALL_HERE, Site
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.runtime.traces import NO_TRACES, Traces
 
-LAST_SNAPSHOT_S = 5.0
-"""So long may the last snapshot take, in seconds; whoever pressed Ctrl-C wants to be gone."""
+WRITE_S = 5.0
+"""How long writing the last snapshot may take, in seconds, after all processes recorded it."""
+RETRY_S = 0.01
+"""How long to wait, in seconds, before trying again while a pipeline takes another snapshot."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -74,8 +76,11 @@ class Stop:
 
 async def keep_running(
     system: Supervisor, plan: Plan, narrator: Narrator, watch: Watch | None
-) -> None:
+) -> bool:
     """Start `system`, run it as `plan` says, and stop it; `watch` says whether it may be over.
+
+    Returns:
+        False if work was lost that the last snapshot should have kept.
 
     Raises:
         StillframeError: it cannot start, or cannot go on.
@@ -87,7 +92,7 @@ async def keep_running(
         if not starting.done():
             starting.cancel()
             await asyncio.wait({starting})
-            return
+            return True
         starting.result()
         await stack.enter_async_context(serve_commands(system))
         stack.enter_context(narrator.showing())
@@ -96,7 +101,7 @@ async def keep_running(
             for ended in (system.finished, *held):
                 if ended.done():
                     ended.result()
-        await _take_last(system, plan, stop, narrator)
+        return await _take_last(system, plan, stop, narrator)
 
 
 @contextlib.asynccontextmanager
@@ -136,28 +141,54 @@ async def _watching(watch: Watch | None) -> AsyncIterator[list[asyncio.Future[An
                 await watching
 
 
-async def _take_last(system: Supervisor, plan: Plan, stop: Stop, narrator: Narrator) -> None:
+async def _take_last(system: Supervisor, plan: Plan, stop: Stop, narrator: Narrator) -> bool:
+    """Take the last snapshot; return False if there is none that can be restored, which is said."""
     narrator.say("stopping after one last snapshot; Ctrl-C stops without it")
     taking = asyncio.ensure_future(_last_snapshot(system, plan))
-    await _first(taking, stop.urged, timeout_s=LAST_SNAPSHOT_S)
+    # Those in progress may take as long as it, and both have deadlines: only the disk has none.
+    limit_s = 2 * plan.timeout_s + WRITE_S
+    await _first(taking, stop.urged, timeout_s=limit_s)
     if taking.done():
-        # What became of it was told by an event, unless the system could not even begin it.
-        if (error := taking.exception()) is not None:
-            narrator.say(f"no last snapshot: {error}")
+        error = taking.exception()
         if system.finished.done():
             system.finished.result()
-        return
-    taking.cancel()
-    limit = quantities.duration(LAST_SNAPSHOT_S)
-    why = "as you wish" if stop.urged.done() else f"it took longer than {limit}"
-    narrator.say(f"no last snapshot: {why}")
+        if error is None and not isinstance(taking.result(), Abandoned):
+            return True
+        why = str(taking.result() if error is None else error)
+    else:
+        taking.cancel()
+        if stop.urged.done():
+            narrator.say("no last snapshot: as you wish")
+            return True
+        why = f"it took longer than {quantities.duration(limit_s)}"
+    narrator.say(f"no last snapshot: {why}; {_loss(system, plan)}")
+    return False
 
 
-def _last_snapshot(system: Supervisor, plan: Plan) -> Awaitable[object]:
+def _loss(system: Supervisor, plan: Plan) -> str:
+    """Say what a system that has no last snapshot loses."""
+    if plan.pipeline is not None:
+        return f"what was done since the newest snapshot of {plan.pipeline} is lost"
+    current = system.store.current()
+    since = "all that was done" if current is None else f"what was done since {current.id}"
+    return f"{since} is lost"
+
+
+async def _last_snapshot(system: Supervisor, plan: Plan) -> object:
     if plan.pipeline is None:
-        return system.snapshot(plan.initiators[0])
-    pipeline = Pipeline(plan.pipeline)
-    return asyncio.to_thread(pipeline.snapshot, Mode.UNALIGNED, timeout_s=LAST_SNAPSHOT_S)
+        return await system.last_snapshot(plan.initiators[0])
+    loop, pipeline = asyncio.get_running_loop(), Pipeline(plan.pipeline)
+    until = loop.time() + plan.timeout_s
+    while True:
+        try:
+            return await asyncio.to_thread(
+                pipeline.snapshot, Mode.UNALIGNED, timeout_s=plan.timeout_s
+            )
+        except Unavailable:
+            # Another snapshot is being taken, and it began before the system was to stop.
+            if loop.time() > until:
+                raise
+            await asyncio.sleep(RETRY_S)
 
 
 async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:

@@ -10,7 +10,13 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
-from stillframe.errors import ProtocolViolation, StillframeError, StoreError, UsageError
+from stillframe.errors import (
+    ProtocolViolation,
+    StillframeError,
+    StoreError,
+    Unavailable,
+    UsageError,
+)
 from stillframe.model import (
     Abandoned,
     Fragment,
@@ -40,6 +46,7 @@ from stillframe.store.store import Store
 
 PENDING_COUNT_MAX = 64
 """So many snapshots may be under way at once; more are refused."""
+STOPPING = "the system is being stopped, and its last snapshot comes first: none begins any more"
 
 
 class Coordinator:
@@ -132,6 +139,8 @@ class Coordinator:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._writing: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self._last: tuple[ProcessId, asyncio.Future[Entry | Abandoned]] | None = None
+        self._is_last_begun = False
         # Wall time that goes on evenly, and never back in an epoch: a clock that is set must move
         # no deadline, and make no snapshot look as if it was begun before an earlier one.
         earlier = store.entries() if is_taken_over else []
@@ -156,6 +165,8 @@ class Coordinator:
             UsageError: there is no such process, or too many snapshots are under way.
         """
         self._description.check_process(initiator)
+        if self._last is not None:
+            raise Unavailable(STOPPING)
         if len(self._results) >= PENDING_COUNT_MAX:
             raise UsageError(
                 f"{PENDING_COUNT_MAX} snapshots are under way already: wait until one has ended"
@@ -163,6 +174,42 @@ class Coordinator:
         result: asyncio.Future[Entry | Abandoned] = asyncio.get_running_loop().create_future()
         self._begin(initiator, result, ())
         return result
+
+    def begin_last(self, initiator: ProcessId) -> asyncio.Future[Entry | Abandoned]:
+        """Begin the last snapshot of this epoch as soon as no other is in progress.
+
+        One that overlaps another could not be a restore point. Those in progress are therefore
+        waited for, and abandoned when a snapshot's timeout has passed. From now on no other begins.
+
+        Returns:
+            a future with the entry in the store, or why it was abandoned.
+
+        Raises:
+            UsageError: there is no such process.
+        """
+        self._description.check_process(initiator)
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[Entry | Abandoned] = loop.create_future()
+        self._last = initiator, result
+        self._wanted.clear()
+        self._begin_last_if_alone()
+        if not self._is_last_begun:
+            loop.call_later(self._timeout_s, self._abandon_others)
+        return result
+
+    def _begin_last_if_alone(self) -> None:
+        # One that is complete and being written overlaps nothing that begins now.
+        if self._last is None or self._is_last_begun or self._is_closed:
+            return
+        if self._assembler.pending or self._last[1].done():
+            return
+        self._is_last_begun = True
+        self._begin(*self._last, ())
+
+    def _abandon_others(self) -> None:
+        if not self._is_last_begun and not self._is_closed:
+            for snapshot in self._assembler.pending:
+                self._give_up(snapshot, Reason.STOPPED)
 
     def _begin(
         self,
@@ -225,6 +272,8 @@ class Coordinator:
 
     def _begin_for(self, process: ProcessId) -> None:
         """Begin a snapshot that a process wants; one more after its own that is under way."""
+        if self._last is not None:
+            return
         if any(snapshot.initiator == process for snapshot in self._results):
             self._wanted.add(process)
         elif len(self._results) < PENDING_COUNT_MAX:
@@ -265,6 +314,10 @@ class Coordinator:
         for snapshot in self._assembler.pending:
             self._give_up(snapshot, Reason.STOPPED)
         await asyncio.gather(*self._writing)
+        if self._last is not None and not self._last[1].done():
+            self._last[1].set_exception(
+                Unavailable("this epoch of the system ended before it began")
+            )
         self.roster.hang_up()
         self._writer.shutdown()
 
@@ -280,6 +333,7 @@ class Coordinator:
                 task = asyncio.get_running_loop().create_task(self._publish(outcome))
                 self._writing.add(task)
                 task.add_done_callback(self._writing.discard)
+                self._begin_last_if_alone()
             case Abandoned():
                 self._end(outcome.snapshot, outcome)
         self._deadlines.set_timer()
@@ -363,6 +417,7 @@ class Coordinator:
             self.emit(events.SnapshotAbandoned(outcome, retried_as))
         else:
             self.emit(events.SnapshotPublished(outcome))
+        self._begin_last_if_alone()
 
     def _now(self) -> float:
         return self._clock_offset_s + time.monotonic()
@@ -388,6 +443,8 @@ class Coordinator:
         result = self._results[snapshot]
         if self._is_closed or not isinstance(outcome, Abandoned) or result.done():
             return None
+        if self._last is not None and result is not self._last[1]:
+            return None  # the last one takes its place
         tried = self._tried[snapshot]
         initiator = next_initiator(
             self._policy,

@@ -233,6 +233,20 @@ class Supervisor:
         assert self.coordinator is not None
         return self.coordinator.begin(initiator or next(iter(self.store.description.processes)))
 
+    async def last_snapshot(self, initiator: ProcessId) -> Entry | Abandoned:
+        """Take the snapshot from which the system is to go on after it is stopped.
+
+        Snapshots in progress are waited for, and abandoned when they take too long; no other begins
+        in this epoch any more. So it is a restore point.
+
+        Raises:
+            UsageError: there is no such process.
+            StillframeError: the system has ended, or a process died meanwhile.
+        """
+        await self.until_running()
+        assert self.coordinator is not None
+        return await self.coordinator.begin_last(initiator)
+
     async def restore(self, snapshot: SnapshotId | None = None) -> None:
         """Take the running system back to `snapshot`; None for the last one published.
 

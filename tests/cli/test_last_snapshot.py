@@ -1,0 +1,98 @@
+"""The last snapshot of a system that is stopped: everything done up to the stop can be restored."""
+
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stillframe.store.store import Store
+from tests.cli.conftest import Call
+from tests.cli.test_runs import Start, start
+
+__all__ = ["start"]
+pytestmark = pytest.mark.slow
+
+COUNTING = """
+import pathlib, time, stillframe
+GATE = pathlib.Path(__file__).with_name("gate")
+class Tick(stillframe.Message):
+    pass
+class Counter(stillframe.Process):
+    count: int = 0
+    @stillframe.every(ms=5)
+    def act(self) -> None:
+        self.count += 1
+        if self.count == 20:
+            self.send("C", Tick())
+class Blocked(stillframe.Process):
+    def receive(self, channel: stillframe.Channel, message: Tick) -> None:
+        while not GATE.exists():
+            time.sleep(0.01)
+counting = stillframe.Topology({"A": Counter(), "C": Blocked()}, [("A", "C")])
+"""
+
+
+def counts(path: Path) -> list[int]:
+    """Return how far A had counted in each snapshot, in the order of publishing."""
+    store = Store.open(path)
+    states = [store.load(entry.id).state.processes[0] for entry in store.entries()]
+    return [int(msgspec.msgpack.decode(state.encoded)["count"]) for state in states]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_during_a_snapshot_loses_nothing(
+    start: Start, call: Call, tmp_path: Path, number: signal.Signals
+) -> None:
+    """A snapshot is in progress, because C is busy, when the stop comes. The last one begins when
+    that one is complete, is a restore point, and is what the system goes on from."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    path = tmp_path / "store"
+    system = start("run", "counting:counting", "--store", path, "--every", "200ms", cwd=tmp_path)
+    system.until("is still under way")
+    system.process.send_signal(number)
+    system.until("stopping after one last snapshot")
+    refused = call("snapshot", path)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "the system is being stopped, and its last snapshot comes first" in refused.stderr
+    (tmp_path / "gate").touch()
+    code, _, err = system.end()
+    assert code == 0, err
+    store = Store.open(path)
+    last, current = store.entries()[-1], store.current()
+    assert last.is_restore_point
+    assert current is not None
+    assert current.id == last.id
+    assert f"to go on from snapshot {last.id}" in err
+    assert counts(path)[-1] == max(counts(path))
+
+
+def test_a_stop_without_a_last_snapshot_says_what_is_lost(start: Start, tmp_path: Path) -> None:
+    """C stays busy: both the snapshot in progress and the last one are abandoned, and that is no
+    success."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    path = tmp_path / "store"
+    options = ("--every", "200ms", "--timeout", "500ms")
+    system = start("run", "counting:counting", "--store", path, *options, cwd=tmp_path)
+    system.until("is still under way")
+    code, _, err = system.end(signal.SIGTERM)
+    current = Store.open(path).current()
+    assert current is not None
+    assert code == 1
+    assert "no last snapshot: snapshot A-" in err
+    assert "missing: C" in err
+    assert f"what was done since {current.id} is lost" in err
+
+
+def test_a_second_signal_stops_without_a_last_snapshot(start: Start, tmp_path: Path) -> None:
+    """That is what was asked for: exit 0."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    system = start(
+        "run", "counting:counting", "--store", tmp_path / "s", "--every", "200ms", cwd=tmp_path
+    )
+    system.until("is still under way")
+    system.process.send_signal(signal.SIGINT)
+    system.until("stopping after one last snapshot")
+    code, _, err = system.end(signal.SIGINT)
+    assert code == 0
+    assert "no last snapshot: as you wish" in err
