@@ -1,8 +1,11 @@
 """Small topologies for the tests, importable by processes as ``tests.runtime.programs:NAME``."""
 
+import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from stillframe import Channel, Joined, Keyed, Message, Process, SnapshotId, Topology, every
+from stillframe.runtime import fragments
 
 
 class Tick(Message):
@@ -112,6 +115,20 @@ class Player(Process):
         self.published.append(str(snapshot))
 
 
+class SlowDisk(Process):
+    """Its fragments take long to be written: longer than a second or two."""
+
+    def start(self) -> None:
+        """Let the disk be slow."""
+
+        class Slow(fragments.FragmentWriter):
+            def write(self, *arguments: Any, **options: Any) -> None:
+                time.sleep(3.0)
+                super().write(*arguments, **options)
+
+        fragments.FragmentWriter = Slow  # type: ignore[misc]
+
+
 @dataclass
 class Books:
     """What a joined program records."""
@@ -142,3 +159,4 @@ shelving = Topology({"A": Source(), "J": Joined(state=Shelf, accepts=Tick)}, [("
 all_joining = Topology({"J": Joined(state=Books)}, [])
 trio = Topology.mesh({"A": Sink(), "B": Sink(), "C": Sink()})
 separate = Topology({"A": Source(limit=9), "B": Sink(), "R": Sink()}, [("A", "B")])
+slow_disk = Topology({"A": SlowDisk()}, [])

@@ -10,8 +10,9 @@ import pytest
 
 from stillframe import Topology, join
 from stillframe.errors import StoreError
+from stillframe.eventlog import writer
 from stillframe.model import Abandoned, ProcessId, Reason, Snapshot, SnapshotId
-from stillframe.runtime import epoch, events
+from stillframe.runtime import children, epoch, events, fragments
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.runtime.traces import Traces
 from stillframe.store.fragments import FragmentManifest, FragmentPlace
@@ -229,6 +230,30 @@ def test_a_process_that_is_ended_leaves_whole_fragments(
     wanted = {FragmentPlace(2, second.id, process) for process in "AB"}
     assert wanted <= found.keys()
     assert check(directory, [second], [store.load(second.id)]) == found
+
+
+@pytest.mark.slow
+def test_a_stop_waits_until_fragments_are_written(tmp_path: Path) -> None:
+    """On a busy machine the first takes seconds: a process that is killed meanwhile leaves none."""
+    directory = tmp_path / "fragments"
+
+    async def main() -> SnapshotId:
+        store, traces = new_store(tmp_path, "slow_disk"), Traces(fragments=str(directory))
+        async with (
+            asyncio.timeout(60),
+            Supervisor(program("slow_disk"), store, traces=traces) as it,
+        ):
+            taken = await take(it)
+        store.close()
+        return taken.id
+
+    snapshot = asyncio.run(main())
+    assert read_all(directory).keys() == {FragmentPlace(1, snapshot, "A")}
+
+
+def test_a_process_has_as_long_as_it_waits_for_its_disk() -> None:
+    """It gives up before it is killed: what it has to write for longer than that is lost."""
+    assert children.LOG_END_S > writer.CLOSE_S_MAX + fragments.CLOSE_S_MAX
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def show_live(path: Path, *, is_json: bool) -> None:
 
 
 async def _put_once(path: Path) -> None:
-    done = await command(path, Look())
+    done = await command(path, Look(), notice=output.say)
     output.put_json({"epoch": done.epoch, "under_way": done.under_way})
 
 
@@ -62,7 +62,7 @@ async def _looks(path: Path, console: Console) -> AsyncIterator[Shown]:
     """Yield what is under way until nothing is; say of each snapshot how it ended."""
     before: Shown = ()
     while True:
-        shown = (await command(path, Look())).under_way
+        shown = (await command(path, Look(), notice=output.say)).under_way
         present = {under_way.snapshot for under_way in shown}
         for under_way in before:
             if under_way.snapshot not in present:

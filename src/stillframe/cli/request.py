@@ -21,7 +21,7 @@ def take_snapshot(path: Path, initiator: ProcessId | None, *, is_json: bool) -> 
         typer.Exit: with 1; the snapshot was abandoned.
     """
     Store.open(path)  # says so if there is none
-    done = uvloop.run(command(path, TakeSnapshot(initiator)))
+    done = uvloop.run(command(path, TakeSnapshot(initiator), notice=output.say))
     if is_json:
         output.put_json({"epoch": done.epoch, "entry": done.entry, "abandoned": done.abandoned})
     if done.abandoned is not None:

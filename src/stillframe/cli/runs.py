@@ -103,7 +103,7 @@ def resume(path: Path, plan: Plan) -> None:
 
 def _restore_live(path: Path, wish: SnapshotId | None, *, is_json: bool) -> None:
     began = time.monotonic()
-    done = uvloop.run(command(path, RestoreSnapshot(wish)))
+    done = uvloop.run(command(path, RestoreSnapshot(wish), notice=output.say))
     seconds = time.monotonic() - began
     snapshot = Store.open(path).restored_from
     if is_json:
@@ -138,6 +138,7 @@ def _supervise(
     *,
     takes_over: bool = False,
 ) -> None:
+    output.say(f"this command supervises the system of {store.path} until it is stopped")
     # With other code the processes can be others; else the supervisor sees that they are the same.
     description = load_topology(reference).description if plan.may_migrate else store.description
     _check_initiators(plan, description)

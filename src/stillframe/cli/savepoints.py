@@ -29,7 +29,7 @@ def savepoint(
     store = Store.open(path)
     store.check_savepoint(name)
     if of is None:
-        done = uvloop.run(command(path, TakeSnapshot(initiator)))
+        done = uvloop.run(command(path, TakeSnapshot(initiator), notice=output.say))
         if done.entry is None:
             if is_json:
                 output.put_json({"savepoint": None, "abandoned": done.abandoned})
@@ -39,7 +39,7 @@ def savepoint(
     else:
         snapshot = store.find(of)
     try:
-        uvloop.run(command(path, Save(snapshot, name)))
+        uvloop.run(command(path, Save(snapshot, name), notice=output.say))
     except Unavailable:
         with contextlib.closing(Store.open_writer(path)) as writer:
             writer.save(snapshot, name)
@@ -55,7 +55,7 @@ def drop(path: Path, text: str, *, is_json: bool) -> None:
     """Let go of the snapshot or savepoint `text` of the store at `path`."""
     snapshot = Store.open(path).find(text)
     try:
-        reason = uvloop.run(command(path, Drop(text))).detail
+        reason = uvloop.run(command(path, Drop(text), notice=output.say)).detail
     except Unavailable:
         with contextlib.closing(Store.open_writer(path)) as writer:
             reason = writer.drop(text)

@@ -17,7 +17,7 @@ from stillframe.model import Abandoned, ProcessId
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
 from stillframe.protocol.policy import Policy
-from stillframe.runtime.commands import serve_commands
+from stillframe.runtime.commands import NOTICE_S, serve_commands
 from stillframe.runtime.periodic import take_periodically
 from stillframe.runtime.site import ALL_HERE, Site
 from stillframe.runtime.supervisor import Supervisor
@@ -88,7 +88,10 @@ async def keep_running(
     stop = Stop()
     async with contextlib.AsyncExitStack() as stack:
         starting = asyncio.ensure_future(stack.enter_async_context(system))
-        await _first(starting, stop.asked)
+        await _first(starting, stop.asked, timeout_s=NOTICE_S)
+        if not starting.done() and not stop.asked.done():
+            narrator.say(f"waiting for {system.awaited}")
+            await _first(starting, stop.asked)
         if not starting.done():
             starting.cancel()
             await asyncio.wait({starting})

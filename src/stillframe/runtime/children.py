@@ -17,9 +17,11 @@ from stillframe.runtime.child import Launch
 from stillframe.runtime.forking import ForkServer
 from stillframe.runtime.os_process import OsProcess, identify, kill, open_process
 from stillframe.runtime.started import Started
+from stillframe.runtime.traces import CLOSE_S_MAX
 
-LOG_END_S = 2.0
-"""So long a process has to write its event log to its end."""
+LOG_END_S = 2 * CLOSE_S_MAX + 2.0
+"""How long a process has to end an action and to write its event log and fragments to their end.
+One that is killed before it gives up itself would lose what it has recorded."""
 _EXIT_WAIT_S = 1.0
 UNKNOWN_END = (
     "it ended, and how is not known, because it was started by a supervisor that is gone; if it "

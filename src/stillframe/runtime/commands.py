@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import assert_never
 
 import msgspec
 
@@ -15,6 +16,7 @@ from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.protocol.holdup import Standing, UnderWay
+from stillframe.protocol.policy import TRY_COUNT_MAX
 from stillframe.runtime.listening import stop_listening
 from stillframe.runtime.running import RunningSystem, find
 from stillframe.runtime.supervisor import Supervisor
@@ -22,6 +24,10 @@ from stillframe.runtime.waves import Wave
 from stillframe.store.manifest import Entry
 
 LINE_BYTES_MAX = 2**20
+NOTICE_S = 0.5
+"""How long a command waits for the system, in seconds, before it says what it waits for."""
+DEADLINE_S = 60.0
+"""How long a command waits for the system at most, in seconds, beside what a snapshot may take."""
 ANSWER_BYTES_MAX = 2**26
 """A system of hundreds of processes says something of each end of each channel."""
 
@@ -187,17 +193,62 @@ async def observe(store: Path, waves_after: float = 0.0) -> Observed:
     return answer
 
 
-async def command(store: Path, request: Request) -> Done:
+async def command(
+    store: Path, request: Request, *, notice: Callable[[str], None] = lambda words: None
+) -> Done:
     """Ask the system that runs on `store` to do something, and wait until it is done.
+
+    Args:
+        store: its directory.
+        request: what is to be done.
+        notice: called once if that takes a while, with what is waited for.
 
     Raises:
         Unavailable: no system is running there, or it ended before it answered.
         UsageError: it says that the request was wrong.
-        StillframeError: it could not carry the request out.
+        StillframeError: it could not carry the request out, or has not by the deadline.
     """
-    answer = await _ask(store, request)
+    system = find(store)
+    deadline_s = DEADLINE_S + TRY_COUNT_MAX * system.snapshot_s
+    waiting_for = f"the supervisor of {store}, process {system.supervisor.pid}, {_what(request)}"
+    asking = asyncio.ensure_future(_ask(store, request))
+    try:
+        await asyncio.wait({asking}, timeout=NOTICE_S)
+        if not asking.done():
+            notice(f"waiting for {waiting_for}; at most {deadline_s:.0f} s")
+            await asyncio.wait({asking}, timeout=deadline_s - NOTICE_S)
+        if not asking.done():
+            find(store)  # if the supervisor is gone or stopped, that is what to say
+            raise StillframeError(
+                f"waited {deadline_s:.0f} s for {waiting_for}, and it has not: it may do so yet; "
+                f"'stillframe history {store}' says what happened"
+            )
+        answer = asking.result()
+    finally:
+        asking.cancel()
+        await asyncio.wait({asking})
     assert isinstance(answer, Done), answer
     return answer
+
+
+def _what(request: Request) -> str:
+    """Return what the supervisor is to do, as a sentence goes on after "waiting for" it."""
+    match request:
+        case TakeSnapshot():
+            words = "to publish a snapshot"
+        case RestoreSnapshot(None):
+            words = "to take the system back to the last snapshot"
+        case RestoreSnapshot(snapshot):
+            words = f"to take the system back to snapshot {snapshot}"
+        case Save(snapshot, name):
+            words = f"to keep snapshot {snapshot} as savepoint {name}"
+        case Drop(text):
+            words = f"to drop {text}"
+        case Look() | Observe():
+            words = "to answer"
+        case _:
+            assert_never(request)
+    return words
 
 
 async def _ask(store: Path, request: Request) -> Done | Observed:

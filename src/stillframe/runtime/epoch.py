@@ -168,6 +168,16 @@ class Epoch:
         self.coordinator = coordinator
         await first_of(coordinator.roster.running, self.ended)
 
+    @property
+    def awaited(self) -> str:
+        """What is waited for until all processes run, in words."""
+        if self.coordinator is None:
+            return "what is left of an earlier run to end"
+        missing = self.coordinator.roster.missing
+        if missing:
+            return f"{', '.join(missing)} to come"
+        return "the processes to connect to each other"
+
     def end(self, cause: Cause) -> bool:
         """End the epoch; return False if something else had."""
         if self.ended.done():
@@ -237,6 +247,7 @@ class Epoch:
             commands=str(terms.commands),
             children=self.children.identities(),
             pipeline=None if terms.attachment is None else str(terms.attachment.root),
+            snapshot_s=terms.timeout_s,
         )
         announce(terms.store.path, system)
 

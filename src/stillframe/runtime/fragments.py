@@ -18,6 +18,7 @@ from stillframe.model import Fragment, SnapshotId
 from stillframe.runtime import control
 from stillframe.runtime.host import describe
 from stillframe.runtime.pieces import Pieces
+from stillframe.runtime.traces import CLOSE_S_MAX
 from stillframe.store.chain import CHAIN_LENGTH_MAX
 from stillframe.store.fragment_reading import (
     check_own_free,
@@ -32,8 +33,6 @@ from stillframe.topology import Description
 
 WAITING_COUNT_MAX = 8
 """So many may wait to be written; what comes then is lost."""
-CLOSE_S_MAX = 5.0
-"""So long the end of a process waits for what is still to be written."""
 
 
 class _Complete(NamedTuple):

@@ -169,6 +169,7 @@ class Roster:
         self._returned = returned
         self._return_s = return_s
         self._lines: dict[ProcessId, MemberLine] = {}
+        self._is_taken_over = is_taken_over
         self._met = set(description.processes) if is_taken_over else set[ProcessId]()
         self._awaited: dict[ProcessId, asyncio.TimerHandle] = {}
         self._addresses: dict[ProcessId, Address] = {}
@@ -191,6 +192,15 @@ class Roster:
     def not_listening(self) -> tuple[ProcessId, ...]:
         """The processes that have not said yet where they listen."""
         return tuple(p for p in self._description.processes if p not in self._addresses)
+
+    @property
+    def missing(self) -> tuple[ProcessId, ...]:
+        """The processes that are not there, or have not said yet where they listen."""
+        return tuple(
+            process
+            for process in self._description.processes
+            if process not in self._lines or not (process in self._addresses or self._is_taken_over)
+        )
 
     def say(self, process: ProcessId, message: control.ToProcess) -> None:
         """Tell one process, if it is there."""

@@ -31,7 +31,8 @@ class RunningSystem(msgspec.Struct, frozen=True, kw_only=True):
     they need certificates; `commands` is the path of the socket that takes commands, for people.
     `directory` is the store itself, as the file system knows it: a copy of the store has this file
     as well, and is another store. `children` are the processes that were started on this machine.
-    `pipeline` is the directory of the pipeline that the system is part of.
+    `pipeline` is the directory of the pipeline that the system is part of. `snapshot_s` is how long
+    a snapshot may take, in seconds.
     """
 
     supervisor: OsProcess
@@ -44,6 +45,7 @@ class RunningSystem(msgspec.Struct, frozen=True, kw_only=True):
     commands: str
     children: dict[ProcessId, OsProcess]
     pipeline: str | None
+    snapshot_s: float = 0.0
 
 
 def make_commands() -> tempfile.TemporaryDirectory[str]:

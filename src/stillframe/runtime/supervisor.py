@@ -276,6 +276,11 @@ class Supervisor:
         """Whether every process runs and every channel is connected."""
         return self._running.is_set()
 
+    @property
+    def awaited(self) -> str:
+        """What a system that does not run yet waits for, in words."""
+        return "its start" if self._epoch is None else self._epoch.awaited
+
     async def until_running(self) -> None:
         """Wait until every process runs and every channel is connected.
 

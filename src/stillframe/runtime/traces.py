@@ -2,6 +2,9 @@
 
 import msgspec
 
+CLOSE_S_MAX = 5.0
+"""How long the end of a process waits for its event log, and again for its fragments."""
+
 
 class Traces(msgspec.Struct, frozen=True):
     """Where it goes; all of it is left out that has no directory.
