@@ -43,9 +43,9 @@ def test_a_line_comes_when_something_changes_and_not_because_time_goes_by(
     """A cause that stays is told once."""
     told: dict[SnapshotId, str] = {}
     waits = UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("A", "C"), (HOLDUP,))
-    for _ in range(2):
-        live._put_changes((waits,), told)
-    live._put_changes((UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("C",), (HOLDUP,)),), told)
+    for second in range(2):
+        live._put_changes((waits,), told, 3.0 + second)
+    live._put_changes((UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("C",), (HOLDUP,)),), told, 5.0)
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition("missing: ")[2].partition(";")[0] for line in lines] == ["A, C", "C"]
     assert all("; markers are awaited on C->A" in line for line in lines)
@@ -60,8 +60,8 @@ def test_a_stopped_process_is_shown_while_the_snapshot_waits(
     is_shown = threading.Event()
     put_changes = live._put_changes
 
-    def put(shown: live.Shown, told: dict[SnapshotId, str]) -> None:
-        put_changes(shown, told)
+    def put(shown: live.Shown, told: dict[SnapshotId, str], now: float) -> None:
+        put_changes(shown, told, now)
         if any(cause.process == "C" for under_way in shown for cause in under_way.holdups):
             is_shown.set()
 

@@ -1,11 +1,14 @@
 """Small topologies for the tests, importable by processes as ``tests.runtime.programs:NAME``."""
 
+import asyncio
+import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from stillframe import Channel, Joined, Keyed, Message, Process, SnapshotId, Topology, every
-from stillframe.runtime import fragments
+from stillframe.runtime import fragments as runtime_fragments
+from stillframe.store.fragments import FragmentWriter
 
 
 class Tick(Message):
@@ -121,12 +124,34 @@ class SlowDisk(Process):
     def start(self) -> None:
         """Let the disk be slow."""
 
-        class Slow(fragments.FragmentWriter):
+        class Slow(FragmentWriter):
             def write(self, *arguments: Any, **options: Any) -> None:
+                """Write after a while."""
                 time.sleep(3.0)
                 super().write(*arguments, **options)
 
-        fragments.FragmentWriter = Slow  # type: ignore[misc]
+        setattr(runtime_fragments, "FragmentWriter", Slow)  # noqa: B010 - it is not exported
+
+
+class Forks(Player):
+    """Forks at the third hit, and lets the child return."""
+
+    def receive(self, channel: Channel, message: Ball) -> None:
+        """Return the ball, as the child would too."""
+        if self.hit_count == 2 and (child := os.fork()):
+            os.waitpid(child, 0)
+        super().receive(channel, message)
+
+
+class ForksAsync(Player):
+    """Does so in a handler that waits."""
+
+    async def receive(self, channel: Channel, message: Ball) -> None:  # type: ignore[override]
+        """Return the ball, as the child would too."""
+        if self.hit_count == 2 and (child := os.fork()):
+            os.waitpid(child, 0)  # noqa: ASYNC222 - the test is about what is no good idea
+        await asyncio.sleep(0)
+        super().receive(channel, message)
 
 
 @dataclass
@@ -160,3 +185,5 @@ all_joining = Topology({"J": Joined(state=Books)}, [])
 trio = Topology.mesh({"A": Sink(), "B": Sink(), "C": Sink()})
 separate = Topology({"A": Source(limit=9), "B": Sink(), "R": Sink()}, [("A", "B")])
 slow_disk = Topology({"A": SlowDisk()}, [])
+forking = Topology.mesh({"A": Player(serves=True), "B": Forks()})
+forking_async = Topology.mesh({"A": Player(serves=True), "B": ForksAsync()})

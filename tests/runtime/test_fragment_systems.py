@@ -12,7 +12,7 @@ from stillframe import Topology, join
 from stillframe.errors import StoreError
 from stillframe.eventlog import writer
 from stillframe.model import Abandoned, ProcessId, Reason, Snapshot, SnapshotId
-from stillframe.runtime import children, epoch, events, fragments
+from stillframe.runtime import children, epoch, events, traces
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.runtime.traces import Traces
 from stillframe.store.fragments import FragmentManifest, FragmentPlace
@@ -253,7 +253,7 @@ def test_a_stop_waits_until_fragments_are_written(tmp_path: Path) -> None:
 
 def test_a_process_has_as_long_as_it_waits_for_its_disk() -> None:
     """It gives up before it is killed: what it has to write for longer than that is lost."""
-    assert children.LOG_END_S > writer.CLOSE_S_MAX + fragments.CLOSE_S_MAX
+    assert children.LOG_END_S > writer.CLOSE_S_MAX + traces.CLOSE_S_MAX
 
 
 @pytest.mark.slow

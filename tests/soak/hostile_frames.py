@@ -128,7 +128,7 @@ async def process_at_coordinator(trial: Trial, data: bytes, piece: int) -> str:
     question = coordinator.inquiry.ask(coordinator.under_way)
     feed(line, data, piece)
     for under_way in coordinator.inquiry.close(question, coordinator.under_way):
-        assert all(under_way.sentences(coordinator._now()))
+        assert all(under_way.sentences(coordinator.now()))
     if coordinator._writing:
         await asyncio.gather(*coordinator._writing)
     reached = "legal"

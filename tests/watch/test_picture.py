@@ -108,7 +108,7 @@ def test_a_snapshot_under_way_says_who_is_awaited() -> None:
     )
     under_way = UnderWay(S, initiated_at=10.0, deadline=20.0, missing=("B",))
     (told,) = picture.under_way(
-        Observed(3, True, answers.standings, under_way=(under_way,)), now=11.0
+        Observed(3, True, answers.standings, under_way=(under_way,), now=11.0)
     )
     assert told["phases"] == {"A": "recorded", "B": "recording"}
     assert told["awaited"] == {"B": ("A",)}

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ AGAIN_S = 0.5
 COLUMNS = ("snapshot", "under way for", "time left", "missing", "held up by")
 
 Shown = tuple[UnderWay, ...]
+Looks = tuple[Shown, float]
 
 
 def show_live(path: Path, *, is_json: bool) -> None:
@@ -49,20 +49,22 @@ async def _follow(path: Path) -> None:
     console = output.words()
     if console.is_terminal and sys.stdout.isatty():
         with Live(console=console, transient=True) as live:
-            async for shown in _looks(path, console):
-                live.update(_table(shown, time.time()))
+            async for shown, now in _looks(path, console):
+                live.update(_table(shown, now))
     else:
         told: dict[SnapshotId, str] = {}
-        async for shown in _looks(path, console):
-            _put_changes(shown, told)
+        async for shown, now in _looks(path, console):
+            _put_changes(shown, told, now)
     output.say("no snapshot is under way")
 
 
-async def _looks(path: Path, console: Console) -> AsyncIterator[Shown]:
-    """Yield what is under way until nothing is; say of each snapshot how it ended."""
+async def _looks(path: Path, console: Console) -> AsyncIterator[Looks]:
+    """Yield what is under way, and the time by the clock of the snapshots, until nothing is; say of
+    each snapshot how it ended."""
     before: Shown = ()
     while True:
-        shown = (await command(path, Look(), notice=output.say)).under_way
+        done = await command(path, Look(), notice=output.say)
+        shown = done.under_way
         present = {under_way.snapshot for under_way in shown}
         for under_way in before:
             if under_way.snapshot not in present:
@@ -70,7 +72,7 @@ async def _looks(path: Path, console: Console) -> AsyncIterator[Shown]:
                 output.say(_ending(path, under_way.snapshot), console=console)
         if not shown:
             return
-        yield shown
+        yield shown, done.now
         before = shown
         await asyncio.sleep(AGAIN_S)
 
@@ -80,9 +82,8 @@ def _ending(path: Path, snapshot: SnapshotId) -> str:
     return f"snapshot {snapshot} {'was published' if is_published else 'is no longer under way'}"
 
 
-def _put_changes(shown: Shown, told: dict[SnapshotId, str]) -> None:
+def _put_changes(shown: Shown, told: dict[SnapshotId, str], now: float) -> None:
     """Write a line for each snapshot of which something other than the time has changed."""
-    now = time.time()
     for under_way in shown:
         # As of the same moment for all looks, so that the words change with the causes alone.
         words = "; ".join((*under_way.missing, *under_way.sentences(0.0)))

@@ -92,6 +92,7 @@ class Narrator:
         self._is_running = False
         self._published_count = 0
         self._last: Entry | None = None
+        self._last_at = 0.0
 
     def emit(self, event: events.Event) -> None:
         """Take an event."""
@@ -106,7 +107,7 @@ class Narrator:
                 self._is_running = False
             case events.SnapshotPublished(entry):
                 is_first = self._last is None or self._last.epoch != entry.epoch
-                self._last = entry
+                self._last, self._last_at = entry, time.monotonic()
                 self._published_count += 1
                 if not is_first and not entry.excluded:
                     return
@@ -139,7 +140,7 @@ class Narrator:
         ]
         if self._last is not None:
             entry = self._last
-            age_s = max(0.0, time.time() - entry.published_at)
+            age_s = time.monotonic() - self._last_at
             took = quantities.duration(entry.published_at - entry.initiated_at)
             caught = quantities.count(entry.message_count, "message")
             parts.append(f"{entry.id} {age_s:.1f} s ago in {took}, {caught}")

@@ -77,7 +77,7 @@ class Observed(msgspec.Struct, frozen=True, tag=True):
     `is_running` is false while processes start, or start again; then nothing else is known.
     `standings` has what each process says of itself; one that is not in it did not answer in time.
     `under_way` are the snapshots under way and who holds them up, `waves` how the markers of the
-    last that ended went.
+    last that ended went. `now` is the time by the clock of the snapshots.
     """
 
     epoch: int
@@ -85,12 +85,14 @@ class Observed(msgspec.Struct, frozen=True, tag=True):
     standings: dict[ProcessId, Standing] = {}
     under_way: tuple[UnderWay, ...] = ()
     waves: tuple[Wave, ...] = ()
+    now: float = 0.0
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The request was carried out; the system is in `epoch`.
 
-    `detail` is why a snapshot stays whose name was dropped.
+    `detail` is why a snapshot stays whose name was dropped. `now` is the time by the clock of the
+    snapshots that are under way.
     """
 
     epoch: int
@@ -98,6 +100,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     entry: Entry | None = None
     abandoned: Abandoned | None = None
     under_way: tuple[UnderWay, ...] = ()
+    now: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -157,7 +160,9 @@ async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Answer
         if isinstance(request, Look):
             await system.until_running()
             assert system.coordinator is not None
-            return Done(system.store.epoch, under_way=await system.coordinator.inquiry.look())
+            coordinator = system.coordinator
+            under_way = await coordinator.inquiry.look()
+            return Done(system.store.epoch, under_way=under_way, now=coordinator.now())
         if isinstance(request, Observe):
             return await _observe(system, request.waves_after)
         outcome = await system.snapshot(request.initiator)
@@ -183,6 +188,7 @@ async def _observe(system: Supervisor, waves_after: float) -> Observed:
         standings=standings,
         under_way=under_way,
         waves=waves,
+        now=coordinator.now(),
     )
 
 

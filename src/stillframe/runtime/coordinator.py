@@ -121,13 +121,13 @@ class Coordinator:
         self._pieces = Pieces()
         self.waves = Waves() if waves is None else waves
         self.inquiry = Inquiry(
-            self._description, self._assembler, say=self.roster.say, now=self._now
+            self._description, self._assembler, say=self.roster.say, now=self.now
         )
         self._deadlines = Deadlines(
             self._assembler,
             self.inquiry,
             timeout_s=timeout_s,
-            now=self._now,
+            now=self.now,
             late=self._give_up_late,
         )
         self._last_states = LastStates(self._description, last_recorded(store, starts))
@@ -146,6 +146,7 @@ class Coordinator:
         earlier = store.entries() if is_taken_over else []
         ended_at = [entry.completed_at for entry in earlier if entry.epoch == store.epoch]
         self._clock_offset_s = max(time.time(), *ended_at, 0.0) - time.monotonic()
+        store.clock = self.now
 
     @property
     def under_way(self) -> tuple[SnapshotId, ...]:
@@ -222,7 +223,7 @@ class Coordinator:
         self.next_number += 1
         self._results[snapshot] = result
         self._tried[snapshot] = (*tried, initiator)
-        began_at = self._now()
+        began_at = self.now()
         self._assembler.begin(snapshot, began_at, timeout_s=self._timeout_s)
         self.waves.began(snapshot, began_at, self.store.epoch)
         self._deadlines.set_timer()
@@ -282,7 +283,7 @@ class Coordinator:
     def _take_part(self, process: ProcessId, fragment: Fragment) -> None:
         if fragment.state.process != process:
             raise ProtocolViolation(f"it speaks for {fragment.state.process!r}")
-        now = self._now()
+        now = self.now()
         self.waves.took(fragment, now, self._description)
         self._complete(self._assembler.add(self._pieces.complete(fragment), now))
 
@@ -301,7 +302,7 @@ class Coordinator:
         if self._policy is not Policy.EXCLUDE or len(last) < len(processes):
             return False
         for recorded in last:
-            self._complete(self._assembler.exclude(snapshot, recorded, self._now()))
+            self._complete(self._assembler.exclude(snapshot, recorded, self.now()))
             # Its own cut is not in the snapshot: it must not take that for safe.
             self.roster.say(recorded.state.process, control.Abandon(snapshot))
         return True
@@ -402,7 +403,7 @@ class Coordinator:
     ) -> None:
         self._deadlines.findings(snapshot)
         self._pieces.forget(snapshot)
-        self.waves.ended(snapshot, self._now(), is_published=isinstance(outcome, Entry))
+        self.waves.ended(snapshot, self.now(), is_published=isinstance(outcome, Entry))
         if isinstance(outcome, Abandoned):
             self.roster.say_to_all(control.Abandon(snapshot))
             self._announce(self._announcements.ended(snapshot))
@@ -419,7 +420,8 @@ class Coordinator:
             self.emit(events.SnapshotPublished(outcome))
         self._begin_last_if_alone()
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """Return seconds since 1970 by the clock of this epoch, which only goes forward."""
         return self._clock_offset_s + time.monotonic()
 
     def _give_up_late(self, snapshot: SnapshotId) -> None:
@@ -430,7 +432,7 @@ class Coordinator:
             return
         details, at_fault = [], missing
         if (under_way := self._deadlines.findings(snapshot)) is not None:
-            details, at_fault = under_way.sentences(self._now()), under_way.at_fault
+            details, at_fault = under_way.sentences(self.now()), under_way.at_fault
         if self._policy is Policy.EXCLUDE and not is_all:
             refused = next(p for p in missing if self._last_states.of(p) is None)
             details.append(self._last_states.refusal(refused))

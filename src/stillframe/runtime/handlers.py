@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from stillframe.errors import ApplicationError, StillframeError
 from stillframe.model import SnapshotId
 from stillframe.process import Action, Message, Process
+from stillframe.runtime.forks import forks, leave
 from stillframe.runtime.host import Delivery, Host, describe
 
 if TYPE_CHECKING:  # loaded only by the service of a pipeline
@@ -170,7 +171,11 @@ class HandlerHost(Host):
                     note(code)
                     if receive(channel, message) is not None:
                         raise TypeError(RETURNED)
+            if forks.is_child:
+                leave(self.process, f"receive() on channel {channel}")
         except BaseException as error:
+            if forks.is_child:
+                leave(self.process, f"receive() on channel {channel}")
             index = len(messages) - length_hint(remaining) - 1
             raise ApplicationError(
                 f"process {self.process}: receive() raised on message "
@@ -187,7 +192,11 @@ class HandlerHost(Host):
         try:
             if function(*arguments) is not None:
                 raise TypeError(RETURNED)
+            if forks.is_child:
+                leave(self.process, f"{name}()")
         except BaseException as error:
+            if forks.is_child:
+                leave(self.process, f"{name}()")
             failure: StillframeError = ApplicationError(
                 f"process {self.process}: {name}() raised {describe(error)}"
             )

@@ -37,6 +37,7 @@ from stillframe.runtime.ends import (
     Incoming,
     Outgoing,
 )
+from stillframe.runtime.forks import forks, leave
 from stillframe.runtime.marking import Marking
 from stillframe.runtime.sending import Send, make_send
 from stillframe.state_codec import StateCodec
@@ -113,6 +114,7 @@ class Host:
         open_log: "OpenLog | None" = None,
         fragments: captures.Aside | None = None,
     ) -> None:
+        forks.host_made()
         self.process = process
         self.incoming = {s: Incoming(Channel(s, process), a) for s, a in incoming.items()}
         self.report = report
@@ -265,6 +267,8 @@ class Host:
         A message that cannot be sent ends this process.
         """
         self._is_flush_scheduled = False
+        if forks.is_child:  # of a program with a loop of its own
+            leave(self.process, "its program")
         has_room, is_held = True, False
         for outgoing in self._outgoing:
             if outgoing.pending:

@@ -8,12 +8,13 @@ driven the same way.
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Generator
 from typing import Any
 
 from stillframe.errors import ApplicationError, StillframeError
 from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.process import Action, Message, Process
+from stillframe.runtime.forks import forks, leave
 from stillframe.runtime.handlers import RETURNED, SLICE_S
 from stillframe.runtime.host import Delivery, Host, describe
 from stillframe.runtime.sending import Send
@@ -162,17 +163,61 @@ def has_async_handlers(process: Process) -> bool:
     return any(inspect.iscoroutinefunction(getattr(process, name)) for name in names)
 
 
+class _Watched(Coroutine[Any, Any, None]):
+    """Runs handlers, and looks each time they wait whether this is the child of a fork of theirs.
+
+    Args:
+        inner: runs them.
+        driver: of the handlers.
+    """
+
+    def __init__(self, inner: Coroutine[Any, Any, None], driver: "Driver") -> None:
+        self._inner = inner
+        self._driver = driver
+
+    def send(self, value: Any, /) -> Any:
+        """Go on until something is waited for."""
+        try:
+            return self._inner.send(value)
+        finally:
+            self._check()
+
+    def throw(self, *error: Any) -> Any:
+        """Go on with an error until something is waited for."""
+        try:
+            return self._inner.throw(*error)
+        finally:
+            self._check()
+
+    def close(self) -> None:
+        """End the handler."""
+        self._inner.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._inner.__await__()
+
+    def _check(self) -> None:
+        if forks.is_child:
+            leave(self._driver.process_id, self._driver.where)
+
+
 class Driver:
     """Drives a ``Process`` with ``async`` handlers: one action at a time, from start to end.
 
     Args:
         host: the host whose turns it takes.
         process: the subject, attached to that host.
+
+    Attributes:
+        process_id: of that process.
+        where: which handler was called last.
     """
 
     def __init__(self, host: TurnHost, process: Process) -> None:
         self._host = host
         self._process = process
+        self.process_id = host.process
+        self.where = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, *, is_fresh: bool) -> None:
@@ -191,7 +236,8 @@ class Driver:
             with contextlib.suppress(StillframeError):  # the host has it, and has reported it
                 await coroutine
 
-        task = asyncio.get_running_loop().create_task(until_failure())
+        watched = _Watched(until_failure(), self)
+        task = asyncio.get_running_loop().create_task(watched)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -228,10 +274,13 @@ class Driver:
         self._host.end()
 
     async def _call(self, function: Any, where: str, *arguments: object) -> None:
+        self.where = where
         try:
             result = function(*arguments)
             if inspect.isawaitable(result):
                 result = await result
+            if forks.is_child:
+                leave(self._host.process, where)
             if result is not None:
                 raise TypeError(RETURNED)
         except BaseException as error:
@@ -239,6 +288,8 @@ class Driver:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
+            if forks.is_child:
+                leave(self._host.process, where)
             failure = ApplicationError(
                 f"process {self._host.process}: {where} raised {describe(error)}"
             )

@@ -352,7 +352,7 @@ def _manifest(group: Group, records: Mapping[str, FileRecord], *, is_point: bool
         epoch=group.epoch,
         initiated_at=group.recorded_at or 0.0,
         completed_at=group.completed_at or 0.0,
-        published_at=time.time(),
+        published_at=max(time.time(), group.completed_at or 0.0),
         pause_s=max(part.pause_s for part in parts),
         capture_s=max(part.capture_s for part in parts),
         is_restore_point=is_point,

@@ -1,7 +1,6 @@
 """What a manifest says of one snapshot, and what the store says of itself."""
 
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -118,6 +117,7 @@ def manifest_of(
     sequence: int,
     restore_point: Manifest | None,
     topology: str,
+    published_at: float,
 ) -> Manifest:
     """Return the manifest of a snapshot that is published now.
 
@@ -128,6 +128,7 @@ def manifest_of(
         sequence: its place in the order of publishing.
         restore_point: the newest one of this epoch so far.
         topology: the hash of its description.
+        published_at: by the clock of the snapshot, which may not be that of this program.
     """
     return Manifest(
         snapshot=snapshot.id,
@@ -135,7 +136,8 @@ def manifest_of(
         epoch=snapshot.epoch,
         initiated_at=snapshot.initiated_at,
         completed_at=snapshot.completed_at,
-        published_at=time.time(),
+        # Two clocks may differ; nothing is published before it is complete.
+        published_at=max(published_at, snapshot.completed_at),
         pause_s=snapshot.pause_s,
         capture_s=snapshot.capture_s,
         excluded=snapshot.excluded,

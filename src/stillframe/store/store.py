@@ -22,6 +22,7 @@ manifest. A crash at any moment leaves the store as it was before or after.
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,10 +65,15 @@ class Store(StoreReader):
 
     A reader sees what a writer, in another process or in this one, has published in the meantime.
     The writer's methods can be called by several threads.
+
+    Attributes:
+        clock: gives the time of publishing, in seconds since 1970. It should be the clock by which
+            the snapshots were initiated and complete, so that their durations are true.
     """
 
     def __init__(self, path: Path, *, lock: int | None) -> None:
         super().__init__(path)
+        self.clock: Callable[[], float] = time.time
         self._lock = lock
         self._writing = threading.RLock()
         self._published: dict[SnapshotId, Manifest] = {}
@@ -222,6 +228,7 @@ class Store(StoreReader):
                     sequence=sequence,
                     restore_point=self._restore_point,
                     topology=self._topologies.present,
+                    published_at=self.clock(),
                 ),
                 self._threads(),
             )

@@ -178,8 +178,9 @@ def _tell_snapshots(families: Families, known: Known) -> None:
         reasons[name if name in Reason.__members__ else OTHER] += count
     families.put_all("snapshots_abandoned_total", {n.lower(): c for n, c in reasons.items()})
     families.put("snapshots_under_way", len(under_way))
-    oldest = min((snapshot.initiated_at for snapshot in under_way), default=known.at)
-    families.put("oldest_snapshot_under_way_seconds", max(0.0, known.at - oldest))
+    now = 0.0 if known.observed is None else known.observed.now
+    oldest = min((snapshot.initiated_at for snapshot in under_way), default=now)
+    families.put("oldest_snapshot_under_way_seconds", max(0.0, now - oldest))
     known.snapshots.tell(families)
     families.put("store_snapshots", known.snapshot_count)
     families.put("store_savepoints", known.savepoint_count)

@@ -285,7 +285,7 @@ class Observer:
             self._naive.append((self.observed_at, naive))
         return document | {
             "channels": picture.channel_columns(description, observed, before),
-            "under_way": picture.under_way(observed, self.observed_at)[:SENTENCE_COUNT_MAX],
+            "under_way": picture.under_way(observed)[:SENTENCE_COUNT_MAX],
             "naive": naive,
             "quantities_trouble": picture.quantities_trouble(observed),
         }

@@ -148,7 +148,7 @@ def quantities_trouble(observed: Observed) -> str:
     return next((text for text in told if isinstance(text, str)), "")
 
 
-def under_way(observed: Observed, now: float) -> list[dict[str, Any]]:
+def under_way(observed: Observed) -> list[dict[str, Any]]:
     """Return the snapshots under way: how far each process is, who is awaited, and why."""
     found = []
     for snapshot in observed.under_way:
@@ -160,7 +160,7 @@ def under_way(observed: Observed, now: float) -> list[dict[str, Any]]:
                 "deadline": snapshot.deadline,
                 "missing": snapshot.missing,
                 "at_fault": snapshot.at_fault,
-                "sentences": snapshot.sentences(now),
+                "sentences": snapshot.sentences(observed.now),
                 "phases": {p: standing.phase.value for p, standing in recording.items()},
                 "awaited": {
                     p: standing.awaited
