@@ -181,7 +181,7 @@ joining = Topology(
     {"A": Source(), "J": Joined(state=Books, accepts=Tick), "S": Sink()}, [("A", "J"), ("J", "S")]
 )
 shelving = Topology({"A": Source(), "J": Joined(state=Shelf, accepts=Tick)}, [("A", "J")])
-all_joining = Topology({"J": Joined(state=Books)}, [])
+only_joining = Topology({"J": Joined(state=Books)}, [])
 trio = Topology.mesh({"A": Sink(), "B": Sink(), "C": Sink()})
 separate = Topology({"A": Source(limit=9), "B": Sink(), "R": Sink()}, [("A", "B")])
 slow_disk = Topology({"A": SlowDisk()}, [])

@@ -169,11 +169,11 @@ def test_a_start_is_stopped_while_what_forks_them_hangs(
 
 def test_nothing_is_started_to_fork_from_if_all_processes_join(tmp_path: Path) -> None:
     """It would have nothing to do."""
-    store, watch = new_store(tmp_path, "all_joining"), Watch()
+    store, watch = new_store(tmp_path, "only_joining"), Watch()
 
     async def main() -> None:
         async with asyncio.timeout(TIMEOUT_S):
-            system = Supervisor(program("all_joining"), store, emit=watch.emit)
+            system = Supervisor(program("only_joining"), store, emit=watch.emit)
             starting = asyncio.ensure_future(system.__aenter__())
             await watch.until(lambda: bool(watch.of(events.Waiting)))
             assert children() == set()
