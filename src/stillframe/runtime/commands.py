@@ -24,7 +24,7 @@ from stillframe.runtime.waves import Wave
 from stillframe.store.manifest import Entry
 
 LINE_BYTES_MAX = 2**20
-NOTICE_S = 0.5
+NOTICE_S = 0.8
 """How long a command waits for the system, in seconds, before it says what it waits for."""
 DEADLINE_S = 60.0
 """How long a command waits for the system at most, in seconds, beside what a snapshot may take."""
