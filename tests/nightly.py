@@ -27,7 +27,8 @@ PARTS = (
     "hostile",  # frames and files by the hundred thousand
     "exactness",  # the full product of states at snapshots on Spark
     "simulator",  # simulated systems by the thousand
-    "verification",  # stores and event logs against brute force
+    "pipelines",  # restores and replays of whole pipelines on Spark
+    "verdicts",  # stores and event logs by the thousand, against brute force
     "generated",  # every property test, with many examples
 )
 BEGAN = time.monotonic()
