@@ -12,8 +12,9 @@ from stillframe.spark.findings import CUT, FAULTS, IN_TRANSIT, MARKER_NOT_ACCEPT
 from stillframe.spark.judging import judge
 from stillframe.spark.pieces import pieces
 from tests.eventlogs import Execution, Fault, corrupt, faults_of, write
+from tests.nightly import seeds
 
-SEEDS = range(300)
+SEEDS = seeds("judging", *range(60), night=3000)
 
 
 def found_in(directory: Path) -> pa.Table:
@@ -43,6 +44,7 @@ def faults_in(findings: list[dict[str, Any]]) -> set[Fault]:
     }
 
 
+@pytest.mark.nightly(part="verification")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_log_is_judged_as_by_brute_force(seed: int, tmp_path: Path) -> None:
     """A right log has no fault; in a wrong one those are found that the oracle finds."""
