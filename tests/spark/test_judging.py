@@ -44,7 +44,7 @@ def faults_in(findings: list[dict[str, Any]]) -> set[Fault]:
     }
 
 
-@pytest.mark.nightly(part="verification")
+@pytest.mark.nightly(part="verdicts")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_log_is_judged_as_by_brute_force(seed: int, tmp_path: Path) -> None:
     """A right log has no fault; in a wrong one those are found that the oracle finds."""
