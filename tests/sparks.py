@@ -18,11 +18,10 @@ PYTHON_OF_WORKERS = Path(__file__).with_name("python-of-workers")
 
 QUICK = {
     "spark.sql.shuffle.partitions": "2",
-    "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""Settings that save more than they cost with small tables: fewer tasks, one plan, and no Java
+"""Settings that save more than they cost with small tables: fewer tasks, and no Java
 class generated and compiled for each query. They change no result."""
 
 

@@ -1,5 +1,4 @@
-"""A driver on a real cluster: ``cluster_page_program.py COMMANDS PROGRAM REPORT``, for
-``test_cluster_page``.
+"""What a driver does on a real cluster, for ``test_cluster_page``.
 
 COMMANDS is a file with a command of ``stillframe`` a line; all of them use the session that the
 first one starts, and so does PROGRAM. REPORT is what the program printed.
@@ -17,16 +16,16 @@ from typer.testing import CliRunner
 from stillframe.cli.app import app
 
 
-def main(commands: Path, program: Path, report: Path) -> None:
+def main(commands: str, program: str, report: str) -> None:
     """Run all of it."""
-    for line in commands.read_text().splitlines():
+    for line in Path(commands).read_text().splitlines():
         ended = CliRunner().invoke(app, shlex.split(line))
         assert ended.exit_code == 0, (line, ended.output)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        runpy.run_path(str(program), run_name="__main__")
-    report.write_text(printed.getvalue())
+        runpy.run_path(program, run_name="__main__")
+    Path(report).write_text(printed.getvalue())
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(*sys.argv[1:])

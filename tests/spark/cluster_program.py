@@ -1,7 +1,7 @@
-"""A driver on a real cluster: ``cluster_program.py ROOT CLUSTER REPORT``, for ``test_cluster``.
+"""What a driver does on a real cluster, for ``test_cluster``.
 
-It runs the soak's pipeline to its end, with a snapshot in each of two modes on the way, goes back
-to each of them and to the end again. REPORT is one JSON object: which Python the executors have,
+It runs the soak's pipeline to its end, with a snapshot on the way (at night in each of two modes),
+goes back to it and to the end again. REPORT is one JSON object: which Python the executors have,
 and what of the outputs was not as computed.
 """
 
@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, join
 from stillframe.spark.queries import checkpoint_location
+from tests.nightly import by_night
 from tests.soak.pipeline_driver import watch
 from tests.soak.pipeline_outputs import differences, outputs
 from tests.soak.pipeline_shop import (
@@ -33,8 +34,8 @@ from tests.soak.pipeline_shop import (
 )
 from tests.spark.standalone import cluster_session
 
-ACTION_COUNT = 12
-MODE_AT = {4: "aligned", 8: "unaligned"}
+ACTION_COUNT = by_night(12, check=6)
+MODE_AT = by_night({4: "aligned", 8: "unaligned"}, check={3: "unaligned"})
 """After which action of the feed a snapshot is taken in which mode."""
 
 POLL_S = 0.02
@@ -109,8 +110,9 @@ def wrong(spark: SparkSession, pipeline: Pipeline) -> list[str]:
     return differences(outputs(pipeline, report), expected(ACTION_COUNT))
 
 
-def main(root: Path, cluster: str, report: Path) -> None:
+def main(directory: str, cluster: str, report: str) -> None:
     """Run on a cluster and write down what there was to see."""
+    root = Path(directory)
     spark = cluster_session(cluster)
     pipeline = create(root)
     taken = run(spark, pipeline)
@@ -121,9 +123,10 @@ def main(root: Path, cluster: str, report: Path) -> None:
         found[f"after going back to {snapshot}"] = wrong(spark, pipeline)
     schema = "prefix string, has_msgspec boolean, package string, place string"
     rows = spark.range(0, 40, 1, 40).mapInArrow(look, schema).distinct().collect()
-    report.write_text(json.dumps({"executors": [row.asDict() for row in rows], "wrong": found}))
-    spark.stop()
+    Path(report).write_text(
+        json.dumps({"executors": [row.asDict() for row in rows], "wrong": found})
+    )
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    main(*sys.argv[1:])

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.spark.standalone import Cluster, Driver, driver_in, standalone
+
 
 @pytest.fixture(autouse=True)
 def no_query_outlives_its_test(request: pytest.FixtureRequest) -> Iterator[None]:
@@ -12,3 +14,17 @@ def no_query_outlives_its_test(request: pytest.FixtureRequest) -> Iterator[None]
     if "spark" in request.fixturenames:
         for query in request.getfixturevalue("spark").streams.active:
             query.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two machines with a core each."""
+    with standalone(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """A driver for that cluster. Not for longer: a page ends its session."""
+    with driver_in(tmp_path_factory.mktemp("driver")) as running:
+        yield running

@@ -1,4 +1,4 @@
-"""A driver on a real cluster: ``history_program.py ROOT CLUSTER REPORT``, for ``test_cluster``.
+"""What a driver does on a real cluster, for ``test_cluster``.
 
 It makes a store whose snapshots are based on each other, their fragments, and an event log; it asks
 for the history, a difference and large tables, and assembles the fragments. REPORT is one JSON
@@ -29,8 +29,9 @@ from tests.spark.test_markers import RING, write
 from tests.store import keyed_samples
 
 
-def main(root: Path, cluster: str, report: Path) -> None:
+def main(directory: str, cluster: str, report: str) -> None:
     """Ask on the cluster, and write down what was found."""
+    root = Path(directory)
     store, out = root / "store", root / "out"
     recorded: list[Snapshot] = []
     cuts = make_chains(store, 1, took=recorded.append)
@@ -51,7 +52,6 @@ def main(root: Path, cluster: str, report: Path) -> None:
         "account_count": accounts.count(),
         "amount": accounts.where("value > 0").agg({"value": "sum"}).collect()[0][0],
     }
-    spark.stop()
     both = [cuts[snapshot] for snapshot in (first, last)]
     tables = [Store.open(store).tables(snapshot)["Bank_accounts"] for snapshot in cuts]
     values = [value for table in tables for value in table.column("value").to_pylist()]
@@ -71,8 +71,8 @@ def main(root: Path, cluster: str, report: Path) -> None:
         "account_count": len(values),
         "amount": sum(value for value in values if value > 0),
     }
-    report.write_text(json.dumps({"found": found, "expected": expected}))
+    Path(report).write_text(json.dumps({"found": found, "expected": expected}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    main(*sys.argv[1:])

@@ -1,12 +1,14 @@
 """A real cluster: Spark's own processes on this machine, and executors that know nothing of us."""
 
 import contextlib
+import json
 import os
 import re
 import signal
 import site
 import subprocess
 import sys
+import threading
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from stillframe.spark.session import find_java
+from tests import nightly
 
 ROOT = Path(__file__).parent.parent.parent
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -65,7 +68,8 @@ def named_python(directory: Path, python: Path) -> Path:
 
 def environment(path: Path) -> dict[str, str]:
     """Return the variables for a program of Spark's in which `path` is on the PATH."""
-    kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
+    names = ("HOME", "LANG", "TMPDIR", nightly.SEED_VARIABLE)
+    kept = {name: os.environ[name] for name in names if name in os.environ}
     return {
         **kept,
         "JAVA_HOME": str(find_java()),
@@ -169,27 +173,59 @@ def cluster_session(cluster: str) -> SparkSession:
     return builder.getOrCreate()
 
 
-def run_driver(module: str, *arguments: object, place: Path) -> None:
-    """Run a program as the driver; what it says is in the error if it fails.
+class Driver:
+    """The driver on a cluster, a program of its own, which runs one module after the other.
 
     Args:
-        module: of the program.
-        arguments: of it.
-        place: a directory for what it says.
-
-    Raises:
-        AssertionError: it failed.
+        process: runs ``cluster_driver``.
+        log: what that says.
     """
-    name = f"of the driver {module}"
-    variables = environment(named_python(place / name, Path(sys.executable)))
-    log = place / f"{module}.log"
+
+    def __init__(self, process: "subprocess.Popen[str]", log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    def run(self, module: str, *arguments: object, place: Path) -> None:
+        """Run a module of `tests` as the main program, in a directory.
+
+        Raises:
+            AssertionError: it failed; the message has the traceback.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = [str(place), module, *map(str, arguments)]
+        self._process.stdin.write(f"{json.dumps(asked)}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, f"the driver ended: {self._log.read_text()[-6000:]}"
+        failure = json.loads(answer)
+        assert failure is None, failure
+
+
+@contextlib.contextmanager
+def driver_in(place: Path) -> Iterator[Driver]:
+    """Run a driver until the body ends.
+
+    Args:
+        place: an empty directory for what it says.
+    """
+    variables = environment(named_python(place / "of the driver", Path(sys.executable)))
+    log = place / "driver.log"
     with log.open("w") as errors:
-        driver = subprocess.run(
-            [sys.executable, "-m", module, *map(str, arguments)],
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.cluster_driver"],
             cwd=ROOT,
             env={**variables, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=errors,
-            timeout=DRIVER_TIMEOUT_S,
-            check=False,
+            text=True,
         )
-    assert driver.returncode == 0, log.read_text()[-6000:]
+    hangs = threading.Timer(DRIVER_TIMEOUT_S, process.kill)
+    hangs.start()
+    try:
+        yield Driver(process, log)
+    finally:
+        hangs.cancel()
+        process.communicate()
+    assert process.returncode == 0, log.read_text()[-6000:]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.standalone import run_driver, standalone
+from tests.spark.standalone import Cluster, Driver
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "spark-cluster.md"
@@ -21,7 +21,10 @@ def blocks(language: str, page: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_commands_and_program_of_the_page_run_on_a_cluster(tmp_path: Path) -> None:
+@pytest.mark.xdist_group("cluster")
+def test_commands_and_program_of_the_page_run_on_a_cluster(
+    cluster: Cluster, driver: Driver, tmp_path: Path
+) -> None:
     """Each command ends with 0; the audit says yes of every snapshot, and the tables have them."""
     (bank,) = blocks("python", ROOT / "README.md")
     (program,) = blocks("python", PAGE)
@@ -37,14 +40,10 @@ def test_commands_and_program_of_the_page_run_on_a_cluster(tmp_path: Path) -> No
         capture_output=True,
     )
     places = [tmp_path / name for name in ("commands", "cluster.py", "report")]
-    (tmp_path / "spark").mkdir()
-    with standalone(tmp_path / "spark") as cluster:
-        for path, text in zip(
-            places, (session.replace("$ stillframe ", ""), program), strict=False
-        ):
-            there = text.replace("spark://head.example:7077", cluster.address)
-            path.write_text(there.replace("/shared", str(tmp_path)))
-        run_driver("tests.spark.cluster_page_program", *places, place=tmp_path)
+    for path, text in zip(places, (session.replace("$ stillframe ", ""), program), strict=False):
+        there = text.replace("spark://head.example:7077", cluster.address)
+        path.write_text(there.replace("/shared", str(tmp_path)))
+    driver.run("tests.spark.cluster_page_program", *places, place=tmp_path)
     answer = places[-1].read_text()
     assert "the total is 300 in all of them" in answer
     assert re.search(r"^[1-9]\d* snapshots$", answer, re.MULTILINE)
