@@ -6,11 +6,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pytest
+from pyspark.sql import SparkSession
 
+mpl.use("agg")
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 NOTEBOOK = EXAMPLES / "history.ipynb"
 FIGURE_COUNT = 6
@@ -58,7 +63,8 @@ def found(pattern: str, text: str) -> tuple[str, ...]:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_every_cell_works_and_what_it_shows_is_true(tmp_path: Path) -> None:
+@pytest.mark.nightly(part="pipelines", only=True)
+def test_every_cell_works_in_jupyter_and_what_it_shows_is_true(tmp_path: Path) -> None:
     """On a run of real processes: all snapshots are consistent, the money is the same in all of
     them, balances alone are wrong; the predicate stayed, each figure is there, and no file of the
     run is left."""
@@ -73,6 +79,18 @@ def test_every_cell_works_and_what_it_shows_is_true(tmp_path: Path) -> None:
     assert [one for one in outputs if one.get("name") == "stderr"] == []
     text = "".join(line for one in outputs for line in one.get("text", ()))
     assert "\x1b" not in text
+    judge(text)
+    figures = [one["data"]["image/png"] for one in outputs if "image/png" in one.get("data", {})]
+    assert len(figures) == FIGURE_COUNT
+    assert min(map(len, figures)) > 10_000
+    assert list(temporary.glob("stillframe-*")) == []
+    assert {path.name for path in tmp_path.iterdir()} <= {
+        *("history.ipynb", "bank.py", "temporary", "__pycache__")
+    }
+
+
+def judge(text: str) -> None:
+    """Judge what the cells say."""
     count, _ = found(
         r"(\d+) snapshots with (\d+) messages: .* total is 5000000 in all of them", text
     )
@@ -87,13 +105,38 @@ def test_every_cell_works_and_what_it_shows_is_true(tmp_path: Path) -> None:
         found(rf"{name}: (\d+) Parquet (files)", text)[0] for name in ("store", "tables")
     )
     assert (int(small), int(large)) == (3 * int(count), 4)
-    figures = [one["data"]["image/png"] for one in outputs if "image/png" in one.get("data", {})]
-    assert len(figures) == FIGURE_COUNT
-    assert min(map(len, figures)) > 10_000
-    assert list(temporary.glob("stillframe-*")) == []
-    assert {path.name for path in tmp_path.iterdir()} <= {
-        *("history.ipynb", "bank.py", "temporary", "__pycache__")
-    }
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_every_cell_works_and_what_it_says_is_true(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One after the other as a program, on the Spark that is active: as in Jupyter, and each figure
+    is drawn. The last cell ends Spark: here it only removes the files of the run."""
+    shutil.copy(EXAMPLES / "bank.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    drawn = []
+
+    def draw() -> None:
+        drawn.append(plt.gcf())
+        plt.gcf().canvas.draw()
+
+    monkeypatch.setattr(plt, "show", draw)
+    space: dict[str, Any] = {"__name__": "__main__"}
+    for cell in cells_of(NOTEBOOK):
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), space)
+    plt.close("all")
+    judge(capsys.readouterr().out)
+    assert len(drawn) == FIGURE_COUNT
+    assert list(tmp_path.glob("stillframe-*")) == []
 
 
 def test_the_notebook_is_kept_without_outputs() -> None:
