@@ -83,6 +83,8 @@ set_up_python() {
             --no-deps --no-build-isolation --editable "$ROOT"
         cat "$ROOT/requirements.lock" "$ROOT/pyproject.toml" >"$stamp"
     fi
+    # Where PYTHONDONTWRITEBYTECODE is set, every program that a test starts would compile all anew.
+    "$VENV/bin/python" -m compileall -q -j 0 "$ROOT/src" "$ROOT/tests" "$ROOT/examples" "$ROOT/bench"
 }
 
 set_up_machine() {
