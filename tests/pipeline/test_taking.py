@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
-from stillframe.model import Abandoned, Reason
+from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pipeline import join, progress, resting, taking
+from stillframe.pipeline.head import read_head
+from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.part import PINNED, Request, request_path, under_way
 from stillframe.pipeline.progress import Progress
 from stillframe.pipeline.published import MANIFEST, Manifest, snapshot_path
+from stillframe.pipeline.taking import COUNTER
+from stillframe.protocol.aligner import Mode
 from stillframe.store.seal import read_sealed
+from tests.cli.pipelines import resting_shop
 from tests.pipeline.money import Account, leave_behind, line
 
 
@@ -144,3 +149,37 @@ def test_moments_come_at_intervals_and_leave_room_between(monkeypatch: pytest.Mo
         begun.append(round(clock[0] - 100, 3))
         clock[0] += 10.0
     assert begun == [0.05, 10.1, 20.15]
+
+
+def test_a_damaged_counter_does_not_stop_snapshots(tmp_path: Path) -> None:
+    """The next number is above every published snapshot and every barrier, wherever the damage."""
+    pipeline = resting_shop(tmp_path / "shop")
+    first = pipeline.snapshot()
+    assert isinstance(first, Manifest)
+    path = pipeline.path / COUNTER
+    content = path.read_bytes()
+    last = first.snapshot.number
+    for position in range(0, len(content), 7):
+        path.write_bytes(
+            content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
+        )
+        found = pipeline.snapshot()
+        assert isinstance(found, Manifest)
+        assert found.snapshot.number > last
+        last = found.snapshot.number
+    following = pipeline.snapshot()
+    assert isinstance(following, Manifest)
+    assert following.snapshot.number == last + 1
+
+
+def test_barriers_count_where_the_counter_is_damaged(tmp_path: Path) -> None:
+    """A snapshot that was abandoned left its barrier: its number is not used again."""
+    pipeline = line(tmp_path / "run")
+    head = read_head(pipeline.path)
+    writer = LogWriter(pipeline.path, pipeline.dataflow.log("coins"), head)
+    writer.append_barrier(SnapshotId(head.name, 9), Mode.ALIGNED)
+    (pipeline.path / COUNTER).write_bytes(b"{}")
+    with join("mint", pipeline=pipeline.path, state=Account()):
+        abandoned = pipeline.snapshot(timeout_s=0.1)
+    assert isinstance(abandoned, Abandoned)
+    assert abandoned.snapshot.number > 9

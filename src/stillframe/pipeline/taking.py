@@ -19,7 +19,8 @@ from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.books import channel_cuts
-from stillframe.pipeline.head import Head, read_head
+from stillframe.pipeline.head import CHANNELS, Head, read_head
+from stillframe.pipeline.items import Barrier, Item
 from stillframe.pipeline.locks import coordinating
 from stillframe.pipeline.part import (
     PARTS,
@@ -62,6 +63,9 @@ REST_S = 0.05
 """So long at least no periodic snapshot is taken: a restore, or whoever else waits, comes in."""
 
 COUNTER = "last-snapshot.json"
+UNSEEN_MAX = 1000
+"""How many numbers are left out when ``last-snapshot.json`` is damaged: a participant may remember
+one of a snapshot that was abandoned before any barrier was appended."""
 
 
 class Counter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -177,10 +181,29 @@ def _ask(root: Path, head: Head, mode: Mode, name: str | None, timeout_s: float)
 def _next_number(root: Path) -> int:
     """Return a number that no snapshot had, also none that was given up: its barriers are there."""
     path = root / COUNTER
-    number = 1 + (read_sealed(path, Counter).last if path.exists() else 0)
+    try:
+        last = read_sealed(path, Counter).last if path.exists() else 0
+    except Damaged:
+        last = _highest_seen(root) + UNSEEN_MAX
+    number = 1 + last
     with explained(path, "written"):
         replace_durably(path, seal(Counter(last=number)))
     return number
+
+
+def _highest_seen(root: Path) -> int:
+    """Return the highest number of a snapshot that was published or has a barrier in a log.
+
+    Raises:
+        Damaged, StoreError: an item of a log was changed or cannot be read.
+    """
+    numbers = [snapshot.number for snapshot in published_ids(root)]
+    with explained(root / CHANNELS, "read"):
+        for path in (root / CHANNELS).glob("*/epoch-*/*.json"):
+            content = read_sealed(path, Item).content
+            if isinstance(content, Barrier):
+                numbers.append(content.snapshot.number)
+    return max(numbers, default=0)
 
 
 def _collect(
