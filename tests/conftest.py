@@ -37,9 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     costs.put_longest_first(items)
 
 
-def pytest_collection_finish() -> None:
-    """Keep thousands of collected tests out of every later garbage collection: one that visits them
-    takes half a second, and some tests collect hundreds of times."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Check that groups are in force, and keep thousands of collected tests out of every later
+    garbage collection: one that visits them takes half a second, and some tests collect hundreds of
+    times."""
+    if session.config.getoption("loadgroup", False):
+        assert all("@" in item.nodeid for item in session.items), "pytest-xdist makes no groups"
     gc.collect()
     gc.freeze()
 
