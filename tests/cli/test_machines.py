@@ -139,7 +139,7 @@ def test_event_logs_of_several_machines_are_one(
     system.until("epoch 2: the system runs")
     for _ in range(3):
         assert call("snapshot", store).exit_code == 0
-    assert [program.end(signal.SIGTERM)[0] for program in (joined, system)] == [0, 0]
+    assert [program.end(signal.SIGTERM)[0] for program in (system, joined)] == [0, 0]
     for epoch in epochs(log_there):
         assert [path.name for path in (log_there / f"e{epoch}").iterdir()] == ["B"]
         shutil.move(log_there / f"e{epoch}" / "B", log / f"e{epoch}")

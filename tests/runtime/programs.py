@@ -2,13 +2,9 @@
 
 import asyncio
 import os
-import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from stillframe import Channel, Joined, Keyed, Message, Process, SnapshotId, Topology, every
-from stillframe.runtime import fragments as runtime_fragments
-from stillframe.store.fragments import FragmentWriter
 
 
 class Tick(Message):
@@ -118,21 +114,6 @@ class Player(Process):
         self.published.append(str(snapshot))
 
 
-class SlowDisk(Process):
-    """Its fragments take long to be written: longer than a second or two."""
-
-    def start(self) -> None:
-        """Let the disk be slow."""
-
-        class Slow(FragmentWriter):
-            def write(self, *arguments: Any, **options: Any) -> None:
-                """Write after a while."""
-                time.sleep(3.0)
-                super().write(*arguments, **options)
-
-        setattr(runtime_fragments, "FragmentWriter", Slow)  # noqa: B010 - it is not exported
-
-
 class Forks(Player):
     """Forks at the third hit, and lets the child return."""
 
@@ -184,6 +165,5 @@ shelving = Topology({"A": Source(), "J": Joined(state=Shelf, accepts=Tick)}, [("
 only_joining = Topology({"J": Joined(state=Books)}, [])
 trio = Topology.mesh({"A": Sink(), "B": Sink(), "C": Sink()})
 separate = Topology({"A": Source(limit=9), "B": Sink(), "R": Sink()}, [("A", "B")])
-slow_disk = Topology({"A": SlowDisk()}, [])
 forking = Topology.mesh({"A": Player(serves=True), "B": Forks()})
 forking_async = Topology.mesh({"A": Player(serves=True), "B": ForksAsync()})

@@ -13,6 +13,7 @@ from stillframe.errors import StoreError
 from stillframe.eventlog import writer
 from stillframe.model import Abandoned, ProcessId, Reason, Snapshot, SnapshotId
 from stillframe.runtime import children, epoch, events, traces
+from stillframe.runtime.loading import load_topology
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.runtime.traces import Traces
 from stillframe.store.fragments import FragmentManifest, FragmentPlace
@@ -238,11 +239,10 @@ def test_a_stop_waits_until_fragments_are_written(tmp_path: Path) -> None:
     directory = tmp_path / "fragments"
 
     async def main() -> SnapshotId:
-        store, traces = new_store(tmp_path, "slow_disk"), Traces(fragments=str(directory))
-        async with (
-            asyncio.timeout(60),
-            Supervisor(program("slow_disk"), store, traces=traces) as it,
-        ):
+        reference, traces = "tests.runtime.slow_disk:slow_disk", Traces(fragments=str(directory))
+        description = load_topology(reference).description
+        store = Store.create(tmp_path / "store", description=description, reference=reference)
+        async with asyncio.timeout(60), Supervisor(reference, store, traces=traces) as it:
             taken = await take(it)
         store.close()
         return taken.id
