@@ -83,11 +83,12 @@ class Corpus:
     def traced(self, data: bytes) -> Iterator[None]:
         """Look which lines the body reaches, and keep `data` if there are new ones."""
         self._fresh = False
+        former = sys.gettrace()  # of who measures what tests reach
         sys.settrace(self._trace)
         try:
             yield
         finally:
-            sys.settrace(None)
+            sys.settrace(former)
             is_room = len(self.seeds) < SEED_COUNT_MAX and len(data) <= SEED_BYTES_MAX
             if self._fresh and is_room:
                 self.seeds.append(data)
