@@ -4,7 +4,8 @@
 
 A process that is killed before it waited for its children takes their figures with it. Therefore
 this program becomes the "child subreaper" of its descendants (prctl(2)): a process that loses its
-parent becomes a child of this one, and the kernel adds its CPU time here when it is waited for.
+parent becomes a child of this one, and the kernel adds its CPU time here when it is waited for. It
+belongs to the test file that the process was started in, which its environment names.
 
 The exit code is the command's; or 1 if the command succeeded and its descendants used more than the
 limit, in which case the test files that grew against ``tests/costs.json`` are named.
@@ -19,8 +20,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 ROOT = Path(__file__).parent.parent
 BASELINE = ROOT / "tests" / "costs.json"
@@ -30,6 +33,10 @@ PARENT = 1
 """Where the parent stands in ``/proc/PID/stat`` behind the program's name (proc(5))."""
 ORPHAN_WAIT_S = 10.0
 """How long descendants have to end after the command, in seconds."""
+LOOK_EVERY_S = 0.1
+"""How often new orphans are asked for their test, in seconds: one that has ended says nothing."""
+CURRENT_TEST = b"PYTEST_CURRENT_TEST="
+"""The variable in which pytest names the test that runs (``FILE::NAME (PHASE)``)."""
 GROWTH_S = 2.0
 """A file's growth below this is noise, in seconds."""
 NAMED_COUNT_MAX = 10
@@ -46,20 +53,62 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def run(command: list[str]) -> int:
+class Orphans:
+    """Finds out which test file each adopted process was started in, and adds up what they used."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, str] = {}
+        self.used_s: dict[str, float] = {}
+        self._stopped = threading.Event()
+        self._watching = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Self:
+        """Begin to look at new children."""
+        self._watching.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._watching.join()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(LOOK_EVERY_S):
+            for task in Path("/proc/self/task").iterdir():
+                for pid in map(int, (task / "children").read_bytes().split()):
+                    if pid not in self.files and (file := started_in(pid)):
+                        self.files[pid] = file
+
+    def add(self, pid: int, usage: resource.struct_rusage) -> None:
+        """Add what a child used that was waited for."""
+        if file := self.files.pop(pid, ""):
+            self.used_s[file] = self.used_s.get(file, 0.0) + usage.ru_utime + usage.ru_stime
+
+
+def started_in(pid: int) -> str:
+    """Return the test file in which a running process was started; "" if none is known."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    named = next((entry for entry in variables if entry.startswith(CURRENT_TEST)), b"")
+    return named.removeprefix(CURRENT_TEST).partition(b"::")[0].decode(errors="replace")
+
+
+def run(command: list[str], orphans: Orphans) -> int:
     """Run `command`, wait for it and for the orphans that end meanwhile; return its exit code, as a
     shell does for one that was ended by a signal."""
+    child = subprocess.Popen(command)
     # Ctrl-C reaches the command too: it decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    child = subprocess.Popen(command, preexec_fn=_interruptible)  # noqa: PLW1509 - no threads here
     while True:
-        pid, status = os.wait()
+        pid, status, usage = os.wait3(0)
         if pid == child.pid:
             code = child.returncode = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
+        orphans.add(pid, usage)
 
 
-def end_orphans() -> list[str]:
+def end_orphans(orphans: Orphans) -> list[str]:
     """Wait for descendants that are left; return the command lines of those that did not end in
     time, and end them."""
     late: list[str] = []
@@ -72,8 +121,8 @@ def end_orphans() -> list[str]:
             for pid in left:
                 late.append(_command_line(pid))
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-        while _children_ended():
+                orphans.add(pid, os.wait4(pid, 0)[2])
+        while _child_ended(orphans):
             pass
     return late
 
@@ -82,6 +131,15 @@ def cpu_s() -> float:
     """Return the CPU seconds of all descendants that were waited for."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ended.ru_utime + ended.ru_stime
+
+
+def add_to_files(used_s: dict[str, float]) -> None:
+    """Add what orphans used to the figures of the test files."""
+    if MEASURED.exists():
+        figures: dict[str, float] = json.loads(MEASURED.read_text())
+        for file, seconds in used_s.items():
+            figures[file] = round(figures.get(file, 0.0) + seconds, 1)
+        MEASURED.write_text(json.dumps(dict(sorted(figures.items())), indent=0) + "\n")
 
 
 def grown() -> list[str]:
@@ -98,10 +156,6 @@ def grown() -> list[str]:
     return [line for _, line in sorted(lines.values(), reverse=True)][:NAMED_COUNT_MAX]
 
 
-def _interruptible() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def _children() -> Iterator[int]:
     """Yield the children of this process, also those that ended and were not waited for."""
     for entry in os.scandir("/proc"):
@@ -114,12 +168,15 @@ def _children() -> Iterator[int]:
                 yield int(entry.name)
 
 
-def _children_ended() -> bool:
+def _child_ended(orphans: Orphans) -> bool:
     """Wait for a child if one has ended; return whether one had."""
     try:
-        return os.waitpid(-1, os.WNOHANG)[0] != 0
+        pid, _, usage = os.wait3(os.WNOHANG)
     except ChildProcessError:
         return False
+    if pid:
+        orphans.add(pid, usage)
+    return pid != 0
 
 
 def _command_line(pid: int) -> str:
@@ -134,9 +191,12 @@ def main() -> int:
     options = parser.parse_args()
     MEASURED.unlink(missing_ok=True)
     adopt_orphans()
-    code = run(options.command)
-    for line in end_orphans():
+    with Orphans() as orphans:
+        code = run(options.command, orphans)
+        late = end_orphans(orphans)
+    for line in late:
         print(f"cpu: still running 10 s after the end, now killed: {line[:200]}", file=sys.stderr)
+    add_to_files(orphans.used_s)
     used_s = cpu_s()
     limit = "" if options.limit is None else f" (limit {options.limit:.0f} min)"
     print(f"cpu: {used_s:.1f} s = {used_s / 60:.1f} min in all processes{limit}", file=sys.stderr)

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from scripts.cpu import started_in
+
 ROOT = Path(__file__).parent.parent
 BASELINE = ROOT / "tests" / "costs.json"
 MEASURED = ROOT / "build" / "costs.json"
@@ -76,7 +78,14 @@ class Costs:
         return result
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Hand the figures to the controlling process, or write them if this is it."""
+        """Hand the figures to the controlling process, or write them if this is it.
+
+        What still runs outlives this process: ``scripts/cpu.py`` adds all that it has used to the
+        file that it was started in.
+        """
+        for pid in _descendants():
+            if file := started_in(pid):
+                self._add(file, -_ticks(pid) / TICKS)
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
             output["costs"] = dict(self.by_file)

@@ -1,13 +1,14 @@
 """The measurement of a check's CPU time (``scripts/cpu.py``), run as the check runs it."""
 
-import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from scripts import cpu
 
 PROGRAM = Path(__file__).parent.parent / "scripts" / "cpu.py"
 BURN_S = 0.3
@@ -21,19 +22,6 @@ def measure(*arguments: str) -> tuple[int, float, str]:
     )
     line = next(line for line in run.stderr.splitlines() if line.startswith("cpu: "))
     return run.returncode, float(line.split()[1]), run.stderr
-
-
-@pytest.fixture
-def cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The program as a module, with a baseline and figures of its own."""
-    spec = importlib.util.spec_from_file_location("cpu", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for name in ("BASELINE", "MEASURED"):
-        monkeypatch.setattr(module, name, tmp_path / name)
-    return module
 
 
 def test_children_of_a_killed_parent_are_counted() -> None:
@@ -59,8 +47,48 @@ def test_too_much_cpu_time_fails(tmp_path: Path) -> None:
     assert measure("--limit", "5", *burn)[0] == 0
 
 
-def test_files_that_grew_are_named(cpu: ModuleType) -> None:
+def test_children_of_a_killed_parent_belong_to_their_test_file() -> None:
+    """The file that their environment names; those that name none belong to none."""
+    program = """import sys
+from scripts import cpu
+cpu.adopt_orphans()
+with cpu.Orphans() as orphans:
+    cpu.run(sys.argv[1:], orphans)
+    cpu.end_orphans(orphans)
+print(*(f"{file} {used_s}" for file, used_s in orphans.used_s.items()), sep="\\n")
+"""
+    leave = (
+        """PYTEST_CURRENT_TEST="tests/a.py::t (call)" "$0" -c "$1" & "$0" -c "$1" & kill -9 $$"""
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, "sh", "-c", leave, sys.executable, BURN],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=PROGRAM.parent.parent,
+        env={**os.environ, "PYTEST_CURRENT_TEST": ""},
+    )
+    ((file, used_s),) = map(str.split, run.stdout.splitlines())
+    assert file == "tests/a.py"
+    assert float(used_s) >= BURN_S
+
+
+def test_what_orphans_used_is_added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """To the figures that pytest wrote; without them to nothing."""
+    measured = tmp_path / "costs.json"
+    monkeypatch.setattr(cpu, "MEASURED", measured)
+    cpu.add_to_files({"a": 1.0})
+    assert not measured.exists()
+    measured.write_text(json.dumps({"a": 5.0, "c": 1.0}))
+    cpu.add_to_files({"a": 1.04, "b": 2.0})
+    assert json.loads(measured.read_text()) == {"a": 6.0, "b": 2.0, "c": 1.0}
+
+
+def test_files_that_grew_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The ones that grew most first; new ones grew from nothing; noise is left out."""
-    cpu.BASELINE.write_text(json.dumps({"a": 5.0, "b": 5.0, "c": 9.0}))
-    cpu.MEASURED.write_text(json.dumps({"a": 6.0, "b": 9.0, "c": 1.0, "d": 8.0}))
+    baseline, measured = tmp_path / "baseline", tmp_path / "measured"
+    monkeypatch.setattr(cpu, "BASELINE", baseline)
+    monkeypatch.setattr(cpu, "MEASURED", measured)
+    baseline.write_text(json.dumps({"a": 5.0, "b": 5.0, "c": 9.0}))
+    measured.write_text(json.dumps({"a": 6.0, "b": 9.0, "c": 1.0, "d": 8.0}))
     assert cpu.grown() == ["  d: 0.0 s -> 8.0 s", "  b: 5.0 s -> 9.0 s"]
