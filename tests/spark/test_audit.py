@@ -1,5 +1,6 @@
 """The audit: a sound store passes, and whatever is wrong is named."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from pyspark.sql import SparkSession
 
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.spark.audit import Audit, audit
+from stillframe.store.history import NEWER, SnapshotPublished
+from stillframe.store.store import Store
 from tests.spark import bank
 
 pytestmark = pytest.mark.spark
@@ -136,6 +139,32 @@ def test_missing_and_shortened_files_are_named(spark: SparkSession, store: Path)
     assert "snapshot P1-1: channels.parquet is missing" in found.verdict
     assert "(2 more of 3 snapshots are wrong)" in found.verdict
     assert "processes.parquet has 10 bytes" in (found.snapshots[1].damage or "")
+
+
+def test_a_snapshot_that_is_gone_is_named(spark: SparkSession, store: Path) -> None:
+    """The history has it as published, and not as removed; the others are audited all the same.
+    With a damaged history that is not known, and the audit is no success."""
+    writer = Store.open_writer(store)
+    for entry in writer.entries():
+        writer.history.note(SnapshotPublished(entry.id, is_removal_noted=True))
+    writer.close()
+    assert audit_money(spark, store).ok
+    shutil.rmtree(second(store))
+    found = audit_money(spark, store)
+    assert not found.ok
+    assert f"snapshot P1-2: {second(store)} is missing" in found.verdict
+    assert [(str(row.id), row.is_sound) for row in found.snapshots] == [
+        ("P1-1", True),
+        ("P1-3", True),
+        ("P1-2", False),
+    ]
+    content = (store / NEWER).read_bytes()
+    (store / NEWER).write_bytes(content.replace(b"Published", b"Pablished", 1))
+    found = audit_money(spark, store)
+    assert not found.ok
+    assert "history.ndjson was changed" in found.verdict
+    assert found.history_damage == found.verdict
+    assert all(row.is_sound for row in found.snapshots)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ def sentence(what: Happening) -> str:
             text = f"snapshot {snapshot} began"
         case history.SnapshotPublished(snapshot):
             text = f"snapshot {snapshot} was published"
+        case history.SnapshotRemoved(snapshot):
+            text = f"snapshot {snapshot} was removed"
         case history.SnapshotAbandoned(snapshot, reason, missing, detail):
             text = str(Abandoned(snapshot, Reason[reason], missing, detail))
         case history.Continued():

@@ -18,7 +18,7 @@ def happening(event: events.Event) -> Happening | None:
         case events.ProcessDied(process, cause):
             return history.ProcessDied(process, shortened(cause))
         case events.SnapshotPublished(entry):
-            return history.SnapshotPublished(entry.id)
+            return history.SnapshotPublished(entry.id, is_removal_noted=True)
         case events.SnapshotAbandoned(given_up):
             reason, detail = given_up.reason.name, shortened(given_up.detail)
             return history.SnapshotAbandoned(given_up.snapshot, reason, given_up.missing, detail)
@@ -36,7 +36,7 @@ def settle(past: History, store: Store) -> list[Abandoned]:
     abandoned = []
     for snapshot in past.under_way:
         if is_published(store.path, snapshot):
-            past.note(history.SnapshotPublished(snapshot))
+            past.note(history.SnapshotPublished(snapshot, is_removal_noted=True))
         else:
             abandoned.append(Abandoned(snapshot, Reason.COORDINATOR_DIED))
     return abandoned

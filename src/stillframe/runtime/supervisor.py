@@ -47,7 +47,7 @@ from stillframe.runtime.traces import NO_TRACES, Traces
 from stillframe.store.fragment_reading import (
     check_fragments_free,
 )
-from stillframe.store.history import History, read_history
+from stillframe.store.history import read_history
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 
@@ -170,7 +170,7 @@ class Supervisor:
             check_place(left, self._site, started_here)
             # Which snapshots are under way in the processes that go on is known from it alone.
             read_history(self.store.path)
-        self._history = History(self.store.path)
+        self._history = self.store.history
         self._directory = make_commands()
         terms = Terms(
             reference=self.reference,
@@ -455,5 +455,4 @@ class Supervisor:
         finally:
             withdraw(self.store.path)
             self._directory.cleanup()
-            self._history.close()
             await self._server.close()

@@ -326,7 +326,7 @@ def _publish(
                 sync(partial / MANIFEST)
                 sync(partial)
                 publish_directory(directory)
-            history.note(SnapshotPublished(snapshot))
+            history.note(SnapshotPublished(snapshot, is_removal_noted=True))
             if is_point:
                 points.append(group)
                 points.sort(key=lambda point: point.snapshot.number)

@@ -1,7 +1,7 @@
 """The audit of a store: bytes, books and a conserved quantity, over all snapshots at once.
 
-1. *Bytes.* Every file is what its manifest says. A snapshot with a changed byte is named and left
-   out of what follows.
+1. *Bytes.* Every file is what its manifest says, and every snapshot is there that was published and
+   not removed. A snapshot with a changed byte is named and left out of what follows.
 2. *Books.* Every process and channel of the description is there, and every channel's books
    balance, down to the number of each message.
 3. *A conserved quantity*, if the caller names one: a sum over states and messages in transit that
@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from stillframe.errors import UsageError
+from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.spark import verified
 from stillframe.spark.history import messages_schema, processes_schema
@@ -32,6 +32,7 @@ from stillframe.spark.manifests import Published, expected_of, read_published
 from stillframe.spark.shipping import ship
 from stillframe.spark.soundness import CONSISTENT, VERDICTS, judge_all
 from stillframe.spark.verified import shortened, spread_tasks
+from stillframe.store.history import loss, lost_snapshots
 from stillframe.store.manifest import MESSAGES, PROCESSES, Manifest
 from stillframe.topology import Description
 
@@ -72,12 +73,15 @@ class SnapshotAudit(msgspec.Struct, frozen=True, kw_only=True):
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict over a store: `verdict` is a sentence that names the first thing that is wrong.
 
-    `snapshots` are in the order of publishing, those whose manifest cannot be read at the end.
+    `snapshots` are in the order of publishing, those whose manifest cannot be read or whose
+    directory is gone at the end. `history_damage` names the first line of the history that was
+    changed since it was written; then it is not known which snapshots are gone.
     """
 
     ok: bool
     verdict: str
     snapshots: tuple[SnapshotAudit, ...]
+    history_damage: str | None = None
 
 
 def audit(
@@ -101,12 +105,13 @@ def audit(
         StoreError: the store cannot be read, or changed meanwhile.
     """
     published = read_published(store_path)
-    if published.is_empty:
+    lost, history_damage = _losses(store_path)
+    if published.is_empty and not lost:
         raise UsageError(f"the store {store_path} holds no snapshot yet: there is nothing to audit")
     manifests = {str(snapshot): found for snapshot, found in published.manifests.items()}
     damages = {str(snapshot): why for snapshot, why in published.damages.items()}
     changed, books = judged(spark, published)
-    damages |= changed
+    damages |= changed | lost
     amounts: list[dict[str, Amount] | None] = [None, None]
     if books and states_sql is not None:
         states = _tables(spark, published, books, PROCESSES, processes_schema)
@@ -128,7 +133,17 @@ def audit(
         SnapshotAudit(id=SnapshotId.parse(name), sequence=0, damage=damages[name])
         for name in sorted(damages.keys() - manifests.keys())
     ]
-    return _verdict(_with_differences(rows))
+    return _verdict(_with_differences(rows), history_damage)
+
+
+def _losses(store_path: Path) -> tuple[_Damages, str | None]:
+    """Return the snapshots that are gone and were not removed, and what to do; and what is wrong
+    with the history, which then does not say."""
+    try:
+        lost = lost_snapshots(store_path)
+    except Damaged as error:
+        return {}, str(error)
+    return {str(snapshot): loss(store_path, snapshot) for snapshot in lost}, None
 
 
 def judged(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]:
@@ -249,18 +264,25 @@ def _difference(total: Amount, first: Amount) -> Amount:
     return _plus([total, -first])
 
 
-def _verdict(rows: Sequence[SnapshotAudit]) -> Audit:
+def _verdict(rows: Sequence[SnapshotAudit], history_damage: str | None) -> Audit:
     wrong = [row for row in rows if not row.is_sound]
     if wrong:
         row, more = wrong[0], len(wrong) - 1
         verdict = f"snapshot {row.id}: {_first_fault(row, rows)}"
         verdict += f" ({more} more of {len(rows)} snapshots are wrong)" if more else ""
+    elif history_damage is not None:
+        verdict = history_damage
     else:
         count = sum(row.message_count for row in rows)
         verdict = f"{len(rows)} snapshots with {count} messages: no byte changed, the books balance"
         if rows[0].total is not None:
             verdict += f", and the total is {rows[0].total} in all of them"
-    return Audit(ok=not wrong, verdict=verdict, snapshots=tuple(rows))
+    return Audit(
+        ok=not wrong and history_damage is None,
+        verdict=verdict,
+        snapshots=tuple(rows),
+        history_damage=history_damage,
+    )
 
 
 def _first_fault(row: SnapshotAudit, rows: Sequence[SnapshotAudit]) -> str:

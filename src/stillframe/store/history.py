@@ -3,7 +3,8 @@
 The writer of the store appends to it. What it says outlives the writer: a coordinator that takes
 the place of a dead one learns from it which numbers were given to snapshots, and which of those
 have not ended. Therefore the beginning of a snapshot is forced to the disk before any process hears
-of it; everything else is only written, which is enough unless the machine itself goes down.
+of it, and so is the removal of one before it is gone; everything else is only written, which is
+enough unless the machine itself goes down.
 
 Each line is exactly ``{"happening":<JSON>,"crc32":"<8 digits>"}``. A crash can cut the last line
 short; that one is taken off again. A file that has become long is put aside as
@@ -13,6 +14,7 @@ short; that one is taken off again. A file that has become long is put aside as
 import contextlib
 import os
 import re
+import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -25,7 +27,7 @@ from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import Damaged, StoreError
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.store.disk import PUT_BACK, partial_path, read_file, sync, write_new
-from stillframe.store.opening import explained
+from stillframe.store.opening import SNAPSHOTS, explained, is_published
 
 NEWER = "history.ndjson"
 OLDER = "history.1.ndjson"
@@ -66,7 +68,18 @@ class SnapshotBegan(msgspec.Struct, frozen=True, tag=True):
 
 
 class SnapshotPublished(msgspec.Struct, frozen=True, tag=True):
-    """A snapshot was published."""
+    """A snapshot was published.
+
+    `is_removal_noted` is whether a ``SnapshotRemoved`` is written before it is removed; older
+    versions wrote none.
+    """
+
+    snapshot: SnapshotId
+    is_removal_noted: bool = False
+
+
+class SnapshotRemoved(msgspec.Struct, frozen=True, tag=True):
+    """A published snapshot is removed now: nothing needs it, or it was dropped by name."""
 
     snapshot: SnapshotId
 
@@ -110,6 +123,7 @@ Happening = (
     | ProcessDied
     | SnapshotBegan
     | SnapshotPublished
+    | SnapshotRemoved
     | SnapshotAbandoned
     | Continued
 )
@@ -136,6 +150,8 @@ def counted(tally: Tally, what: Happening) -> Tally:
             tally.begun += 1
         case SnapshotPublished():
             tally.published += 1
+        case SnapshotRemoved():
+            pass
         case SnapshotAbandoned(_, reason):
             tally.abandoned[reason] = tally.abandoned.get(reason, 0) + 1
         case Continued():
@@ -152,7 +168,8 @@ class History:
     Args:
         store: the directory, which the caller has open for writing.
 
-    A line that was changed is passed over: what is recorded of the system is in its snapshots.
+    A line that was changed is passed over: what is recorded of the system is in its snapshots. Any
+    thread may note.
 
     Raises:
         StoreError: it cannot be read, or the disk is full or failed.
@@ -171,6 +188,7 @@ class History:
         self.tally = Tally()
         self._under_way: dict[SnapshotId, None] = {}
         self._unwritten: list[bytes] = []
+        self._noting = threading.Lock()
         lines, length = _read(store)
         self.damages: list[Damaged] = []
         for line in lines:
@@ -201,13 +219,18 @@ class History:
             StoreError: the disk is full or failed. A snapshot whose beginning could not be written
                 must not begin; anything else is written with the next line that can be.
         """
+        with self._noting:
+            self._note(what)
+
+    def _note(self, what: Happening) -> None:
         at = time.time()
         line = _line(what, at)
         try:
             with explained(self._path, "written"):
                 if self._length > FILE_BYTES_MAX and not self._unwritten:
                     self._put_aside(at)
-                self._append(line, is_forced=isinstance(what, SnapshotBegan))
+                is_forced = isinstance(what, SnapshotBegan | SnapshotRemoved)
+                self._append(line, is_forced=is_forced)
         except StoreError:
             kept_bytes = len(line) + sum(map(len, self._unwritten))
             if self._must_be_known(what) and kept_bytes <= UNWRITTEN_BYTES_MAX:
@@ -303,6 +326,42 @@ def history_damages(store: Path) -> list[Damaged]:
         StoreError: the history cannot be read.
     """
     return [line for line in _read(store)[0] if isinstance(line, Damaged)]
+
+
+def lost_snapshots(store: Path) -> list[SnapshotId]:
+    """Return the snapshots that were published and are gone, but not removed by a writer of the
+    store, as far back as the history reaches; a writer may publish and remove others meanwhile.
+
+    Raises:
+        Damaged: a line was changed since it was written: then nothing is known.
+        StoreError: the history cannot be read.
+    """
+    lost = {snapshot for snapshot in _kept(store) if not is_published(store, snapshot)}
+    if lost:
+        # Those that were removed meanwhile have a line since, which is written first.
+        lost &= _kept(store)
+    return sorted(lost, key=lambda snapshot: snapshot.number)
+
+
+def _kept(store: Path) -> set[SnapshotId]:
+    """Return the snapshots that were published and not removed, as the history has it."""
+    kept: set[SnapshotId] = set()
+    for line in read_history(store):
+        match line.what:
+            case SnapshotPublished(snapshot, is_removal_noted=True):
+                kept.add(snapshot)
+            case SnapshotRemoved(snapshot):
+                kept.discard(snapshot)
+    return kept
+
+
+def loss(store: Path, snapshot: SnapshotId) -> str:
+    """Return what is wrong with a lost snapshot, and what to do."""
+    return (
+        f"{store / SNAPSHOTS / str(snapshot)} is missing: it was published, and not removed with "
+        f"Stillframe: put it back from a copy of the store, or accept the loss with 'stillframe "
+        f"drop {store} {snapshot}'"
+    )
 
 
 def _read(store: Path) -> tuple[list[Line | Damaged], int]:

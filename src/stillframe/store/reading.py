@@ -11,6 +11,7 @@ from stillframe.model import Snapshot, SnapshotId
 from stillframe.store import contents, savepoints
 from stillframe.store.chain import chain_length, check_chain, gather
 from stillframe.store.contents import Chain
+from stillframe.store.history import loss, lost_snapshots
 from stillframe.store.manifest import (
     Entry,
     Head,
@@ -200,9 +201,12 @@ class StoreReader:
         Args:
             progress: called after each with its entry and how many there are.
 
-        Returns how many were verified; raises as ``verify``, for the first that is wrong.
+        Returns how many were verified; raises as ``verify``, for the first that is wrong; and
+        Damaged if one that was published is gone and was not removed (``lost_snapshots``).
         """
         self._read_head()
+        for lost in lost_snapshots(self._path):
+            raise Damaged(loss(self._path, lost))
         entries = self.entries()
         verified_count = 0
         for entry in entries:

@@ -38,6 +38,7 @@ from stillframe.store import opening, retention
 from stillframe.store.chain import CHAIN_LENGTH_MAX, chain_length
 from stillframe.store.contents import check_described, write_directory
 from stillframe.store.disk import replace_durably
+from stillframe.store.history import History, SnapshotRemoved, lost_snapshots
 from stillframe.store.manifest import (
     MANIFEST,
     Entry,
@@ -85,7 +86,9 @@ class Store(StoreReader):
             lock=self._writing,
             topologies=lambda: self._topologies,
             needed=self._needed,
+            note=self._note,
         )
+        self._history: History | None = None
 
     @classmethod
     def create(cls, path: Path, *, description: Description, reference: str | None = None) -> Self:
@@ -275,7 +278,8 @@ class Store(StoreReader):
         """Remove a snapshot by its id, or a savepoint by its name.
 
         What is based on it is made whole first. A savepoint that is still needed for something else
-        loses its name and stays as long as that.
+        loses its name and stays as long as that. A lost one (``history.lost_snapshots``) counts as
+        removed from now on.
 
         Returns:
             why it stays, as a sentence goes on after "it"; None if it is gone.
@@ -288,8 +292,12 @@ class Store(StoreReader):
         self._check_writer()
         with self._writing:
             snapshot = self.find(text)
-            self.entry(snapshot)
             names = dict(self._head.savepoints)
+            if snapshot in lost_snapshots(self._path):
+                self._put_savepoints({n: s for n, s in names.items() if s != snapshot})
+                self.history.note(SnapshotRemoved(snapshot))
+                return None
+            self.entry(snapshot)
             if names.pop(text, None) is not None:
                 self._put_savepoints(names)
                 reason = self._needed().get(snapshot)
@@ -297,6 +305,20 @@ class Store(StoreReader):
                     return reason
         self._upkeep.drop(snapshot)
         return None
+
+    @property
+    def history(self) -> History:
+        """What happened to the system, for its writer: this store has it open until ``close``.
+
+        Raises:
+            UsageError: the store is open for reading only.
+            StoreError: the history cannot be read, or the disk is full or failed.
+        """
+        self._check_writer()
+        with self._writing:
+            if self._history is None:
+                self._history = History(self._path)
+            return self._history
 
     @property
     def trouble(self) -> BaseException | None:
@@ -314,12 +336,18 @@ class Store(StoreReader):
     def close(self) -> None:
         """Let another writer have the store. Closing twice does nothing."""
         self._upkeep.close()
+        if self._history is not None:
+            self._history.close()
+            self._history = None
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _note(self, removed: SnapshotRemoved) -> None:
+        self.history.note(removed)
 
     def _check_writer(self) -> None:
         if self._lock is None:

@@ -4,18 +4,21 @@ All of it happens in one thread of its own, so that no two of these cross; what 
 snapshots there are holds the writer's lock, shortly.
 """
 
+import contextlib
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from stillframe.errors import StoreError
 from stillframe.model import SnapshotId
 from stillframe.store import retention
 from stillframe.store.chain import CHAIN_LENGTH_MAX, chain_length, check_chain, reached_from
 from stillframe.store.compaction import put_manifest, remove_changes, write_whole
 from stillframe.store.contents import Chain
 from stillframe.store.disk import sync
+from stillframe.store.history import SnapshotRemoved
 from stillframe.store.manifest import Manifest, read_manifest
 from stillframe.store.opening import dropped_path, explained
 from stillframe.store.topologies import Topologies
@@ -30,6 +33,7 @@ class Upkeep:
         lock: the writer's.
         topologies: returns those of the store.
         needed: returns which snapshots must stay, and why (``retention.needed``).
+        note: writes into the history of the store that a snapshot is removed.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Upkeep:
         lock: threading.RLock,
         topologies: Callable[[], Topologies],
         needed: Callable[[], Mapping[SnapshotId, str]],
+        note: Callable[[SnapshotRemoved], None],
     ) -> None:
         self.keep_count: int | None = None
         self._snapshots = snapshots
@@ -47,6 +52,7 @@ class Upkeep:
         self._lock = lock
         self._topologies = topologies
         self._needed = needed
+        self._note = note
         self._executor = ThreadPoolExecutor(1, "stillframe-upkeep")
         self._last: Future[None] | None = None
 
@@ -151,6 +157,9 @@ class Upkeep:
                         for manifest in self._manifests.values()
                     ):
                         continue  # what was published just now is based on it
+                    # On a full disk the line is written when there is room, which this makes.
+                    with contextlib.suppress(StoreError):
+                        self._note(SnapshotRemoved(snapshot))
                     if directory.is_dir():  # or it is gone already
                         directory.rename(dropped)
                     self._manifests.pop(snapshot, None)
