@@ -9,17 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from examples.bank import bank
 from stillframe.runtime import running
 from stillframe.runtime.addresses import ANY_PORT
 from stillframe.runtime.os_process import myself
 from stillframe.store.store import Store
+from tests.calm import BANK, bank
 from tests.cli.conftest import Call
 from tests.cli.test_runs import Program, Start, start
 
 __all__ = ["start"]
-
-BANK = "examples.bank:bank"
 
 
 def first_word_of(*programs: Program) -> Iterator[tuple[Program, str]]:

@@ -86,7 +86,7 @@ def snapshot_ids(path: Path) -> list[str]:
 def test_run_snapshot_restore_stop_and_go_on(start: Start, call: Call, tmp_path: Path) -> None:
     """A day in the life: run, a snapshot by hand, back live, Ctrl-C, and on from the last one."""
     path = tmp_path / "money"
-    system = start("run", "examples.bank:bank", "--store", path, "--every", "never")
+    system = start("run", "tests.calm:bank", "--store", path, "--every", "never")
     system.until("epoch 1: the system runs")
 
     taken = call("snapshot", path, "--initiator", "P2")
@@ -143,7 +143,7 @@ def test_periodic_snapshots_initiators_and_an_end(start: Start, tmp_path: Path) 
     """``--every`` publishes by itself, initiators take turns, ``--for`` ends it with exit 0."""
     path = tmp_path / "money"
     options = ("--every", "200ms", "--initiator", "P2", "--initiator", "P3", "--for", "3s")
-    code, out, err = start("run", "examples.bank:bank", "--store", path, *options, "--json").end()
+    code, out, err = start("run", "tests.calm:bank", "--store", path, *options, "--json").end()
     assert code == 0, err
     events = [json.loads(line) for line in out.splitlines()]
     published = [e["entry"]["id"] for e in events if e["event"] == "SnapshotPublished"]

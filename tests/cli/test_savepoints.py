@@ -81,7 +81,7 @@ def test_a_running_system_names_and_drops(call: Call, start: Start, tmp_path: Pa
     """Its store has one writer, which does it; and with ``--keep`` old snapshots go by themselves,
     savepoints do not."""
     path = tmp_path / "money"
-    running = start("run", "examples.bank:bank", "--store", path, "--every", "never", "--keep", 2)
+    running = start("run", "tests.calm:bank", "--store", path, "--every", "never", "--keep", 2)
     running.until("the system runs")
     made = call("savepoint", path, "first", "--json")
     assert made.exit_code == 0, made.stderr

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from examples.bank import TOTAL
 from stillframe import Process, Topology
 from stillframe.errors import ProtocolViolation, Unavailable
 from stillframe.model import Abandoned, Fragment, MarkerTimes, ProcessState, SnapshotId
@@ -22,10 +21,10 @@ from stillframe.runtime.standing import QUICK_S
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.runtime.waves import WAVE_COUNT_MAX, Waves
 from stillframe.store.store import Store
+from tests.calm import BANK, TOTAL
 from tests.runtime.local import LocalSystem
 from tests.runtime.programs import Sink, Source
 
-BANK = "examples.bank:bank"
 TIMEOUT_S = 60
 
 

@@ -15,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pla
 STILLFRAME = Path(sys.executable).with_name("stillframe")
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 Key = tuple[str, frozenset[tuple[str, str]]]
+SCRAPE_EVERY_S = 0.1
+"""While something is awaited: each scrape costs the watcher what a test beside it lacks."""
 ONLY_UP = ("_total", "_bucket", "_count", "_sum")
 
 
@@ -83,6 +85,7 @@ class Watcher:
             key = ("stillframe_" + name, frozenset(labels.items()))
             if scrape.samples.get(key) == value:
                 return scrape
+            await asyncio.sleep(SCRAPE_EVERY_S)
 
     def _get(self, headers: dict[str, str]) -> tuple[str, str]:
         url = f"{self.link.partition('?')[0]}metrics"

@@ -19,7 +19,6 @@ from stillframe.runtime.running import RunningSystem, find
 
 STILLFRAME = Path(sys.executable).with_name("stillframe")
 ROOT = Path(__file__).parent.parent.parent
-BANK = "examples.bank:bank"
 CALM = "tests.watch.programs:calm"
 WAIT_S = 60.0
 

@@ -16,6 +16,7 @@ from stillframe.runtime.loading import load_topology
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
+from tests.calm import BANK
 from tests.watch.endpoint import Endpoint
 from tests.watch.scraping import watching
 
@@ -23,7 +24,6 @@ ROOT = Path(__file__).parent.parent.parent
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "dashboard.json").read_text())
 PANELS: list[dict[str, Any]] = [p for p in DASHBOARD["panels"] if p["type"] != "row"]
 PAGE = ROOT / "docs" / "metrics.md"
-BANK = "examples.bank:bank"
 TIMEOUT_S = 120
 OF_PROMETHEUS = {"instance", "job"}
 """The labels that it adds, to all that it scrapes."""

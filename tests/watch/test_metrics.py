@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from examples.bank import TOTAL
 from stillframe import Topology
 from stillframe.cli.app import app
 from stillframe.errors import StillframeError, Unavailable
@@ -32,10 +31,10 @@ from stillframe.watch.meanings import COUNTER, MEANINGS, PIPELINES, TRACES
 from stillframe.watch.measured import ChannelsMeasured, Rise, SnapshotsMeasured
 from stillframe.watch.observer import LOOK_S_MAX, Observer
 from stillframe.watch.verdicts import USUAL, Judge
+from tests.calm import BANK, TOTAL
 from tests.runtime.programs import Sink
-from tests.watch.scraping import OPEN_METRICS, Scrape, Watcher, watching
+from tests.watch.scraping import OPEN_METRICS, SCRAPE_EVERY_S, Scrape, Watcher, watching
 
-BANK = "examples.bank:bank"
 TIMEOUT_S = 120
 PLAIN = "text/plain;version=0.0.4"
 
@@ -76,6 +75,7 @@ async def until_messages_flow(watcher: Watcher, before: Scrape) -> Scrape:
         pairs = [(now.all_of(n)[k], v) for n in names for k, v in before.all_of(n).items()]
         if all(value > earlier for value, earlier in pairs):
             return now
+        await asyncio.sleep(SCRAPE_EVERY_S)
 
 
 async def live_through(system: Supervisor, store: Store, watcher: Watcher) -> Scrape:

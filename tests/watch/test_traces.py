@@ -25,10 +25,10 @@ from stillframe.store.store import Store
 from stillframe.topology import Description
 from stillframe.watch.happenings import Ended
 from stillframe.watch.traced import ATTRIBUTES, MARKER, PART, ROOT, Trace, Tracing, trace_of
+from tests.calm import BANK
 from tests.watch.endpoint import Endpoint, plain
 from tests.watch.scraping import watching
 
-BANK = "examples.bank:bank"
 TIMEOUT_S = 120
 FIRST, SECOND = SnapshotId("P1", 1), SnapshotId("P2", 2)
 
