@@ -14,9 +14,10 @@ from playwright.sync_api import Browser, Page, expect
 from stillframe.store.store import Store
 from stillframe.watch.server import PAGE, page_file
 from tests.browser import WAIT_MS, a_page, check_accessible
+from tests.calm import BANK
 from tests.cli.pipelines import add_up, resting_shop
 from tests.watch.published import new_store, publish
-from tests.watch.servers import BANK, a_server, a_system, is_there, running, until
+from tests.watch.servers import a_server, a_system, is_there, running, until
 
 pytestmark = pytest.mark.slow
 WEIGHT_BYTES_MAX = 300_000
