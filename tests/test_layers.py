@@ -183,6 +183,20 @@ def test_a_plain_process_loads_only_what_it_uses(module: str) -> None:
     assert loaded_of(NOT_IN_A_PLAIN_PROCESS, program) == []
 
 
+def test_a_program_of_a_pipeline_loads_no_pandas(tmp_path: Path) -> None:
+    """Neither one that makes a pipeline nor one that opens it, such as each source of a query."""
+    program = (
+        "import pyarrow as pa\n"
+        "from pathlib import Path\n"
+        "from stillframe.pipeline import Pipeline, channel, head\n"
+        "log = channel('numbers', pa.schema([('n', pa.int64())]), source='sums')\n"
+        f"root = Path({str(tmp_path)!r}, 'pipeline')\n"
+        "Pipeline.create(root, queries=['sums'], channels=[log])\n"
+        "head.read_head(root)"
+    )
+    assert loaded_of(("pandas", "pyarrow.dataset"), program) == []
+
+
 def test_what_a_plain_process_must_not_load_is_there_to_be_loaded() -> None:
     """The list has teeth: each of its names is a module that can be loaded, and is seen then."""
     program = "\n".join(f"import {name}" for name in NOT_IN_A_PLAIN_PROCESS)
