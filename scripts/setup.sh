@@ -7,7 +7,8 @@
 #   set_up_ends     .jars with Kafka, PostgreSQL and Spark's ways to them, for tests/spark/test_ends.py
 #                   (after set_up_java); got anew when scripts/jars.xml changed
 #   set_up_spark    makes every Java of Spark start in half the time, for tests: with its classes from
-#                   an archive, and without the compiler that pays in long runs (after set_up_java)
+#                   an archive, and without the compiler that pays in long runs; compiles the file
+#                   system that tests/sparks.py gives it (after set_up_java)
 #
 # What is missing on a Debian machine is installed when we are root; otherwise one line says what to
 # install, and we stop.
@@ -133,11 +134,20 @@ set_up_ends() {
 classes_are_of() {
     "$JAVA_HOME/bin/java" -version 2>&1
     stat -c '%n %s %Y' "$VENV"/lib/python3*/site-packages/pyspark/jars/*.jar
-    cat "$ROOT/scripts/warm_spark.py"
+    cat "$ROOT/scripts/warm_spark.py" "$ROOT/scripts/LocalFiles.java"
+}
+
+# With the compiler that Spark brings: a Java to run programs has none.
+compile_local_files() {
+    local jars needed
+    jars=$(echo "$VENV"/lib/python3*/site-packages/pyspark/jars)
+    needed=$(printf '%s:' "$jars"/{hadoop,slf4j}-*.jar)
+    "$JAVA_HOME/bin/java" -cp "$jars/*" org.codehaus.commons.compiler.samples.CompilerDemo \
+        -classpath "$needed" -d "$CLASSES/local-files" "$ROOT/scripts/LocalFiles.java"
 }
 
 archive_classes() {
-    rm -rf "$CLASSES" && mkdir "$CLASSES" &&
+    rm -rf "$CLASSES" && mkdir "$CLASSES" && compile_local_files &&
         SPARK_SUBMIT_OPTS+=" -XX:ArchiveClassesAtExit=$CLASSES/archive" \
             "$VENV/bin/python" "$ROOT/scripts/warm_spark.py" &&
         [ -s "$CLASSES/archive" ] && classes_are_of >"$CLASSES/made-for"

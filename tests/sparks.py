@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from stillframe.spark import session
+from tests import nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,9 +31,25 @@ POLLING = "-Dspark.sql.streaming.pollingDelay=100ms"
 keep two cores busy."""
 
 
+LOCAL_FILES = Path(__file__).parent.parent / ".spark-classes" / "local-files"
+"""Where ``./check`` puts the classes of ``scripts/LocalFiles.java``."""
+
+QUICK_FILES = (
+    "-Dspark.hadoop.fs.file.impl=stillframe.LocalFiles$Checked",
+    "-Dspark.hadoop.fs.AbstractFileSystem.file.impl=stillframe.LocalFiles$CheckedContext",
+)
+"""Hadoop's file system without a program started for each file of a checkpoint. Tests on a cluster
+and those at night have Hadoop's own."""
+
+
 def configure() -> None:
-    """Choose the Python of workers and the polling of queries, also for programs tests start."""
-    os.environ["SPARK_SUBMIT_OPTS"] = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {POLLING}"
+    """Choose the Python of workers, the polling of queries and the file system, also for programs
+    that tests start."""
+    options = [os.environ.get("SPARK_SUBMIT_OPTS", ""), POLLING]
+    if LOCAL_FILES.exists() and nightly.SEED is None:
+        os.environ["SPARK_DIST_CLASSPATH"] = str(LOCAL_FILES)
+        options += QUICK_FILES
+    os.environ["SPARK_SUBMIT_OPTS"] = " ".join(options)
     os.environ["PYSPARK_PYTHON"] = str(PYTHON_OF_WORKERS)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
