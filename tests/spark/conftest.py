@@ -23,8 +23,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """A driver for that cluster. Not for longer: a page ends its session."""
+    """A driver for that cluster."""
     with driver_in(tmp_path_factory.mktemp("driver")) as running:
         yield running

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from stillframe.spark.session import find_java
 from tests import nightly
+from tests.sparks import POLLING, PYTHON_OF_WORKERS
 
 ROOT = Path(__file__).parent.parent.parent
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -70,9 +71,14 @@ def environment(path: Path) -> dict[str, str]:
     """Return the variables for a program of Spark's in which `path` is on the PATH."""
     names = ("HOME", "LANG", "TMPDIR", nightly.SEED_VARIABLE)
     kept = {name: os.environ[name] for name in names if name in os.environ}
+    # For every Java, executors as well. All other settings are Spark's own.
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "").split()
     return {
         **kept,
         "JAVA_HOME": str(find_java()),
+        "JDK_JAVA_OPTIONS": " ".join(
+            [*(option for option in options if option.startswith("-X")), POLLING]
+        ),
         "PATH": f"{path}:/usr/bin:/bin",
         "PYSPARK_PYTHON": "python-of-spark",
         "SPARK_DAEMON_MEMORY": "256m",
@@ -209,13 +215,17 @@ def driver_in(place: Path) -> Iterator[Driver]:
     Args:
         place: an empty directory for what it says.
     """
-    variables = environment(named_python(place / "of the driver", Path(sys.executable)))
+    variables = environment(named_python(place / "of the driver", PYTHON_OF_WORKERS))
     log = place / "driver.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.cluster_driver"],
             cwd=ROOT,
-            env={**variables, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+            env={
+                **variables,
+                "PYSPARK_DRIVER_PYTHON": sys.executable,
+                "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -27,7 +27,7 @@ from tests.nightly import by_night
 from tests.spark.standalone import cluster_session
 from tests.spark.test_judging import found_in
 
-ROW_COUNT = by_night(2_000_000, check=400_000)
+ROW_COUNT = by_night(2_000_000, check=250_000)
 POLL_S = 0.01
 FIELDS = ("epoch", "snapshot", "verdict", "event_count", "message_count", "fault_count")
 
