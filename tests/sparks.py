@@ -23,7 +23,8 @@ QUICK = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 """Settings that save more than they cost with small tables: fewer tasks, and no Java
-class generated and compiled for each query. They change no result."""
+class generated and compiled for each query. They change no result. Programs that tests start have
+them as well where they choose nothing else, except on a cluster and at night."""
 
 
 POLLING = "-Dspark.sql.streaming.pollingDelay=100ms"
@@ -46,9 +47,11 @@ def configure() -> None:
     """Choose the Python of workers, the polling of queries and the file system, also for programs
     that tests start."""
     options = [os.environ.get("SPARK_SUBMIT_OPTS", ""), POLLING]
-    if LOCAL_FILES.exists() and nightly.SEED is None:
-        os.environ["SPARK_DIST_CLASSPATH"] = str(LOCAL_FILES)
-        options += QUICK_FILES
+    if nightly.SEED is None:
+        options += [f"-D{name}={value}" for name, value in QUICK.items()]
+        if LOCAL_FILES.exists():
+            os.environ["SPARK_DIST_CLASSPATH"] = str(LOCAL_FILES)
+            options += QUICK_FILES
     os.environ["SPARK_SUBMIT_OPTS"] = " ".join(options)
     os.environ["PYSPARK_PYTHON"] = str(PYTHON_OF_WORKERS)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
