@@ -65,7 +65,6 @@ class Place:
 def session() -> SparkSession:
     """Start a session that knows Kafka and PostgreSQL."""
     os.environ["JAVA_HOME"] = str(find_java())
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("test of ends")
     for setting, value in {
         "spark.driver.bindAddress": "127.0.0.1",

@@ -17,10 +17,11 @@ from stillframe.spark.crosscheck import CrossCheck
 from stillframe.spark.soundness import CONSISTENT, VERDICTS
 from stillframe.spark.verification import log_pieces, verify
 from tests.eventlogs import Execution, Log, corrupt, span_of, table_of, write, write_part
+from tests.nightly import by_night
 
 pytestmark = pytest.mark.spark
 SEED = 1990
-EXECUTION_COUNT = 30
+EXECUTION_COUNT = by_night(30, check=15)
 Snapshots = list[tuple[str, int]]
 """Names, and epochs."""
 
@@ -110,6 +111,7 @@ def named(log: Log, epoch: int) -> Log:
     }
 
 
+@pytest.mark.nightly(part="verdicts")
 def test_verdicts_are_those_of_the_whole_log(spark: SparkSession, tmp_path: Path) -> None:
     """Of right logs and wrong ones, in any order, while their last files come and their first go:
     those that all files give which are there."""

@@ -15,10 +15,11 @@ from stillframe.pipeline.head import read_head
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.published import Manifest
 from stillframe.spark.queries import read_channels, start_query
+from tests.nightly import by_night
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 BALL = pa.schema([("ball", pa.int64()), ("hops", pa.int64())])
-HOPS = 8
+HOPS = by_night(8, check=4)
 
 
 @dataclass
@@ -98,6 +99,7 @@ def run_to_the_end(queries: list[StreamingQuery]) -> None:
         query.stop()
 
 
+@pytest.mark.nightly(part="pipelines")
 def test_queries_on_a_cycle_come_back_exactly(spark: SparkSession, tmp_path: Path) -> None:
     """In mode unaligned: with balls under way on the cycle, a restore and a fork both go on so that
     each ball makes each of its hops once; the modes that would wait for ever are refused."""

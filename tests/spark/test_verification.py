@@ -18,7 +18,7 @@ from tests.spark import bank
 from tests.spark.test_judging import faults_in
 
 SEED = 864
-EXECUTION_COUNT = by_night(2_000, check=200)
+EXECUTION_COUNT = by_night(2_000, check=100)
 
 
 @pytest.mark.slow
