@@ -28,7 +28,12 @@ from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.spark.cut import CutSource, RecordsSource
 from stillframe.spark.following import VerdictSource
-from stillframe.spark.requirements import check_checkpoint, check_options, check_spark
+from stillframe.spark.requirements import (
+    check_checkpoint,
+    check_options,
+    check_sources,
+    check_spark,
+)
 from stillframe.spark.shipping import ship
 from stillframe.spark.source import SOURCE, ChannelSource
 from stillframe.store.checksum import checksum_of
@@ -159,9 +164,10 @@ def start_query(
             what it writes is of that epoch.
 
     Raises:
-        UsageError: there is no such query; its columns are not those of a channel that it writes;
-            it writes nothing; an option cannot be combined with snapshots; its checkpoint was
-            edited.
+        UsageError: there is no such query; `frame` has no source of ours, one of another query, or
+            leaves out a channel that the query is declared to read; its columns are not those of a
+            channel that it writes; it writes nothing; an option cannot be combined with snapshots;
+            its checkpoint was edited.
         Unavailable: another program runs this query.
     """
     pipeline.dataflow.check_participant(query, "query")
@@ -177,6 +183,7 @@ def start_query(
             )
         for log in outgoing:
             _check_columns(frame, query, log)
+        check_sources(frame, pipeline.path, head, query)
         check_checkpoint(pipeline.path, head, query)
         appenders = [_appender(pipeline.path, head, log) for log in outgoing]
 

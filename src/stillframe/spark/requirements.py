@@ -5,6 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
@@ -24,6 +27,15 @@ _REFUSED_TRIGGERS = {
     "realTime": "real-time mode has no micro-batches to end at a barrier",
     "continuous": "continuous processing has no micro-batches to end at a barrier",
 }
+_RELATION = "StreamingRelation"
+_AFTER_ANALYZED = "== Optimized Logical Plan =="
+_OURS = re.compile(r"StreamingRelationV2 (?:\S+, )?stillframe, ", re.IGNORECASE)
+_OPTIONS = re.compile(r" stillframe, .*?\[(.*)\], \[", re.IGNORECASE)
+_PIPELINE = re.compile(
+    r"\bpipeline=(.*?)(?:$|, (?:query|channels|maxRowsPerTrigger)=)", re.IGNORECASE
+)
+_QUERY = re.compile(r"\bquery=([\w.-]+)(?:,|$)", re.IGNORECASE)
+_CHANNELS = re.compile(r"\bchannels=([\w., -]*)(?:,|$)", re.IGNORECASE)
 
 
 def check_spark(version: str) -> None:
@@ -60,6 +72,71 @@ def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> Non
                 "the checkpoint of a query lies in its pipeline (checkpoint_location): leave out "
                 "the option checkpointLocation"
             )
+
+
+def check_sources(frame: DataFrame, root: Path, head: Head, query: str) -> None:
+    """Refuse a DataFrame whose snapshots would never be complete: without a source of ours, with
+    one of another query, or that leaves out a channel that the query is declared to read.
+
+    Spark shows the sources of a DataFrame in its plan alone, as text. Only what stands there is
+    held against it: parts may be cut off or hidden, and a later Spark may write them otherwise.
+
+    Raises:
+        UsageError: it is one of these.
+    """
+    try:
+        explained = frame.sparkSession.sql("explain extended select * from {frame}", frame=frame)
+        plan, is_whole, _ = explained.collect()[0][0].partition(_AFTER_ANALYZED)
+    except PySparkException:
+        return  # whatever is wrong with it, Spark says when it starts
+    relations = [line for line in plan.splitlines() if _RELATION in line]
+    if not is_whole or not relations:
+        return
+    logs = [log.name for log in head.dataflow.incoming(query)]
+    ours = [line for line in relations if _OURS.search(line)]
+    if not ours:
+        what = (
+            "reads none of its channels: make it with "
+            f"read_channels({', '.join(['spark', 'pipeline', *map(repr, (query, *logs))])})"
+            if logs
+            else "has no source of Stillframe, which would wait at barriers: put "
+            f"with_barriers(frame, pipeline, {query!r}) around its source"
+        )
+        raise UsageError(
+            f"query {query} of {root} could take part in no snapshot, because its DataFrame {what}"
+        )
+    unread: set[str] | None = set(logs)
+    for line in ours:
+        options = match[1] if (match := _OPTIONS.search(line)) else ""
+        _check_reader(options, root, query)
+        channels = _CHANNELS.search(options)
+        if channels is None:
+            unread = None
+        elif unread is not None:
+            unread -= {name.strip() for name in channels[1].split(",")}
+    if unread:
+        raise UsageError(
+            f"query {query} of {root} is declared to read {', '.join(sorted(unread))}, and "
+            "its DataFrame does not: read every declared channel exactly once"
+        )
+
+
+def _check_reader(options: str, root: Path, query: str) -> None:
+    """Refuse a source that reads as another query, as far as its options can be seen."""
+    found = _QUERY.search(options)
+    name = found[1] if found else query
+    found = _PIPELINE.search(options)
+    place = found[1] if found else str(root)
+    try:
+        is_other = not Path(place).samefile(root)
+    except (OSError, ValueError):
+        place, is_other = str(root), False
+    if is_other or name != query:
+        raise UsageError(
+            f"the DataFrame for query {query} of {root} reads as query {name} of {place}, whose "
+            f"barriers it would take: make it with read_channels or with_barriers for {query!r}; "
+            "another pipeline's records come from a channel that a service of this one writes"
+        )
 
 
 def check_checkpoint(root: Path, head: Head, query: str) -> None:
