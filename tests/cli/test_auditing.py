@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.cli import auditing
-from stillframe.errors import Unavailable
+from stillframe.errors import Damaged, Unavailable
 from stillframe.model import SnapshotId
 from tests.cli.conftest import Call
 
@@ -74,6 +74,21 @@ def test_without_spark_it_says_what_to_install(call: Call, monkeypatch: pytest.M
     assert result.stderr.endswith(
         "Error: PySpark is not installed: pip install 'stillframe[spark]'\n"
     )
+
+
+def test_a_damaged_store_is_a_no(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it can be audited: exit 1 with what is damaged, as for 'stillframe verify'."""
+
+    def damaged(*_: object, **__: object) -> None:
+        raise Damaged("store.json was changed since it was written")
+
+    monkeypatch.setattr(auditing, "audit_store", damaged)
+    result = call("spark", "audit", "store", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["ok"], found["snapshots"]) == (False, [])
+    assert found["verdict"] == "store.json was changed since it was written"
+    assert "no: store.json was changed" in result.stderr
 
 
 @pytest.mark.spark

@@ -128,15 +128,36 @@ def test_damage_to_the_store_is_named(
     assert named in f"A-2: the store: {row['faults'][0]['what']}"
 
 
-def test_a_damaged_manifest_is_an_error_before_spark_starts(
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_a_damaged_manifest_is_a_no_and_hides_no_other_snapshot(
     call: Call, log: Path, money: Path
 ) -> None:
-    """What its snapshot says could not be compared."""
+    """Its snapshot is named, whatever epoch it was of, and the others are compared."""
     path = money / "snapshots" / "A-2" / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b"A", b"B", 1))
-    result = call("spark", "verify", log, "--store", money)
-    assert result.exit_code == 2
-    assert "A-2/manifest.json was changed since it was written" in " ".join(result.stderr.split())
+    arguments = ("spark", "verify", log, "--store", money, "--epoch", "2", *HERE)
+    result = call(*arguments, "--json")
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.stdout)
+    row = next(r for r in found["snapshots"] if r["snapshot"] == "A-2")
+    assert (found["ok"], row["epoch"], row["verdict"]) == (False, None, "inconsistent")
+    assert "manifest.json was changed" in row["faults"][0]["what"]
+    assert {r["snapshot"] for r in found["snapshots"]} == {"A-1", "A-2", None}
+    result = call(*arguments)
+    assert (result.exit_code, "A-2/manifest.json was changed" in result.output) == (1, True)
+
+
+def test_a_damaged_store_is_a_no_before_spark_starts(call: Call, log: Path, money: Path) -> None:
+    """As for 'stillframe verify': what cannot be compared is not consistent."""
+    path = money / "store.json"
+    path.write_bytes(path.read_bytes().replace(b"A", b"B", 1))
+    result = call("spark", "verify", log, "--store", money, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["ok"], found["snapshots"]) == (False, [])
+    assert "store.json was changed since it was written" in found["verdict"]
+    assert "no: " in result.stderr
 
 
 @pytest.mark.spark

@@ -55,10 +55,12 @@ def test_tables_show_snapshots_figures_channels_and_markers(
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_json_has_rows(call: Call, money: Path) -> None:
-    """One document, with times in UTC; channels on which nothing was are left out of those."""
+    """One document, with times in UTC; channels on which nothing was are left out of those. A
+    damaged snapshot is named, with exit code 1."""
     manifest = money / "snapshots" / "A-2" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes() + b" ")
     result = call("spark", "history", money, "--json", *HERE)
+    assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert [row["snapshot"] for row in found["snapshots"]] == ["A-1", "A-3"]
     assert found["snapshots"][0]["initiated_at"] == "1970-01-01T00:16:40Z"
@@ -70,7 +72,7 @@ def test_json_has_rows(call: Call, money: Path) -> None:
     }
     assert found["marker_paths"] is None
     assert list(found["damages"]) == ["A-2"]
-    assert "snapshot A-2 is left out: " in result.stderr
+    assert "no: snapshot A-2 is left out: " in result.stderr
     assert "manifest.json was changed" in result.stderr
 
 

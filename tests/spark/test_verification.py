@@ -3,10 +3,11 @@
 import random
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from stillframe.errors import UsageError
+from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.eventlog.tracing import read_trace
 from stillframe.model import Channel
 from stillframe.spark.eventrows import Message, locate, vector_clock
@@ -74,6 +75,33 @@ def test_a_store_says_where_its_cuts_lie(spark: SparkSession, tmp_path: Path) ->
         ("P1-1", 6, 1, [(2, 5)]),
         ("P1-2", 7, 2, [(3, 5)]),
     ]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("file", "harm", "error"),
+    [
+        ("processes.parquet", "delete", Damaged),
+        ("messages.parquet", "flip", Damaged),
+        ("messages.parquet", "double", NotConsistent),
+    ],
+)
+def test_cuts_are_those_of_a_store_that_is_whole(
+    spark: SparkSession, tmp_path: Path, file: str, harm: str, error: type[Exception]
+) -> None:
+    """Every file of every snapshot is verified, also those that no cut is made of."""
+    store = bank.make_store(tmp_path / "store", snapshot_count=2)
+    directory = store / "snapshots" / "P1-2"
+    if harm == "delete":
+        (directory / file).unlink()
+    elif harm == "flip":
+        content = bytearray((directory / file).read_bytes())
+        content[len(content) // 2] ^= 1
+        (directory / file).write_bytes(content)
+    else:
+        bank.spoil(directory, file, lambda table: pa.concat_tables([table, table.slice(0, 1)]))
+    with pytest.raises(error, match=r"snapshot P1-2: .*(messages|processes|P1->P2)"):
+        published_cuts(spark, store)
 
 
 @pytest.mark.spark

@@ -4,10 +4,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from stillframe.errors import Damaged, UsageError
+from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId
 from stillframe.spark import verified
 from stillframe.spark.manifests import read_published
@@ -146,3 +147,18 @@ def test_all_tables_of_a_store_are_frames(spark: SparkSession, tmp_path: Path) -
     Store.create(tmp_path / "empty", description=samples.DESCRIPTION).close()
     with pytest.raises(UsageError, match="holds no snapshot yet"):
         store_tables(spark, tmp_path / "empty")
+
+
+@pytest.mark.parametrize("name", ["processes", "channels", "messages"])
+def test_a_row_that_was_written_twice_is_no_success(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    """No table has more rows than the manifest promises, though its hash be right."""
+    store = bank.make_store(tmp_path / "store", snapshot_count=1)
+    directory = store / "snapshots" / "P1-1"
+    bank.spoil(directory, f"{name}.parquet", lambda t: pa.concat_tables([t, t.slice(0, 1)]))
+    with (
+        pytest.raises(NotConsistent, match=rf"{name}\.parquet holds \d+ rows, and \d+ were"),
+        verified.explained(store),
+    ):
+        store_tables(spark, store)[name].collect()

@@ -7,6 +7,7 @@ import typer
 
 from stillframe.cli import output
 from stillframe.cli.verdict import EXIT_NO
+from stillframe.errors import Damaged
 from stillframe.spark import audit_store
 
 if TYPE_CHECKING:  # it needs PySpark, and audit_store says what to do if that is missing
@@ -30,10 +31,17 @@ def audit(path: Path, *, states_sql: str | None, messages_sql: str | None, is_js
     """Audit the store at `path`, and write a row per snapshot.
 
     Raises:
-        typer.Exit: with 1; a snapshot is damaged, contradicts itself or differs from the first.
+        typer.Exit: with 1; a snapshot, or the store itself, is damaged; or a snapshot contradicts
+            itself or differs from the first.
     """
-    with output.words().status("auditing on Spark"):
-        found = audit_store(path, states_sql=states_sql, messages_sql=messages_sql)
+    try:
+        with output.words().status("auditing on Spark"):
+            found = audit_store(path, states_sql=states_sql, messages_sql=messages_sql)
+    except Damaged as error:
+        if is_json:
+            output.put_json({"ok": False, "verdict": str(error), "snapshots": []})
+        output.say(f"no: {error}")
+        raise typer.Exit(EXIT_NO) from None
     if is_json:
         output.put_json(found)
     else:

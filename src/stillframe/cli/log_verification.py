@@ -1,5 +1,6 @@
 """``stillframe spark verify``: every snapshot of an event log, on Spark."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,10 +9,10 @@ import typer
 
 from stillframe.cli import output, quantities, tasks
 from stillframe.cli.verdict import EXIT_NO
-from stillframe.errors import UsageError
+from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog.reading import epochs, parts
 from stillframe.model import SnapshotId
-from stillframe.spark.manifests import Published, read_complete
+from stillframe.spark.manifests import Published, read_published
 from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.trace import Position
 
@@ -30,7 +31,7 @@ class Found(msgspec.Struct, frozen=True):
 
     Attributes:
         ok: whether no snapshot is inconsistent, nothing is wrong with the log itself, and every
-            snapshot of the store, if one was given, is in the log to its end.
+            snapshot of the store, if one was given, is whole and in the log to its end.
         verdict: a sentence that names the first thing that is wrong.
         snapshots: a row for each (``spark.verification.verdicts``); without a name: the log itself.
     """
@@ -44,17 +45,21 @@ def verify(log: Path, store: Path | None, epoch: int | None, *, where: str, is_j
     """Verify the snapshots in the event log `log`, and write a row for each.
 
     Raises:
-        typer.Exit: with 1; a snapshot is inconsistent, or one of the store is not in the log.
-        UsageError: there is no event log, no such epoch in it, or no store.
-        Damaged, StoreError: something cannot be read.
+        typer.Exit: with 1; a snapshot is inconsistent, one of the store is not in the log, or the
+            log or the store is damaged.
+        UsageError: there is no event log, no such epoch in it, no store, or no snapshot in it.
+        StoreError: something cannot be read.
     """
-    _check(log, epoch)
-    published = None if store is None else read_complete(store)
-    with tasks.session(where, "verifying") as spark:
-        found = _find(spark, log, published, epoch)
+    try:
+        _check(log, epoch)
+        published = None if store is None else _published(store)
+        with tasks.session(where, "verifying") as spark:
+            found = _find(spark, log, published, epoch)
+    except Damaged as error:
+        found = Found(ok=False, verdict=str(error), snapshots=[])
     if is_json:
         output.put_json(found)
-    else:
+    elif found.snapshots:
         _put(found)
     output.say(f"{'yes' if found.ok else 'no'}: {found.verdict}")
     if not found.ok:
@@ -96,17 +101,28 @@ def _check(log: Path, epoch: int | None) -> None:
         )
 
 
+def _published(store: Path) -> Published:
+    """Read what is to be compared with the log, before Spark is started for it."""
+    published = read_published(store)
+    if published.is_empty:
+        raise UsageError(f"the store {store} holds no snapshot yet: there is nothing to compare")
+    return published
+
+
 def _find(
     spark: "SparkSession", log: Path, published: Published | None, epoch: int | None
 ) -> Found:
     from stillframe.spark import verification, verified  # noqa: PLC0415 - PySpark is there now
+    from stillframe.spark.audit import unsound  # noqa: PLC0415
 
     pieces = verification.log_pieces(spark, log)
-    unsound: dict[SnapshotId, str] = {}
+    wrong_in_store: dict[SnapshotId, str] = {}
     cuts = None
     if published is not None:
-        unsound = _unsound(spark, published)
-        sound = {one: m for one, m in published.manifests.items() if one not in unsound}
+        wrong_in_store = published.damages | {
+            snapshot: str(error) for snapshot, error in unsound(spark, published).items()
+        }
+        sound = {one: m for one, m in published.manifests.items() if one not in wrong_in_store}
         if sound:
             cuts = verification.channel_cuts(
                 spark, msgspec.structs.replace(published, manifests=sound)
@@ -116,13 +132,18 @@ def _find(
         cuts = None if cuts is None else cuts.filter(cuts["epoch"] == epoch)
     with verified.explained(log):
         collected = verification.verify(pieces, cuts).collect()
-    names = set() if published is None else set(map(str, published.manifests))
+    names = (
+        set() if published is None else {*map(str, published.manifests), *map(str, wrong_in_store)}
+    )
     found = [row.asDict(recursive=True) for row in collected]
-    if published is not None:
-        for snapshot, reason in unsound.items():
-            of_epoch = published.manifests[snapshot].epoch
-            if epoch in (None, of_epoch):
-                _blame(found, of_epoch, str(snapshot), reason)
+    for snapshot, reason in wrong_in_store.items():
+        assert published is not None
+        manifest = published.manifests.get(snapshot)
+        # Of which epoch it was without a manifest, the log may know.
+        known = (row["epoch"] for row in found if row["snapshot"] == str(snapshot))
+        of_epoch = next(known, None) if manifest is None else manifest.epoch
+        if None in (epoch, of_epoch) or epoch == of_epoch:
+            _blame(found, of_epoch, str(snapshot), reason)
     rows = sorted(found, key=_order)
     snapshots = [row for row in rows if row["snapshot"] is not None]
     wrong = [
@@ -149,17 +170,7 @@ def _find(
     return Found(ok=True, verdict="; ".join((sentence, *lacks)), snapshots=rows)
 
 
-def _unsound(spark: "SparkSession", published: Published) -> dict[SnapshotId, str]:
-    """Return the snapshots of a store that are not what was written, or contradict themselves, and
-    why: every byte is read, as for ``spark audit``."""
-    from stillframe.spark.audit import judged  # noqa: PLC0415 - needs PySpark
-
-    damages, books = judged(spark, published)
-    wrong = damages | {name: why for name, (_, why) in books.items() if why is not None}
-    return {one: wrong[str(one)] for one in published.manifests if str(one) in wrong}
-
-
-def _blame(rows: list[Fields], epoch: int, snapshot: str, reason: str) -> None:
+def _blame(rows: list[Fields], epoch: int | None, snapshot: str, reason: str) -> None:
     """Say of a snapshot, which the log may not have, what is wrong with it in the store."""
     row = next((r for r in rows if (r["epoch"], r["snapshot"]) == (epoch, snapshot)), None)
     if row is None:
@@ -172,10 +183,12 @@ def _blame(rows: list[Fields], epoch: int, snapshot: str, reason: str) -> None:
     row |= {"verdict": INCONSISTENT, "fault_count": row["fault_count"] + 1}
 
 
-def _order(row: Fields) -> tuple[int, bool, int]:
-    """Snapshots in the order of their numbers, what is said of the log itself last."""
-    name = row["snapshot"]
-    return row["epoch"], name is None, 0 if name is None else int(name.rpartition("-")[2])
+def _order(row: Fields) -> tuple[float, bool, int]:
+    """Snapshots in the order of their numbers, what is said of the log itself last; those whose
+    epoch is not known at the end."""
+    name, epoch = row["snapshot"], row["epoch"]
+    number = 0 if name is None else int(name.rpartition("-")[2])
+    return math.inf if epoch is None else epoch, name is None, number
 
 
 def _name(row: Fields) -> str:
@@ -229,7 +242,7 @@ def _put(found: Found) -> None:
     wrong_first = sorted(found.snapshots, key=lambda row: row["verdict"] == CONSISTENT)
     rows = (
         (
-            str(row["epoch"]),
+            "" if row["epoch"] is None else str(row["epoch"]),
             row["snapshot"] or "(the log)",
             row["verdict"],
             "" if row["event_count"] is None else f"{row['event_count']:,}",

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import typer
 
 from stillframe.cli import output, quantities, tasks
+from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
 from stillframe.spark.manifests import read_published
 
@@ -39,6 +41,7 @@ def show_history(path: Path, log: Path | None, *, where: str, is_json: bool) -> 
     """Write how the snapshots of the store at `path` went, and the ways of markers in `log`.
 
     Raises:
+        typer.Exit: with 1; a snapshot is left out, because its manifest is damaged.
         Unavailable: PySpark or Java is missing.
         UsageError: there is no store, no snapshot in it, or no event log.
         StoreError: something cannot be read.
@@ -53,7 +56,9 @@ def show_history(path: Path, log: Path | None, *, where: str, is_json: bool) -> 
         output.put_json({"store": path, "damages": damages} | msgspec.structs.asdict(found))
     else:
         _put(found)
-    output.say(*(f"snapshot {snapshot} is left out: {why}" for snapshot, why in damages.items()))
+    if damages:
+        output.say(*(f"no: snapshot {name} is left out: {why}" for name, why in damages.items()))
+        raise typer.Exit(EXIT_NO)
 
 
 def _find(spark: "SparkSession", path: Path, published: Any, log: Path | None) -> Found:

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from stillframe.errors import Damaged, UsageError
+from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId
 from stillframe.spark import verified
 from stillframe.spark.history import messages_schema, processes_schema
@@ -172,6 +172,24 @@ def judged(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]
         else:
             books[name] = message_count, None if verdict == CONSISTENT else why
     return damages, books
+
+
+def unsound(spark: SparkSession, published: Published) -> dict[SnapshotId, Damaged | NotConsistent]:
+    """Return the snapshots that are not what was written, or contradict themselves, and why: every
+    byte is read.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    damages, books = judged(spark, published)
+    found: dict[SnapshotId, Damaged | NotConsistent] = {}
+    for snapshot in published.manifests:
+        name = str(snapshot)
+        if name in damages:
+            found[snapshot] = Damaged(damages[name])
+        elif (why := books[name][1]) is not None:
+            found[snapshot] = NotConsistent(why)
+    return found
 
 
 def _tables(

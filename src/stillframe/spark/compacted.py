@@ -141,7 +141,8 @@ def compacted_tables(spark: SparkSession, out: Path) -> dict[str, DataFrame]:
     tables = {name: table_rows(spark, out, catalog, name) for name in catalog.columns}
     directory = version_path(out, catalog.version) / INDEX
     index: list[verified.File] = [
-        (None, str(directory / file.name), file.bytes, file.hash) for file in catalog.files(INDEX)
+        (None, str(directory / file.name), file.bytes, file.hash, file.row_count)
+        for file in catalog.files(INDEX)
     ]
     return {INDEX: verified.rows(spark, index, from_arrow_schema(SNAPSHOTS_SCHEMA))} | tables
 
@@ -156,7 +157,7 @@ def table_rows(
     """Return the rows of a table, all or those of some parts."""
     directory = version_path(out, catalog.version) / table
     files: list[verified.File] = [
-        (None, str(directory / file.name), file.bytes, file.hash)
+        (None, str(directory / file.name), file.bytes, file.hash, file.row_count)
         for part in (catalog.parts if parts is None else parts)
         for file in part.files.get(table, ())
     ]

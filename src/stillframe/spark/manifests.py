@@ -16,7 +16,10 @@ from stillframe.model import SnapshotId
 from stillframe.spark.soundness import Expected, Topology
 from stillframe.store.chain import chain_length, check_chain, gather
 from stillframe.store.manifest import (
+    CHANNELS,
     MANIFEST,
+    MESSAGES,
+    PROCESSES,
     Entry,
     FileRecord,
     Head,
@@ -79,11 +82,17 @@ class Published(msgspec.Struct, frozen=True):
         """Return the tables of the snapshots of a topology, by its hash."""
         return self.topologies.tables(topology)
 
-    def file(self, snapshot: SnapshotId, name: str) -> tuple[str | None, str, int, str]:
-        """Return snapshot, path, bytes and hash of a file, as ``verified.rows`` takes them."""
-        records = self.manifests[snapshot].files
-        record: FileRecord = next(record for record in records if record.name == name)
-        return str(snapshot), str(self.directory(snapshot) / name), record.bytes, record.hash
+    def file(self, snapshot: SnapshotId, name: str) -> tuple[str | None, str, int, str, int | None]:
+        """Return snapshot, path, bytes, hash and rows of a file, for ``verified.rows``."""
+        manifest = self.manifests[snapshot]
+        record: FileRecord = next(record for record in manifest.files if record.name == name)
+        row_counts = {
+            PROCESSES: manifest.process_count,
+            CHANNELS: manifest.channel_count,
+            MESSAGES: manifest.message_count,
+        }
+        path = str(self.directory(snapshot) / name)
+        return str(snapshot), path, record.bytes, record.hash, row_counts.get(name)
 
     def find(self, text: str) -> SnapshotId:
         """Return the snapshot that `text` names: a savepoint, or an id.

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.spark import verified
+from stillframe.spark.audit import unsound
 from stillframe.spark.counting import COUNTS, PUBLISHED_SIDE, count_pieces
 from stillframe.spark.findings import CUT, FAULTS, FINDINGS, GAPS, IN_TRANSIT, KNOWN, LOGGED
 from stillframe.spark.judging import judge
@@ -46,16 +47,22 @@ def log_pieces(spark: SparkSession, log: Path) -> DataFrame:
 def published_cuts(spark: SparkSession, store_path: Path) -> DataFrame:
     """Return what a store says of each channel at the cuts of its snapshots: what `verify` takes.
 
+    Every byte of the store is read before, so that no verdict on a damaged store is good.
+
     Raises:
         UsageError: there is no store, or no snapshot in it.
-        Damaged: a manifest was changed.
+        Damaged: a file of it was changed or is missing.
+        NotConsistent: a snapshot contradicts itself.
         StoreError: it cannot be read.
     """
-    return channel_cuts(spark, read_complete(store_path))
+    published = read_complete(store_path)
+    for snapshot, error in unsound(spark, published).items():
+        raise type(error)(f"snapshot {snapshot}: {error}")
+    return channel_cuts(spark, published)
 
 
 def channel_cuts(spark: SparkSession, published: Published) -> DataFrame:
-    """Return the same of manifests that were read; every byte of it is verified."""
+    """Return the same of manifests that were read; what it is made of is verified, no more."""
     epochs = [(str(snapshot), found.epoch) for snapshot, found in published.manifests.items()]
     files = [published.file(snapshot, CHANNELS) for snapshot in published.manifests]
     step = F.struct(

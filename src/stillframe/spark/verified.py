@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -23,8 +24,9 @@ from stillframe.spark.shipping import ship
 from stillframe.store.checksum import read_hashed
 from stillframe.store.parquet import as_written, row_groups
 
-File = tuple[str | None, str, int, str]
-"""Snapshot, path, bytes and SHA-256 of a file; None if the file is of several snapshots."""
+File = tuple[str | None, str, int, str, int | None]
+"""Snapshot, path, bytes, SHA-256 and rows of a file. The snapshot is None if the file is of
+several, the rows if nothing says how many there were."""
 
 SNAPSHOT = "snapshot"
 _FILES_SCHEMA = pa.schema(
@@ -33,6 +35,7 @@ _FILES_SCHEMA = pa.schema(
         pa.field("path", pa.string()),
         pa.field("byte_count", pa.int64()),
         pa.field("hash", pa.string()),
+        pa.field("row_count", pa.int64()),
         pa.field("task", pa.int32()),
     ]
 )
@@ -75,7 +78,7 @@ def _spread(spark: SparkSession, files: Sequence[File]) -> DataFrame:
     """Return the files, several to a task."""
     ship(spark)
     task_count, tasks = spread_tasks(spark, [file[2] for file in files])
-    columns = [list(column) for column in zip(*files, strict=True)] or [[], [], [], []]
+    columns = [list(column) for column in zip(*files, strict=True)] or [[]] * 5
     listed = spark.createDataFrame(pa.table([*columns, tasks], schema=_FILES_SCHEMA))
     return listed.repartitionById(task_count, F.col("task"))
 
@@ -128,24 +131,42 @@ def spread_tasks(spark: SparkSession, sizes: Sequence[int]) -> tuple[int, list[i
 
 def _check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        for _, path, byte_count, digest, _ in _files(batch):
+        for _, path, byte_count, digest, row_count in _files(batch):
             try:
-                read_hashed(Path(path), byte_count, digest)
-            except Damaged as error:
+                _content(Path(path), byte_count, digest, row_count)
+            except (Damaged, NotConsistent) as error:
                 yield pa.RecordBatch.from_pydict({"path": [path], "damage": [str(error)]})
 
 
-def _files(batch: pa.RecordBatch) -> Iterator[tuple[str, str, int, str, int]]:
-    yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+def _files(batch: pa.RecordBatch) -> Iterator[File]:
+    yield from zip(*(column.to_pylist() for column in batch.columns[:-1]), strict=True)
+
+
+def _content(path: Path, byte_count: int, digest: str, row_count: int | None) -> bytes:
+    """Return the bytes of a file that is what was written, and has as many rows.
+
+    Raises:
+        Damaged: it is not what was written.
+        NotConsistent: it has more rows, or fewer.
+        StoreError: it cannot be read.
+    """
+    content = read_hashed(path, byte_count, digest)
+    if row_count is not None:
+        with as_written(path):
+            found = pq.read_metadata(pa.BufferReader(content)).num_rows
+        if found != row_count:
+            raise NotConsistent(
+                f"{path} holds {found} rows, and {row_count} were promised: use another snapshot"
+            )
+    return content
 
 
 def _read(batches: Iterable[pa.RecordBatch], schema_message: bytes) -> Iterator[pa.RecordBatch]:
     schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
     for batch in batches:
-        for snapshot, path, byte_count, digest, _ in _files(batch):
-            yield from _batches(
-                snapshot, Path(path), read_hashed(Path(path), byte_count, digest), schema
-            )
+        for snapshot, path, byte_count, digest, row_count in _files(batch):
+            content = _content(Path(path), byte_count, digest, row_count)
+            yield from _batches(snapshot, Path(path), content, schema)
 
 
 def _batches(
