@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import typer
 
 pytest.importorskip("pyspark", reason="needs PySpark")
 
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.cli import following, output
 from stillframe.errors import Unavailable
+from stillframe.spark.soundness import VERDICTS
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished, read_history
 from tests.cli.conftest import Call
 from tests.cli.test_runs import ROOT, Start, start  # noqa: F401 - a fixture
@@ -37,6 +40,24 @@ def judge_what_is_there(query: StreamingQuery, *_: object) -> None:
     """Wait for no more than that."""
     query.processAllAvailable()
     query.stop()
+
+
+def test_a_damaged_line_of_the_history_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is written beside the verdicts, is none on a snapshot, and the exit code is 1."""
+    nothing = dict.fromkeys(VERDICTS.names)
+    damage = nothing | {"verdict": "inconsistent", "why": "line 3 was changed"}
+    good = nothing | {"snapshot": "A-1", "verdict": "consistent", "why": "all is well"}
+    verdicts = following.Verdicts(lambda _: [good, dict(damage, log=None)], is_json=False)
+    verdicts.put(cast(DataFrame, None), 0)
+    with pytest.raises(typer.Exit) as raised:
+        following._conclude(verdicts.counts, verdicts.damage_count)
+    assert raised.value.exit_code == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
+        "the history: line 3 was changed",
+        "snapshot A-1: consistent: all is well",
+    ]
+    assert said.err == "no: 1 snapshot, 1 consistent; 1 damaged line of the history\n"
 
 
 @pytest.mark.spark

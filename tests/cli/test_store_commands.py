@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stillframe.cli import runs
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.store.history import NEWER, History, SnapshotBegan
 from stillframe.store.store import Store
@@ -197,21 +198,58 @@ def test_diff_of_equal_snapshots_is_empty(call: Call, money: Path) -> None:
     assert json_of(call("diff", money, "A-1", "A-1", "--json").stdout)["is_equal"] is True
 
 
+def damage_the_history(store: Path) -> None:
+    """Change the first of two lines of the history of a store."""
+    with contextlib.closing(History(store)) as past:
+        past.note(SnapshotBegan(SnapshotId("A", 1)))
+    path = store / NEWER
+    content = path.read_bytes()
+    path.write_bytes(content[:30] + bytes([content[30] ^ 1]) + content[31:])
+
+
 def test_a_damaged_line_of_the_history_does_not_keep_a_restore_back(
     call: Call, money: Path
 ) -> None:
     """It is named, and the restore begins: the code of this store is not there."""
-    past = History(money)
-    past.note(SnapshotBegan(SnapshotId("A", 1)))
-    past.close()
-    path = money / NEWER
-    content = path.read_bytes()
-    path.write_bytes(content[:30] + bytes([content[30] ^ 1]) + content[31:])
+    damage_the_history(money)
     result = call("restore", money)
     assert "warning: line 1 of " in result.stderr
     assert "a restore does not need it" in result.stderr
     assert "does not say where its topology is" in " ".join(result.stderr.split())
     assert result.exit_code == 2
+
+
+def test_resume_goes_on_past_a_damaged_line_of_the_history(
+    call: Call, money: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When nothing runs any more it is only named: the last snapshot has all that is needed."""
+    damage_the_history(money)
+    begun: list[object] = []
+    monkeypatch.setattr(runs, "_supervise", lambda *given, **_: begun.append(given))
+    monkeypatch.setattr(runs, "reference_of", lambda _: "bank:bank")
+    result = call("resume", money)
+    assert result.exit_code == 0, result.output
+    assert "warning: line 1 of " in result.stderr
+    assert "to go on from the last snapshot does not need it" in result.stderr
+    assert len(begun) == 1
+
+
+def test_history_shows_what_a_damaged_line_does_not_hide(call: Call, money: Path) -> None:
+    """The line is named, with exit code 1; the others are shown, in JSON too."""
+    damage_the_history(money)
+    result = call("history", money)
+    assert result.exit_code == 1, result.output
+    assert [line.rpartition("  ")[2] for line in result.stdout.splitlines()] == [
+        "snapshot A-1 began"
+    ]
+    assert "no: line 1 of " in result.stderr
+    shown = call("history", money, "--json")
+    assert shown.exit_code == 1
+    found = json_of(shown.stdout)
+    assert [event["event"] for event in found["history"]] == ["SnapshotBegan"]
+    assert [one["detail"].partition(" was")[0] for one in found["damaged"]] == [
+        f"line 1 of {money / NEWER}"
+    ]
 
 
 def test_a_damaged_manifest_hides_no_other_snapshot(call: Call, money: Path) -> None:

@@ -17,6 +17,7 @@ from stillframe.spark.audit import audit
 from stillframe.spark.crosscheck import CrossCheck
 from stillframe.spark.following import follow
 from stillframe.store.history import (
+    NEWER,
     EpochBegan,
     History,
     SnapshotAbandoned,
@@ -93,7 +94,7 @@ def follower(spark: SparkSession, system: System, tmp_path: Path) -> Follower:
     return Follower(spark, system.path, tmp_path)
 
 
-def told(rows: list[Row]) -> list[tuple[str, str]]:
+def told(rows: list[Row]) -> list[tuple[str | None, str]]:
     """Return snapshot and verdict."""
     return [(row["snapshot"], row["verdict"]) for row in rows]
 
@@ -143,6 +144,22 @@ def test_the_verdicts_are_those_of_the_audit(
             assert row["message_count"] == expected.message_count
     assert "processes.parquet was changed" in found["P1-6"]["why"]
     assert "manifest.json was changed" in found["P1-7"]["why"]
+
+
+def test_a_damaged_line_of_the_history_is_a_verdict_of_its_own(
+    follower: Follower, system: System
+) -> None:
+    """It is told once, without a snapshot, and the snapshots before and behind are judged."""
+    system.publish(1)
+    system.publish(2)
+    path = system.path / NEWER
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3].replace(b'"at"', b'"as"')
+    path.write_bytes(b"".join(lines))
+    rows = follower.run(timeout_s=1e-6)
+    assert told(rows) == [(None, "inconsistent"), ("P1-1", "consistent"), ("P1-2", "consistent")]
+    assert rows[0]["why"].startswith(f"line 4 of {path} was changed")
+    assert follower.run(timeout_s=1e-6) == rows
 
 
 def test_what_takes_too_long_is_told_and_not_told_again(follower: Follower, system: System) -> None:

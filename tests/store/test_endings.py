@@ -1,6 +1,8 @@
 """How snapshots ended, each told once, wherever the history was cut or put aside."""
 
+import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +12,17 @@ import pytest
 from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
 from stillframe.store import history
-from stillframe.store.endings import ABANDONED, LOST, OVERDUE, PUBLISHED, Endings, Standing
-from stillframe.store.history import NEWER, OLDER, History
+from stillframe.store.endings import (
+    ABANDONED,
+    DAMAGED,
+    LOST,
+    OVERDUE,
+    PUBLISHED,
+    Ending,
+    Endings,
+    Standing,
+)
+from stillframe.store.history import NEWER, OLDER, History, Line
 from stillframe.store.opening import SNAPSHOTS
 from stillframe.store.tail import beginning, read_on
 
@@ -196,7 +207,9 @@ def test_a_line_that_is_being_written_is_not_read(system: System) -> None:
     path.write_bytes(whole)
     steps = read_on(system.path, first[1])
     assert steps is not None
-    assert [line.what for line, _ in steps] == [history.SnapshotBegan(id_of(1))]
+    assert [line.what for line, _ in steps if isinstance(line, Line)] == [
+        history.SnapshotBegan(id_of(1))
+    ]
     assert read_on(system.path, steps[-1][1]) == []
 
 
@@ -207,5 +220,54 @@ def test_a_changed_line_is_named(system: System) -> None:
     system.begin(1)
     path = system.path / NEWER
     path.write_bytes(path.read_bytes().replace(b'"number":1', b'"number":2'))
-    with pytest.raises(Damaged, match=r"history\.ndjson was changed"):
-        read_on(system.path, first[1])
+    steps = read_on(system.path, first[1])
+    assert steps is not None
+    [(line, _)] = steps
+    assert isinstance(line, Damaged)
+    assert re.match(r"line 2 of .*history\.ndjson was changed", str(line))
+
+
+def change_line(path: Path, number: int) -> None:
+    """Change a byte of a line of a history."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[number - 1] = lines[number - 1].replace(b'"at"', b'"as"')
+    path.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+def test_a_changed_line_hides_no_other(system: System, number: int) -> None:
+    """It is told once, with its number in the file; what the other lines say is told as ever, also
+    by a follower that is started again after each step."""
+    system.begin(1)
+    system.publish(1)
+    system.begin(2)
+    system.abandon(2)
+    change_line(system.path / NEWER, number)
+    standing = Standing()
+    endings: list[Ending] = []
+    while True:
+        standing = msgspec.json.decode(msgspec.json.encode(standing), type=Standing)
+        found = Endings(system.path, timeout_s=None).after(standing, LATER)
+        if found.place == standing.place and not found.endings:
+            break
+        endings += found.endings
+        standing = found
+    [damage] = [ending for ending in endings if ending.how == DAMAGED]
+    assert damage.snapshot is None
+    assert damage.why.startswith(f"line {number} of ")
+    told = [f"{ending.snapshot} {ending.how}" for ending in endings if ending is not damage]
+    expected = {3: ["P-2 abandoned"], 5: ["P-1 published"]}
+    assert told == expected.get(number, ["P-1 published", "P-2 abandoned"])
+
+
+def test_a_changed_line_is_told_no_sooner_than_what_comes_before_it(system: System) -> None:
+    """A place behind it would leave that out."""
+    system.begin(1)
+    system.publish(1)
+    system.begin(2)
+    path = system.path / NEWER
+    change_line(path, 4)
+    began_at = json.loads(path.read_bytes().splitlines()[1])["happening"]["at"]
+    told, standing = drain(system.path, Standing(), now=began_at)
+    assert told == []
+    assert drain(system.path, standing)[0] == ["P-1 published", "None damaged"]

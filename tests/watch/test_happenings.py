@@ -49,6 +49,25 @@ def test_each_happening_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert last
 
 
+def test_a_changed_line_is_told_once_and_hides_no_other(tmp_path: Path) -> None:
+    """It is trouble, with its number; what comes before it and behind it is told."""
+    with (
+        contextlib.closing(new_store(tmp_path)) as store,
+        contextlib.closing(History(store.path)) as writer,
+    ):
+        seen = Happenings(store.path)
+        for number in (1, 2, 3):
+            writer.note(history.EpochBegan(number, None))
+        path = store.path / history.NEWER
+        path.write_bytes(path.read_bytes().replace(b'"epoch":2', b'"epoch":5'))
+        told = seen.look()
+        assert [one["kind"] for one in told] == ["start", "trouble", "start"]
+        assert told[1]["sentence"].startswith(f"line 3 of {path} was changed")
+        assert told[1]["at"] == told[0]["at"]
+        assert seen.tally.starts == 2
+        assert seen.look() == []
+
+
 def test_the_dead_are_back_with_the_next_epoch(tmp_path: Path) -> None:
     """Nobody is dead in an epoch that has begun."""
     with (

@@ -44,6 +44,7 @@ class Verdicts:
         self._judge = judge
         self._is_json = is_json
         self.counts: dict[str, int] = {}
+        self.damage_count = 0
         self.error: StillframeError | OSError | None = None
 
     def put(self, batch: "DataFrame", _number: int) -> None:
@@ -61,7 +62,10 @@ class Verdicts:
 
     def _put(self, rows: list[Fields]) -> None:
         for row in sorted(rows, key=_when):
-            self.counts[row["verdict"]] = self.counts.get(row["verdict"], 0) + 1
+            if row["snapshot"] is None:
+                self.damage_count += 1
+            else:
+                self.counts[row["verdict"]] = self.counts.get(row["verdict"], 0) + 1
             if self._is_json:
                 output.put_json(row)
             else:
@@ -81,7 +85,7 @@ def follow(
     """Write a verdict on each snapshot of the store at `path` as it ends, until Ctrl-C.
 
     Raises:
-        typer.Exit: with 1; some snapshot is inconsistent.
+        typer.Exit: with 1; some snapshot is inconsistent, or a line of the history damaged.
         UsageError: there is no store, or no event log; or no duration.
         StoreError: something cannot be read.
         Unavailable: PySpark or Java is missing.
@@ -110,7 +114,7 @@ def follow(
                 _wait(writer.start(), stop_s, stop)
         except StillframeError as error:
             raise verdicts.error or error from None
-    _conclude(verdicts.counts)
+    _conclude(verdicts.counts, verdicts.damage_count)
 
 
 class Stop:
@@ -178,11 +182,14 @@ def _is_following(query: "StreamingQuery") -> bool:
 
 def _when(row: Fields) -> tuple[bool, float, int]:
     at = row["ended_at"]
-    number = int(row["snapshot"].rpartition("-")[2])
+    name = row["snapshot"]
+    number = -1 if name is None else int(name.rpartition("-")[2])
     return at is None, 0.0 if at is None else at.timestamp(), number
 
 
 def _sentence(row: Fields) -> str:
+    if row["snapshot"] is None:
+        return f"the history: {row['why']}"
     at = row["ended_at"]
     words = [f"snapshot {row['snapshot']}: {row['verdict']}"]
     if row["message_count"] is not None:
@@ -198,15 +205,17 @@ def _sentence(row: Fields) -> str:
     return line if at is None else f"{quantities.moment(at.timestamp())}  {line}"
 
 
-def _conclude(counts: dict[str, int]) -> None:
-    """Say how many snapshots were judged, and how.
+def _conclude(counts: dict[str, int], damage_count: int) -> None:
+    """Say how many snapshots were judged, and how, and how many lines of the history are damaged.
 
     Raises:
-        typer.Exit: with 1; some were inconsistent.
+        typer.Exit: with 1; some were inconsistent, or some lines are damaged.
     """
     found = [f"{count:,} {verdict}" for verdict, count in sorted(counts.items())]
     total = quantities.count(sum(counts.values()), "snapshot")
-    word = "no" if INCONSISTENT in counts else "yes"
-    output.say(f"{word}: {', '.join((total, *found))}")
-    if INCONSISTENT in counts:
+    is_wrong = INCONSISTENT in counts or damage_count > 0
+    lines = quantities.count(damage_count, "damaged line")
+    damage = f"; {lines} of the history" if damage_count else ""
+    output.say(f"{'no' if is_wrong else 'yes'}: {', '.join((total, *found))}{damage}")
+    if is_wrong:
         raise typer.Exit(EXIT_NO)

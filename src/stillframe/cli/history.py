@@ -4,24 +4,37 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import assert_never
 
+import typer
+
 from stillframe.cli import output, quantities
+from stillframe.cli.verdict import EXIT_NO
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.store import history
-from stillframe.store.history import Happening, Line, read_history
+from stillframe.store.history import Happening, Line, readable_history
 from stillframe.store.store import Store
 from stillframe.view.plain import plain
 
 
 def show_history(path: Path, *, is_json: bool) -> None:
-    """Write the history of the store at `path`, the oldest first."""
+    """Write the history of the store at `path`, the oldest first, and name the lines that are
+    damaged.
+
+    Raises:
+        typer.Exit: with 1; one is.
+    """
     Store.open(path)
-    lines = [line for line in read_history(path) if not isinstance(line.what, history.Continued)]
+    found, damages = readable_history(path)
+    lines = [line for line in found if not isinstance(line.what, history.Continued)]
     if is_json:
         events = [{"at": line.at} | plain(line.what) for line in lines]
-        output.put_json({"store": path, "history": events})
-        return
-    output.put_lines(_sentences(lines))
-    output.say(f"{quantities.count(len(lines), 'event')}")
+        damaged = [{"detail": str(damage)} for damage in damages]
+        output.put_json({"store": path, "history": events, "damaged": damaged})
+    else:
+        output.put_lines(_sentences(lines))
+        output.say(f"{quantities.count(len(lines), 'event')}")
+    if damages:
+        output.say(*(f"no: {damage}" for damage in damages))
+        raise typer.Exit(EXIT_NO)
 
 
 def _sentences(lines: list[Line]) -> Iterator[str]:

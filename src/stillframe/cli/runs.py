@@ -98,6 +98,9 @@ def resume(path: Path, plan: Plan) -> None:
                 f"it alone: use 'stillframe spark restore {left.pipeline}', and then 'stillframe "
                 f"restore {path} --pipeline {left.pipeline}'"
             )
+        if left is None:
+            for damage in store.history.damages:
+                output.say(f"warning: {damage}; to go on from the last snapshot does not need it")
         _supervise(reference_of(store), store, None, plan, None, takes_over=True)
 
 

@@ -57,7 +57,7 @@ class CrossCheck:
         found = [row.asDict(recursive=True) for row in batch.collect()]
         if self._log is None or not found:
             return found
-        names = pa.array([row["snapshot"] for row in found], pa.string())
+        names = pa.array([row["snapshot"] for row in found if row["snapshot"]], pa.string())
         epochs = {row["epoch"] for row in found if row["epoch"] is not None}
         counts = self._count(self._log, epochs, names)
         judged = verification.verdicts(verification.found_in(counts))

@@ -48,7 +48,8 @@ def follow(
     come first. The verdict on one that was published is that of ``audit``: ``consistent``, or
     ``inconsistent`` if a byte was changed or the books do not balance; on all others it is
     ``incomplete``, with the reason and the processes that were missing. One that is published after
-    it was overdue has had its verdict.
+    it was overdue has had its verdict. A damaged line of the history is a row of its own:
+    ``inconsistent``, and without a snapshot.
 
     Args:
         spark: the session; all its executors see the directory.
@@ -161,7 +162,7 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             published = [
                 str(Path(self._store) / SNAPSHOTS / str(SnapshotId.parse(ending.snapshot)))
                 for ending in some
-                if ending.how == PUBLISHED
+                if ending.how == PUBLISHED and ending.snapshot is not None
             ]
             known = [_row(ending) for ending in some if ending.how != PUBLISHED]
             shares.append(Share(published, expected, known))
@@ -210,9 +211,9 @@ def _standing_of(offset: dict[str, Any]) -> "Standing":
 
 
 def _row(ending: "Ending") -> "Row":
-    """Return the verdict on a snapshot that was not published."""
+    """Return the verdict on a snapshot that was not published, or on a line of the history."""
     begun = ending.begun
-    is_wrong = ending.reason == "NOT_CONSISTENT"
+    is_wrong = ending.reason == "NOT_CONSISTENT" or ending.snapshot is None
     return {
         "snapshot": ending.snapshot,
         "epoch": None if begun is None else begun.epoch,

@@ -26,7 +26,7 @@ INCOMPLETE = "incomplete"
 _TIME = pa.timestamp("us", tz="UTC")
 VERDICTS = pa.schema(
     [
-        pa.field("snapshot", pa.string()),  # P1-17
+        pa.field("snapshot", pa.string()),  # P1-17; null: a line of the history is damaged
         pa.field("sequence", pa.int64()),  # its place in the order of publishing; null: it has none
         pa.field("epoch", pa.int64()),  # null: nobody knows any more
         pa.field("verdict", pa.string()),  # CONSISTENT, INCONSISTENT or INCOMPLETE

@@ -4,11 +4,14 @@ While a system runs its history says what ended; what ended before the oldest li
 there is looked up among the snapshots themselves. That is also done for a store without a history.
 """
 
+import math
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from stillframe.errors import Damaged
 from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.store import history
 from stillframe.store.history import Line
@@ -28,6 +31,8 @@ OVERDUE = "overdue"
 LOST = "lost"
 """How a snapshot ends. `OVERDUE`: it began too long ago, and what becomes of it later is not told
 any more. `LOST`: it is not in the store, and the line that says why is gone."""
+DAMAGED = "damaged"
+"""No end of a snapshot: a line of the history was changed, and how one ended may be in it."""
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -42,9 +47,10 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `reason` is the name of a ``model.Reason``, `missing` are the processes whose parts were not in,
     `why` is a sentence for people. Of one that was published its manifest knows more than this.
+    `snapshot` is None if `how` is `DAMAGED`.
     """
 
-    snapshot: str
+    snapshot: str | None
     how: str
     begun: Begun | None = None
     at: float | None = None
@@ -92,14 +98,13 @@ class Endings:
             now: what the history says of later is not read yet.
 
         Raises:
-            Damaged: the history was changed since it was written.
             StoreError: the store cannot be read.
         """
         standing = msgspec.structs.replace(standing, endings=())
         steps = None if standing.place is None else read_on(self._store, standing.place)
         if steps is None:
             return self._caught_up(standing)
-        behind = _behind(standing, [step for step in steps if step[0].at <= now])
+        behind = _behind(standing, list(_until(steps, now)))
         return behind if behind.place != standing.place else self._overdue(standing, now)
 
     def _overdue(self, standing: Standing, now: float) -> Standing:
@@ -113,12 +118,13 @@ class Endings:
             if begun is not None and begun.at < latest
         }
         endings = []
-        for snapshot, begun in list(late.items())[:ENDING_COUNT_MAX]:
+        overdue = list(late.items())[:ENDING_COUNT_MAX]
+        for snapshot, begun in overdue:
             # One that was published in the moment of a crash has no line that says so yet.
             how = PUBLISHED if is_published(self._store, SnapshotId.parse(snapshot)) else OVERDUE
             why = f"it has not ended {self._timeout_s:g} s after it began"
             endings.append(Ending(snapshot=snapshot, how=how, begun=begun, why=why))
-        told: dict[str, Begun | None] = dict.fromkeys(ending.snapshot for ending in endings)
+        told: dict[str, Begun | None] = dict.fromkeys(snapshot for snapshot, _ in overdue)
         return msgspec.structs.replace(
             standing, under_way=standing.under_way | told, endings=tuple(endings)
         )
@@ -169,12 +175,19 @@ class Endings:
         if first is None:
             return history.Continued(_NUMBER_MAX, ())
         line, place = first
-        if isinstance(line.what, history.Continued) and line.what.last_number:
-            return line.what
+        what = line.what if isinstance(line, Line) else None
+        if isinstance(what, history.Continued) and what.last_number:
+            return what
         while steps := read_on(self._store, place):
-            begun = [s.what for s, _ in steps if isinstance(s.what, history.SnapshotBegan)]
-            if begun:
-                return history.Continued(begun[0].snapshot.number - 1, ())
+            for line, _ in steps:
+                match line.what if isinstance(line, Line) else None:
+                    # The line that it began with may be damaged, and not that of its end.
+                    case (
+                        history.SnapshotBegan(snapshot)
+                        | history.SnapshotPublished(snapshot)
+                        | history.SnapshotAbandoned(snapshot)
+                    ):
+                        return history.Continued(snapshot.number - 1, ())
             place = steps[-1][1]
         # Gone meanwhile, which shows when it is read on; or nothing has begun.
         return history.Continued(0 if steps is None else _NUMBER_MAX, ())
@@ -195,13 +208,28 @@ class Endings:
 def _at_beginning(standing: Standing, first: Step, what: history.Continued) -> Standing:
     """Return the standing behind the first line that is there, when all before it is told."""
     line, place = first
-    begun = Begun(line.at, None)
+    under_way: dict[str, Begun | None] = {}
+    if isinstance(line, Line):
+        begun = Begun(line.at, None)
+        under_way = {str(s): standing.under_way.get(str(s), begun) for s in what.under_way}
     return Standing(
         place=place,
         last_number=standing.last_number,
         epoch=standing.epoch,
-        under_way={str(s): standing.under_way.get(str(s), begun) for s in what.under_way},
+        under_way=under_way,
+        endings=(_damaged(line),) if isinstance(line, Damaged) else (),
     )
+
+
+def _until(steps: Iterable[Step], now: float) -> Iterator[Step]:
+    """Yield the lines that are no younger than `now`. One that was changed is as young as the one
+    before: to go behind it is to go behind that."""
+    at = -math.inf
+    for step in steps:
+        if isinstance(step[0], Line):
+            at = step[0].at
+        if at <= now:
+            yield step
 
 
 def _behind(standing: Standing, steps: list[Step]) -> Standing:
@@ -213,6 +241,9 @@ def _behind(standing: Standing, steps: list[Step]) -> Standing:
         if len(endings) == ENDING_COUNT_MAX:
             break
         place = after
+        if isinstance(line, Damaged):
+            endings.append(_damaged(line))
+            continue
         match line.what:
             case history.EpochBegan(number) | history.TakenOver(number):
                 epoch = number
@@ -226,6 +257,10 @@ def _behind(standing: Standing, steps: list[Step]) -> Standing:
                 if begun is not None:
                     endings.append(_ending(line, snapshot, begun))
     return Standing(place, last_number, epoch, under_way, tuple(endings))
+
+
+def _damaged(damage: Damaged) -> Ending:
+    return Ending(snapshot=None, how=DAMAGED, why=str(damage))
 
 
 def _ending(line: Line, snapshot: SnapshotId, begun: Begun) -> Ending:

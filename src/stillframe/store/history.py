@@ -311,12 +311,22 @@ def read_history(store: Path) -> list[Line]:
         Damaged: a line was changed since it was written.
         StoreError: it cannot be read.
     """
-    lines = []
-    for line in _read(store)[0]:
-        if isinstance(line, Damaged):
-            raise line
-        lines.append(line)
+    lines, damages = readable_history(store)
+    for damage in damages:
+        raise damage
     return lines
+
+
+def readable_history(store: Path) -> tuple[list[Line], list[Damaged]]:
+    """Return what ``read_history`` does of the lines that can be read, and what is wrong with those
+    that were changed since they were written.
+
+    Raises:
+        StoreError: the history cannot be read.
+    """
+    found = _read(store)[0]
+    damages = [line for line in found if isinstance(line, Damaged)]
+    return [line for line in found if isinstance(line, Line)], damages
 
 
 def history_damages(store: Path) -> list[Damaged]:
@@ -325,7 +335,7 @@ def history_damages(store: Path) -> list[Damaged]:
     Raises:
         StoreError: the history cannot be read.
     """
-    return [line for line in _read(store)[0] if isinstance(line, Damaged)]
+    return readable_history(store)[1]
 
 
 def lost_snapshots(store: Path) -> list[SnapshotId]:
@@ -373,24 +383,16 @@ def _read(store: Path) -> tuple[list[Line | Damaged], int]:
         if path.exists():
             content = read_file(path, bytes_max=READ_BYTES_MAX)
             length = content.rfind(b"\n") + 1
-            lines += _parsed(path, content[:length].splitlines())
+            lines += parse_lines(path, content[:length].splitlines())
     return lines, length
 
 
-def parse_lines(path: Path, encoded: Iterable[bytes]) -> Iterator[Line]:
-    """Yield what lines of the file at `path` say.
-
-    Raises:
-        Damaged: one was changed since it was written.
-    """
-    for line in _parsed(path, encoded):
-        if isinstance(line, Damaged):
-            raise line
-        yield line
-
-
-def _parsed(path: Path, encoded: Iterable[bytes]) -> Iterator[Line | Damaged]:
-    for number, line in enumerate(encoded, 1):
+def parse_lines(
+    path: Path, encoded: Iterable[bytes], *, first: int = 1
+) -> Iterator[Line | Damaged]:
+    """Yield what lines of the file at `path` say, or what is wrong with them; the first one has the
+    number `first`."""
+    for number, line in enumerate(encoded, first):
         found = _LINE.fullmatch(line)
         if found is None or _checksum(found[1]) != found[2]:
             yield Damaged(f"line {number} of {path} was changed since it was written: {PUT_BACK}")

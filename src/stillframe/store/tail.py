@@ -12,6 +12,7 @@ from typing import IO
 
 import msgspec
 
+from stillframe.errors import Damaged
 from stillframe.store.history import NEWER, OLDER, READ_BYTES_MAX, Line, parse_lines
 from stillframe.store.opening import explained
 
@@ -26,15 +27,14 @@ class Place(msgspec.Struct, frozen=True):
     length: int
 
 
-Step = tuple[Line, Place]
-"""A line, and the place behind it."""
+Step = tuple[Line | Damaged, Place]
+"""A line, or what is wrong with it, and the place behind it."""
 
 
 def beginning(store: Path) -> Step | None:
     """Return the first line that is still there; None if there is none.
 
     Raises:
-        Damaged: it was changed since it was written.
         StoreError: it cannot be read.
     """
     for name in (OLDER, NEWER):
@@ -54,7 +54,6 @@ def read_on(store: Path, place: Place) -> list[Step] | None:
         nothing if there are no more for now; None if the file is gone: what was in it is not known.
 
     Raises:
-        Damaged: a line was changed since it was written.
         StoreError: something cannot be read.
     """
     newer, older = store / NEWER, store / OLDER
@@ -98,7 +97,13 @@ def _steps(path: Path, file: IO[bytes] | None, place: Place) -> list[Step]:
         size *= 2
     steps, length = [], place.length
     encoded = content[:whole].splitlines(keepends=True)
-    for line, text in zip(parse_lines(path, map(bytes.rstrip, encoded)), encoded, strict=True):
+    stripped = [text.rstrip() for text in encoded]
+    lines = list(parse_lines(path, stripped))
+    if any(isinstance(line, Damaged) for line in lines):
+        # Its number is that in the file: what is behind is counted for that alone.
+        file.seek(0)
+        lines = list(parse_lines(path, stripped, first=1 + file.read(length).count(b"\n")))
+    for line, text in zip(lines, encoded, strict=True):
         length += len(text)
         steps.append((line, Place(place.file, length)))
     return steps

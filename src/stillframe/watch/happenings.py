@@ -1,8 +1,10 @@
 """What happened to a system, in sentences, as its history has it: read on while it is written."""
 
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stillframe.errors import Damaged
 from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.store import history
 from stillframe.store.history import Line, SnapshotAbandoned, SnapshotPublished, Tally, counted
@@ -31,21 +33,25 @@ class Happenings:
         dead: the processes that died in an epoch that has not been followed by another.
         tally: how often each thing happened.
         ended: how the last snapshots ended, oldest first.
+        is_damaged: whether a line was changed since it was written.
     """
 
     def __init__(self, store: Path) -> None:
         self.dead: frozenset[ProcessId] = frozenset()
         self.tally = Tally()
         self.ended: dict[SnapshotId, Ended] = {}
+        self.is_damaged = False
         self._begun: dict[SnapshotId, float] = {}
         self._store = store
         self._place: Place | None = None
+        self._last_at: float | None = None
 
     def look(self) -> list[dict[str, Any]]:
         """Read on, and return what is new.
 
+        A line that was changed is trouble, and hides no other.
+
         Raises:
-            Damaged: a line was changed since it was written.
             StoreError: the history cannot be read.
         """
         found: list[dict[str, Any]] = []
@@ -56,7 +62,7 @@ class Happenings:
             found += [document for line in lines if (document := self._told(line)) is not None]
         return found
 
-    def _read(self) -> list[Line]:
+    def _read(self) -> list[Line | Damaged]:
         if self._place is not None:
             steps = read_on(self._store, self._place)
             if steps is not None:
@@ -69,7 +75,12 @@ class Happenings:
         line, self._place = first
         return [line]
 
-    def _told(self, line: Line) -> dict[str, Any] | None:
+    def _told(self, line: Line | Damaged) -> dict[str, Any] | None:
+        if isinstance(line, Damaged):
+            self.is_damaged = True
+            at = time.time() if self._last_at is None else self._last_at
+            return {"at": at, "kind": "trouble", "sentence": str(line)}
+        self._last_at = line.at
         kind = sentence = None
         self.tally = counted(self.tally, line.what)
         match line.what:

@@ -356,6 +356,7 @@ class Observer:
         is_trouble = False
         try:
             happenings = self._history.look()
+            is_trouble = self._history.is_damaged
             new, gone = self.shelf.look()
             named = self.store.savepoints
             entries = self.shelf.entries(new[-OVERLAP_COUNT_MAX:] if self._is_first else new)
