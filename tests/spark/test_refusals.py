@@ -1,5 +1,6 @@
 """What snapshots could not hold is refused before anything starts; the error says what to do."""
 
+import datetime
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +18,11 @@ from stillframe.pipeline import Pipeline, channel, join
 from stillframe.pipeline.head import checkpoint_path
 from stillframe.pipeline.locks import is_running, participant_lock
 from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.tables import read_records
 from stillframe.spark.queries import _write, read_channels, start_query, to_channel
+from stillframe.spark.records import record_batches
 from stillframe.spark.requirements import check_options, check_spark
+from stillframe.store.checksum import checksum_of
 from tests.spark import flows
 
 VALUE = pa.schema([("v", pa.int64())])
@@ -253,3 +257,49 @@ def test_times_are_written_in_microseconds(spark: SparkSession, pipeline: Pipeli
     assert pq.ParquetFile(path).schema.column(0).physical_type == "INT64"
     (at,) = pq.read_table(path, partitioning=None)["at"].to_pylist()
     assert (at.year, at.microsecond) == (9999, 999999)
+
+
+TIMES = (
+    "0001-01-01 00:00:00.000001",
+    "1582-10-04 12:00:00",
+    "1677-09-21 00:12:43.145224",
+    "1969-12-31 23:59:59.999999",
+    "2262-04-11 23:47:16.854776",
+    "9999-12-31 23:59:59.999999",
+)
+"""At both ends of what nanoseconds since 1970 hold in 64 bits, and beyond."""
+
+
+@pytest.mark.spark
+def test_times_of_an_older_version_are_read_as_they_were(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Services, our source and Spark read INT96, which Spark wrote then, in nested columns too."""
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "INT96")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    rows = spark.createDataFrame([(text,) for text in TIMES], "t string").selectExpr(
+        "t", "timestamp(t) at", "array(timestamp(t)) many", "named_struct('at', timestamp(t)) one"
+    )
+    try:
+        rows.coalesce(1).write.parquet(f"file://{tmp_path / 'old'}")
+        (path,) = (tmp_path / "old").glob("*.parquet")
+        assert pq.ParquetFile(path).schema.column(1).physical_type == "INT96"
+        again = spark.read.parquet(f"file://{path}").selectExpr("t", "string(at) at").collect()
+    finally:
+        spark.conf.unset("spark.sql.parquet.outputTimestampType")
+        spark.conf.unset("spark.sql.session.timeZone")
+    for text, at in again:
+        assert at == text
+    time = pa.timestamp("us", tz="UTC")
+    fields = [("t", pa.string()), ("at", time)]
+    fields += [("many", pa.list_(time)), ("one", pa.struct([("at", time)]))]
+    schema = pa.schema(fields)
+    checksum = checksum_of(path)
+    expected = [
+        datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC) for text in TIMES
+    ]
+    batches = record_batches([(str(path), checksum)], schema.serialize().to_pybytes())
+    for table in (read_records(path, schema, checksum), pa.Table.from_batches(list(batches))):
+        assert table["at"].to_pylist() == expected
+        assert table["many"].to_pylist() == [[at] for at in expected]
+        assert table["one"].to_pylist() == [{"at": at} for at in expected]
