@@ -266,6 +266,8 @@ def test_books_are_checked_after_reading(store: Store, directory: Path) -> None:
 def test_counts_of_the_manifest_are_checked(store: Store, directory: Path) -> None:
     """A manifest that promises another number of messages than there are is not believed."""
     _reseal(directory, lambda manifest: msgspec.structs.replace(manifest, message_count=4))
+    with pytest.raises(NotConsistent, match=r"messages\.parquet holds \d+ rows, and 4 were"):
+        store.tables(ID)
     with pytest.raises(NotConsistent, match="4 messages, but the files hold 3, 3 and 5"):
         store.load(ID)
 

@@ -23,6 +23,16 @@ Colour appears only on a terminal, and never with `NO_COLOR`.
 | 101 | a bug in stillframe |
 | 130 | it was ended by Ctrl-C before it had begun |
 
+Where damage would hide what is whole, `list`, `history` and `spark list`, `spark history` show the
+rest and end with 1. Their JSON document names what is damaged: `damaged` is a list of objects with
+`detail`, a sentence, and of snapshots `id`; of `spark history` it is `damages`, an object with a
+sentence for each id.
+
+Every path is one of the local file system, which a shared one can be mounted into. What begins like
+an address, with a scheme of two letters or more, a colon and a slash (`s3://bucket/x`, `file:///x`,
+`hdfs://`, `dbfs:/x`), is refused with exit code 2; `C:/x` and `a:b` are paths, and a directory that
+is really called `s3:` is given by its absolute path. The same holds in Python.
+
 Durations are a number and a unit: `250ms`, `1s`, `2m`, `1h`.
 Snapshot ids name the process that initiated and a number: `P1-17`.
 

@@ -16,10 +16,7 @@ from stillframe.model import SnapshotId
 from stillframe.spark.soundness import Expected, Topology
 from stillframe.store.chain import chain_length, check_chain, gather
 from stillframe.store.manifest import (
-    CHANNELS,
     MANIFEST,
-    MESSAGES,
-    PROCESSES,
     Entry,
     FileRecord,
     Head,
@@ -86,13 +83,8 @@ class Published(msgspec.Struct, frozen=True):
         """Return snapshot, path, bytes, hash and rows of a file, for ``verified.rows``."""
         manifest = self.manifests[snapshot]
         record: FileRecord = next(record for record in manifest.files if record.name == name)
-        row_counts = {
-            PROCESSES: manifest.process_count,
-            CHANNELS: manifest.channel_count,
-            MESSAGES: manifest.message_count,
-        }
         path = str(self.directory(snapshot) / name)
-        return str(snapshot), path, record.bytes, record.hash, row_counts.get(name)
+        return str(snapshot), path, record.bytes, record.hash, manifest.row_count_of(name)
 
     def find(self, text: str) -> SnapshotId:
         """Return the snapshot that `text` names: a savepoint, or an id.

@@ -326,13 +326,20 @@ def read_tables(chain: Chain) -> dict[str, pa.Table]:
 
     Raises:
         Damaged: a file is not what was written; it is named.
+        NotConsistent: it has other than the number of rows that the manifest promises.
         StoreError: a file cannot be read.
     """
     found = {}
     for file in FILES:
         content = _read_verified(chain.directory, chain.manifest, file)
         with as_written(chain.directory / file):
-            found[Path(file).stem] = read_parquet(content)
+            found[Path(file).stem] = rows = read_parquet(content)
+        promised = chain.manifest.row_count_of(file)
+        if rows.num_rows != promised:
+            raise NotConsistent(
+                f"{chain.directory / file} holds {rows.num_rows} rows, and {promised} were "
+                "promised: use another snapshot"
+            )
     name = str(chain.manifest.snapshot)
     for table in chain.tables.keyed:
         with as_written(chain.directory):

@@ -76,6 +76,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     topology: str
     files: tuple[FileRecord, ...]
 
+    def row_count_of(self, file: str) -> int | None:
+        """Return how many rows a file must have; None if nothing says so, as of keyed fields."""
+        counts = (self.process_count, self.channel_count, self.message_count)
+        return dict(zip(FILES, counts, strict=True)).get(file)
+
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A published snapshot, as the store lists it.
