@@ -10,7 +10,7 @@ import pytest
 from stillframe.errors import Damaged, StoreError
 from stillframe.model import SnapshotId
 from stillframe.store import upkeep
-from stillframe.store.history import NEWER, SnapshotPublished, lost_snapshots
+from stillframe.store.history import NEWER, SnapshotPublished, SnapshotRemoved, lost_snapshots
 from stillframe.store.opening import SNAPSHOTS, is_published
 from stillframe.store.store import Store
 from tests.store.samples import DESCRIPTION, publish
@@ -78,6 +78,18 @@ def test_what_an_older_version_published_is_not_accused(store: Path) -> None:
         writer.history.note(SnapshotPublished(entry.id))
     writer.close()
     take_away(store)
+    assert lost_snapshots(store) == []
+
+
+def test_a_removal_may_be_noted_first(store: Path) -> None:
+    """One thread notes what it removed before another notes that it was published."""
+    gone = SnapshotId("A", COUNT + 1)
+
+    def note(writer: Store) -> None:
+        writer.history.note(SnapshotRemoved(gone))
+        writer.history.note(SnapshotPublished(gone, is_removal_noted=True))
+
+    write(store, note)
     assert lost_snapshots(store) == []
 
 

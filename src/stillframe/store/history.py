@@ -354,15 +354,19 @@ def lost_snapshots(store: Path) -> list[SnapshotId]:
 
 
 def _kept(store: Path) -> set[SnapshotId]:
-    """Return the snapshots that were published and not removed, as the history has it."""
-    kept: set[SnapshotId] = set()
+    """Return the snapshots that were published and not removed, as the history has it.
+
+    Different threads note the two, so that the removal can come first; no name is given twice.
+    """
+    published: set[SnapshotId] = set()
+    removed: set[SnapshotId] = set()
     for line in read_history(store):
         match line.what:
             case SnapshotPublished(snapshot, is_removal_noted=True):
-                kept.add(snapshot)
+                published.add(snapshot)
             case SnapshotRemoved(snapshot):
-                kept.discard(snapshot)
-    return kept
+                removed.add(snapshot)
+    return published - removed
 
 
 def loss(store: Path, snapshot: SnapshotId) -> str:

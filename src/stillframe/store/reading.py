@@ -205,8 +205,6 @@ class StoreReader:
         Damaged if one that was published is gone and was not removed (``lost_snapshots``).
         """
         self._read_head()
-        for lost in lost_snapshots(self._path):
-            raise Damaged(loss(self._path, lost))
         entries = self.entries()
         verified_count = 0
         for entry in entries:
@@ -218,6 +216,9 @@ class StoreReader:
                 continue
             verified_count += 1
             progress(entry, len(entries))
+        # Last: a damaged history must not keep back what is wrong with a snapshot.
+        for lost in lost_snapshots(self._path):
+            raise Damaged(loss(self._path, lost))
         return verified_count
 
     def next_number(self) -> int:
