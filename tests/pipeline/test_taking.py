@@ -172,13 +172,17 @@ def test_a_damaged_counter_does_not_stop_snapshots(tmp_path: Path) -> None:
     assert following.snapshot.number == last + 1
 
 
-def test_barriers_count_where_the_counter_is_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"{}", None], ids=["damaged", "missing"])
+def test_barriers_count_where_the_counter_says_nothing(
+    tmp_path: Path, content: bytes | None
+) -> None:
     """A snapshot that was abandoned left its barrier: its number is not used again."""
     pipeline = line(tmp_path / "run")
     head = read_head(pipeline.path)
     writer = LogWriter(pipeline.path, pipeline.dataflow.log("coins"), head)
     writer.append_barrier(SnapshotId(head.name, 9), Mode.ALIGNED)
-    (pipeline.path / COUNTER).write_bytes(b"{}")
+    if content is not None:
+        (pipeline.path / COUNTER).write_bytes(content)
     with join("mint", pipeline=pipeline.path, state=Account()):
         abandoned = pipeline.snapshot(timeout_s=0.1)
     assert isinstance(abandoned, Abandoned)

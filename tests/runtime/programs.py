@@ -135,6 +135,15 @@ class ForksAsync(Player):
         super().receive(channel, message)
 
 
+class ForksAtCut(Player):
+    """Does so when it is told of the first cut."""
+
+    def on_cut(self, snapshot: SnapshotId) -> None:
+        """Fork, as one would to write the state down."""
+        if snapshot.number == 1 and (child := os.fork()):
+            os.waitpid(child, 0)
+
+
 @dataclass
 class Books:
     """What a joined program records."""
@@ -166,4 +175,5 @@ only_joining = Topology({"J": Joined(state=Books)}, [])
 trio = Topology.mesh({"A": Sink(), "B": Sink(), "C": Sink()})
 separate = Topology({"A": Source(limit=9), "B": Sink(), "R": Sink()}, [("A", "B")])
 forking = Topology.mesh({"A": Player(serves=True), "B": Forks()})
+forking_at_cut = Topology.mesh({"A": Player(serves=True), "B": ForksAtCut()})
 forking_async = Topology.mesh({"A": Player(serves=True), "B": ForksAsync()})

@@ -149,6 +149,11 @@ def test_a_forked_process_has_what_one_has_that_was_started_by_itself(
         "opened = open(os.devnull)",
         "made = random.Random()",
         "random.seed(7)",
+        # Should the timer outlive the program that loaded the topology, it ends the next one.
+        "signal.signal(14, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])",
+        "os.environ['TWICE'] = os.environ.get('TWICE', '') + '1'; random.seed(7)",
+        "os.chdir('tests'); random.seed(7)",
     ],
 )
 def test_a_topology_that_cannot_be_shared_is_loaded_by_each_process(
@@ -163,6 +168,8 @@ def test_a_topology_that_cannot_be_shared_is_loaded_by_each_process(
     ]
     if "Thread" in at_import:
         assert found["A"]["threads"] > 1
+    if "TWICE" in at_import:
+        assert found["A"]["environment"]["TWICE"] == "1"
 
 
 FOOTPRINTS = """
@@ -195,6 +202,8 @@ def test_what_keeps_a_topology_from_being_shared_is_named() -> None:
         "sleeping = subprocess.Popen(['sleep', '1'])": "started process",
         "signal.setitimer(signal.ITIMER_REAL, 1000)": "set a timer",
         "signal.signal(signal.SIGUSR1, signal.SIG_IGN)": "changed what a signal does",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])": "blocked a signal",
+        "import mmap; memory = mmap.mmap(-1, 64)": "made shared memory",
         "random.random()": "used or seeded",
         "chance = random.Random(7)": "made a generator",
         "import numpy.random; chance = numpy.random.default_rng(7)": "it ",
@@ -236,6 +245,8 @@ def test_nothing_is_said_of_a_process_that_did_nothing() -> None:
         children=found.children,
         timers=(0.0, 0.0, 0.0),
         handlers=found.handlers,
+        blocked=found.blocked,
+        shared_memory=found.shared_memory,
         random_state=found.random_state,
         generator_count=found.generator_count,
     )

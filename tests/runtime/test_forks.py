@@ -17,6 +17,7 @@ from tests.runtime.watch import Watch, new_store, program, take
     [
         ("forking", "receive() on channel A->B"),
         ("forking_async", "receive() on channel A->B, Ball(hits=5)"),
+        ("forking_at_cut", "on_cut()"),
     ],
 )
 def test_a_child_that_returns_is_ended_and_the_system_goes_on(

@@ -182,13 +182,20 @@ def _next_number(root: Path) -> int:
     """Return a number that no snapshot had, also none that was given up: its barriers are there."""
     path = root / COUNTER
     try:
-        last = read_sealed(path, Counter).last if path.exists() else 0
+        last = read_sealed(path, Counter).last if path.exists() else _last_without_counter(root)
     except Damaged:
         last = _highest_seen(root) + UNSEEN_MAX
     number = 1 + last
     with explained(path, "written"):
         replace_durably(path, seal(Counter(last=number)))
     return number
+
+
+def _last_without_counter(root: Path) -> int:
+    """Return what the last number may have been: none before the first snapshot; else the file was
+    lost."""
+    seen = _highest_seen(root)
+    return seen + UNSEEN_MAX if seen else 0
 
 
 def _highest_seen(root: Path) -> int:

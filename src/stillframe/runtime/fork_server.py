@@ -85,6 +85,8 @@ class Footprint(msgspec.Struct, frozen=True):
         children: the processes that were started here.
         timers: the seconds that each timer has left.
         handlers: what each signal does.
+        blocked: the signals that are held back.
+        shared_memory: where memory is that copies would share.
         random_state: of the generator of the module ``random``.
         generator_count: how many other generators of random numbers there are.
     """
@@ -94,6 +96,8 @@ class Footprint(msgspec.Struct, frozen=True):
     children: tuple[int, ...]
     timers: tuple[float, ...]
     handlers: tuple[object, ...]
+    blocked: frozenset[int]
+    shared_memory: frozenset[str]
     random_state: object
     generator_count: int
 
@@ -106,6 +110,8 @@ def footprint() -> Footprint:
         children=tuple(map(int, _CHILDREN.read_text().split())) if _CHILDREN.exists() else (),
         timers=tuple(signal.getitimer(timer)[0] for timer in _TIMERS),
         handlers=tuple(signal.getsignal(number) for number in sorted(signal.valid_signals())),
+        blocked=_blocked(),
+        shared_memory=_shared_memory(),
         random_state=random.getstate(),
         generator_count=_generator_count(),
     )
@@ -125,6 +131,10 @@ def why_not_shared(before: Footprint, after: Footprint) -> str | None:
         return "it set a timer"
     if after.handlers != before.handlers:
         return "it changed what a signal does"
+    if after.blocked != before.blocked:
+        return "it blocked a signal"
+    if after.shared_memory - before.shared_memory:
+        return "it made shared memory"
     if after.random_state != before.random_state:
         return "it used or seeded the generator of the module random"
     if after.generator_count > before.generator_count:
@@ -169,6 +179,18 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
+def _blocked() -> frozenset[int]:
+    return frozenset(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+
+
+def _shared_memory() -> frozenset[str]:
+    """Return the addresses of what is mapped to be written to and shared (proc(5))."""
+    mappings = map(str.split, Path("/proc/self/maps").read_text().splitlines())
+    return frozenset(
+        place for place, permitted, *_ in mappings if permitted.endswith("s") and "w" in permitted
+    )
+
+
 def _generator_count() -> int:
     kinds: tuple[type, ...] = (random.Random,)
     if (numpy := sys.modules.get("numpy.random")) is not None:
@@ -183,6 +205,11 @@ class _Server:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._channel = socket.socket(fileno=setup.channel)
+        # A program that is started while the topology is imported must not keep it open.
+        self._channel.set_inheritable(False)
+        self._directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
+        self._variables = dict(os.environ)
+        self._mask = _blocked()
         self._loaded: dict[str, tuple[int, ...] | None] = {}
 
     def load(self) -> None:
@@ -279,7 +306,14 @@ class _Server:
         os.lseek(stdin, 0, os.SEEK_SET)
         os.dup2(stdin, 0)
         _flush()
-        os.execv(sys.executable, [sys.executable, "-m", _PROGRAM])  # noqa: S606
+        # What an import did outside Python outlives it, and the next one would meet it.
+        for timer in _TIMERS:
+            signal.setitimer(timer, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        os.chdir(self._directory)
+        self._channel.set_inheritable(True)
+        program = [sys.executable, "-m", _PROGRAM]
+        os.execve(sys.executable, program, self._variables)  # noqa: S606
 
     def _answer(self, answer: Answer) -> None:
         self._channel.send(_encode(answer))

@@ -346,7 +346,12 @@ class Host:
 
     def _tell_application(self, process: Process, snapshot: SnapshotId) -> None:
         try:
-            if process.on_cut(snapshot) is not None:  # type: ignore[func-returns-value]
+            try:
+                returned: object = process.on_cut(snapshot)  # type: ignore[func-returns-value]
+            finally:
+                if forks.is_child:
+                    leave(self.process, "on_cut()")
+            if returned is not None:
                 raise TypeError("it returned something: it is a plain function and returns nothing")
             if any(outgoing.pending for outgoing in self._outgoing):
                 raise TypeError("it sent a message: a snapshot must not change what a process does")
