@@ -237,8 +237,8 @@ class _Server:
         waiting = select.poll()
         waiting.register(self._channel, select.POLLIN)
         waiting.register(woken, select.POLLIN)
-        self._tell_ended()
         try:
+            self._tell_ended()
             while True:
                 ready = {number for number, _ in waiting.poll()}
                 if woken in ready:
