@@ -200,9 +200,14 @@ class Driver:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         asked = [str(place), module, *map(str, arguments)]
-        self._process.stdin.write(f"{json.dumps(asked)}\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
+        hangs = threading.Timer(DRIVER_TIMEOUT_S, self._process.kill)
+        hangs.start()
+        try:
+            self._process.stdin.write(f"{json.dumps(asked)}\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        finally:
+            hangs.cancel()
         assert answer, f"the driver ended: {self._log.read_text()[-6000:]}"
         failure = json.loads(answer)
         assert failure is None, failure
@@ -231,11 +236,8 @@ def driver_in(place: Path) -> Iterator[Driver]:
             stderr=errors,
             text=True,
         )
-    hangs = threading.Timer(DRIVER_TIMEOUT_S, process.kill)
-    hangs.start()
     try:
         yield Driver(process, log)
     finally:
-        hangs.cancel()
-        process.communicate()
+        process.communicate(timeout=DRIVER_TIMEOUT_S)
     assert process.returncode == 0, log.read_text()[-6000:]
