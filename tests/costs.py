@@ -74,7 +74,7 @@ class Costs:
         """Add the CPU time of a test, with its fixtures, to its file."""
         before = cpu_s()
         result = yield
-        # Chromium takes with it what its processes used before, of which there is no more to see.
+        # The sum falls when a program ends without waiting for its children, as Chromium does.
         self._add(file_of(item), max(0.0, cpu_s() - before))
         return result
 

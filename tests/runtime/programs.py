@@ -136,7 +136,7 @@ class ForksAsync(Player):
 
 
 class ForksAtCut(Player):
-    """Does so when it is told of the first cut."""
+    """Forks in ``on_cut`` at the first snapshot, and lets the child return."""
 
     def on_cut(self, snapshot: SnapshotId) -> None:
         """Fork, as one would to write the state down."""

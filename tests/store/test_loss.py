@@ -143,7 +143,7 @@ def test_a_full_disk_does_not_keep_a_snapshot_from_being_removed(
 
 
 def test_a_damaged_history_accuses_nothing_and_says_so(store: Path) -> None:
-    """The line that is damaged could be that of the removal."""
+    """The damaged line could be that of the removal. It blocks no other removal."""
     write(store, lambda writer: writer.drop(str(writer.entries()[0].id)))
     path = store / NEWER
     lines = path.read_bytes().splitlines(keepends=True)
@@ -154,3 +154,6 @@ def test_a_damaged_history_accuses_nothing_and_says_so(store: Path) -> None:
         lost_snapshots(store)
     with pytest.raises(Damaged, match=f"line {removal + 1} of "):
         Store.open(store).verify_all(lambda *_: None)
+    second = Store.open(store).entries()[0].id
+    write(store, lambda writer: writer.drop(str(second)))
+    assert second not in {entry.id for entry in Store.open(store).entries()}

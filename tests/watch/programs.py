@@ -1,19 +1,7 @@
 """Systems to look at that leave the machine some time for the browser."""
 
-from examples.bank import Account, Transfer
-from stillframe import Process, Topology, every
-
-
-class CalmAccount(Account):
-    """Pays its neighbours in turn, one unit at a time, a hundred times a second."""
-
-    @every(ms=10)
-    def pay(self) -> None:
-        """Give some away."""
-        self.balance -= 1
-        self.paid_count += 1
-        self.send(self.outgoing[self.paid_count % len(self.outgoing)], Transfer(1))
-
+from stillframe import Process, Topology
+from tests.calm import CalmAccount
 
 calm = Topology.mesh({f"P{number}": CalmAccount() for number in range(1, 4)})
 

@@ -6,7 +6,7 @@ from stillframe import Topology
 from stillframe.model import Channel, ChannelState, GlobalState, ProcessState, Snapshot, SnapshotId
 from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
-from tests.watch.programs import CalmAccount
+from tests.calm import CalmAccount
 
 PAIR = Topology({"A": CalmAccount(), "B": CalmAccount()}, [("A", "B")])
 REFERENCE = "tests.watch.published:PAIR"

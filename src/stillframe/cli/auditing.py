@@ -39,7 +39,8 @@ def audit(path: Path, *, states_sql: str | None, messages_sql: str | None, is_js
             found = audit_store(path, states_sql=states_sql, messages_sql=messages_sql)
     except Damaged as error:
         if is_json:
-            output.put_json({"ok": False, "verdict": str(error), "snapshots": []})
+            verdict = {"ok": False, "verdict": str(error)}
+            output.put_json({**verdict, "snapshots": [], "history_damage": None})
         output.say(f"no: {error}")
         raise typer.Exit(EXIT_NO) from None
     if is_json:

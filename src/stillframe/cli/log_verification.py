@@ -139,7 +139,7 @@ def _find(
     for snapshot, reason in wrong_in_store.items():
         assert published is not None
         manifest = published.manifests.get(snapshot)
-        # Of which epoch it was without a manifest, the log may know.
+        # Without a manifest, the log may still know the epoch.
         known = (row["epoch"] for row in found if row["snapshot"] == str(snapshot))
         of_epoch = next(known, None) if manifest is None else manifest.epoch
         if None in (epoch, of_epoch) or epoch == of_epoch:

@@ -48,8 +48,8 @@ def follow(
     come first. The verdict on one that was published is that of ``audit``: ``consistent``, or
     ``inconsistent`` if a byte was changed or the books do not balance; on all others it is
     ``incomplete``, with the reason and the processes that were missing. One that is published after
-    it was overdue has had its verdict. A damaged line of the history is a row of its own:
-    ``inconsistent``, and without a snapshot.
+    it was overdue has had its verdict. A damaged line of the history adds a separate row with the
+    verdict ``inconsistent`` and no snapshot.
 
     Args:
         spark: the session; all its executors see the directory.

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from stillframe.errors import Damaged, NotConsistent, StoreError
 from stillframe.spark.shipping import ship
 from stillframe.store.checksum import read_hashed
-from stillframe.store.parquet import as_written, row_groups
+from stillframe.store.parquet import as_written, check_row_count, row_groups
 
 File = tuple[str | None, str, int, str, int | None]
 """Snapshot, path, bytes, SHA-256 and rows of a file. The snapshot is None if the file is of
@@ -154,10 +154,7 @@ def _content(path: Path, byte_count: int, digest: str, row_count: int | None) ->
     if row_count is not None:
         with as_written(path):
             found = pq.read_metadata(pa.BufferReader(content)).num_rows
-        if found != row_count:
-            raise NotConsistent(
-                f"{path} holds {found} rows, and {row_count} were promised: use another snapshot"
-            )
+        check_row_count(path, found, row_count)
     return content
 
 

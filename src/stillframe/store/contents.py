@@ -28,7 +28,7 @@ from stillframe.store.manifest import (
     Manifest,
     keyed_file,
 )
-from stillframe.store.parquet import as_written, different_column, read_parquet
+from stillframe.store.parquet import as_written, check_row_count, different_column, read_parquet
 from stillframe.store.seal import seal
 from stillframe.store.tables import Tables, read_channels, read_processes
 from stillframe.topology import Description
@@ -335,11 +335,7 @@ def read_tables(chain: Chain) -> dict[str, pa.Table]:
         with as_written(chain.directory / file):
             found[Path(file).stem] = rows = read_parquet(content)
         promised = chain.manifest.row_count_of(file)
-        if rows.num_rows != promised:
-            raise NotConsistent(
-                f"{chain.directory / file} holds {rows.num_rows} rows, and {promised} were "
-                "promised: use another snapshot"
-            )
+        check_row_count(chain.directory / file, rows.num_rows, promised)
     name = str(chain.manifest.snapshot)
     for table in chain.tables.keyed:
         with as_written(chain.directory):

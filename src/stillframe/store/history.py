@@ -3,8 +3,8 @@
 The writer of the store appends to it. What it says outlives the writer: a coordinator that takes
 the place of a dead one learns from it which numbers were given to snapshots, and which of those
 have not ended. Therefore the beginning of a snapshot is forced to the disk before any process hears
-of it, and so is the removal of one before it is gone; everything else is only written, which is
-enough unless the machine itself goes down.
+of it. So is a removal, unless the disk is full: then it is written with the next line that fits.
+Everything else is only written, which is enough unless the machine itself goes down.
 
 Each line is exactly ``{"happening":<JSON>,"crc32":"<8 digits>"}``. A crash can cut the last line
 short; that one is taken off again. A file that has become long is put aside as

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stillframe.errors import Damaged
+from stillframe.errors import Damaged, NotConsistent
 from stillframe.store.disk import WHAT_TO_DO
 
 # Arrow says with an ``OSError``, too, that bytes in memory are no table.
@@ -41,6 +41,18 @@ def as_written(where: Path) -> Iterator[None]:
         raise Damaged(
             f"{where} is no table as the store writes it: {error}: {WHAT_TO_DO}"
         ) from error
+
+
+def check_row_count(path: Path, found: int, promised: int | None) -> None:
+    """Refuse a table with more or fewer rows than promised; None if nothing was promised.
+
+    Raises:
+        NotConsistent: it is one.
+    """
+    if promised is not None and found != promised:
+        raise NotConsistent(
+            f"{path} holds {found} rows, and {promised} were promised: use another snapshot"
+        )
 
 
 def repeated(runs: Iterable[tuple[str, int]]) -> pa.Array:

@@ -293,7 +293,9 @@ class Store(StoreReader):
         with self._writing:
             snapshot = self.find(text)
             names = dict(self._head.savepoints)
-            if snapshot in lost_snapshots(self._path):
+            # Only a missing snapshot needs the history, so a damaged line blocks no other removal.
+            is_there = opening.is_published(self._path, snapshot)
+            if not is_there and snapshot in lost_snapshots(self._path):
                 self._put_savepoints({n: s for n, s in names.items() if s != snapshot})
                 self.history.note(SnapshotRemoved(snapshot))
                 return None
