@@ -251,6 +251,34 @@ def test_of_many_snapshots_some_are_listed_and_older_ones_on_demand(
             older.click()
 
 
+def test_what_came_while_somebody_was_in_the_list_is_shown_when_they_leave(
+    tmp_path: Path, browser: Browser
+) -> None:
+    """With the mouse, the keyboard or a dialog; nothing else has to come."""
+    with contextlib.closing(new_store(tmp_path)) as store:
+        publish(store, 1)
+        with a_server(tmp_path / "store") as address, a_page(browser) as page:
+            page.goto(address)
+            first = page.locator(".snapshots tbody tr").first
+            come_later = page.get_by_text("; 1 newer than these come when you leave the list.")
+            heading = page.get_by_role("heading", level=1).first
+            link_of_first = first.get_by_role("link")
+            open_dialog = "document.body.appendChild(document.createElement('dialog')).showModal()"
+            ways = (
+                (first.hover, heading.hover),
+                (link_of_first.focus, link_of_first.blur),
+                (lambda: page.evaluate(open_dialog), lambda: page.keyboard.press("Escape")),
+            )
+            for number, (enter, leave) in enumerate(ways, start=1):
+                expect(first).to_contain_text(f"A-{number}")
+                enter()
+                publish(store, number + 1)
+                expect(come_later).to_be_visible()
+                expect(first).to_contain_text(f"A-{number}")
+                leave()
+                expect(first).to_contain_text(f"A-{number + 1}")
+
+
 def test_the_page_is_light() -> None:
     """All that it loads is under 300 kB, before any compression."""
     sizes = {name: len(page_file(name).encode()) for name in PAGE}

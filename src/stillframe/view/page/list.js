@@ -23,6 +23,10 @@ export class SnapshotList {
     this.body.addEventListener("compare", () => {
       for (const button of this.body.querySelectorAll(".compare")) button.rename();
     });
+    const left = () => requestAnimationFrame(() => this.isBehind && this.update());
+    this.body.addEventListener("mouseleave", left);
+    this.body.addEventListener("focusout", left);
+    document.addEventListener("close", left, true); // of a dialog, which does not bubble
     this.said = make("p", { class: "said", role: "status" });
     this.older = make("button", { type: "button", on: { click: () => this.showOlder() } }, "Show older ones");
     const heads = this.isPipeline
@@ -49,10 +53,12 @@ export class SnapshotList {
 
   /**
    * Show the newest rows; those that are there already stay as they are. While somebody is in the
-   * list nothing in it moves: a button must not become another's under a finger.
+   * list nothing in it moves: a button must not become another's under a finger. What came meanwhile
+   * is shown when they leave it.
    */
   update() {
-    if (this.isInUse() && this.shown.size > 0) {
+    this.isBehind = this.isInUse() && this.shown.size > 0;
+    if (this.isBehind) {
       const newer = [...this.known.rows.values()].filter((row) => row.number > this.newest).length;
       setText(this.summary, `${counted(this.known.count, "snapshot")} in the store; ${count(newer)} newer than these come when you leave the list.`);
       for (const [id, one] of this.shown) this.keep(one, this.known.rows.get(id));
