@@ -86,6 +86,15 @@ def test_assembled_snapshots_are_what_was_published(
     assert verdicts(spark, tmp_path / "parts", tmp_path / "out") == {}
 
 
+def test_relative_paths_begin_here(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where the session was started."""
+    write_fragments(tmp_path / "parts", transfers.TOPOLOGY.description, [transfers.snapshot(1)])
+    monkeypatch.chdir(tmp_path)
+    assert verdicts(spark, Path("parts"), Path("out")) == {"P1-1": "consistent"}
+
+
 def test_what_comes_late_is_added_the_next_time(spark: SparkSession, tmp_path: Path) -> None:
     """And with it what is based on it; what was there stays as it is."""
     store, recorded = chains(tmp_path, 3)

@@ -225,6 +225,14 @@ def test_odd_paths_are_paths(spark: SparkSession, tmp_path: Path) -> None:
     assert audit_money(spark, odd).ok
 
 
+def test_a_relative_path_begins_here(
+    spark: SparkSession, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where the session was started."""
+    monkeypatch.chdir(store.parent)
+    assert audit_money(spark, Path("store")).ok
+
+
 @pytest.mark.slow
 def test_the_number_of_jobs_does_not_grow_with_the_store(
     spark: SparkSession, tmp_path: Path

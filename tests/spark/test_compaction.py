@@ -112,6 +112,17 @@ def test_any_snapshot_can_be_taken_out(spark: SparkSession, tmp_path: Path) -> N
     check_same(tmp_path / "out", tmp_path / "store", ["P-3", "P-6"])
 
 
+def test_relative_paths_begin_here(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where the session was started."""
+    make_chains(tmp_path / "store", 1)
+    monkeypatch.chdir(tmp_path)
+    compact_store(spark, Path("store"), Path("out"), of="P-6")
+    check_same(tmp_path / "out", tmp_path / "store", ["P-6"])
+    assert [row["snapshot"] for row in compacted_tables(spark, Path("out"))["processes"].collect()]
+
+
 def test_only_the_newest_and_savepoints_stay(spark: SparkSession, tmp_path: Path) -> None:
     """Rows of the others go; what the store has dropped meanwhile stays until then."""
     store, out = bank.make_store(tmp_path / "store", snapshot_count=4), tmp_path / "out"

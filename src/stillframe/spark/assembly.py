@@ -213,7 +213,10 @@ def _is_point(group: Group, points: Sequence[Group]) -> bool:
 def _join(
     spark: SparkSession, directory: Path, out: Path, groups: Sequence[Group]
 ) -> dict[SnapshotId, _Joined]:
-    """Write the files of snapshots, under names that nobody looks at yet."""
+    """Write the files of snapshots, under names that nobody looks at yet.
+
+    Spark's tasks run where the session was started: what they get are absolute paths.
+    """
     ship(spark)
     rows: list[dict[str, object]] = []
     sizes: list[int] = []
@@ -230,7 +233,7 @@ def _join(
             rows.append(
                 {
                     "snapshot": str(group.snapshot),
-                    "path": str(partial / name),
+                    "path": str(partial.absolute() / name),
                     "what": what or joining.KEYED,
                     "columns": columns[name],
                     "parts": parts,
@@ -275,7 +278,7 @@ def _parts(directory: Path, group: Group, stem: str) -> tuple[list[dict[str, obj
         is_keyed = stem not in (joining.PROCESSES, joining.CHANNELS, joining.MESSAGES)
         links = []
         for fragment in chain if is_keyed else chain[-1:]:
-            path = FragmentPlace(group.epoch, fragment.snapshot, process).path(directory)
+            path = FragmentPlace(group.epoch, fragment.snapshot, process).path(directory).absolute()
             for record in fragment.files:
                 # Those of keyed fields have other names if they are whole.
                 if record.name.partition(".")[0] == stem:

@@ -139,7 +139,7 @@ def compacted_tables(spark: SparkSession, out: Path) -> dict[str, DataFrame]:
     """
     catalog = read_catalog(out)
     tables = {name: table_rows(spark, out, catalog, name) for name in catalog.columns}
-    directory = version_path(out, catalog.version) / INDEX
+    directory = version_path(out, catalog.version).absolute() / INDEX
     index: list[verified.File] = [
         (None, str(directory / file.name), file.bytes, file.hash, file.row_count)
         for file in catalog.files(INDEX)
@@ -155,7 +155,7 @@ def table_rows(
     parts: tuple[Part, ...] | None = None,
 ) -> DataFrame:
     """Return the rows of a table, all or those of some parts."""
-    directory = version_path(out, catalog.version) / table
+    directory = version_path(out, catalog.version).absolute() / table
     files: list[verified.File] = [
         (None, str(directory / file.name), file.bytes, file.hash, file.row_count)
         for part in (catalog.parts if parts is None else parts)

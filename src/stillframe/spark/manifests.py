@@ -80,10 +80,13 @@ class Published(msgspec.Struct, frozen=True):
         return self.topologies.tables(topology)
 
     def file(self, snapshot: SnapshotId, name: str) -> tuple[str | None, str, int, str, int | None]:
-        """Return snapshot, path, bytes, hash and rows of a file, for ``verified.rows``."""
+        """Return snapshot, path, bytes, hash and rows of a file, for ``verified.rows``.
+
+        The path is absolute: Spark's tasks run where the session was started.
+        """
         manifest = self.manifests[snapshot]
         record: FileRecord = next(record for record in manifest.files if record.name == name)
-        path = str(self.directory(snapshot) / name)
+        path = str(self.directory(snapshot).absolute() / name)
         return str(snapshot), path, record.bytes, record.hash, manifest.row_count_of(name)
 
     def find(self, text: str) -> SnapshotId:

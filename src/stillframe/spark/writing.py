@@ -41,7 +41,7 @@ def write(rows: DataFrame, directory: Path) -> list[Written]:
     """
     ship(rows.sparkSession)
     schema = to_arrow_schema(rows.schema, timezone="UTC").serialize().to_pybytes()
-    task = partial(_write, directory=str(directory), schema_message=schema)
+    task = partial(_write, directory=str(directory.absolute()), schema_message=schema)
     written = rows.mapInArrow(task, _WRITTEN_SCHEMA).collect()
     return [(row["name"], row["row_count"], row["bytes"], row["hash"]) for row in written]
 
