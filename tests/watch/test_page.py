@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import product
 from pathlib import Path
@@ -264,7 +265,7 @@ def test_what_came_while_somebody_was_in_the_list_is_shown_when_they_leave(
             heading = page.get_by_role("heading", level=1).first
             link_of_first = first.get_by_role("link")
             open_dialog = "document.body.appendChild(document.createElement('dialog')).showModal()"
-            ways = (
+            ways: tuple[tuple[Callable[[], object], Callable[[], object]], ...] = (
                 (first.hover, heading.hover),
                 (link_of_first.focus, link_of_first.blur),
                 (lambda: page.evaluate(open_dialog), lambda: page.keyboard.press("Escape")),
