@@ -2,10 +2,10 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 FUNCTION_LINES_MAX = 60
@@ -50,9 +50,10 @@ def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def words_of(text: str) -> set[str]:
+def words_of(text: str) -> frozenset[str]:
     """Return the words of an identifier or a sentence, in lower case: ``lastNode_id``, 3 words."""
-    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", text)}
+    found = set(re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", text))
+    return frozenset(map(str.lower, found))
 
 
 def function_line_count(function: Function, lines: list[str]) -> int:
@@ -64,9 +65,16 @@ def function_line_count(function: Function, lines: list[str]) -> int:
     return sum(1 for line in code if line.strip() and not line.lstrip().startswith("#"))
 
 
-def defined_names(tree: ast.AST) -> Iterator[str]:
+class Seen(NamedTuple):
+    """What is looked at of a file: its words, and the functions that are too long."""
+
+    words: frozenset[str]
+    long_functions: dict[str, int]
+
+
+def defined_names(items: Iterable[ast.AST]) -> Iterator[str]:
     """Yield every name that a module gives: classes, functions, arguments, variables."""
-    for item in ast.walk(tree):
+    for item in items:
         if isinstance(item, ast.ClassDef | Function):
             yield item.name
         elif isinstance(item, ast.arg):
@@ -75,38 +83,38 @@ def defined_names(tree: ast.AST) -> Iterator[str]:
             yield item.id if isinstance(item, ast.Name) else item.attr
 
 
-def docstrings(tree: ast.AST) -> Iterator[str]:
+def docstrings(items: Iterable[ast.AST]) -> Iterator[str]:
     """Yield every docstring of a module."""
-    for item in ast.walk(tree):
+    for item in items:
         if isinstance(item, ast.Module | ast.ClassDef | Function):
-            yield ast.get_docstring(item) or ""
+            yield ast.get_docstring(item, clean=False) or ""
 
 
-def used_words(path: Path) -> set[str]:
-    """Return the words of a module's names and docstrings, or all of a page or notebook."""
+@cache
+def seen(path: Path) -> Seen:
+    """Read a file: the words of a module's names and docstrings, or all of a page or notebook."""
     text = path.read_text(encoding="utf-8")
     if path.suffix in (".md", ".ipynb"):
-        return words_of(text)
-    tree = ast.parse(text)
-    written = docstrings(tree) if path.is_relative_to(ROOT / "src") else ()
-    return words_of("\n".join((*defined_names(tree), *written)))
+        return Seen(words_of(text), {})
+    lines = text.splitlines()
+    items = list(ast.walk(ast.parse(text)))
+    counts = {
+        item.name: function_line_count(item, lines) for item in items if isinstance(item, Function)
+    }
+    written = docstrings(items) if path.is_relative_to(ROOT / "src") else ()
+    return Seen(
+        words_of("\n".join({*defined_names(items), *written})),
+        {name: count for name, count in counts.items() if count > FUNCTION_LINES_MAX},
+    )
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=named)
-def test_functions_stay_small(path: Path) -> None:
+def test_functions_stay_small() -> None:
     """No function has more than 60 lines of code.
 
     Files have no limit: one that counts docstrings splits a class that belongs together.
     """
-    text = path.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    long = {
-        function.name: function_line_count(function, lines)
-        for function in ast.walk(ast.parse(text))
-        if isinstance(function, Function)
-        and function_line_count(function, lines) > FUNCTION_LINES_MAX
-    }
-    assert long == {}
+    long = {named(path): seen(path).long_functions for path in SOURCES}
+    assert {file: functions for file, functions in long.items() if functions} == {}
 
 
 def test_modules_are_named_after_what_they_hold() -> None:
@@ -119,16 +127,17 @@ def test_modules_are_named_after_what_they_hold() -> None:
     assert empty == []
 
 
-@pytest.mark.parametrize("path", SOURCES + PAGES, ids=named)
-def test_only_our_words_are_used(path: Path) -> None:
+def test_only_our_words_are_used() -> None:
     """Names, docstrings and pages keep to the words of DESIGN section 2."""
-    excepted = {word for file, word in EXCEPTIONS if file == named(path)}
-    assert (used_words(path) & BANNED_WORDS) - excepted == set()
+    found = {
+        (named(path), word) for path in SOURCES + PAGES for word in seen(path).words & BANNED_WORDS
+    }
+    assert found - EXCEPTIONS.keys() == set()
 
 
 def test_every_exception_is_still_needed() -> None:
     """An exception that no longer excepts anything leaves the list."""
-    unused = [(file, word) for file, word in EXCEPTIONS if word not in used_words(ROOT / file)]
+    unused = [(file, word) for file, word in EXCEPTIONS if word not in seen(ROOT / file).words]
     assert unused == []
 
 
