@@ -11,11 +11,13 @@ import sys
 import threading
 from collections import deque
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import typer
+from typer.testing import Result
 
 pytest.importorskip("pyspark", reason="needs PySpark")
 
@@ -29,6 +31,7 @@ from stillframe.spark.soundness import VERDICTS
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished, read_history
 from tests.cli.conftest import Call
 from tests.cli.test_runs import ROOT, Start, start  # noqa: F401 - a fixture
+from tests.shapes import same_shape
 
 HERE = ("--master", "local[2]")
 DEADLINE_S = 300
@@ -36,22 +39,50 @@ DEADLINE_S = 300
 SEED = 1985
 
 
-def judge_what_is_there(query: StreamingQuery, *_: object) -> None:
-    """Wait for no more than that."""
+GOOD: dict[str, Any] = {
+    "snapshot": "A-1",
+    "sequence": 1,
+    "epoch": 1,
+    "verdict": "consistent",
+    "why": "all is well",
+    "reason": None,
+    "missing": [],
+    "initiated_at": datetime(2026, 11, 23, 12, 0, tzinfo=UTC),
+    "ended_at": datetime(2026, 11, 23, 12, 0, 1, tzinfo=UTC),
+    "pause_s": 0.001,
+    "capture_s": 0.001,
+    "total_s": 0.02,
+    "message_count": 5,
+}
+"""What is found of a snapshot (``soundness.VERDICTS``)."""
+BAD = GOOD | {"snapshot": "A-2", "verdict": "inconsistent", "why": "messages.parquet was changed"}
+
+
+wait = following._wait
+
+
+def judge_what_is_there(query: StreamingQuery, *rest: Any) -> None:
+    """Press Ctrl-C when all of it is judged."""
     query.processAllAvailable()
-    query.stop()
+    signal.raise_signal(signal.SIGINT)
+    wait(query, *rest)
+
+
+def conclude(*rows: dict[str, Any]) -> int:
+    """Write verdicts that come together, and how many there were; return the exit code."""
+    verdicts = following.Verdicts(lambda _: list(rows), is_json=False)
+    verdicts.put(cast(DataFrame, None), 0)
+    with pytest.raises(typer.Exit) as raised:
+        following._conclude(verdicts.counts, verdicts.damage_count)
+    return raised.value.exit_code
 
 
 def test_a_damaged_line_of_the_history_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
     """It is written beside the verdicts, is none on a snapshot, and the exit code is 1."""
     nothing = dict.fromkeys(VERDICTS.names)
-    damage = nothing | {"verdict": "inconsistent", "why": "line 3 was changed"}
+    damage = nothing | {"verdict": "inconsistent", "why": "line 3 was changed", "log": None}
     good = nothing | {"snapshot": "A-1", "verdict": "consistent", "why": "all is well"}
-    verdicts = following.Verdicts(lambda _: [good, dict(damage, log=None)], is_json=False)
-    verdicts.put(cast(DataFrame, None), 0)
-    with pytest.raises(typer.Exit) as raised:
-        following._conclude(verdicts.counts, verdicts.damage_count)
-    assert raised.value.exit_code == 1
+    assert conclude(good, damage) == 1
     said = capsys.readouterr()
     assert said.out.splitlines() == [
         "the history: line 3 was changed",
@@ -60,30 +91,65 @@ def test_a_damaged_line_of_the_history_is_a_no(capsys: pytest.CaptureFixture[str
     assert said.err == "no: 1 snapshot, 1 consistent; 1 damaged line of the history\n"
 
 
+def test_an_inconsistent_snapshot_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each verdict is a line with when the snapshot ended; the exit code is 1."""
+    assert conclude(BAD, GOOD) == 1
+    said = capsys.readouterr()
+    at, much = "2026-11-23 12:00:01.000 UTC", "5 messages in transit, took 20 ms"
+    assert said.out.splitlines() == [
+        f"{at}  snapshot A-1: consistent, {much}: all is well",
+        f"{at}  snapshot A-2: inconsistent, {much}: messages.parquet was changed",
+    ]
+    assert said.err == "no: 2 snapshots, 1 consistent, 1 inconsistent\n"
+
+
+def rows_of(result: Result) -> list[dict[str, Any]]:
+    """Return the verdicts that were written as JSON."""
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-def test_verdicts_are_lines_and_are_not_repeated(
+def test_what_is_broken_off_is_judged_again_and_no_verdict_is_lost(
     call: Call, money: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One JSON line for each; from a checkpoint only those that are new; exit 1 if one is wrong."""
+    """A disk that is full is named, and is no error of Spark. From the checkpoint it goes on: each
+    snapshot has a verdict, and one that is told again is told the same; then only new ones come."""
+    put = output.put_json
+    told: list[dict[str, Any]] = []
+    really: list[dict[str, Any]] = []
+
+    def put_two(row: dict[str, Any]) -> None:
+        if len(told) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        told.append(row)
+
+    def put_and_keep(row: dict[str, Any]) -> None:
+        really.append(row)
+        put(row)
+
     monkeypatch.setattr(following, "_wait", judge_what_is_there)
-    options = ("--checkpoint", tmp_path / "checkpoint", "--json", *HERE)
-    result = call("spark", "follow", money, *options)
+    command = ("spark", "follow", money, "--checkpoint", tmp_path / "checkpoint", "--json", *HERE)
+    monkeypatch.setattr(output, "put_json", put_two)
+    full = call(*command)
+    assert (full.exit_code, full.stdout) == (2, "")
+    assert full.stderr.endswith("Error: input or output: No space left on device\n")
+
+    monkeypatch.setattr(output, "put_json", put_and_keep)
+    result = call(*command)
     assert result.exit_code == 0, result.output
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    rows = rows_of(result)
     assert [(row["snapshot"], row["verdict"]) for row in rows] == [
         (f"A-{number}", "consistent") for number in (1, 2, 3)
     ]
     assert rows[0]["initiated_at"] == "1970-01-01T00:16:40Z"
-    assert "yes: 3 snapshots, 3 consistent" in result.stderr
-    again = call("spark", "follow", money, *options)
+    assert result.stderr == "yes: 3 snapshots, 3 consistent\n"
+    assert [row["snapshot"] for row in told] == ["A-1", "A-2"]
+    assert all(row in really for row in told)
+    same_shape([GOOD, BAD], really)
+
+    again = call(*command)
     assert (again.exit_code, again.stdout) == (0, "")
-    path = money / "snapshots" / "A-2" / "messages.parquet"
-    path.write_bytes(path.read_bytes()[:-1])
-    wrong = call("spark", "follow", money, *HERE)
-    assert wrong.exit_code == 1
-    assert "snapshot A-2: inconsistent" in wrong.stdout
-    assert "no: 3 snapshots, 2 consistent, 1 inconsistent" in wrong.stderr
 
 
 def test_what_is_missing_is_named_before_spark_starts(
@@ -113,23 +179,6 @@ def test_without_spark_it_says_what_to_install(
     result = call("spark", "follow", money)
     assert result.exit_code == 2
     assert "pip install 'stillframe[spark]'" in result.stderr
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_what_keeps_it_from_writing_is_named(
-    call: Call, money: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is no error of Spark."""
-
-    def is_full(_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(following, "_wait", judge_what_is_there)
-    monkeypatch.setattr(output, "put_json", is_full)
-    result = call("spark", "follow", money, "--json", *HERE)
-    assert result.exit_code == 2
-    assert result.stderr.endswith("Error: input or output: No space left on device\n")
 
 
 class Query:
@@ -287,21 +336,25 @@ class Held:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_ctrl_c_ends_it_while_it_judges(money: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("spark")
+def test_ctrl_c_ends_it_while_it_judges(
+    call: Call, money: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It waits for no verdict, says no more than how many there were, and its checkpoint is good:
     what was being judged is judged when it is started again."""
     file = Held(money / "snapshots" / "A-2" / "channels.parquet")
-    with closing(Follower(money, tmp_path / "checkpoint")) as follower:
+    checkpoint = tmp_path / "checkpoint"
+    with closing(Follower(money, checkpoint)) as follower:
         file.until_read(follower)
         assert follower.interrupt() == (0, []), follower.words()
         assert follower.words().strip() == "yes: 0 snapshots"
     file.release()
-    with closing(Follower(money, tmp_path / "checkpoint")) as follower:
-        assert [row["snapshot"] for row in follower.rows(3)] == ["A-1", "A-2", "A-3"]
-        assert follower.interrupt() == (0, []), follower.words()
-        assert follower.words().strip() == "yes: 3 snapshots, 3 consistent"
+    monkeypatch.setattr(following, "_wait", judge_what_is_there)
+    again = call("spark", "follow", money, "--checkpoint", checkpoint, "--json", *HERE)
+    assert [row["snapshot"] for row in rows_of(again)] == ["A-1", "A-2", "A-3"]
 
 
+@pytest.mark.nightly(part="soak", only=True)
 @pytest.mark.slow
 @pytest.mark.spark
 def test_a_follower_that_is_killed_loses_no_snapshot(
@@ -339,6 +392,7 @@ def test_a_follower_that_is_killed_loses_no_snapshot(
         while ended.keys() - {row["snapshot"] for row in told}:
             told += follower.rows(1)
         assert follower.interrupt() == (0, []), follower.words()
+        assert follower.words().startswith("yes: ")
     by_snapshot = {row["snapshot"]: row for row in told}
     assert all(row == by_snapshot[row["snapshot"]] for row in told), f"{SEED=}"
     for name, is_published in ended.items():
