@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 FENCE = re.compile(r"^```(console|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"`(\S+\.py)`[^\n`]*:\n\n$")
-NOISE = re.compile(r"a snapshot was due and skipped|was abandoned|^bash: line \d+: ")
+NOISE = re.compile(
+    r"a snapshot was due and skipped|was abandoned|^waiting for .* to come|^bash: line \d+: "
+)
 PATIENCE_S = 60
 
 
@@ -102,7 +104,11 @@ class Shell:
 
 
 def follow(
-    page: Path, shell: Shell, directory: Path, settle: Callable[[str], None] = lambda command: None
+    page: Path,
+    shell: Shell,
+    directory: Path,
+    settle: Callable[[str], None] = lambda command: None,
+    instead: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Step, str]]:
     """Do what a page says, in a shell that is in `directory`; yield each command when it has ended
     as the page says, with what it printed.
@@ -112,6 +118,7 @@ def follow(
         shell: that is in `directory`.
         directory: where its files go.
         settle: waits for what the page gives some seconds after a command.
+        instead: what stands in a command -> what is done instead, for a reader in a hurry.
     """
     for step in steps(page.read_text()):
         if step.file:
@@ -119,7 +126,10 @@ def follow(
             path.parent.mkdir(exist_ok=True)
             path.write_text(step.output)
             continue
-        printed, code = shell.do(step.command)
+        command = step.command
+        for there, here in (instead or {}).items():
+            command = command.replace(there, here)
+        printed, code = shell.do(command)
         assert code == step.code, (step.command, printed)
         settle(step.command)
         yield step, printed
