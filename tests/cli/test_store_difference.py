@@ -1,88 +1,169 @@
 """``spark diff``: what ``diff`` says, by Spark."""
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from stillframe.cli import tasks
+from stillframe.model import Batch, Channel, ChannelState, Snapshot
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
+from tests.shapes import same_shape
 from tests.store import keyed_samples as keyed
 
 pytest.importorskip("pyspark", reason="needs PySpark")
+
+from pyspark.sql import Row
+
+from stillframe.spark import difference as spark_difference
+from stillframe.spark.difference import Difference
+
 HERE = ("--master", "local[2]")
 
 
-def keyed_store(path: Path, count: int) -> Path:
-    """Make a store with P-1, in which the bank P has `count` accounts, and P-2, in which it has one
+class Rows(list[dict[str, Any]]):
+    """Stands for a DataFrame."""
+
+    def orderBy(self, *_: str) -> "Rows":  # noqa: N802 - Spark's
+        """Return the same: they are in order."""
+        return self
+
+    def toLocalIterator(self) -> Iterator[Row]:  # noqa: N802 - Spark's
+        """Yield each row."""
+        return (Row(**row) for row in self)
+
+
+def removed(number: int) -> dict[str, Any]:
+    """Return that a key was removed."""
+    row = {"process": "P", "field": "accounts", "change": "removed", "key": f'"k{number}"'}
+    return row | {"before": str(number), "after": None}
+
+
+SIDES = ("before", "after")
+KEY = {"process": "P", "field": "accounts", "change": "changed", "key": '"k0"'}
+CANNED = Difference(
+    fields=Rows([{"process": "A", "field": "note", "before": '""', "after": f'"{"x" * 200}"'}]),
+    keys=Rows([KEY | {"before": "0", "after": "7"}, *map(removed, range(1, 30))]),
+    channels=Rows(
+        [
+            {"source": "A", "target": "B"}
+            | {f"sent_count_{side}": 1015 for side in SIDES}
+            | {f"received_count_{side}": 1010 for side in SIDES}
+            | {f"message_count_{side}": 5 for side in SIDES}
+            | {f"only_{side}": 1 for side in SIDES}
+        ]
+    ),
+    messages=Rows(
+        [
+            {"source": "A", "target": "B", "number": 15, "caught": side}
+            | {"kind": "Coin", "message": f'{{"amount":{amount}}}'}
+            for amount, side in enumerate(SIDES, 1)
+        ]
+    ),
+)
+"""What ``spark.difference`` could have found."""
+NOTHING = Difference(fields=Rows(), keys=Rows(), channels=Rows(), messages=Rows())
+Find = Callable[[Difference], None]
+
+
+@pytest.fixture
+def find(monkeypatch: pytest.MonkeyPatch) -> Find:
+    """Let something have been found without Spark."""
+
+    def find(found: Difference) -> None:
+        monkeypatch.setattr(tasks, "session", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(spark_difference, "difference", lambda *_: found)
+
+    return find
+
+
+def test_what_differs_is_shown_as_diff_does(call: Call, money: Path, find: Find) -> None:
+    """Fields, keys, channels, and the messages that only one caught; of many keys the first, which
+    is said; exit 1 as for 'diff'."""
+    find(CANNED)
+    result = call("spark", "diff", money, "A-1", "A-3")
+    assert result.exit_code == 1, result.output
+    assert result.stderr.splitlines() == [
+        "and 10 more (--json has all)",
+        "A-1 and A-3 differ in 1 field, 30 keys and 1 channel",
+    ]
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[3][:3] == ["A", "note", '""']
+    assert f'"{"x" * 56}...' in result.stdout
+    assert ["P", "accounts", "0", "29", "1"] in lines
+    assert ["P", "accounts", "removed", '"k19"', "19"] in lines
+    assert ["P", "accounts", "removed", '"k20"', "20"] not in lines
+    assert ["A->B", *("1,015",) * 2, *("1,010",) * 2, "5", "5", "1", "1"] in lines
+    assert ["A->B", "15", "A-1", "Coin", '{"amount":1}'] in lines
+    assert ["A->B", "15", "A-3", "Coin", '{"amount":2}'] in lines
+
+
+def test_the_same_is_a_yes(call: Call, money: Path, find: Find) -> None:
+    """Exit 0, and nothing but words."""
+    find(NOTHING)
+    result = call("spark", "diff", money, "A-1", "A-1")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "A-1 and A-1 record the same states and the same messages\n"
+
+
+def with_a_message(made: Snapshot) -> Snapshot:
+    """Return a snapshot with a message on its way, another in each."""
+    hello = msgspec.msgpack.encode(keyed.Hello(int(made.initiated_at)))
+    state = ChannelState(Channel("P", "Q"), 1, 0, (Batch.of(1, [hello]),))
+    channels = tuple(
+        state if other.channel == state.channel else other for other in made.state.channels
+    )
+    return msgspec.structs.replace(
+        made, state=msgspec.structs.replace(made.state, channels=channels)
+    )
+
+
+def store_of_two(path: Path) -> Path:
+    """Make a store with P-1, in which the bank P has k0, k1 and k2, and P-2, in which it has one
     other, and none of the former but k0, which has another value."""
     store = Store.create(path, description=keyed.DESCRIPTION)
     store.raise_epoch(None)
     empty = keyed.nothing()
-    states = [{f"k{n}": n for n in range(count)}, {"k0": 7, "new": 1}]
-    for number, held in enumerate(states, 1):
+    for number, held in enumerate(({"k0": 0, "k1": 1, "k2": 2}, {"k0": 7, "new": 1}), 1):
         parts = [keyed.whole("P", empty | {"accounts": held}), keyed.whole("Q", empty)]
-        store.publish(keyed.snapshot_of(number, parts))
+        store.publish(with_a_message(keyed.snapshot_of(number, parts)))
     store.close()
     return path
 
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-def test_what_differs_is_shown_as_diff_does(call: Call, money: Path) -> None:
-    """A field; and a message that only one caught; exit 1 as for 'diff'."""
-    result = call("spark", "diff", money, "A-1", "A-2", *HERE)
-    assert result.exit_code == 1, result.output
-    assert "A-1 and A-2 differ in 1 field, 0 keys and 0 channels" in result.stderr
-    assert result.stdout.splitlines()[3].split()[:3] == ["A", "note", '""']
-    assert "x" * 3 + "..." in result.stdout
-    result = call("spark", "diff", money, "A-1", "A-3", *HERE)
-    lines = [line.split() for line in result.stdout.splitlines()]
-    assert ["A->B", "15", "15", "10", "10", "5", "5", "1", "1"] in lines
-    assert ["A->B", "15", "A-1", "Coin", '{"amount":1}'] in lines
-    assert ["A->B", "15", "A-3", "Coin", '{"amount":2}'] in lines
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_the_same_is_a_yes(call: Call, money: Path) -> None:
-    """Exit 0, and nothing but words."""
-    result = call("spark", "diff", money, "A-1", "A-1", *HERE)
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "record the same states and the same messages" in result.stderr
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_of_many_keys_the_first_are_shown_and_json_has_all(call: Call, tmp_path: Path) -> None:
-    """Counts are of all."""
-    store = keyed_store(tmp_path / "store", 30)
-    result = call("spark", "diff", store, "P-1", "P-2", *HERE)
-    assert result.exit_code == 1
-    lines = [line.split() for line in result.stdout.splitlines()]
-    assert ["P", "accounts", "1", "29", "1"] in lines
-    assert "and 11 more (--json has all)" in result.stderr
+def test_spark_finds_what_differs(call: Call, money: Path, find: Find, tmp_path: Path) -> None:
+    """All of it as JSON: each field, key, channel and message; counts are of all keys."""
+    store = store_of_two(tmp_path / "store")
     result = call("spark", "diff", store, "P-1", "P-2", *HERE, "--json")
+    assert result.exit_code == 1, result.output
+    assert "P-1 and P-2 differ in 1 field, 4 keys and 1 channel" in result.stderr
     found = json.loads(result.stdout)
-    assert not found["is_equal"]
+    find(CANNED)
+    same_shape(json.loads(call("spark", "diff", money, "A-1", "A-3", "--json").stdout), found)
+    assert found["is_equal"] is False
+    assert found["fields"] == [{"process": "T", "field": "balance", "before": "1", "after": "2"}]
     assert found["key_counts"] == [
-        {
-            "process": "P",
-            "field": "accounts",
-            "added_count": 1,
-            "removed_count": 29,
-            "changed_count": 1,
-        }
+        {"process": "P", "field": "accounts"}
+        | {"added_count": 1, "removed_count": 2, "changed_count": 1}
     ]
-    assert len(found["keys"]) == 31
-    assert found["keys"][1] == {
-        "process": "P",
-        "field": "accounts",
-        "change": "changed",
-        "key": '"k0"',
-        "before": "0",
-        "after": "7",
-    }
+    assert [(row["change"], row["key"], row["before"], row["after"]) for row in found["keys"]] == [
+        ("added", '"new"', None, "1"),
+        ("changed", '"k0"', "0", "7"),
+        ("removed", '"k1"', "1", None),
+        ("removed", '"k2"', "2", None),
+    ]
+    assert [(row["only_before"], row["only_after"]) for row in found["channels"]] == [(1, 1)]
+    assert [(row["caught"], row["message"]) for row in found["messages"]] == [
+        ("after", '{"at":2}'),
+        ("before", '{"at":1}'),
+    ]
 
 
 def test_an_unknown_snapshot_is_named_before_spark_starts(call: Call, money: Path) -> None:
