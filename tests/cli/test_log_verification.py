@@ -1,21 +1,32 @@
 """``spark verify``: verdicts from an event log, with the first message that contradicts."""
 
+import contextlib
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stillframe.cli import tasks
 from stillframe.store.contents import record_of
 from stillframe.store.manifest import Manifest, read_manifest
 from stillframe.store.seal import seal
-from tests.cli.conftest import Call, purses
+from stillframe.store.store import Store
+from tests.cli.conftest import Call, publish, purses, state_of
 from tests.eventlogs import Row, write
+from tests.shapes import same_shape
 
 pytest.importorskip("pyspark", reason="needs PySpark")
+
+from pyspark.sql import Row as SparkRow
+
+from stillframe.spark import audit, eventrows, findings, verification
+
 HERE = ("--master", "local[2]")
 MARKERS = [
     Row(1, "recorded", snapshot="A-1"),
@@ -47,40 +58,119 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
+class Rows(list[Any]):
+    """Stands for a DataFrame."""
+
+    def collect(self) -> list[Any]:
+        """Return the rows."""
+        return [*self]
+
+    def orderBy(self, *_: object) -> "Rows":  # noqa: N802 - Spark's
+        """Return the same: they are in order."""
+        return self
+
+    def filter(self, _: object) -> "Rows":
+        """Return the same."""
+        return self
+
+    def __getitem__(self, _: object) -> Any:
+        """Return a column."""
+        return None
+
+
+def verdict(snapshot: str | None, epoch: int, *, message_count: int = 0) -> dict[str, Any]:
+    """Return what is found of a consistent snapshot, or of the log itself."""
+    found = {"epoch": epoch, "snapshot": snapshot, "verdict": "consistent"}
+    found |= {"event_count": None if snapshot is None else 2, "message_count": message_count}
+    return found | {"missing": [], "faults": [], "gaps": [], "fault_count": 0}
+
+
+CONTRADICTION = {"source": "A", "target": "B", "what": findings.ORPHAN}
+CONTRADICTION |= {"first": 2, "last": 2, "count": 1}
+WRONG = {"verdict": "inconsistent", "faults": [CONTRADICTION], "fault_count": 1}
+LOCATED = [
+    {"kind": "sent", "process": "A", "event": 2},
+    {"kind": "accepted", "process": "B", "event": 2},
+]
+Find = Callable[..., None]
+
+
+@pytest.fixture
+def find(monkeypatch: pytest.MonkeyPatch) -> Find:
+    """Let these verdicts have been found without Spark, and nothing else be wrong with a store."""
+
+    def find(*found: dict[str, Any]) -> None:
+        rows = Rows(SparkRow(**row) for row in found)
+        monkeypatch.setattr(tasks, "session", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(verification, "log_pieces", lambda *_: Rows())
+        monkeypatch.setattr(verification, "channel_cuts", lambda *_: Rows())
+        monkeypatch.setattr(verification, "verify", lambda *_: rows)
+        monkeypatch.setattr(audit, "unsound", lambda *_: {})
+        monkeypatch.setattr(eventrows, "locate", lambda *_: Rows(LOCATED))
+
+    return find
+
+
+def test_what_is_wrong_comes_first(call: Call, log: Path, find: Find) -> None:
+    """Exit 1, and in which events the message was sent and accepted that contradicts."""
+    find(verdict("A-1", 1), verdict(None, 1), verdict("A-1", 2, message_count=1000) | WRONG)
+    result = call("spark", "verify", log)
+    assert result.exit_code == 1, result.output
+    assert result.stderr == (
+        "no: snapshot A-1: channel A->B, message 2: accepted inside the cut, not sent inside it "
+        "(sent in event A#2; accepted in event B#2)\n"
+    )
+    assert [line.split()[:5] for line in result.stdout.splitlines()[2:]] == [
+        ["2", "A-1", "inconsistent", "2", "1,000"],
+        ["1", "A-1", "consistent", "2", "0"],
+        ["1", "(the", "log)", "consistent", "0"],
+    ]
+
+
+def test_a_good_log_is_a_yes_with_a_capped_table(call: Call, log: Path, find: Find) -> None:
+    """20 of 31 rows are shown, which is said; JSON has all."""
+    find(*(verdict(f"A-{number}", 1) for number in range(1, 31)), verdict(None, 1))
+    result = call("spark", "verify", log, "--epoch", "1")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("consistent") == 20
+    assert result.stderr == "and 11 more rows (--json has all)\nyes: 30 snapshots consistent\n"
+    found = json.loads(call("spark", "verify", log, "--epoch", "1", "--json").stdout)
+    assert (found["ok"], len(found["snapshots"])) == (True, 31)
+
+
+def test_a_damaged_manifest_is_a_no_and_hides_no_other_snapshot(
+    call: Call, log: Path, money: Path, find: Find
+) -> None:
+    """Its snapshot is named, whatever epoch it was of, and the others are compared."""
+    path = money / "snapshots" / "A-2" / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b"A", b"B", 1))
+    find(verdict("A-1", 2), verdict(None, 2))
+    result = call("spark", "verify", log, "--store", money, "--epoch", "2", "--json")
+    assert result.exit_code == 1, result.output
+    assert "A-2/manifest.json was changed" in result.stderr
+    found = json.loads(result.stdout)
+    row = next(r for r in found["snapshots"] if r["snapshot"] == "A-2")
+    assert (found["ok"], row["epoch"], row["verdict"]) == (False, None, "inconsistent")
+    assert [r["snapshot"] for r in found["snapshots"]] == ["A-1", None, "A-2"]
+
+
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-def test_a_message_that_contradicts_is_named_with_its_events(call: Call, log: Path) -> None:
-    """Exit 1, the inconsistent snapshot first, and in which events it was sent and accepted."""
-    result = call("spark", "verify", log, *HERE)
+def test_spark_names_a_message_that_contradicts_with_its_events(call: Call, log: Path) -> None:
+    """The first epoch is right; in the second a message is received before it is sent."""
+    result = call("spark", "verify", log, "--json", *HERE)
     assert result.exit_code == 1, result.output
     assert "no: snapshot A-1: channel A->B, message 2: accepted inside the cut" in result.stderr
     assert "(sent in event A#2; accepted in event B#2)" in result.stderr
-    rows = [line.split() for line in result.stdout.splitlines()]
-    verdicts = [row[:3] for row in rows if row[1:2] == ["A-1"]]
-    assert verdicts == [["2", "A-1", "inconsistent"], ["1", "A-1", "consistent"]]
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_one_epoch_can_be_verified_alone_and_as_json(call: Call, log: Path) -> None:
-    """In the first epoch nothing is wrong."""
-    result = call("spark", "verify", log, "--epoch", "1", "--json", *HERE)
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["ok"]
-    assert [row["verdict"] for row in found["snapshots"]] == ["consistent", "consistent"]
-    assert found["snapshots"][0]["event_count"] == 2
-    assert "yes: 1 snapshot consistent" in result.stderr
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_what_a_store_says_otherwise_is_named(call: Call, log: Path, money: Path) -> None:
-    """The store is of another run: its snapshots are not what the log says, or not in it."""
-    result = call("spark", "verify", log, "--epoch", "1", "--store", money, *HERE)
-    assert result.exit_code == 1
-    assert "published otherwise than the log says" in result.output
-    assert "A-2" in result.stdout
+    found = json.loads(result.stdout)["snapshots"]
+    assert [(row["epoch"], row["snapshot"], row["verdict"]) for row in found] == [
+        (1, "A-1", "consistent"),
+        (1, None, "consistent"),
+        (2, "A-1", "inconsistent"),
+        (2, None, "consistent"),
+    ]
+    assert found[0]["event_count"] == 2
+    same_shape([verdict("A-1", 1), verdict(None, 1), verdict("A-1", 2) | WRONG], found)
 
 
 def reseal(directory: Path, file: str) -> None:
@@ -92,27 +182,21 @@ def reseal(directory: Path, file: str) -> None:
     (directory / "manifest.json").write_bytes(sealed)
 
 
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize(
-    ("file", "harm", "named"),
-    [
-        ("channels.parquet", "flip", "A-2: the store: channels.parquet was changed"),
-        ("processes.parquet", "flip", "A-2: the store: processes.parquet was changed"),
-        ("messages.parquet", "delete", "A-2: the store: messages.parquet is missing"),
-        ("messages.parquet", "double", "channel A->B: 15 sent - 10 received = 5, but"),
-    ],
+DAMAGES = (
+    ("A-3", "channels.parquet", "flip", "channels.parquet was changed"),
+    ("A-4", "processes.parquet", "flip", "processes.parquet was changed"),
+    ("A-5", "messages.parquet", "delete", "messages.parquet is missing"),
+    ("A-6", "messages.parquet", "double", "channel A->B: 15 sent - 10 received = 5, but"),
+    ("A-7", "manifest.json", "flip", "manifest.json was changed"),
 )
-def test_damage_to_the_store_is_named(
-    call: Call, log: Path, money: Path, file: str, harm: str, named: str
-) -> None:
-    """Every byte of what is compared with the log is verified, also what the log does not have; a
-    message that was written twice contradicts the books."""
-    directory = money / "snapshots" / "A-2"
+
+
+def harm(directory: Path, file: str, how: str) -> None:
+    """Damage a file of a snapshot."""
     path = directory / file
-    if harm == "delete":
+    if how == "delete":
         path.unlink()
-    elif harm == "double":
+    elif how == "double":
         table = pq.read_table(path, partitioning=None)
         pq.write_table(pa.concat_tables([table, table.slice(0, 1)]), path)
         reseal(directory, file)
@@ -120,32 +204,36 @@ def test_damage_to_the_store_is_named(
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
-    result = call("spark", "verify", log, "--store", money, "--json", *HERE)
-    assert result.exit_code == 1, result.output
-    found = json.loads(result.stdout)
-    row = next(r for r in found["snapshots"] if (r["epoch"], r["snapshot"]) == (1, "A-2"))
-    assert (found["ok"], row["verdict"]) == (False, "inconsistent")
-    assert named in f"A-2: the store: {row['faults'][0]['what']}"
 
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-def test_a_damaged_manifest_is_a_no_and_hides_no_other_snapshot(
+def test_what_a_store_says_otherwise_and_its_damage_are_named(
     call: Call, log: Path, money: Path
 ) -> None:
-    """Its snapshot is named, whatever epoch it was of, and the others are compared."""
-    path = money / "snapshots" / "A-2" / "manifest.json"
-    path.write_bytes(path.read_bytes().replace(b"A", b"B", 1))
-    arguments = ("spark", "verify", log, "--store", money, "--epoch", "2", *HERE)
-    result = call(*arguments, "--json")
+    """Every byte of what is compared with the log is verified, also what the log does not have; a
+    message that was written twice contradicts the books. The store is of another run: what is whole
+    is not what the log says, or not in it."""
+    store = Store.open_writer(money)
+    for number in range(4, 8):
+        publish(store, number, state_of(95, "", [1, 1, 1, 1, 1]))
+    store.close()
+    for snapshot, file, how, _ in DAMAGES:
+        harm(money / "snapshots" / snapshot, file, how)
+    result = call("spark", "verify", log, "--store", money, "--epoch", "1", "--json", *HERE)
     assert result.exit_code == 1, result.output
     found = json.loads(result.stdout)
-    row = next(r for r in found["snapshots"] if r["snapshot"] == "A-2")
-    assert (found["ok"], row["epoch"], row["verdict"]) == (False, None, "inconsistent")
-    assert "manifest.json was changed" in row["faults"][0]["what"]
-    assert {r["snapshot"] for r in found["snapshots"]} == {"A-1", "A-2", None}
-    result = call(*arguments)
-    assert (result.exit_code, "A-2/manifest.json was changed" in result.output) == (1, True)
+    assert found["ok"] is False
+    rows = {row["snapshot"]: row for row in found["snapshots"]}
+    assert {snapshot: row["epoch"] for snapshot, row in rows.items()} == {
+        **dict.fromkeys((None, *(f"A-{number}" for number in range(1, 7))), 1),
+        "A-7": None,
+    }
+    assert rows["A-1"]["faults"][0]["what"] == "published otherwise than the log says"
+    assert (rows["A-2"]["verdict"], rows["A-2"]["faults"]) == ("incomplete", [])
+    for snapshot, _, _, named in DAMAGES:
+        assert rows[snapshot]["verdict"] == "inconsistent"
+        assert named in rows[snapshot]["faults"][0]["what"]
 
 
 def test_a_damaged_store_is_a_no_before_spark_starts(call: Call, log: Path, money: Path) -> None:
