@@ -9,6 +9,7 @@ from stillframe.cli import auditing
 from stillframe.errors import Damaged, Unavailable
 from stillframe.model import SnapshotId
 from tests.cli.conftest import Call
+from tests.shapes import same_shape
 
 audits = pytest.importorskip("stillframe.spark.audit", reason="needs PySpark")
 
@@ -93,9 +94,14 @@ def test_a_damaged_store_is_a_no(call: Call, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-def test_spark_agrees_about_a_real_store(call: Call, money: Path) -> None:
+def test_spark_agrees_about_a_real_store(
+    call: Call, money: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The sums of A-1 and A-2 are equal and A-3 has a coin too many: exit 1, and it is named."""
     sums = ("--states", "sum(balance)", "--messages", "sum(amount)")
-    result = call("spark", "audit", money, *sums)
+    result = call("spark", "audit", money, *sums, "--json")
     assert result.exit_code == 1
     assert "no: snapshot A-3" in result.stderr
+    pretend(monkeypatch, wrong=None)
+    canned = call("spark", "audit", "store", "--json")
+    same_shape(json.loads(canned.stdout), json.loads(result.stdout))

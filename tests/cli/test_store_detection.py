@@ -1,6 +1,8 @@
 """``spark detect``: the answer of ``detect``, over all epochs."""
 
+import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,98 +14,135 @@ from stillframe.model import SnapshotId
 from stillframe.store.store import Store
 from tests.cli.conftest import Call, publish, purses, state_of
 from tests.cli.test_detection import PURSES
+from tests.shapes import same_shape
 
 pytest.importorskip("pyspark", reason="needs PySpark")
+
+from pyspark.sql import Row
+
+from stillframe.spark import detection
+
 HERE = ("--master", "local[2]")
 
 
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("predicate", ["loss", "deadlock"])
-def test_it_says_what_detect_says(call: Call, money: Path, predicate: str) -> None:
-    """A yes and a no in the same words, with the same exit code; and a table."""
-    result = call("spark", "detect", money, predicate, *PURSES, *HERE)
-    alone = call("detect", money, predicate, *PURSES)
-    assert (result.exit_code, result.stderr) == (alone.exit_code, alone.stderr)
-    rows = [line.split()[:2] for line in result.stdout.splitlines()[2:]]
-    if predicate == "loss":
-        assert rows == [["A-3", "yes"], ["A-1", "no"], ["A-2", "no"]]
+class Rows(list[Row]):
+    """Stands for a DataFrame."""
+
+    def collect(self) -> list[Row]:
+        """Return the rows."""
+        return [*self]
+
+
+def row(
+    number: int, epoch: int, *, holds: bool | None, sentence: str = "seen", is_present: bool = True
+) -> dict[str, Any]:
+    """Return what is found in snapshot A-`number`; nothing is if it is damaged."""
+    found = {"snapshot": f"A-{number}", "sequence": number, "epoch": epoch}
+    found |= {"initiated_at": 999.0 + number, "completed_at": 999.02 + number}
+    found |= {"is_present": is_present, "holds": holds, "sentence": sentence}
+    return found | {"failure": None if holds is not None else "damaged"}
+
+
+Find = Callable[..., None]
+
+
+@pytest.fixture
+def find(monkeypatch: pytest.MonkeyPatch) -> Find:
+    """Let these rows have been found without Spark."""
+
+    def find(*rows: dict[str, Any]) -> None:
+        monkeypatch.setattr(tasks, "session", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(detection, "detect", lambda *_, **__: Rows(Row(**row) for row in rows))
+
+    return find
+
+
+def test_it_says_since_when_and_what(call: Call, money: Path, find: Find) -> None:
+    """A yes in the words of ``detect``, and a table, in which a yes comes first."""
+    find(row(1, 1, holds=False), row(2, 1, holds=False), row(3, 1, holds=True, sentence="x" * 61))
+    result = call("spark", "detect", money, "loss")
+    assert result.exit_code == 0
+    assert result.stderr == (
+        f"yes: loss holds in A-3, and has since A-3, of 3 snapshots: {'x' * 61}\n"
+    )
+    assert [line.split() for line in result.stdout.splitlines()[2:]] == [
+        ["A-3", "yes", f"{'x' * 60}...", "1"],
+        ["A-1", "no", "seen", "1"],
+        ["A-2", "no", "seen", "1"],
+    ]
+
+
+def test_all_epochs_are_told(call: Call, money: Path, find: Find) -> None:
+    """What held before a restore is told; what did not stay then is no stable predicate."""
+    before = (row(1, 1, holds=False, is_present=False), row(2, 1, holds=True, is_present=False))
+    find(*before, row(3, 2, holds=False, sentence="all is there"))
+    result = call("spark", "detect", money, "loss")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "no: loss does not hold in A-3: all is there\n"
+        "of all 3 snapshots in 2 epochs it held first in A-2, in epoch 1; it held in 1 epoch and "
+        "stayed in each\n"
+    )
+    lost = (row(4, 3, holds=True, is_present=False), row(5, 3, holds=False, is_present=False))
+    find(*before, *lost, row(6, 4, holds=True))
+    result = call("spark", "detect", money, "loss")
+    assert result.exit_code == 1
+    assert "no: loss is not stable: it held in snapshot A-4 and not in A-5" in result.stderr
+    assert "it held first in A-2, in epoch 1; it held in 3 epochs\n" in result.stderr
+    find(before[0], row(3, 2, holds=False))
+    result = call("spark", "detect", money, "loss")
+    assert result.stderr.endswith("of all 2 snapshots in 2 epochs it held in none\n")
 
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-def test_json_says_what_detect_says_and_more(call: Call, money: Path) -> None:
-    """The same document, with the epochs and a row for each snapshot."""
-    result = call("spark", "detect", money, "loss", *PURSES, *HERE, "--json")
-    found = json.loads(result.stdout)
-    alone = json.loads(call("detect", money, "loss", *PURSES, "--json").stdout)
-    assert {name: found[name] for name in alone} == alone
-    assert (found["first_of_all"], len(found["snapshots"])) == ("A-3", 3)
-    assert found["epochs"] == [{"epoch": 1, "snapshot_count": 3, "first": "A-3"}]
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_all_epochs_are_looked_at(call: Call, tmp_path: Path) -> None:
-    """What held before a restore is told; what did not stay then is no stable predicate. A present
-    epoch without snapshots is what it began from."""
+def test_spark_says_what_detect_says_and_more(call: Call, tmp_path: Path, find: Find) -> None:
+    """The same words, exit code and document, with the epochs and a row for each snapshot. A
+    present epoch without snapshots is what it began from."""
     path = tmp_path / "restored"
     store = Store.create(path, description=purses.description)
     store.raise_epoch(None)
     publish(store, 1, state_of(100, "", []))
     publish(store, 2, state_of(95, "", []))
     store.raise_epoch(SnapshotId("A", 2))
-    now = call("detect", path, "loss", *PURSES).stderr
-    assert now == call("spark", "detect", path, "loss", *PURSES, *HERE).stderr
-    assert now.startswith("yes: loss holds in A-2, and has since A-2, of 1 snapshot: ")
-    store.raise_epoch(SnapshotId("A", 1))
-    publish(store, 3, state_of(100, "", []))
-    result = call("spark", "detect", path, "loss", *PURSES, *HERE)
-    assert result.exit_code == 1
-    assert result.stderr == (
-        "no: loss does not hold in A-3: all is there: 200 coins\n"
-        "of all 3 snapshots in 2 epochs it held first in A-2, in epoch 1; it held in 1 epoch and "
-        "stayed in each\n"
-    )
-    store.raise_epoch(None)
-    publish(store, 4, state_of(95, "", []))
-    publish(store, 5, state_of(100, "", []))
-    store.raise_epoch(None)
-    publish(store, 6, state_of(95, "", []))
     store.close()
-    result = call("spark", "detect", path, "loss", *PURSES, *HERE)
-    assert result.exit_code == 1
-    assert "no: loss is not stable: it held in snapshot A-4 and not in A-5" in result.stderr
-    assert "it held first in A-2, in epoch 1; it held in 3 epochs\n" in result.stderr
+    alone = call("detect", path, "loss", *PURSES, "--json")
+    result = call("spark", "detect", path, "loss", *PURSES, *HERE, "--json")
+    assert (result.exit_code, result.stderr) == (alone.exit_code, alone.stderr)
+    assert alone.stderr.startswith("yes: loss holds in A-2, and has since A-2, of 1 snapshot: ")
+    found, of_one = json.loads(result.stdout), json.loads(alone.stdout)
+    assert {name: found[name] for name in of_one} == of_one
+    assert (found["first_of_all"], len(found["snapshots"])) == ("A-2", 2)
+    assert found["epochs"] == [{"epoch": 1, "snapshot_count": 2, "first": "A-2"}]
+    find(row(1, 1, holds=False, is_present=False), row(2, 1, holds=True))
+    canned = call("spark", "detect", path, "loss", "--json")
+    same_shape(json.loads(canned.stdout), found)
 
 
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_a_damaged_snapshot_is_named_after_the_answer(call: Call, money: Path) -> None:
-    """Exit 2, though the others say yes."""
-    (money / "snapshots" / "A-1" / "manifest.json").write_bytes(b"?")
-    (money / "snapshots" / "A-2" / "channels.parquet").write_bytes(b"?")
-    sql = "select snapshot, true from snapshots"
-    result = call("spark", "detect", money, sql, *HERE)
+def test_a_damaged_snapshot_is_named_after_the_answer(call: Call, money: Path, find: Find) -> None:
+    """Exit 2, though the others say yes; of many the first are named."""
+    find(*(row(n, 1, holds=None, sentence="no") for n in range(1, 8)), row(8, 1, holds=True))
+    result = call("spark", "detect", money, "loss")
     assert result.exit_code == 2
     yes, left_out, error = result.stderr.splitlines()
-    assert yes.startswith("yes: select snapshot, true from snapshots holds in A-3")
-    assert left_out == "not asked, damaged: A-1, A-2"
-    assert error.startswith("Error: snapshot A-1 could not be asked: ")
-    assert [line.split()[1] for line in result.stdout.splitlines()[2:]] == ["?", "?", "yes"]
+    assert yes.startswith("yes: loss holds in A-8")
+    assert left_out == "not asked, damaged: A-1, A-2, A-3, A-4, A-5 and 2 more"
+    assert error == "Error: snapshot A-1 could not be asked: no"
+    assert [line.split()[1] for line in result.stdout.splitlines()[2:]] == [*"???????", "yes"]
 
 
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_the_table_is_capped(call: Call, tmp_path: Path) -> None:
+def test_if_none_can_be_asked_the_answer_is_no(call: Call, money: Path, find: Find) -> None:
+    """It is not known, which is said, and what is damaged."""
+    find(row(1, 1, holds=None, sentence="no"))
+    result = call("spark", "detect", money, "loss")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("no: no snapshot of the present epoch could be asked of loss\n")
+
+
+def test_the_table_is_capped(call: Call, money: Path, find: Find) -> None:
     """20 of 30 rows are shown, which is said."""
-    store = Store.create(tmp_path / "many", description=purses.description)
-    store.raise_epoch(None)
-    for number in range(1, 31):
-        publish(store, number, state_of(100, "", []))
-    store.close()
-    sql = "select snapshot, sequence > 29 from snapshots"
-    result = call("spark", "detect", tmp_path / "many", sql, *HERE)
+    find(*(row(number, 1, holds=number > 29) for number in range(1, 31)))
+    result = call("spark", "detect", money, "loss")
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) == 22
     assert "and 10 more snapshots (--json has all)" in result.stderr
