@@ -1,16 +1,26 @@
 """``stillframe sim``: seeds, one seed step by step, and scripts."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stillframe import tracefile
+from stillframe.cli import simulation
+from stillframe.cli.rules import Network, Rules, recorder_of
 from stillframe.cli.simulation import parse_seeds
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
+from stillframe.protocol.colour import ColourRecorder
+from stillframe.sim import campaign
+from stillframe.sim.campaign import Tally
+from stillframe.sim.run import Setting
 from stillframe.sim.sightings import SIGHTINGS
 from tests.cli.conftest import Call
+from tests.shapes import same_shape
 
 HERE = "tests.cli.systems_for_sim"
 RIGHT = """\
@@ -42,36 +52,63 @@ def script(tmp_path: Path) -> Path:
 # --- seeds
 
 
-def test_seeds_are_tried_and_what_was_seen_is_counted(call: Call) -> None:
+TALLY = Tally(
+    seed_count=6,
+    choice_count=12_345,
+    event_count=4_000,
+    message_count=3_000,
+    snapshot_count=30,
+    published_count=20,
+    inconsistent_count=7,
+    refused_count=3,
+    seen=dict.fromkeys(SIGHTINGS, 2),
+)
+Find = Callable[[Tally], list[Setting]]
+
+
+@pytest.fixture
+def find(monkeypatch: pytest.MonkeyPatch) -> Find:
+    """Let this have come of the seeds; return the settings of the runs that would be made."""
+
+    def find(tally: Tally) -> list[Setting]:
+        settings: list[Setting] = []
+
+        def run_seeds(make_setting: Callable[[], Setting], *_: object) -> Tally:
+            settings.append(make_setting())
+            return tally
+
+        monkeypatch.setattr(simulation, "run_seeds", run_seeds)
+        return settings
+
+    return find
+
+
+def test_seeds_are_tried_and_what_was_seen_is_counted(call: Call, find: Find) -> None:
     """A table of sightings on stdout, the verdict on stderr."""
-    result = call("sim", "--seeds", "1..5")
+    find(TALLY)
+    result = call("sim", "--seeds", "1..6")
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0].split() == ["seen", "in", "runs"]
     assert len(result.stdout.splitlines()) == 2 + len(SIGHTINGS)
-    assert "yes: 5 seeds, " in result.stderr
-    assert result.stderr.endswith(": every promise was kept\n")
+    assert result.stderr == "yes: 6 seeds, 12,345 choices, 30 snapshots: every promise was kept\n"
 
 
-def test_the_same_seeds_give_the_same_figures_as_json(call: Call) -> None:
-    """Nothing depends on anything but the seed."""
-    first, second = (call("sim", "--seeds", "3..6", "--json") for _ in range(2))
-    tally = json.loads(first.stdout)
-    assert tally == json.loads(second.stdout)
-    assert (tally["is_kept"], tally["seed_count"], tally["broken"]) == (True, 4, [])
+def test_many_seeds_are_tried_on_all_cores(
+    call: Call, find: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same figures as one after the other: nothing depends on anything but the seed."""
+    alone = call("sim", "--seeds", "3..5", "--json")
+    monkeypatch.setattr(campaign, "CHUNK_COUNT", 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    together = call("sim", "--seeds", "3..5", "--json")
+    tally = json.loads(together.stdout)
+    assert tally == json.loads(alone.stdout)
+    assert (tally["is_kept"], tally["seed_count"], tally["broken"]) == (True, 3, [])
     assert tally["choice_count"] > tally["snapshot_count"] > 0
     assert set(tally["seen"]) | set(tally["unseen"]) == set(SIGHTINGS)
-    assert "is_kept" in first.stdout.splitlines()[0]
-    assert len(first.stdout.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_many_seeds_are_tried_on_all_cores(call: Call) -> None:
-    """With the same figures as one after the other."""
-    together = json.loads(call("sim", "--seeds", "1..45", "--json").stdout)
-    parts = [json.loads(call("sim", "--seeds", s, "--json").stdout) for s in ("1..20", "21..40")]
-    parts.append(json.loads(call("sim", "--seeds", "41..45", "--json").stdout))
-    for name in ("seed_count", "choice_count", "event_count", "message_count", "snapshot_count"):
-        assert together[name] == sum(part[name] for part in parts)
+    assert len(together.stdout.splitlines()) == 1
+    find(msgspec.structs.replace(TALLY, seen=dict.fromkeys(tally["seen"], 2)))
+    same_shape(json.loads(call("sim", "--seeds", "1..6", "--json").stdout), tally)
 
 
 @pytest.mark.parametrize(
@@ -79,29 +116,38 @@ def test_many_seeds_are_tried_on_all_cores(call: Call) -> None:
     [("lossy", "chandy-lamport"), ("reordering", "chandy-lamport"), ("lossy", "lai-yang")],
 )
 def test_rules_that_do_not_fit_a_network_are_not_said_to_work(
-    call: Call, network: str, rules: str
+    call: Call, find: Find, network: str, rules: str
 ) -> None:
     """Nothing wrong is published there, but the answer is no, for many seeds and for one."""
     options = ("--network", network, "--rules", rules)
+    settings = find(TALLY)
     result = call("sim", "--seeds", "1..6", *options)
     assert result.exit_code == 1
-    assert f"no: {rules} is not made for channels that are {network}: of 6 seeds" in result.stderr
-    assert "none of them wrong" in result.stderr
+    assert result.stderr == (
+        f"no: {rules} is not made for channels that are {network}: of 6 seeds 3 broke off; of 30 "
+        "snapshots 20 were published, none of them wrong, and 7 abandoned because their parts "
+        "contradicted each other\n"
+    )
     assert json.loads(call("sim", "--seeds", "1..6", "--json", *options).stdout)["is_kept"] is False
+    assert settings == [Setting(network=Network(network), recorder=recorder_of(Rules(rules)))] * 2
     assert call("sim", "--seeds", "3", "--steps", *options).exit_code == 1
 
 
-def test_lai_yang_works_where_order_is_not_kept(call: Call) -> None:
+def test_lai_yang_works_where_order_is_not_kept(call: Call, find: Find) -> None:
     """Those rules are made for it."""
+    settings = find(TALLY)
     options = ("--network", "reordering", "--rules", "lai-yang")
     result = call("sim", "--seeds", "1..6", *options)
     assert result.exit_code == 0
     assert "every promise was kept" in result.stderr
+    assert settings == [Setting(network=Network.REORDERING, recorder=ColourRecorder)]
 
 
-def test_it_is_said_what_was_never_seen(call: Call) -> None:
+def test_it_is_said_what_was_never_seen(call: Call, find: Find) -> None:
     """A few seeds do not show everything."""
-    assert "never seen: " in call("sim", "--seeds", "1").stderr
+    first, *rest = SIGHTINGS
+    find(msgspec.structs.replace(TALLY, seen=dict.fromkeys(rest, 1)))
+    assert f"never seen: {first}\n" in call("sim", "--seeds", "1..6").stderr
 
 
 def test_a_printed_schedule_is_done_again(call: Call, tmp_path: Path) -> None:
@@ -350,6 +396,7 @@ def test_wrong_arguments_say_what_is_right(
         (b"#" * 1_000_001, "a .run file has at most 1,000,000 characters"),
         (b"\xc3\xa9" * 1_000_000, "line 1: the first block must begin with 'system'"),
     ],
+    ids=["no text", "no choice", "escapes", "empty", "too long", "long"],
 )
 def test_a_file_that_is_no_script_says_why(
     call: Call, script: Path, content: bytes, says: str
