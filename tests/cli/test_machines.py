@@ -16,6 +16,7 @@ from examples.bank import bank
 from stillframe.eventlog.reading import epochs
 from stillframe.runtime.addresses import COORDINATOR_PORT
 from stillframe.store.store import Store
+from tests import calm
 from tests.cli.conftest import Call
 from tests.cli.test_runs import ROOT, Program
 from tests.ports import free_port
@@ -36,10 +37,11 @@ def programs() -> Iterator[list[Program]]:
 
 
 def commands_of_the_page(port: int) -> list[list[str]]:
-    """Return the commands of docs/machines.md, with addresses of this machine alone."""
+    """Return the commands of docs/machines.md, with addresses of this machine alone, and with its
+    bank at a rate that leaves the machine to the commands."""
     blocks = re.findall(r"^```console\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    lines = "".join(blocks).replace("10.0.0.", "127.0.0.").splitlines()
-    commands = [shlex.split(line)[2:] for line in lines]
+    text = "".join(blocks).replace("10.0.0.", "127.0.0.").replace("examples.bank:bank", calm.BANK)
+    commands = [shlex.split(line)[2:] for line in text.splitlines()]
     for command in commands:
         for position, word in enumerate(command):
             if word == "127.0.0.1":
@@ -48,7 +50,9 @@ def commands_of_the_page(port: int) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_run_a_system(programs: list[Program], tmp_path: Path) -> None:
+def test_the_commands_of_the_page_run_a_system(
+    programs: list[Program], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Certificates are made, the system waits for its processes, and runs with them; one that is
     stopped is waited for, and comes back to what the snapshot says; all end in order."""
     certificates, run, *joins = commands_of_the_page(free_port())
@@ -57,9 +61,11 @@ def test_the_commands_of_the_page_run_a_system(programs: list[Program], tmp_path
         programs.append(Program(*command, cwd=tmp_path))
         return programs[-1]
 
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    made = start(certificates)
-    assert made.end()[:2] == (0, "papers/coordinator\npapers/P2\npapers/P3\n")
+    for folder in ("examples", "tests"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+    made = call(*certificates)
+    assert (made.exit_code, made.stdout) == (0, "papers/coordinator\npapers/P2\npapers/P3\n")
     system = start(run)
     assert "waiting for P2, P3 to join" in system.until("waiting for")
     joined = [start(command) for command in joins]
@@ -81,7 +87,9 @@ def test_the_commands_of_the_page_run_a_system(programs: list[Program], tmp_path
 
 
 @pytest.mark.slow
-def test_who_is_refused_at_its_first_coming_ends(programs: list[Program], tmp_path: Path) -> None:
+def test_who_is_refused_at_its_first_coming_ends(
+    programs: list[Program], call: Call, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """Another topology, no such process: exit 2 and the reason. Whose place is taken waits."""
     address = f"127.0.0.1:{free_port()}"
     tls = ("--listen", address, "--tls", papers() / "coordinator")
@@ -95,14 +103,10 @@ def test_who_is_refused_at_its_first_coming_ends(programs: list[Program], tmp_pa
         ("examples.bank:bank", "A", "there is no process 'A'; there are P1, P2"),
         ("tests.runtime.programs:joining", "A", "the topologies differ"),
     ):
-        other = Program(
-            *("join", reference, process, "--coordinator", address, "--listen", "127.0.0.1"),
-            *("--tls", papers() / "A"),
-        )
-        programs.append(other)
-        code, _, err = other.end()
-        assert code == 2
-        assert words in err
+        where = ("--coordinator", address, "--listen", "127.0.0.1", "--tls", papers() / "A")
+        other = call("join", reference, process, *where)
+        assert other.exit_code == 2
+        assert words in capfd.readouterr().err
     assert "the topologies differ" in system.until("to the coordinator was closed")
     place = ("--coordinator", address, "--listen", "127.0.0.1", "--tls", papers() / "B")
     both = [Program("join", "tests.runtime.programs:rally", "B", *place) for _ in range(2)]
