@@ -120,36 +120,35 @@ def test_run_snapshot_restore_stop_and_go_on(start: Start, call: Call, tmp_path:
     assert call("verify", path).exit_code == 0
 
 
-def test_an_event_log_goes_on_and_is_never_overwritten(
-    start: Start, call: Call, tmp_path: Path
-) -> None:
+def test_an_event_log_goes_on_and_is_never_overwritten(call: Call, tmp_path: Path) -> None:
     """``--log`` writes what every process does, epoch by epoch; a system that would begin with an
     epoch which is there already is refused."""
     path, log, rally = tmp_path / "store", tmp_path / "log", "tests.runtime.programs:rally"
-    system = start("run", rally, "--store", path, "--every", "never", "--log", log)
-    system.until("epoch 1: the system runs")
-    assert system.end(signal.SIGINT)[0] == 0
+    options = ("--every", "never", "--log", log, "--for", "1ms")
+    assert call("run", rally, "--store", path, *options).exit_code == 0
     refused = call("run", rally, "--store", tmp_path / "other", "--log", log)
     assert refused.exit_code == 2
     assert "holds the event log of epoch 1 already" in refused.stderr
-    assert call("restore", path, "--every", "never", "--log", log, "--for", "1ms").exit_code == 0
+    assert call("restore", path, *options).exit_code == 0
     for epoch, snapshot in zip((1, 2), Store.open(path).entries(), strict=True):
         trace = read_trace(log, epoch)
         assert trace.processes == ("A", "B")
         assert trace.is_consistent(trace.cut_of(snapshot.id))
 
 
-def test_periodic_snapshots_initiators_and_an_end(start: Start, tmp_path: Path) -> None:
+def test_periodic_snapshots_initiators_and_an_end(
+    call: Call, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """``--every`` publishes by itself, initiators take turns, ``--for`` ends it with exit 0."""
     path = tmp_path / "money"
-    options = ("--every", "200ms", "--initiator", "P2", "--initiator", "P3", "--for", "3s")
-    code, out, err = start("run", "tests.calm:bank", "--store", path, *options, "--json").end()
-    assert code == 0, err
-    events = [json.loads(line) for line in out.splitlines()]
+    options = ("--every", "100ms", "--initiator", "P2", "--initiator", "P3", "--for", "700ms")
+    ended = call("run", "tests.calm:bank", "--store", path, *options, "--json")
+    assert ended.exit_code == 0, ended.stderr
+    events = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     published = [e["entry"]["id"] for e in events if e["event"] == "SnapshotPublished"]
     assert published == snapshot_ids(path)
     assert {name.split("-")[0] for name in published} == {"P2", "P3"}
-    assert sum("caught in channels" in line for line in err.splitlines()) == 1
+    assert sum("caught in channels" in line for line in ended.stderr.splitlines()) == 1
 
 
 def test_ctrl_c_before_the_system_runs(start: Start, tmp_path: Path) -> None:
