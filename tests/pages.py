@@ -19,8 +19,11 @@ def blocks(language: str, page: str) -> list[str]:
 
 def called(command: str, directory: Path) -> Result:
     """Call a command of a page in `directory`, in this process; what it does to ``sys.path`` is
-    undone."""
+    undone, and modules that it found there are forgotten."""
     name, *arguments = shlex.split(command)
     assert name == "stillframe"
     with contextlib.chdir(directory), mock.patch.object(sys, "path", list(sys.path)):
-        return CliRunner().invoke(app, arguments, catch_exceptions=False)
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    for module in [path.stem for path in directory.glob("*.py")]:
+        sys.modules.pop(module, None)
+    return result
