@@ -39,7 +39,7 @@ def note(tally: Tally, figure: Figure) -> None:
     figure("inputs", f"{tally.count:,}")
     figure("refused", f"{sum(n for said, n in tally.outcomes.items() if 'refused' in said):,}")
     figure("longest", f"{tally.longest_s:.2f} s")
-    figure("most memory", f"{tally.peak_kb // 1024} MiB")
+    figure("more memory", f"{(tally.peak_kb - tally.begun_kb) // 1024} MiB")
 
 
 @pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
