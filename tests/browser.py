@@ -1,8 +1,9 @@
 """A real browser for tests: Debian's Chromium without a screen, driven by Playwright.
 
-A test takes ``a_page`` and gets a page that fails the test if anything is written to its console as
-an error, if a script of it throws, or if a request fails. Playwright keeps an event loop running in
-the thread of the test: what a test runs in ``asyncio`` goes into a thread or process of its own.
+A test takes ``page``, the one page of its file, or opens its own with ``a_page`` if it needs other
+settings. Either fails the test if anything is written to its console as an error, if one of its
+scripts throws, or if a request fails. Playwright keeps an event loop running in the thread of the
+test: what a test runs in ``asyncio`` needs another thread or process.
 
 The fixture ``browser`` is one Chromium for all files that use it: they run one after the other
 (``tests/costs.py``). It ends with the last of them, so that later tests can run event loops.
@@ -11,11 +12,11 @@ The fixture ``browser`` is one Chromium for all files that use it: they run one 
 import contextlib
 import shutil
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from axe_playwright_python.base import AXE_SCRIPT, AxeResults
+from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, sync_playwright
 
 from tests import costs
 
@@ -30,6 +31,13 @@ ARGUMENTS = [
 ]
 WAIT_MS = 30_000
 """So long a test waits for what a page should show."""
+WIDE: ViewportSize = {"width": 1280, "height": 800}
+NARROW: ViewportSize = {"width": 360, "height": 740}
+FORMS: tuple[tuple[Literal["light", "dark"], ViewportSize], ...] = (
+    ("light", WIDE),
+    ("dark", NARROW),
+)
+"""Colour schemes and windows in which a state of a page is checked."""
 
 
 def find_chromium() -> str:
@@ -73,10 +81,29 @@ class _Shared:
 _SHARED = _Shared()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def browser() -> Browser:
     """One Chromium for all tests of the group."""
     return _SHARED.started()
+
+
+@pytest.fixture(scope="module")
+def page_of_the_file(browser: Browser) -> Iterator[tuple[Page, list[str]]]:
+    """One page for the tests of a file, with what went wrong in it."""
+    with _opened(browser, viewport=WIDE, color_scheme="light") as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(page_of_the_file: tuple[Page, list[str]]) -> Iterator[Page]:
+    """The page of the file, as wide and as light as at first; nothing may go wrong in it."""
+    page, troubles = page_of_the_file
+    if page.viewport_size != WIDE:
+        page.set_viewport_size(WIDE)
+        page.emulate_media(color_scheme="light")
+    yield page
+    found, troubles[:] = troubles[:], []
+    assert found == []
 
 
 @pytest.hookimpl(trylast=True)
@@ -95,6 +122,16 @@ def a_page(browser: Browser, *, lost_connections: bool = False, **options: Any) 
         lost_connections: whether the server may go; the browser writes that to the console.
         options: of the context: ``viewport``, ``color_scheme`` and others of Playwright's.
     """
+    with _opened(browser, lost_connections=lost_connections, **options) as (page, troubles):
+        yield page
+    assert troubles == []
+
+
+@contextlib.contextmanager
+def _opened(
+    browser: Browser, *, lost_connections: bool = False, **options: Any
+) -> Iterator[tuple[Page, list[str]]]:
+    """Open a page; yield it with the list of what goes wrong in it."""
     troubles: list[str] = []
 
     def said(message: ConsoleMessage) -> None:
@@ -108,11 +145,32 @@ def a_page(browser: Browser, *, lost_connections: bool = False, **options: Any) 
         page = context.new_page()
         page.on("console", said)
         page.on("pageerror", lambda error: troubles.append(f"script: {error}"))
-        yield page
-    assert troubles == []
+        yield page, troubles
 
 
-def check_accessible(page: Page) -> None:
-    """Ask axe what on the page keeps people from using it: nothing may."""
-    found = Axe().run(page)
+def check_accessible(page: Page, *, within: str = "html") -> None:
+    """Run axe on a part of the page: it finds no violation."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE_SCRIPT)
+    # Only the violations travel: the other results have a row for each element.
+    found = AxeResults(
+        page.evaluate(
+            """within => axe.run(within, {resultTypes: ["violations"]})
+                .then(({violations}) => ({violations}))""",
+            within,
+        )
+    )
     assert found.violations_count == 0, found.generate_report()
+
+
+def check_everybody_can_use(page: Page, *, within: str = "html") -> None:
+    """Check a state of the page for each colour scheme and each width: axe finds no violation, and
+    nothing is wider than the window.
+
+    Contrast depends on the scheme and room on the width: so each is checked once, not each pair.
+    """
+    for scheme, size in FORMS:
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size(size)
+        check_accessible(page, within=within)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]

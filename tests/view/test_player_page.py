@@ -1,7 +1,8 @@
 """The player in a real browser: what it shows at each step is what the simulator says of it."""
 
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +13,32 @@ from stillframe.model import Channel
 from stillframe.trace import Event, MessageId, Trace
 from stillframe.view import interchanged, one_file, play
 from stillframe.view.recording import Choice
-from tests.browser import a_page, check_accessible
+from tests.browser import a_page, check_accessible, check_everybody_can_use
 from tests.view.runs import HD, lecture
 from tests.view.scripts import played, trace_of
 
 pytestmark = pytest.mark.slow
 
 LECTURE_BYTES_MAX = 300_000
-NARROW = {"width": 360, "height": 740}
 Show = Callable[..., Page]
 
 
 @pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
+def show(page: Page, tmp_path: Path) -> Show:
     """Return what opens a document as a file, at an address in it."""
-    path = tmp_path / "page.html"
-    with a_page(browser) as page:
+    numbers = itertools.count()
 
-        def show(document: dict[str, Any], fragment: str = "") -> Page:
-            path.write_text(one_file.render(document, title="test"), encoding="utf-8")
-            page.goto(f"{path.as_uri()}{fragment}")
-            return page
+    def show(document: dict[str, Any], fragment: str = "") -> Page:
+        return opened(page, tmp_path / f"page-{next(numbers)}.html", document, fragment)
 
-        yield show
+    return show
+
+
+def opened(page: Page, path: Path, document: dict[str, Any], fragment: str = "") -> Page:
+    """Write a document to a file, and open it at an address in it."""
+    path.write_text(one_file.render(document, title="test"), encoding="utf-8")
+    page.goto(f"{path.as_uri()}{fragment}")
+    return page
 
 
 def document_of(name: str, **options: Any) -> dict[str, Any]:
@@ -80,6 +84,33 @@ def narrated(name: str, snapshot: str) -> list[dict[str, str]]:
     return found
 
 
+WAYS = {
+    "on": "document.querySelector('.play [aria-label=\"one step on\"]').click()",
+    "back": "document.body.dispatchEvent("
+    "new KeyboardEvent('keydown', {key: 'ArrowLeft', bubbles: true}))",
+}
+"""How a step is made in the page itself."""
+
+
+def gone_through(page: Page, way: str, count: int) -> list[dict[str, Any]]:
+    """Make so many steps in the page; return what it shows after each."""
+    found: list[dict[str, Any]] = page.evaluate(
+        """count => {
+            const all = (selector) => [...document.querySelectorAll(".play " + selector)];
+            const shown = () => ({
+                place: all(".place")[0].innerText,
+                told: all(".rule-sentence, .rule li").map(one => one.innerText),
+                rows: Object.fromEntries(all(".recorded tbody tr").map(
+                    row => [...row.children].map(cell => cell.textContent))),
+                now: all(".stage-picture .now").map(one => Number(one.dataset.step)),
+            });
+            return Array.from({length: count}, () => { WAY; return shown(); });
+        }""".replace("WAY", WAYS[way]),
+        count,
+    )
+    return found
+
+
 @pytest.mark.parametrize(
     ("name", "snapshot"),
     [("lecture", "P1-1"), ("two-initiators", "P1-1"), ("two-initiators", "P2-2"), ("token", "")],
@@ -90,18 +121,20 @@ def test_each_step_shows_what_is_recorded_by_then(show: Show, name: str, snapsho
     page = show(document_of(name), f"#snapshot={snapshot}")
     expected = narrated(name, snapshot)
     told = played(name).narrator.told
+    count = len(told)
     assert rows(page) == expected[0]
-    for step, lines in enumerate(told, 1):
-        page.get_by_role("button", name="one step on").click()
-        assert place(page) == f"step {step} of {len(told)}"
-        assert page.locator(".rule-sentence").inner_text() == lines[0]
-        assert page.locator(".rule li").all_inner_texts() == [line.strip() for line in lines[1:]]
-        assert rows(page) == expected[step]
-        assert page.locator(".play .stage-picture .now").get_attribute("data-step") == str(step)
-    for step in range(len(told) - 1, -1, -1):
-        page.locator("body").press("ArrowLeft")
-        assert rows(page) == expected[step]
-    assert place(page) == f"step 0 of {len(told)}"
+    assert gone_through(page, "on", count) == [
+        {
+            "place": f"step {step} of {count}",
+            "told": [line.strip() for line in lines],
+            "rows": expected[step],
+            "now": [step],
+        }
+        for step, lines in enumerate(told, 1)
+    ]
+    back = gone_through(page, "back", count)
+    assert [shown["rows"] for shown in back] == expected[-2::-1]
+    assert place(page) == f"step 0 of {count}"
 
 
 def test_only_what_has_happened_is_to_be_seen(show: Show) -> None:
@@ -169,23 +202,24 @@ def test_keys_are_enough(show: Show) -> None:
     assert page.locator(".changes .place").inner_text() == "interchange 1 of 2"
 
 
-def test_it_plays_by_itself_until_the_end(show: Show) -> None:
+def test_it_plays_by_itself_until_the_end(browser: Browser, tmp_path: Path) -> None:
     """And stops before, if told to; played again it begins again."""
-    page = show(document_of("lecture"))
-    page.clock.install()
-    play_button = page.locator(".play .playing")
-    play_button.click()
-    page.clock.run_for(3_700)
-    assert place(page) == "step 3 of 18"
-    play_button.click()
-    page.clock.run_for(5_000)
-    assert place(page) == "step 3 of 18"
-    play_button.click()
-    page.clock.run_for(60_000)
-    assert place(page) == "step 18 of 18"
-    assert play_button.inner_text() == "Play"
-    play_button.click()
-    assert place(page) == "step 0 of 18"
+    with a_page(browser) as page:  # the clock of its own stays
+        opened(page, tmp_path / "page.html", document_of("lecture"))
+        page.clock.install()
+        play_button = page.locator(".play .playing")
+        play_button.click()
+        page.clock.run_for(3_700)
+        assert place(page) == "step 3 of 18"
+        play_button.click()
+        page.clock.run_for(5_000)
+        assert place(page) == "step 3 of 18"
+        play_button.click()
+        page.clock.run_for(60_000)
+        assert place(page) == "step 18 of 18"
+        assert play_button.inner_text() == "Play"
+        play_button.click()
+        assert place(page) == "step 0 of 18"
 
 
 def test_an_event_that_is_clicked_is_the_step_that_is_shown(show: Show) -> None:
@@ -227,17 +261,21 @@ def test_interchanges_go_on_until_all_white_precede_all_red(show: Show) -> None:
         assert chips(page) == order
 
 
-def test_interchanges_that_play_end_when_another_cut_is_chosen(show: Show) -> None:
+def test_interchanges_that_play_end_when_another_cut_is_chosen(
+    browser: Browser, tmp_path: Path
+) -> None:
     """What is no longer on the page says nothing any more."""
     trace = trace_of("lecture")
-    page = show(play.document(trace, title="two", cuts=[(2, 2, 1)]), "#snapshot=P1-1")
-    page.clock.install()
-    page.locator(".changes .playing").click()
-    page.get_by_label("colours of").select_option("the cut asked for")
-    said = page.locator("#announcements").inner_text()
-    page.clock.run_for(10_000)
-    assert page.locator("#announcements").inner_text() == said
-    assert page.locator(".changes .place").inner_text().startswith("interchange 0 of ")
+    document = play.document(trace, title="two", cuts=[(2, 2, 1)])
+    with a_page(browser) as page:  # the clock of its own stays
+        opened(page, tmp_path / "page.html", document, "#snapshot=P1-1")
+        page.clock.install()
+        page.locator(".changes .playing").click()
+        page.get_by_label("colours of").select_option("the cut asked for")
+        said = page.locator("#announcements").inner_text()
+        page.clock.run_for(10_000)
+        assert page.locator("#announcements").inner_text() == said
+        assert page.locator(".changes .place").inner_text().startswith("interchange 0 of ")
 
 
 def test_a_cut_that_is_not_consistent_shows_the_message_that_makes_it_so(show: Show) -> None:
@@ -298,24 +336,17 @@ def test_foreign_text_stays_text(show: Show, label: str) -> None:
         assert "\\u202e" in said
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [NARROW, {"width": 1280, "height": 900}], ids=["narrow", ""])
-def test_nobody_is_kept_out(
-    browser: Browser, tmp_path: Path, scheme: str, viewport: dict[str, int]
-) -> None:
-    """In light and dark, wide and narrow, at the beginning, in between and at the end."""
-    path = tmp_path / "lecture.html"
-    path.write_text(one_file.render(document_of("lecture"), title="lecture"), encoding="utf-8")
-    with a_page(browser, color_scheme=scheme, viewport=viewport) as page:
-        for step in (0, 9, 18):
-            page.goto(f"{path.as_uri()}#step={step}")
-            page.reload()
-            check_accessible(page)
-        page.get_by_role("button", name="one interchange on").click()
-        page.evaluate("Promise.all(document.getAnimations().map(one => one.finished))")
-        check_accessible(page)
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= viewport["width"], "only the picture scrolls"
+def test_nobody_is_kept_out(show: Show) -> None:
+    """In light and dark, wide and narrow: at the beginning, in between with events that have just
+    changed places, and at the end."""
+    page = show(document_of("lecture"))
+    check_everybody_can_use(page)
+    page.get_by_label("step of the execution").fill("9")
+    page.get_by_role("button", name="one interchange on").click()
+    page.evaluate("Promise.all(document.getAnimations().map(one => one.finished))")
+    check_everybody_can_use(page)
+    page.get_by_label("step of the execution").fill("18")
+    check_everybody_can_use(page)
 
 
 def test_the_lecture_weighs_little() -> None:
