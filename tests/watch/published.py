@@ -1,5 +1,6 @@
 """Stores with snapshots that no system has taken."""
 
+import contextlib
 from pathlib import Path
 
 from stillframe import Topology
@@ -33,3 +34,11 @@ def publish(store: Store, number: int, *, lost: int = 0) -> None:
     channel = ChannelState(Channel("A", "B"), number, number, ())
     state = GlobalState(processes, (channel,))
     store.publish(Snapshot(SnapshotId("A", number), store.epoch, at, at + 0.5, state))
+
+
+def a_store(directory: Path, count: int = 3) -> Path:
+    """Make a store with so many snapshots, of a system that does not run; return where it is."""
+    with contextlib.closing(new_store(directory)) as made:
+        for number in range(1, count + 1):
+            publish(made, number)
+    return made.path

@@ -1,4 +1,4 @@
-"""``stillframe watch`` as a program, and what it answers to whoever scrapes it."""
+"""The watcher, in a thread or as a program, and what it answers to whoever scrapes it."""
 
 import asyncio
 import contextlib
@@ -11,6 +11,9 @@ from pathlib import Path
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
+
+from stillframe.cli import watch_page
+from tests.watch.servers import served
 
 STILLFRAME = Path(sys.executable).with_name("stillframe")
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
@@ -56,13 +59,11 @@ class Watcher:
     """A watcher that serves.
 
     Attributes:
-        link: what it printed.
-        process: what runs it.
+        link: where.
     """
 
-    def __init__(self, link: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, link: str) -> None:
         self.link = link
-        self.process = process
         self._last: Scrape | None = None
 
     async def scrape(
@@ -93,8 +94,35 @@ class Watcher:
             return answer.read().decode(), answer.headers["Content-Type"]
 
 
+class WatcherProgram(Watcher):
+    """A watcher that is a program.
+
+    Attributes:
+        process: what runs it.
+    """
+
+    def __init__(self, link: str, process: asyncio.subprocess.Process) -> None:
+        super().__init__(link)
+        self.process = process
+
+
 @contextlib.asynccontextmanager
-async def watching(store: Path, *options: str) -> AsyncIterator[Watcher]:
+async def watching(store: Path, *, otlp: str | None = None) -> AsyncIterator[Watcher]:
+    """Watch a system from a thread while the body runs, as ``stillframe watch`` does."""
+    with (
+        contextlib.ExitStack() as stack,
+        watch_page._watched(store, [], None, None, otlp) as watched,
+    ):
+        # The system runs in this event loop, and must go on meanwhile.
+        link = await asyncio.to_thread(stack.enter_context, served(watched))
+        try:
+            yield Watcher(link)
+        finally:
+            await asyncio.to_thread(stack.close)
+
+
+@contextlib.asynccontextmanager
+async def watching_program(store: Path, *options: str) -> AsyncIterator[WatcherProgram]:
     """Run ``stillframe watch`` while the body runs; what it says goes where this test says it."""
     process = await asyncio.create_subprocess_exec(
         *(str(STILLFRAME), "watch", str(store), "--listen", "127.0.0.1:0", "--json", *options),
@@ -107,7 +135,7 @@ async def watching(store: Path, *options: str) -> AsyncIterator[Watcher]:
         if not line:
             _, words = await process.communicate()
             raise AssertionError(words.decode())
-        yield Watcher(json.loads(line)["link"], process)
+        yield WatcherProgram(json.loads(line)["link"], process)
     finally:
         if process.returncode is None:
             process.terminate()

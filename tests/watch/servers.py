@@ -1,5 +1,8 @@
-"""Running systems and servers of their pages, as people start them."""
+"""Running systems and servers of their pages: programs as people start them, and servers in a
+thread of the test, which start faster."""
 
+import asyncio
+import concurrent.futures
 import contextlib
 import json
 import signal
@@ -7,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -14,8 +18,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from stillframe.errors import Unavailable
+from stillframe.errors import StillframeError
+from stillframe.runtime.addresses import Address
+from stillframe.runtime.commands import TakeSnapshot, command
 from stillframe.runtime.running import RunningSystem, find
+from stillframe.store.store import Store
+from stillframe.watch.observer import Observer
+from stillframe.watch.server import Watched
+from stillframe.watch.serving import serve
+from stillframe.watch.verdicts import USUAL, Judge
 
 STILLFRAME = Path(sys.executable).with_name("stillframe")
 ROOT = Path(__file__).parent.parent.parent
@@ -63,29 +74,60 @@ def a_system(
         log=directory / "run.log",
         out=subprocess.DEVNULL,
     ) as process:
-        until(lambda: is_there(store), "a system that starts")
         until(lambda: takes_snapshot(store), "the first snapshot")
         yield process
 
 
 def takes_snapshot(store: Path) -> bool:
-    """Take a snapshot of the system on `store`; return whether it runs, so that this can be."""
-    done = subprocess.run([STILLFRAME, "snapshot", store], capture_output=True, check=False)
-    return done.returncode == 0
-
-
-def is_there(store: Path) -> bool:
-    """Return whether a system is running on `store`."""
+    """Take a snapshot of the system on `store`; return False if it takes no commands yet."""
     try:
-        find(store)
-    except (Unavailable, OSError):
+        with ThreadPoolExecutor(1) as thread:  # the browser's event loop runs in this one
+            done = thread.submit(asyncio.run, command(store, TakeSnapshot(None))).result()
+    except StillframeError:
         return False
-    return True
+    return done.entry is not None
 
 
 def running(store: Path) -> RunningSystem:
     """Return where the system on `store` is."""
     return find(store)
+
+
+@contextlib.contextmanager
+def served(watched: Watched, *, token: str | None = None) -> Iterator[str]:
+    """Serve a page in a thread, as ``stillframe watch`` does; yield the link."""
+    listening: Future[Address] = Future()
+    ends: list[Callable[[], object]] = []
+
+    def run() -> None:
+        loop = asyncio.new_event_loop()
+
+        def keep(_: int, end: Callable[[], object]) -> None:
+            ends.append(lambda: loop.call_soon_threadsafe(end))
+
+        # A thread gets no signals: it is told to end in another way.
+        loop.add_signal_handler = keep  # type: ignore[method-assign, assignment]
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            address = Address("127.0.0.1", 0)
+            runner.run(serve(watched, address, token=token, ready=listening.set_result))
+
+    with ThreadPoolExecutor(1) as thread:
+        serving = thread.submit(run)
+        either: list[Future[Any]] = [listening, serving]
+        concurrent.futures.wait(either, return_when="FIRST_COMPLETED")
+        if serving.done():
+            serving.result()
+        try:
+            yield f"http://{listening.result()}/"
+        finally:
+            ends[0]()
+            serving.result(timeout=WAIT_S)
+
+
+def observer_of(store: Path) -> Observer:
+    """Return what ``stillframe watch`` shows of a store by default."""
+    opened = Store.open(store)
+    return Observer(opened, Judge(opened, USUAL, None), None)
 
 
 @contextlib.contextmanager

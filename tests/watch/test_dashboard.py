@@ -77,7 +77,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             asyncio.timeout(TIMEOUT_S),
             Supervisor(BANK, store) as system,
             serve_commands(system),
-            watching(store.path, "--otlp", endpoint.url) as watcher,
+            watching(store.path, otlp=endpoint.url) as watcher,
         ):
             assert isinstance(await system.snapshot(), Entry)
             scrape = await watcher.until("judged_snapshot_number", 1)

@@ -33,7 +33,14 @@ from stillframe.watch.observer import LOOK_S_MAX, Observer
 from stillframe.watch.verdicts import USUAL, Judge
 from tests.calm import BANK, TOTAL
 from tests.runtime.programs import Sink
-from tests.watch.scraping import OPEN_METRICS, SCRAPE_EVERY_S, Scrape, Watcher, watching
+from tests.watch.scraping import (
+    OPEN_METRICS,
+    SCRAPE_EVERY_S,
+    Scrape,
+    Watcher,
+    watching,
+    watching_program,
+)
 
 TIMEOUT_S = 120
 PLAIN = "text/plain;version=0.0.4"
@@ -216,7 +223,7 @@ def test_a_scrape_with_a_token_needs_the_token(tmp_path: Path) -> None:
         token = tmp_path / "token"
         async with (
             asyncio.timeout(TIMEOUT_S),
-            watching(tmp_path / "store", "--token-file", str(token)) as watcher,
+            watching_program(tmp_path / "store", "--token-file", str(token)) as watcher,
         ):
             bearer = {"Authorization": f"Bearer {token.read_text().strip()}"}
             scrape = await watcher.scrape(headers=bearer)

@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import signal
+import socket
 from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from typer.testing import CliRunner
 
+from stillframe.cli.app import app
 from stillframe.cli.watch_page import token_for
 from stillframe.runtime.addresses import Address
 from stillframe.store.store import Store
@@ -21,8 +24,8 @@ from stillframe.watch.server import BODY_BYTES_MAX, PAGE
 from stillframe.watch.serving import serve
 from stillframe.watch.verdicts import Judge
 from stillframe.watch.wishes import Keep, Restore, Take
-from tests.watch.published import REFERENCE, new_store, publish
-from tests.watch.servers import a_command, a_server, a_system, ask
+from tests.watch.published import REFERENCE, a_store, new_store, publish
+from tests.watch.servers import a_command, a_server, a_system, ask, observer_of, served
 
 pytestmark = pytest.mark.slow
 
@@ -30,10 +33,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """A store with three snapshots, of a system that does not run."""
-    with contextlib.closing(new_store(tmp_path)) as made:
-        for number in (1, 2, 3):
-            publish(made, number)
-    return tmp_path / "store"
+    return a_store(tmp_path)
 
 
 def news(link: str, *kinds: str, is_it: Callable[[dict[str, Any]], bool] = bool) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def news(link: str, *kinds: str, is_it: Callable[[dict[str, Any]], bool] = bool)
 
 def test_the_files_of_the_page_are_served_and_no_others(store: Path) -> None:
     """No path leads out of their folder."""
-    with a_server(store) as link:
+    with served(observer_of(store)) as link:
         for name in PAGE:
             status, told, body = ask(link, f"/page/{name}")
             assert (status, bool(body)) == (200, True)
@@ -93,7 +93,7 @@ def test_nothing_of_the_page_is_inline_or_from_elsewhere() -> None:
 
 def test_what_is_there_is_told_and_what_is_not_is_said_not_to_be(store: Path) -> None:
     """With a status and a sentence; foreign names make no path."""
-    with a_server(store) as link:
+    with served(observer_of(store)) as link:
         found = news(link, "about", "system", "snapshots", "past")
         assert [row["id"] for row in found["snapshots"]["rows"]] == ["A-3", "A-2", "A-1"]
         assert found["system"]["is_running"] is False
@@ -123,7 +123,7 @@ def test_what_is_there_is_told_and_what_is_not_is_said_not_to_be(store: Path) ->
 
 def test_a_wish_that_makes_no_sense_is_refused(store: Path) -> None:
     """By its form, its size, and by what it wishes; the reason is told."""
-    with a_server(store) as link:
+    with served(observer_of(store)) as link:
         for body in ({}, {"type": "drop"}, {"type": "take", "more": 1}, {"type": "keep"}, [1]):
             assert ask(link, "/api/action", body)[0] == 400
         assert ask(link, "/api/action", "x" * (BODY_BYTES_MAX + 1))[0] == 400
@@ -158,33 +158,31 @@ def test_the_token_is_asked_for(store: Path, tmp_path: Path) -> None:
         assert ask(link, "/api/snapshot/A-1", headers={})[0] == 401
         bearer = {"Authorization": f"Bearer {token}"}
         assert ask(link, "/api/snapshot/A-1", headers=bearer)[0] == 200
-    with a_server(store, "--token-file", str(file)) as link:
-        assert parse_qs(urlsplit(link).query)["token"] == [token]
-        assert ask(link, "/api/snapshot/A-1")[0] == 401
+    assert token_for(Address("127.0.0.1", 8641), file) == token
 
 
 def test_what_cannot_be_served_says_what_to_do(store: Path, tmp_path: Path) -> None:
     """A port that is taken, a token that is none, a directory that is no store."""
     (tmp_path / "short").write_text("abc")
-    with a_server(store) as link:
-        taken = f"127.0.0.1:{urlsplit(link).port}"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
         for arguments, words in (
             ((str(store), "--listen", taken), "give another address or port with --listen"),
             ((str(store), "--token-file", str(tmp_path / "short")), "holds no token"),
             ((str(tmp_path / "nothing"),), "does not exist"),
             ((str(store), "--detect", "nonsense"), "there is no predicate 'nonsense'"),
         ):
-            log = tmp_path / "refused.log"
-            with a_command("watch", *arguments, log=log) as process:
-                process.wait(timeout=60)
-            assert process.returncode == 2
-            assert words in log.read_text()
-            assert "Traceback" not in log.read_text()
+            result = CliRunner().invoke(app, ["watch", *arguments])
+            assert result.exit_code == 2
+            assert words in result.stderr
 
 
 def test_a_system_is_followed_while_it_runs(tmp_path: Path) -> None:
     """News of it, of its snapshots and their markers; a snapshot is taken on a wish."""
-    with a_system(tmp_path, "--every", "never"), a_server(tmp_path / "store") as link:
+    with (
+        a_system(tmp_path, "--every", "never"),
+        served(observer_of(tmp_path / "store")) as link,
+    ):
         told = json.loads(ask(link, "/api/action", Take("P2", "kept"))[2])
         assert told == {
             "is_done": True,

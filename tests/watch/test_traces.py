@@ -18,7 +18,7 @@ from stillframe.model import Abandoned, MarkerTimes, SnapshotId
 from stillframe.runtime.commands import Observed, serve_commands
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.supervisor import Supervisor
-from stillframe.runtime.waves import Wave
+from stillframe.runtime.waves import WAVE_COUNT_MAX, Wave
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -26,8 +26,9 @@ from stillframe.topology import Description
 from stillframe.watch.happenings import Ended
 from stillframe.watch.traced import ATTRIBUTES, MARKER, PART, ROOT, Trace, Tracing, trace_of
 from tests.calm import BANK
+from tests.nightly import by_night
 from tests.watch.endpoint import Endpoint, plain
-from tests.watch.scraping import watching
+from tests.watch.scraping import watching, watching_program
 
 TIMEOUT_S = 120
 FIRST, SECOND = SnapshotId("P1", 1), SnapshotId("P2", 2)
@@ -126,7 +127,7 @@ def test_each_snapshot_of_a_bank_is_one_trace(tmp_path: Path, endpoint: Endpoint
             serve_commands(system),
         ):
             before = await system.snapshot()
-            async with watching(store.path, "--otlp", endpoint.url) as watcher:
+            async with watching(store.path, otlp=endpoint.url) as watcher:
                 await watcher.until("traced_snapshots_total", 1)
                 ended = await live_through(system)
                 scrape = await watcher.until("traced_snapshots_total", len(ended) + 1)
@@ -135,7 +136,7 @@ def test_each_snapshot_of_a_bank_is_one_trace(tmp_path: Path, endpoint: Endpoint
                 assert scrape.of("watch_trouble", about="traces") == 0
             await system.until_running()
             last = await system.snapshot()
-            async with watching(store.path, "--otlp", endpoint.url) as watcher:
+            async with watching(store.path, otlp=endpoint.url) as watcher:
                 await asyncio.to_thread(endpoint.until, lambda: len(roots(endpoint)) == 15)
         store.close()
         return [before, *ended, last]
@@ -171,11 +172,13 @@ def roots(endpoint: Endpoint) -> list[bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(part="soak")
 def test_snapshots_in_quick_succession_are_all_traced_and_what_was_missed_is_counted(
     tmp_path: Path, endpoint: Endpoint
 ) -> None:
     """More than the system remembers: each has a trace, and the count says how many are bare."""
-    count = 100
+    count = by_night(100, check=40)
+    assert count > WAVE_COUNT_MAX
 
     async def main() -> float:
         description = load_topology(BANK).description
@@ -184,7 +187,7 @@ def test_snapshots_in_quick_succession_are_all_traced_and_what_was_missed_is_cou
             asyncio.timeout(TIMEOUT_S),
             Supervisor(BANK, store, timeout_s=TIMEOUT_S) as system,
             serve_commands(system),
-            watching(store.path, "--otlp", endpoint.url) as watcher,
+            watching(store.path, otlp=endpoint.url) as watcher,
         ):
             await watcher.scrape()
             for _ in range(count):
@@ -215,7 +218,7 @@ def test_an_endpoint_that_is_not_there_costs_one_line(tmp_path: Path) -> None:
             asyncio.timeout(TIMEOUT_S),
             Supervisor(BANK, store) as system,
             serve_commands(system),
-            watching(store.path, "--otlp", gone.url) as watcher,
+            watching_program(store.path, "--otlp", gone.url) as watcher,
         ):
             await system.snapshot()
             await watcher.until("watch_trouble", 1, about="traces")
