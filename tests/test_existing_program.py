@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.nightly import by_night
 from tests.reader import Shell, follow, shape, wait_until
 
 PAGE = Path(__file__).parent.parent / "docs" / "existing-program.md"
@@ -16,7 +17,10 @@ MASKS = (
     (r"\b(desk|warehouse)\b", "NAME"),
 )
 
-pytestmark = pytest.mark.slow
+HURRY = {f"sleep {seconds}": "true" for seconds in (2, 5)}
+"""By day nobody sleeps: it is waited for what is to happen meanwhile (`settle`)."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.nightly(part="soak")]
 
 
 def answers(path: Path) -> bool:
@@ -43,6 +47,7 @@ def settle(command: str, directory: Path) -> None:
         wait_until(lambda: says(log, "waiting for"), "the system waits for both")
     elif command.startswith("python warehouse.py & sleep"):
         wait_until(lambda: says(log, "epoch 2: the system runs"), "the system is back")
+        wait_until(lambda: says(directory / "desk.log", "over"), "the desk knows")
 
 
 @pytest.fixture
@@ -57,7 +62,10 @@ def test_two_programs_that_exist_become_a_system(shell: Shell, tmp_path: Path) -
     """They do as before; then every command ends and prints as the page says, numbers aside; a
     killed one costs no piece."""
     commands = []
-    for step, printed in follow(PAGE, shell, tmp_path, lambda line: settle(line, tmp_path)):
+    instead = by_night({}, check=HURRY)
+    for step, printed in follow(
+        PAGE, shell, tmp_path, lambda line: settle(line, tmp_path), instead=instead
+    ):
         assert shape(printed, *MASKS) == shape(step.output, *MASKS), step.command
         commands.append(step.command)
     assert len(commands) > 12
