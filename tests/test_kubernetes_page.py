@@ -8,14 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.pages import blocks
+from tests.pages import blocks, called
 from tests.ports import free_port
 from tests.reader import wait_until
 
@@ -128,22 +128,11 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     begun.close()
 
 
-def stillframe(place: Path) -> Callable[[str], str]:
-    """Return what runs a command of the page and returns what it says."""
-
-    def run(command: str) -> str:
-        words = command.replace("/store/bank", str(place / "store" / "bank")).split()
-        done = subprocess.run(
-            [Path(sys.executable).with_name(words[0]), *words[1:]],
-            cwd=place,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
+def said(command: str, place: Path) -> str:
+    """Call a command of the page; return what it says."""
+    done = called(command.replace("/store/bank", str(place / "store" / "bank")), place)
+    assert done.exit_code == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
@@ -151,22 +140,21 @@ def test_their_commands_make_a_system_that_outlives_its_coordinator(machine: Mac
     """Every container starts, in any order, and the commands of the page work in that of the
     coordinator; when it is killed and started again, the same processes go on in the same epoch."""
     found = manifests()
-    run = stillframe(machine.place)
     lines = "".join(blocks("console", PAGE)).replace("$ ", "").splitlines()
     (certificates,) = [line for line in lines if line.startswith("stillframe certificates")]
-    run(certificates)
+    said(certificates, machine.place)
     for name in PROCESSES:
         machine.start(name, found[f"StatefulSet/bank-{name}"])
     machine.start("coordinator", found["StatefulSet/bank-coordinator"])
     machine.wait_for("coordinator", "epoch 1: the system runs")
     for line in lines:
         _, exec_, command = line.partition("kubectl exec bank-coordinator-0 -- ")
-        assert not exec_ or run(command)
+        assert not exec_ or said(command, machine.place)
     coordinator = machine.running["coordinator"]
     coordinator.send_signal(signal.SIGKILL)
     coordinator.wait()
     machine.start("coordinator", found["StatefulSet/bank-coordinator"])
     machine.wait_for("coordinator", "epoch 1: the system had gone on without its supervisor")
-    run("stillframe snapshot /store/bank")
+    said("stillframe snapshot /store/bank", machine.place)
     assert all(machine.running[name].poll() is None for name in PROCESSES)
     assert "epoch 2" not in machine.log("coordinator")
