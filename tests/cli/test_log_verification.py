@@ -1,6 +1,5 @@
 """``spark verify``: verdicts from an event log, with the first message that contradicts."""
 
-import contextlib
 import json
 import random
 from collections.abc import Callable
@@ -12,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stillframe.cli import tasks
 from stillframe.store.contents import record_of
 from stillframe.store.manifest import Manifest, read_manifest
 from stillframe.store.seal import seal
@@ -23,9 +21,8 @@ from tests.shapes import same_shape
 
 pytest.importorskip("pyspark", reason="needs PySpark")
 
-from pyspark.sql import Row as SparkRow
-
 from stillframe.spark import audit, eventrows, findings, verification
+from tests.cli.frames import frame, without_spark
 
 HERE = ("--master", "local[2]")
 MARKERS = [
@@ -58,26 +55,6 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-class Rows(list[Any]):
-    """Stands for a DataFrame."""
-
-    def collect(self) -> list[Any]:
-        """Return the rows."""
-        return [*self]
-
-    def orderBy(self, *_: object) -> "Rows":  # noqa: N802 - Spark's
-        """Return the same: they are in order."""
-        return self
-
-    def filter(self, _: object) -> "Rows":
-        """Return the same."""
-        return self
-
-    def __getitem__(self, _: object) -> Any:
-        """Return a column."""
-        return None
-
-
 def verdict(snapshot: str | None, epoch: int, *, message_count: int = 0) -> dict[str, Any]:
     """Return what is found of a consistent snapshot, or of the log itself."""
     found = {"epoch": epoch, "snapshot": snapshot, "verdict": "consistent"}
@@ -85,7 +62,7 @@ def verdict(snapshot: str | None, epoch: int, *, message_count: int = 0) -> dict
     return found | {"missing": [], "faults": [], "gaps": [], "fault_count": 0}
 
 
-CONTRADICTION = {"source": "A", "target": "B", "what": findings.ORPHAN}
+CONTRADICTION: dict[str, Any] = {"source": "A", "target": "B", "what": findings.ORPHAN}
 CONTRADICTION |= {"first": 2, "last": 2, "count": 1}
 WRONG = {"verdict": "inconsistent", "faults": [CONTRADICTION], "fault_count": 1}
 LOCATED = [
@@ -100,13 +77,12 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
     """Let these verdicts have been found without Spark, and nothing else be wrong with a store."""
 
     def find(*found: dict[str, Any]) -> None:
-        rows = Rows(SparkRow(**row) for row in found)
-        monkeypatch.setattr(tasks, "session", lambda *_: contextlib.nullcontext())
-        monkeypatch.setattr(verification, "log_pieces", lambda *_: Rows())
-        monkeypatch.setattr(verification, "channel_cuts", lambda *_: Rows())
-        monkeypatch.setattr(verification, "verify", lambda *_: rows)
+        without_spark(monkeypatch)
+        monkeypatch.setattr(verification, "log_pieces", lambda *_: frame())
+        monkeypatch.setattr(verification, "channel_cuts", lambda *_: frame())
+        monkeypatch.setattr(verification, "verify", lambda *_: frame(*found))
         monkeypatch.setattr(audit, "unsound", lambda *_: {})
-        monkeypatch.setattr(eventrows, "locate", lambda *_: Rows(LOCATED))
+        monkeypatch.setattr(eventrows, "locate", lambda *_: frame(*LOCATED))
 
     return find
 

@@ -1,6 +1,5 @@
 """``spark detect``: the answer of ``detect``, over all epochs."""
 
-import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,19 +17,10 @@ from tests.shapes import same_shape
 
 pytest.importorskip("pyspark", reason="needs PySpark")
 
-from pyspark.sql import Row
-
 from stillframe.spark import detection
+from tests.cli.frames import frame, without_spark
 
 HERE = ("--master", "local[2]")
-
-
-class Rows(list[Row]):
-    """Stands for a DataFrame."""
-
-    def collect(self) -> list[Row]:
-        """Return the rows."""
-        return [*self]
 
 
 def row(
@@ -51,8 +41,8 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
     """Let these rows have been found without Spark."""
 
     def find(*rows: dict[str, Any]) -> None:
-        monkeypatch.setattr(tasks, "session", lambda *_: contextlib.nullcontext())
-        monkeypatch.setattr(detection, "detect", lambda *_, **__: Rows(Row(**row) for row in rows))
+        without_spark(monkeypatch)
+        monkeypatch.setattr(detection, "detect", lambda *_, **__: frame(*rows))
 
     return find
 

@@ -1,15 +1,13 @@
 """``spark diff``: what ``diff`` says, by Spark."""
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from stillframe.cli import tasks
 from stillframe.model import Batch, Channel, ChannelState, Snapshot
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
@@ -18,24 +16,11 @@ from tests.store import keyed_samples as keyed
 
 pytest.importorskip("pyspark", reason="needs PySpark")
 
-from pyspark.sql import Row
-
 from stillframe.spark import difference as spark_difference
 from stillframe.spark.difference import Difference
+from tests.cli.frames import frame, without_spark
 
 HERE = ("--master", "local[2]")
-
-
-class Rows(list[dict[str, Any]]):
-    """Stands for a DataFrame."""
-
-    def orderBy(self, *_: str) -> "Rows":  # noqa: N802 - Spark's
-        """Return the same: they are in order."""
-        return self
-
-    def toLocalIterator(self) -> Iterator[Row]:  # noqa: N802 - Spark's
-        """Yield each row."""
-        return (Row(**row) for row in self)
 
 
 def removed(number: int) -> dict[str, Any]:
@@ -47,27 +32,25 @@ def removed(number: int) -> dict[str, Any]:
 SIDES = ("before", "after")
 KEY = {"process": "P", "field": "accounts", "change": "changed", "key": '"k0"'}
 CANNED = Difference(
-    fields=Rows([{"process": "A", "field": "note", "before": '""', "after": f'"{"x" * 200}"'}]),
-    keys=Rows([KEY | {"before": "0", "after": "7"}, *map(removed, range(1, 30))]),
-    channels=Rows(
-        [
-            {"source": "A", "target": "B"}
-            | {f"sent_count_{side}": 1015 for side in SIDES}
-            | {f"received_count_{side}": 1010 for side in SIDES}
-            | {f"message_count_{side}": 5 for side in SIDES}
-            | {f"only_{side}": 1 for side in SIDES}
-        ]
+    fields=frame({"process": "A", "field": "note", "before": '""', "after": f'"{"x" * 200}"'}),
+    keys=frame(KEY | {"before": "0", "after": "7"}, *map(removed, range(1, 30))),
+    channels=frame(
+        {"source": "A", "target": "B"}
+        | {f"sent_count_{side}": 1015 for side in SIDES}
+        | {f"received_count_{side}": 1010 for side in SIDES}
+        | {f"message_count_{side}": 5 for side in SIDES}
+        | {f"only_{side}": 1 for side in SIDES}
     ),
-    messages=Rows(
-        [
+    messages=frame(
+        *(
             {"source": "A", "target": "B", "number": 15, "caught": side}
             | {"kind": "Coin", "message": f'{{"amount":{amount}}}'}
             for amount, side in enumerate(SIDES, 1)
-        ]
+        )
     ),
 )
 """What ``spark.difference`` could have found."""
-NOTHING = Difference(fields=Rows(), keys=Rows(), channels=Rows(), messages=Rows())
+NOTHING = Difference(fields=frame(), keys=frame(), channels=frame(), messages=frame())
 Find = Callable[[Difference], None]
 
 
@@ -76,7 +59,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
     """Let something have been found without Spark."""
 
     def find(found: Difference) -> None:
-        monkeypatch.setattr(tasks, "session", lambda *_: contextlib.nullcontext())
+        without_spark(monkeypatch)
         monkeypatch.setattr(spark_difference, "difference", lambda *_: found)
 
     return find
