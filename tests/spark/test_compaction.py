@@ -17,6 +17,7 @@ from stillframe.spark.compacted import read_catalog, version_path, writing
 from stillframe.spark.manifests import read_published
 from stillframe.spark.timeline import snapshot_table
 from stillframe.spark.writing import write
+from stillframe.store.disk import partial_path
 from stillframe.store.store import Store
 from tests.spark import bank
 from tests.spark.chains import make_chains
@@ -74,20 +75,54 @@ def check_same(out: Path, store: Path, names: list[str]) -> None:
     }
 
 
+@pytest.fixture(scope="module")
+def compacted_chains(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[SnapshotId]]:
+    """A store of keyed snapshots, the last two of which are beside it, and the tables of the
+    others; and which were added."""
+    made = tmp_path_factory.mktemp("chains")
+    make_chains(made / "store", 1)
+    for number in (7, 8):
+        shutil.move(made / "store" / "snapshots" / f"P-{number}", made / f"P-{number}")
+    return made, list(compact_store(spark, made / "store", made / "out").added)
+
+
+@pytest.fixture
+def chains(compacted_chains: tuple[Path, list[SnapshotId]], tmp_path: Path) -> Path:
+    """The same for one test."""
+    return Path(shutil.copytree(compacted_chains[0], tmp_path / "chains"))
+
+
+@pytest.fixture(scope="module")
+def compacted_bank(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of three snapshots, and the tables of the first two."""
+    made = tmp_path_factory.mktemp("bank")
+    store = bank.make_store(made / "store", snapshot_count=2)
+    compact_store(spark, store, made / "out")
+    writer = Store.open_writer(store)
+    writer.publish(bank.snapshot(3))
+    writer.close()
+    return made
+
+
+@pytest.fixture
+def three(compacted_bank: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """The store and the tables, for one test."""
+    copy = Path(shutil.copytree(compacted_bank, tmp_path / "bank"))
+    return copy / "store", copy / "out"
+
+
 def test_all_snapshots_become_few_tables_and_more_are_added(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, chains: Path, compacted_chains: tuple[Path, list[SnapshotId]]
 ) -> None:
     """What is there is not written again: its files get a second name."""
-    store, out = tmp_path / "store", tmp_path / "out"
-    make_chains(store, 1)
-    for number in (7, 8):
-        shutil.move(store / "snapshots" / f"P-{number}", tmp_path / f"P-{number}")
+    store, out = chains / "store", chains / "out"
     names = [f"P-{number}" for number in range(1, 7)]
-    first = compact_store(spark, store, out)
-    assert [str(snapshot) for snapshot in first.added] == names
+    assert list(map(str, compacted_chains[1])) == names
     check_same(out, store, names)
     for number in (7, 8):
-        shutil.move(tmp_path / f"P-{number}", store / "snapshots" / f"P-{number}")
+        shutil.move(chains / f"P-{number}", store / "snapshots" / f"P-{number}")
     second = compact_store(spark, store, out)
     assert list(map(str, second.added)) == ["P-7", "P-8"]
     check_same(out, store, [*names, "P-7", "P-8"])
@@ -100,16 +135,24 @@ def test_all_snapshots_become_few_tables_and_more_are_added(
     assert compact_store(spark, store, out) == compaction.Compaction((), (), second.catalog)
 
 
-def test_any_snapshot_can_be_taken_out(spark: SparkSession, tmp_path: Path) -> None:
-    """By its id or as a savepoint; the next is added to it."""
-    make_chains(tmp_path / "store", 2)
-    writer = Store.open_writer(tmp_path / "store")
+def test_any_snapshot_can_be_taken_out_and_parts_become_one_before_they_are_many(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its id or as a savepoint; the next is added to it. However often rows are added, the files
+    of a table stay few."""
+    monkeypatch.setattr(compaction, "PART_COUNT_MAX", 2)
+    store, out = tmp_path / "store", tmp_path / "out"
+    make_chains(store, 2)
+    writer = Store.open_writer(store)
     writer.save(SnapshotId("P", 3), "third")
     writer.close()
-    compact_store(spark, tmp_path / "store", tmp_path / "out", of="P-6")
-    check_same(tmp_path / "out", tmp_path / "store", ["P-6"])
-    compact_store(spark, tmp_path / "store", tmp_path / "out", of="third")
-    check_same(tmp_path / "out", tmp_path / "store", ["P-3", "P-6"])
+    compact_store(spark, store, out, of="P-6")
+    check_same(out, store, ["P-6"])
+    compact_store(spark, store, out, of="third")
+    check_same(out, store, ["P-3", "P-6"])
+    done = compact_store(spark, store, out, of="P-8")
+    assert [len(part.snapshots) for part in done.catalog.parts] == [3]
+    check_same(out, store, ["P-3", "P-6", "P-8"])
 
 
 def test_relative_paths_begin_here(
@@ -119,40 +162,27 @@ def test_relative_paths_begin_here(
     make_chains(tmp_path / "store", 1)
     monkeypatch.chdir(tmp_path)
     compact_store(spark, Path("store"), Path("out"), of="P-6")
-    check_same(tmp_path / "out", tmp_path / "store", ["P-6"])
-    assert [row["snapshot"] for row in compacted_tables(spark, Path("out"))["processes"].collect()]
+    tables = compacted_tables(spark, Path("out"))
+    assert {row["snapshot"] for row in tables["processes"].collect()} == {"P-6"}
 
 
-def test_only_the_newest_and_savepoints_stay(spark: SparkSession, tmp_path: Path) -> None:
+def test_only_the_newest_and_savepoints_stay(spark: SparkSession, three: tuple[Path, Path]) -> None:
     """Rows of the others go; what the store has dropped meanwhile stays until then."""
-    store, out = bank.make_store(tmp_path / "store", snapshot_count=4), tmp_path / "out"
+    store, out = three
     writer = Store.open_writer(store)
-    writer.save(SnapshotId("P1", 2), "payday")
-    compact_store(spark, store, out)
-    writer.drop("P1-3")
-    writer.publish(bank.snapshot(5))
+    writer.save(SnapshotId("P1", 3), "payday")
+    writer.drop("P1-2")
+    for number in (4, 5):
+        writer.publish(bank.snapshot(number))
     writer.close()
     compact_store(spark, store, out)
     assert snapshots_of(out) == ["P1-1", "P1-2", "P1-3", "P1-4", "P1-5"]
     done = compact_store(spark, store, out, keep=2)
-    assert list(map(str, done.removed)) == ["P1-1", "P1-3"]
-    check_same(out, store, ["P1-2", "P1-4", "P1-5"])
+    assert list(map(str, done.removed)) == ["P1-1", "P1-2"]
+    check_same(out, store, ["P1-3", "P1-4", "P1-5"])
     assert [row["savepoints"] for row in here(out, "snapshots").to_pylist()] == [["payday"], [], []]
     assert compact_store(spark, store, out, keep=1, of="P1-1").added == ()
-    assert snapshots_of(out, "processes") == snapshots_of(out) == ["P1-2", "P1-5"]
-
-
-def test_parts_become_one_before_they_are_many(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However often rows are added, the files of a table stay few."""
-    monkeypatch.setattr(compaction, "PART_COUNT_MAX", 2)
-    store, out = tmp_path / "store", tmp_path / "out"
-    make_chains(store, 3, snapshot_count=4)
-    for number in range(1, 5):
-        done = compact_store(spark, store, out, of=f"P-{number}")
-    assert [len(part.snapshots) for part in done.catalog.parts] == [3, 1]
-    check_same(out, store, [f"P-{number}" for number in range(1, 5)])
+    assert snapshots_of(out, "processes") == snapshots_of(out) == ["P1-3", "P1-5"]
 
 
 def test_after_a_change_of_code_the_columns_are_those_of_both(
@@ -194,11 +224,9 @@ def test_a_table_without_rows_is_there(spark: SparkSession, tmp_path: Path) -> N
     assert compacted_tables(spark, tmp_path / "out")["messages"].count() == 0
 
 
-def test_the_table_of_snapshots_is_what_manifests_say(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_table_of_snapshots_is_what_manifests_say(spark: SparkSession, chains: Path) -> None:
     """Chains and savepoints are as they are now, not as they were when rows were added."""
-    store, out = tmp_path / "store", tmp_path / "out"
-    make_chains(store, 1)
-    compact_store(spark, store, out)
+    store, out = chains / "store", chains / "out"
     writer = Store.open_writer(store)
     writer.save(SnapshotId("P", 3), "third")
     writer.close()
@@ -209,72 +237,65 @@ def test_the_table_of_snapshots_is_what_manifests_say(spark: SparkSession, tmp_p
     ) == snapshot_table(read_published(store))
 
 
-@pytest.mark.parametrize("step", ["write", "write_here", "_publish", "replace_durably", "seal"])
 def test_a_crash_leaves_the_old_tables(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    spark: SparkSession, three: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever it comes; the next time what it left is removed, and all is done."""
-    store, out = bank.make_store(tmp_path / "store", snapshot_count=3), tmp_path / "out"
-    compact_store(spark, store, out, of="P1-1")
+    """Whenever it comes; the next time what it left is removed, and in the end all is done."""
+    store, out = three
     before = read_catalog(out)
 
     class PowerFailed(BaseException):
         """Nothing can be done about it."""
 
-    def fail(*_: Any, **__: Any) -> None:
-        raise PowerFailed
+    for step in ("write", "write_here", "_publish", "replace_durably", "seal"):
+        with monkeypatch.context() as patched:
 
-    with monkeypatch.context() as patched:
-        patched.setattr(compaction, step, fail)
-        patched.setattr(shutil, "rmtree", lambda *_, **__: None)
-        with pytest.raises(PowerFailed):
-            compact_store(spark, store, out)
-    assert read_catalog(out) == before
-    assert snapshots_of(out) == ["P1-1"]
-    assert compacted_tables(spark, out)["channels"].count() == 6
+            def fail(*_: Any, patched: pytest.MonkeyPatch = patched, **__: Any) -> None:
+                patched.setattr(shutil, "rmtree", lambda *_, **__: None)
+                raise PowerFailed
+
+            patched.setattr(compaction, step, fail)
+            with pytest.raises(PowerFailed):
+                compact_store(spark, store, out)
+        is_renamed = step in ("replace_durably", "seal")
+        left = version_path(out, 2) if is_renamed else partial_path(version_path(out, 2))
+        assert left.exists()
+        assert read_catalog(out) == before
+        assert snapshots_of(out) == ["P1-1", "P1-2"]
+    assert compacted_tables(spark, out)["channels"].count() == 12
     compact_store(spark, store, out)
     check_same(out, store, ["P1-1", "P1-2", "P1-3"])
 
 
 @pytest.mark.parametrize("file", ["processes.parquet", "messages.parquet", "manifest.json"])
 def test_nothing_is_taken_over_that_was_changed(
-    spark: SparkSession, tmp_path: Path, file: str
+    spark: SparkSession, three: tuple[Path, Path], tmp_path: Path, file: str
 ) -> None:
     """The file is named, and the tables stay as they were; none are made if none were there."""
-    store, out = bank.make_store(tmp_path / "store", snapshot_count=2), tmp_path / "out"
-    path = store / "snapshots" / "P1-2" / file
+    store, out = three
+    path = store / "snapshots" / "P1-3" / file
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(Damaged, match=rf"{file} was changed since it was written"):
-        compact_store(spark, store, out)
-    assert [item.name for item in out.iterdir()] == ["lock"]
-    compact_store(spark, store, out, of="P1-1")
-    with pytest.raises(Damaged, match=rf"{file} was changed since it was written"):
-        compact_store(spark, store, out)
-    check_same(out, store, ["P1-1"])
+    for where in (tmp_path / "new", out):
+        with pytest.raises(Damaged, match=rf"{file} was changed since it was written"):
+            compact_store(spark, store, where)
+    assert [item.name for item in (tmp_path / "new").iterdir()] == ["lock"]
+    check_same(out, store, ["P1-1", "P1-2"])
 
 
 def test_a_full_disk_leaves_what_was_there(spark: SparkSession, tmp_path: Path) -> None:
     """A task that cannot write says where and why, in our words."""
-    store, out = bank.make_store(tmp_path / "store", snapshot_count=1), tmp_path / "out"
-    rows = compacted_tables(spark, _made(spark, store, out))["processes"]
     with (
         pytest.raises(StoreError, match="could not be written: No such file or directory: make"),
-        verified.explained(out),
+        verified.explained(tmp_path),
     ):
-        write(rows, tmp_path / "nowhere")
+        write(spark.range(1), tmp_path / "nowhere")
 
 
-def _made(spark: SparkSession, store: Path, out: Path) -> Path:
-    compact_store(spark, store, out)
-    return out
-
-
-def test_a_changed_table_is_found(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_changed_table_is_found(spark: SparkSession, three: tuple[Path, Path]) -> None:
     """By whoever reads it, and before its rows are written again."""
-    store, out = bank.make_store(tmp_path / "store", snapshot_count=3), tmp_path / "out"
-    compact_store(spark, store, out)
+    store, out = three
     path = version_path(out, 1) / "processes" / "000001-000.parquet"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -282,31 +303,32 @@ def test_a_changed_table_is_found(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(Damaged, match=r"000001-000\.parquet was changed"), verified.explained(out):
         compacted_tables(spark, out)["processes"].collect()
     with pytest.raises(Damaged, match=r"000001-000\.parquet was changed"):
-        compact_store(spark, store, out, keep=1)
+        compact_store(spark, store, out, keep=2)
     assert read_catalog(out).version == 1
 
 
-def test_the_directory_must_be_its_own(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_directory_must_be_its_own(
+    spark: SparkSession, three: tuple[Path, Path], tmp_path: Path
+) -> None:
     """Neither a store, nor in one, nor somebody else's; and one program at a time writes there."""
-    store = bank.make_store(tmp_path / "store", snapshot_count=1)
+    store, out = three
     other = bank.make_store(tmp_path / "other", snapshot_count=1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    for out, says in (
+    for place, says in (
         (store / "snapshots" / "out", "that is in the store"),
         (tmp_path, "or around it"),
         (other, "is a store: give a directory of its own"),
         (tmp_path / "mine", r"is not empty, it holds letter\.txt"),
     ):
         with pytest.raises(UsageError, match=says):
-            compact_store(spark, store, out)
+            compact_store(spark, store, place)
     with (
         writing(tmp_path / "out", store),
         pytest.raises(Unavailable, match="another program is compacting into"),
     ):
         compact_store(spark, store, tmp_path / "out")
-    compact_store(spark, store, tmp_path / "out")
     with pytest.raises(UsageError, match="holds snapshot P1-1 of another store"):
-        compact_store(spark, other, tmp_path / "out")
+        compact_store(spark, other, out)
     with pytest.raises(UsageError, match="does not exist: give the directory that"):
         compacted_tables(spark, tmp_path / "nowhere")
