@@ -1,8 +1,8 @@
 """The audit: a sound store passes, and whatever is wrong is named."""
 
+import functools
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,9 +12,12 @@ from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.spark.audit import Audit, audit
 from stillframe.store.history import NEWER, SnapshotPublished
 from stillframe.store.store import Store
+from tests.nightly import by_night
 from tests.spark import bank
 
 pytestmark = pytest.mark.spark
+
+MANY = by_night(1_000, check=60)
 
 
 @pytest.fixture
@@ -60,29 +63,43 @@ def test_without_sql_bytes_and_books_are_checked(spark: SparkSession, store: Pat
     assert [row.total for row in found.snapshots] == [None, None, None]
 
 
-@pytest.mark.parametrize(
-    ("file", "row", "column", "value", "named"),
-    [
-        ("channels.parquet", 0, "sent_count", 8, "8 sent - 2 received = 6, but 5 messages were"),
-        ("channels.parquet", 0, "sent_count", 1, "the target had received 2 messages at its cut"),
-        ("channels.parquet", 0, "target", "P3", "channel P1->P2 is recorded 0 times"),
-        ("channels.parquet", 0, "encoded", [], "7 sent - 2 received = 5, but its batches hold 0"),
-        ("messages.parquet", 1, "number", 3, "3 to 7, but messages.parquet holds 4 different ones"),
-        ("messages.parquet", 4, "number", 8, "5 different ones, from 3 to 8"),
-        ("messages.parquet", 0, "target", "P9", "channel P1->P2: 7 sent - 2 received = 5, but"),
-        ("processes.parquet", 0, "process", "P2", "states of the processes P2, P2, P3 are"),
-    ],
+WRONG = (
+    ("channels.parquet", 0, "sent_count", 8, "8 sent - 2 received = 6, but 5 messages were"),
+    ("channels.parquet", 0, "sent_count", 1, "the target had received 3 messages at its cut"),
+    ("channels.parquet", 0, "target", "P3", "channel P1->P2 is recorded 0 times"),
+    ("channels.parquet", 0, "encoded", [], "10 sent - 5 received = 5, but its batches hold 0"),
+    ("messages.parquet", 1, "number", 7, "7 to 11, but messages.parquet holds 4 different ones"),
+    ("messages.parquet", 4, "number", 13, "5 different ones, from 8 to 13"),
+    ("messages.parquet", 0, "target", "P9", "channel P1->P2: 13 sent - 8 received = 5, but"),
+    ("processes.parquet", 0, "process", "P2", "states of the processes P2, P2, P3 are"),
 )
-def test_wrong_books_are_named(
-    spark: SparkSession, store: Path, file: str, row: int, column: str, value: Any, named: str
-) -> None:
-    """A value that was written wrong is found by the books, with channel and figures."""
-    bank.spoil(second(store), file, lambda table: bank.with_value(table, column, row, value))
+"""A value that was written wrong into a file of snapshot P1-2, one of P1-3 and so on, and what is
+named of it."""
+
+
+def test_wrong_books_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    """A value that was written wrong is found by the books, with channel and figures; the first
+    snapshot that is wrong is in the verdict, and those that are right are right."""
+    store = bank.make_store(tmp_path / "store", snapshot_count=len(WRONG) + 3)
+    snapshots = store / "snapshots"
+    for number, (file, row, column, value, _) in enumerate(WRONG, 2):
+        changed = functools.partial(bank.with_value, column=column, row=row, value=value)
+        bank.spoil(snapshots / f"P1-{number}", file, changed)
+    doubled, last = len(WRONG) + 2, len(WRONG) + 3
+    bank.spoil(
+        snapshots / f"P1-{doubled}",
+        "messages.parquet",
+        lambda table: pa.concat_tables([table, table.slice(4)]),
+    )
     found = audit(spark, store)
-    assert not found.ok
     assert found.verdict.startswith("snapshot P1-2: ")
-    assert named in found.verdict
-    assert [row.is_sound for row in found.snapshots] == [True, False, True]
+    assert WRONG[0][-1] in found.verdict
+    assert found.verdict.endswith(f"({len(WRONG)} more of {last} snapshots are wrong)")
+    assert [row.is_sound for row in found.snapshots] == [True, *[False] * (len(WRONG) + 1), True]
+    for wrong, sighting in zip(WRONG, found.snapshots[1:], strict=False):
+        assert wrong[-1] in (sighting.contradiction or ""), sighting
+    said = found.snapshots[-2].contradiction or ""
+    assert said.endswith("= 5, but messages.parquet holds 6")
 
 
 def test_a_lost_message_is_named(spark: SparkSession, store: Path) -> None:
@@ -91,14 +108,6 @@ def test_a_lost_message_is_named(spark: SparkSession, store: Path) -> None:
     assert audit(spark, store).verdict == (
         "snapshot P1-2: channel P1->P2: 7 sent - 2 received = 5, but messages.parquet holds 4"
     )
-
-
-def test_a_doubled_message_is_named(spark: SparkSession, store: Path) -> None:
-    """A message that is there twice is a difference in its channel's books."""
-    bank.spoil(
-        second(store), "messages.parquet", lambda table: pa.concat_tables([table, table.slice(4)])
-    )
-    assert audit(spark, store).verdict.endswith("= 5, but messages.parquet holds 6")
 
 
 def test_missing_money_is_named(spark: SparkSession, store: Path) -> None:
@@ -112,20 +121,23 @@ def test_missing_money_is_named(spark: SparkSession, store: Path) -> None:
     assert [row.difference for row in found.snapshots] == [0, -7, 0]
 
 
-@pytest.mark.parametrize("file", ["messages.parquet", "processes.parquet", "manifest.json"])
-def test_a_changed_byte_is_named(spark: SparkSession, store: Path, file: str) -> None:
+def test_a_changed_byte_is_named(spark: SparkSession, tmp_path: Path) -> None:
     """The file is named, and the other snapshots are audited all the same."""
-    path = second(store) / file
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    store = bank.make_store(tmp_path / "store", snapshot_count=5)
+    files = {2: "messages.parquet", 3: "processes.parquet", 4: "manifest.json"}
+    for number, file in files.items():
+        path = store / "snapshots" / f"P1-{number}" / file
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
     found = audit_money(spark, store)
-    assert found.verdict.startswith("snapshot P1-2: ")
-    assert f"{file} was changed since it was written" in found.verdict
-    assert {str(row.id): row.total for row in found.snapshots} == {
-        "P1-1": 300,
-        "P1-2": None,
-        "P1-3": 300,
+    assert not found.ok
+    rows = {str(row.id): row for row in found.snapshots}
+    for number, file in files.items():
+        assert f"{file} was changed since it was written" in (rows[f"P1-{number}"].damage or "")
+    assert {name: row.total for name, row in rows.items()} == {
+        **dict.fromkeys(("P1-1", "P1-5"), 300),
+        **dict.fromkeys(("P1-2", "P1-3", "P1-4"), None),
     }
 
 
@@ -234,16 +246,17 @@ def test_a_relative_path_begins_here(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(part="verdicts")
 def test_the_number_of_jobs_does_not_grow_with_the_store(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """300 snapshots, a damaged one among them, need no Spark job per snapshot."""
-    store = bank.make_store(tmp_path / "store", snapshot_count=300)
-    path = store / "snapshots" / "P1-200" / "messages.parquet"
+    """Many snapshots, a damaged one among them, need no Spark job per snapshot."""
+    store = bank.make_store(tmp_path / "store", snapshot_count=MANY)
+    path = store / "snapshots" / "P1-40" / "messages.parquet"
     path.write_bytes(path.read_bytes() + b"x")
-    spark.sparkContext.setJobGroup("audit", "an audit of 300 snapshots")
+    spark.sparkContext.setJobGroup("audit", "an audit of many snapshots")
     found = audit_money(spark, store)
     job_count = len(spark.sparkContext.statusTracker().getJobIdsForGroup("audit"))
     assert 4 <= job_count <= 40
-    assert [str(row.id) for row in found.snapshots if not row.is_sound] == ["P1-200"]
-    assert len(found.snapshots) == 300
+    assert [str(row.id) for row in found.snapshots if not row.is_sound] == ["P1-40"]
+    assert len(found.snapshots) == MANY
