@@ -4,6 +4,7 @@ Two drivers run for all of these tests: the first is killed while a micro-batch 
 not committed, the second goes on from there, and then goes back to the snapshot of the first.
 """
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -97,13 +98,22 @@ def driver(phase: str, place: Place) -> Iterator["subprocess.Popen[bytes]"]:
         program.wait()
 
 
+@contextlib.contextmanager
+def both_ends(directory: Path) -> Iterator[tuple[str, int]]:
+    """Start Kafka and PostgreSQL at the same time; yield the address and the port."""
+    with contextlib.ExitStack() as ends, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        broker = pool.submit(ends.enter_context, kafka(directory))
+        port = ends.enter_context(postgres())
+        yield broker.result(), port
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """Run both drivers, and keep the database for whoever looks."""
     root = tmp_path_factory.mktemp("ends")
     [tables], [sink] = (pattern.findall(PAGE.read_text()) for pattern in (TABLES, SINK))
     (root / "database.py").write_text(sink)
-    with kafka(tmp_path_factory.mktemp("kafka")) as address, postgres() as port:
+    with both_ends(tmp_path_factory.mktemp("kafka")) as (address, port):
         place = Place(root, address, port)
         with psycopg.connect(place.address) as database:
             database.execute(tables)
