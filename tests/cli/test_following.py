@@ -14,6 +14,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import typer
@@ -27,6 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.cli import following, output
 from stillframe.errors import Unavailable
+from stillframe.spark import following as source
 from stillframe.spark.soundness import VERDICTS
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished, read_history
 from tests.cli.conftest import Call
@@ -101,6 +103,46 @@ def test_an_inconsistent_snapshot_is_a_no(capsys: pytest.CaptureFixture[str]) ->
         f"{at}  snapshot A-2: inconsistent, {much}: messages.parquet was changed",
     ]
     assert said.err == "no: 2 snapshots, 1 consistent, 1 inconsistent\n"
+
+
+def test_what_the_event_log_says_is_told_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its verdict, with the first thing that is wrong; or that it has nothing of the snapshot."""
+    said = {"verdict": "incomplete", "snapshot": "A-1", "faults": [], "gaps": []}
+    rows = [GOOD | {"log": said | {"missing": missing}} for missing in ([], ["B"])]
+    assert conclude(GOOD | {"log": None}, *rows, BAD | {"log": None}) == 1
+    assert [line.partition("; ")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "the event log: nothing of it",
+        "the event log: incomplete",
+        "the event log: incomplete: B did not record",
+        "the event log: nothing of it",
+    ]
+
+
+@pytest.mark.parametrize("checkpoint", [(), ("--checkpoint", "kept")])
+def test_only_a_checkpoint_is_kept(
+    call: Call, money: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: tuple[str, ...]
+) -> None:
+    """Without one the query is given no place."""
+    frame, waited = mock.MagicMock(), mock.Mock()
+    writer = frame.writeStream.foreachBatch.return_value.trigger.return_value
+    monkeypatch.setattr(following, "spark_session", mock.Mock())
+    monkeypatch.setattr(source, "follow", lambda *_, **__: frame)
+    monkeypatch.setattr(following, "_wait", waited)
+    result = call("spark", "follow", money, *checkpoint)
+    assert (result.exit_code, result.stderr) == (0, "yes: 0 snapshots\n")
+    assert writer.option.called == bool(checkpoint)
+    started = writer.option.return_value if checkpoint else writer
+    assert waited.call_args.args[0] is started.start.return_value
+
+
+def test_ctrl_c_while_spark_starts_is_an_end(
+    call: Call, money: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is asked of it any more."""
+    asked = mock.Mock(side_effect=lambda **_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(following, "spark_session", asked)
+    result = call("spark", "follow", money)
+    assert (result.exit_code, result.output) == (0, "")
 
 
 def rows_of(result: Result) -> list[dict[str, Any]]:
