@@ -33,7 +33,6 @@ HURRY = {
     "pip install": "python -m pip install",
     "sleep 5": "true",
     "sleep 4": "true",
-    "--every 1s": "--every 200ms",
     "--for 2s": "--for 500ms",
 }
 """By day nobody waits as long as the page does: it is waited for what is to happen meanwhile. The
