@@ -23,6 +23,7 @@ from stillframe.store.history import SnapshotAbandoned, SnapshotPublished
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Description
+from stillframe.watch import otlp
 from stillframe.watch.happenings import Ended
 from stillframe.watch.traced import ATTRIBUTES, MARKER, PART, ROOT, Trace, Tracing, trace_of
 from tests.calm import BANK
@@ -136,7 +137,7 @@ def test_each_snapshot_of_a_bank_is_one_trace(tmp_path: Path, endpoint: Endpoint
                 assert scrape.of("watch_trouble", about="traces") == 0
             await system.until_running()
             last = await system.snapshot()
-            async with watching(store.path, otlp=endpoint.url) as watcher:
+            async with watching_program(store.path, "--otlp", endpoint.url):
                 await asyncio.to_thread(endpoint.until, lambda: len(roots(endpoint)) == 15)
         store.close()
         return [before, *ended, last]
@@ -205,31 +206,32 @@ def test_snapshots_in_quick_succession_are_all_traced_and_what_was_missed_is_cou
 
 
 @pytest.mark.slow
-def test_an_endpoint_that_is_not_there_costs_one_line(tmp_path: Path) -> None:
+def test_an_endpoint_that_is_not_there_costs_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The watcher serves, says that once, and ends when it is told to."""
+    monkeypatch.setattr(otlp, "TIMEOUT_S", 2.0)  # room for a second try, after a second
     gone = Endpoint()
     with gone.open():
         pass
 
-    async def main() -> str:
+    async def main() -> None:
         description = load_topology(BANK).description
         store = Store.create(tmp_path / "store", description=description, reference=BANK)
         async with (
             asyncio.timeout(TIMEOUT_S),
             Supervisor(BANK, store) as system,
             serve_commands(system),
-            watching_program(store.path, "--otlp", gone.url) as watcher,
+            watching(store.path, otlp=gone.url) as watcher,
         ):
             await system.snapshot()
             await watcher.until("watch_trouble", 1, about="traces")
             await system.snapshot()
             await watcher.until("traced_snapshots_total", 2)
-            watcher.process.terminate()
-            _, words = await watcher.process.communicate()
         store.close()
-        return words.decode()
 
-    (line,) = [line for line in asyncio.run(main()).splitlines() if "showing" not in line]
+    asyncio.run(main())
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{gone.url}/v1/traces does not take traces: ")
     assert "Connection refused" in line
 
