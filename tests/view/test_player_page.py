@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -202,24 +202,30 @@ def test_keys_are_enough(show: Show) -> None:
     assert page.locator(".changes .place").inner_text() == "interchange 1 of 2"
 
 
-def test_it_plays_by_itself_until_the_end(browser: Browser, tmp_path: Path) -> None:
-    """And stops before, if told to; played again it begins again."""
-    with a_page(browser) as page:  # the clock of its own stays
-        opened(page, tmp_path / "page.html", document_of("lecture"))
+@pytest.fixture(scope="module")
+def page_with_a_clock(browser: Browser) -> Iterator[Page]:
+    """A page with a clock that a test can move on; so has every page of its context from then."""
+    with a_page(browser) as page:
         page.clock.install()
-        play_button = page.locator(".play .playing")
-        play_button.click()
-        page.clock.run_for(3_700)
-        assert place(page) == "step 3 of 18"
-        play_button.click()
-        page.clock.run_for(5_000)
-        assert place(page) == "step 3 of 18"
-        play_button.click()
-        page.clock.run_for(60_000)
-        assert place(page) == "step 18 of 18"
-        assert play_button.inner_text() == "Play"
-        play_button.click()
-        assert place(page) == "step 0 of 18"
+        yield page
+
+
+def test_it_plays_by_itself_until_the_end(page_with_a_clock: Page, tmp_path: Path) -> None:
+    """And stops before, if told to; played again it begins again."""
+    page = opened(page_with_a_clock, tmp_path / "page.html", document_of("lecture"))
+    play_button = page.locator(".play .playing")
+    play_button.click()
+    page.clock.run_for(3_700)
+    assert place(page) == "step 3 of 18"
+    play_button.click()
+    page.clock.run_for(5_000)
+    assert place(page) == "step 3 of 18"
+    play_button.click()
+    page.clock.run_for(60_000)
+    assert place(page) == "step 18 of 18"
+    assert play_button.inner_text() == "Play"
+    play_button.click()
+    assert place(page) == "step 0 of 18"
 
 
 def test_an_event_that_is_clicked_is_the_step_that_is_shown(show: Show) -> None:
@@ -262,20 +268,17 @@ def test_interchanges_go_on_until_all_white_precede_all_red(show: Show) -> None:
 
 
 def test_interchanges_that_play_end_when_another_cut_is_chosen(
-    browser: Browser, tmp_path: Path
+    page_with_a_clock: Page, tmp_path: Path
 ) -> None:
     """What is no longer on the page says nothing any more."""
-    trace = trace_of("lecture")
-    document = play.document(trace, title="two", cuts=[(2, 2, 1)])
-    with a_page(browser) as page:  # the clock of its own stays
-        opened(page, tmp_path / "page.html", document, "#snapshot=P1-1")
-        page.clock.install()
-        page.locator(".changes .playing").click()
-        page.get_by_label("colours of").select_option("the cut asked for")
-        said = page.locator("#announcements").inner_text()
-        page.clock.run_for(10_000)
-        assert page.locator("#announcements").inner_text() == said
-        assert page.locator(".changes .place").inner_text().startswith("interchange 0 of ")
+    document = play.document(trace_of("lecture"), title="two", cuts=[(2, 2, 1)])
+    page = opened(page_with_a_clock, tmp_path / "page.html", document, "#snapshot=P1-1")
+    page.locator(".changes .playing").click()
+    page.get_by_label("colours of").select_option("the cut asked for")
+    said = page.locator("#announcements").inner_text()
+    page.clock.run_for(10_000)
+    assert page.locator("#announcements").inner_text() == said
+    assert page.locator(".changes .place").inner_text().startswith("interchange 0 of ")
 
 
 def test_a_cut_that_is_not_consistent_shows_the_message_that_makes_it_so(show: Show) -> None:
