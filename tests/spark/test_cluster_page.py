@@ -33,7 +33,7 @@ def test_commands_and_program_of_the_page_run_on_a_cluster(
     subprocess.run(
         [
             *(Path(sys.executable).with_name("stillframe"), "run", "bank:bank"),
-            *("--store", "bank.store", "--log", "bank.log", "--every", "200ms", "--for", "2s"),
+            *("--store", "bank.store", "--log", "bank.log", "--every", "200ms", "--for", "1s"),
         ],
         cwd=tmp_path,
         check=True,
