@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stillframe.model import Batch, ProcessId, Snapshot, SnapshotId
 from stillframe.protocol.recorder import Effect, Phase, Recorder
-from tests.nightly import Figure
+from tests.nightly import Figure, by_night
 from tests.protocol import execution, oracle
 from tests.protocol.execution import (
     PROCESS_COUNT_MAX,
@@ -22,6 +22,8 @@ from tests.protocol.execution import (
     random_execution,
     scheduled,
 )
+
+EXECUTION_COUNT = by_night(10_000, check=200)
 
 executions = given(
     process_count=st.integers(2, PROCESS_COUNT_MAX),
@@ -185,11 +187,12 @@ def test_the_recorder_agrees_with_the_oracle_at_scale(figure: Figure) -> None:
     assert seen["caught messages"] > 50_000
 
 
+@pytest.mark.nightly(part="simulator")
 def test_a_snapshot_is_complete_where_markers_reach_everybody() -> None:
     """C&L 3.3, on random graphs: when nothing is on its way any more, a snapshot that nobody gave
     up is complete exactly if there is a path from some initiator to every process."""
     seen = Counter({True: 0, False: 0})
-    for seed in range(200):
+    for seed in range(EXECUTION_COUNT):
         system = random_execution(Random(seed))
         for snapshot, parts in oracle.parts(system).items():
             if any(part.gave_up for part in parts.values()):
@@ -203,7 +206,7 @@ def test_a_snapshot_is_complete_where_markers_reach_everybody() -> None:
             is_reached = reached == set(system.states)
             assert (snapshot in system.outcomes) == is_reached
             seen[is_reached] += 1
-    assert min(seen.values()) > 50
+    assert min(seen.values()) > EXECUTION_COUNT // 4
 
 
 class RecordsNothing(Recorder):
