@@ -37,6 +37,7 @@ from stillframe.store.history import (
     read_history,
 )
 from stillframe.store.store import Store
+from tests.nightly import by_night
 from tests.runtime.links import until
 from tests.runtime.programs import Books, joining
 from tests.runtime.test_joined import check_books, pass_on
@@ -116,12 +117,11 @@ def check_history(path: Path) -> None:
     assert [entry.id for entry in Store.open(path).entries()] == published
 
 
+@pytest.mark.nightly(part="soak")
 @pytest.mark.parametrize(
     ("moment", "is_published"),
     [
-        ("numbered", False),
-        ("begun", False),
-        ("a part is in", False),
+        *by_night([("numbered", False), ("begun", False), ("a part is in", False)], check=[]),
         ("is written", False),
         ("published", True),
         ("said", True),
@@ -193,6 +193,7 @@ def resume_and_be_killed(path: Path) -> list[str]:
     return lines
 
 
+@pytest.mark.nightly(part="soak")
 def test_a_system_outlives_one_supervisor_after_another(tmp_path: Path) -> None:
     """Each is killed while snapshots are taken; the processes never notice, and the history has
     every snapshot once."""
@@ -200,7 +201,7 @@ def test_a_system_outlives_one_supervisor_after_another(tmp_path: Path) -> None:
     async def main() -> None:
         pids = await kill_a_supervisor(tmp_path, "rally", "waits")
         hit_count = 0
-        for _ in range(3):
+        for _ in range(by_night(10, check=1)):
             lines = await asyncio.to_thread(resume_and_be_killed, tmp_path / "store")
             assert any("TakenOver" in line for line in lines)
             assert not any("EpochBegan" in line for line in lines)
