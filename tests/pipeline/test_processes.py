@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.published import Manifest
+from tests.nightly import by_night
 from tests.pipeline.money import STOP, TOTAL, diamond, money_in, money_now, ring
 
 HERE = Path(__file__).parents[2]
@@ -23,11 +25,17 @@ TAKE = (
 )
 
 
+POLL_S = 0.002
+SNAPSHOT_COUNT = by_night(30, check=8)
+KILLED_AFTER = by_night((0, 1, 2, 0, 3, 1), check=(0, 1, 2))
+"""How many snapshots each coordinator takes before it is killed in the next."""
+
+
 @contextmanager
 def processes(pipeline: Pipeline) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """Run every service in a process of its own while the body runs."""
     (pipeline.path / STOP).unlink(missing_ok=True)
-    names = pipeline.dataflow.participants
+    names, pause = pipeline.dataflow.participants, threading.Event()
     programs = {
         name: subprocess.Popen(
             [sys.executable, "-m", "tests.pipeline.money", str(pipeline.path), name],
@@ -41,6 +49,7 @@ def processes(pipeline: Pipeline) -> Iterator[dict[str, subprocess.Popen[str]]]:
         while not all(is_running(pipeline.path, name) for name in names):
             failed = [name for name, program in programs.items() if program.poll()]
             assert not failed, [programs[name].communicate()[1] for name in failed]
+            pause.wait(POLL_S)
         yield programs
         (pipeline.path / STOP).touch()
         for program in programs.values():
@@ -60,11 +69,12 @@ def taken(pipeline: Pipeline, mode: str) -> Manifest:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(part="soak")
 def test_a_diamond_of_processes_keeps_its_money(tmp_path: Path) -> None:
     """Aligned snapshots of four processes, one that was killed, and a restore after that."""
     pipeline = diamond(tmp_path / "run")
     with processes(pipeline) as programs:
-        found = [taken(pipeline, "aligned") for _ in range(30)]
+        found = [taken(pipeline, "aligned") for _ in range(SNAPSHOT_COUNT)]
         programs["left"].kill()
         programs["left"].wait()
         outcome = pipeline.snapshot("aligned", timeout_s=30)
@@ -73,7 +83,7 @@ def test_a_diamond_of_processes_keeps_its_money(tmp_path: Path) -> None:
         assert "left died" in outcome.detail
         for program in programs.values():
             program.kill()
-    assert [money_in(pipeline, manifest) for manifest in found] == [TOTAL] * 30
+    assert [money_in(pipeline, manifest) for manifest in found] == [TOTAL] * SNAPSHOT_COUNT
     pipeline.restore(str(found[7].snapshot))
     with processes(pipeline):
         assert money_in(pipeline, taken(pipeline, "aligned")) == TOTAL
@@ -81,13 +91,15 @@ def test_a_diamond_of_processes_keeps_its_money(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(part="soak")
 def test_a_coordinator_may_be_killed_at_any_moment(tmp_path: Path) -> None:
     """The next snapshot comes about, and no number is published twice."""
     pipeline = ring(tmp_path / "run")
     with processes(pipeline):
         taken(pipeline, "unaligned")
         said: list[str] = []
-        for snapshot_count in (0, 1, 2, 0, 3, 1):
+        pause = threading.Event()
+        for snapshot_count in KILLED_AFTER:
             program = subprocess.Popen(
                 [sys.executable, "-c", TAKE, str(pipeline.path)],
                 stdout=subprocess.PIPE,
@@ -98,6 +110,7 @@ def test_a_coordinator_may_be_killed_at_any_moment(tmp_path: Path) -> None:
             said += [program.stdout.readline().strip() for _ in range(snapshot_count)]
             while not any((pipeline.path / "under-way").iterdir()):
                 assert program.poll() is None
+                pause.wait(POLL_S)
             program.kill()
             program.communicate()
             said.append(str(taken(pipeline, "unaligned").snapshot))
