@@ -21,7 +21,7 @@ from tests.nightly import by_night
 
 pytestmark = pytest.mark.spark
 SEED = 1990
-EXECUTION_COUNT = by_night(30, check=15)
+EXECUTION_COUNT = by_night(30, check=8)
 Snapshots = list[tuple[str, int]]
 """Names, and epochs."""
 

@@ -29,7 +29,7 @@ from tests.spark.epochs import make_store
 
 pytestmark = pytest.mark.spark
 
-MANY = by_night(2_000, check=300)
+MANY = by_night(2_000, check=100)
 DINNER = "examples.philosophers:table"
 RING = "examples.token_ring:careless"
 PURSES = "tests.cli.conftest:purses"
