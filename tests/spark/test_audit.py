@@ -3,6 +3,7 @@
 import functools
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -63,7 +64,7 @@ def test_without_sql_bytes_and_books_are_checked(spark: SparkSession, store: Pat
     assert [row.total for row in found.snapshots] == [None, None, None]
 
 
-WRONG = (
+WRONG: tuple[tuple[str, int, str, Any, str], ...] = (
     ("channels.parquet", 0, "sent_count", 8, "8 sent - 2 received = 6, but 5 messages were"),
     ("channels.parquet", 0, "sent_count", 1, "the target had received 3 messages at its cut"),
     ("channels.parquet", 0, "target", "P3", "channel P1->P2 is recorded 0 times"),

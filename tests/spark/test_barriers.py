@@ -102,14 +102,14 @@ def test_idle_queries_run_no_micro_batch_for_a_snapshot(
         query.processAllAvailable()
     before = [last_batch(pipeline, name) for name in ("one", "two")]
     taken = [snapshot(pipeline, mode) for mode in MODES * by_night(10, check=1)]
-    assert {(one.record_count, one.duplicate_count) for one in taken} == {(0, 0)}
+    assert {(made.record_count, made.duplicate_count) for made in taken} == {(0, 0)}
     assert [last_batch(pipeline, name) for name in ("one", "two")] == before
     with join("a", pipeline=pipeline.path, state=Source()) as a:
         append(a, "busy", 3)
     flows.stop_queries(pipeline, queries)
     assert values_of(pipeline, "end") == [1, 2, 3]
-    for one in taken[-len(MODES) :]:
-        pipeline.restore(str(one.snapshot))
+    for made in taken[-len(MODES) :]:
+        pipeline.restore(str(made.snapshot))
         assert values_of(pipeline, "end") == [1, 2]
 
 
