@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from examples.flights import demo
 from examples.flights.compensation import euros_for
 from examples.flights.demo import demonstrate
 from examples.flights.flows import PAYMENTS, Books, Replay, create
@@ -26,8 +27,11 @@ FLIGHTS_PER_S = 600.0
 
 @pytest.mark.slow
 @pytest.mark.nightly(part="pipelines")
-def test_the_demonstration_ends_well(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_demonstration_ends_well(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every output of the run that was killed and restored equals that of the unbroken one."""
+    monkeypatch.setattr(demo, "EVERY_S", by_night(demo.EVERY_S, check=0.5))
     said = io.StringIO()
     console = Console(file=said, width=200)
     assert demonstrate(tmp_path, FLIGHT_COUNT, FLIGHTS_PER_S, console) == 0, said.getvalue()
