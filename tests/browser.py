@@ -16,7 +16,14 @@ from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT, AxeResults
-from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 from tests import costs
 
@@ -29,8 +36,9 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-WAIT_MS = 30_000
-"""So long a test waits for what a page should show."""
+WAIT_MS = 120_000
+"""So long a test waits for what a page should show, on the busiest machine."""
+expect.set_options(timeout=WAIT_MS)
 WIDE: ViewportSize = {"width": 1280, "height": 800}
 NARROW: ViewportSize = {"width": 360, "height": 740}
 FORMS: tuple[tuple[Literal["light", "dark"], ViewportSize], ...] = (

@@ -14,12 +14,11 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from stillframe.pipeline import Pipeline, channel, join
 from stillframe.pipeline.locks import is_running
 from stillframe.spark.queries import read_channels
-from tests.browser import a_browser, a_page, check_accessible
+from tests.browser import a_browser, a_page, check_accessible, check_everybody_can_use
 from tests.spark.flows import start_and_wait, wait_until
 from tests.watch.servers import a_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-expect.set_options(timeout=120_000)
 PURCHASES = pa.schema([("customer", pa.string()), ("amount", pa.int64())])
 SUMS = pa.schema([("customer", pa.string()), ("total", pa.int64())])
 
@@ -105,15 +104,6 @@ def cells(page: Page, log: str) -> Locator:
     return row.locator("td.number")
 
 
-def check_everywhere(page: Page) -> None:
-    """Look at the page in light and dark, on a desk and on a phone."""
-    for scheme, width in (("light", 360), ("dark", 360), ("light", 1280), ("dark", 1280)):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        page.set_viewport_size({"width": width, "height": 800})
-        check_accessible(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
 def test_a_pipeline_is_watched_photographed_and_taken_back(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -157,7 +147,7 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
                 "mails has its barrier in sight and has not recorded"
             )
             expect(page.locator(".process.holding").filter(has_text="mails")).to_have_count(1)
-            check_everywhere(page)
+            check_everybody_can_use(page)
 
             page.get_by_role("button", name="Restore shop-1").click()
             dialog = page.get_by_role("dialog")

@@ -22,7 +22,7 @@ from stillframe.watch import observer
 from stillframe.watch.pipeline_observer import PipelineObserver
 from stillframe.watch.server import PAGE, Watched, page_file
 from stillframe.watch.shelf import Shelf, row_of
-from tests.browser import WAIT_MS, a_page, check_accessible, check_everybody_can_use
+from tests.browser import a_page, check_accessible, check_everybody_can_use
 from tests.cli.pipelines import add_up, resting_shop
 from tests.watch.programs import Shouting, hostile, ring
 from tests.watch.published import a_store, new_store, publish
@@ -31,7 +31,6 @@ from tests.watch.servers import a_system, observer_of, running, served, until
 pytestmark = pytest.mark.slow
 WEIGHT_BYTES_MAX = 300_000
 Visit = Callable[[Watched], str]
-expect.set_options(timeout=WAIT_MS)
 
 
 class Running(NamedTuple):
