@@ -64,6 +64,13 @@ find_python() {
     return 1
 }
 
+# pip compiles on one core.
+install_packages() {
+    "$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile \
+        --require-hashes -r "$ROOT/requirements.lock" &&
+        "$VENV/bin/python" -m compileall -q -j 0 "$VENV"/lib/python3*/site-packages
+}
+
 set_up_python() {
     local python stamp="$VENV/installed"
     if ! cat "$ROOT/requirements.lock" "$ROOT/pyproject.toml" 2>/dev/null | cmp -s - "$stamp"; then
@@ -74,9 +81,7 @@ set_up_python() {
             fi
             rm -rf "$VENV"
             quiet_step "virtual environment in .venv" "$python" -m venv "$VENV"
-            quiet_step "packages (some 500 MB the first time, a few minutes)" \
-                "$VENV/bin/python" -m pip install --disable-pip-version-check \
-                --require-hashes -r "$ROOT/requirements.lock"
+            quiet_step "packages (some 500 MB the first time, a few minutes)" install_packages
             cp "$ROOT/requirements.lock" "$VENV/installed.lock"
         fi
         quiet_step "stillframe itself, editable" \
