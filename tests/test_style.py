@@ -98,14 +98,24 @@ def seen(path: Path) -> Seen:
         return Seen(words_of(text), {})
     lines = text.splitlines()
     items = list(ast.walk(ast.parse(text)))
-    counts = {
-        item.name: function_line_count(item, lines) for item in items if isinstance(item, Function)
-    }
+    counts = [
+        (f"{item.name}, line {item.lineno}", function_line_count(item, lines))
+        for item in items
+        if isinstance(item, Function)
+    ]
     written = docstrings(items) if path.is_relative_to(ROOT / "src") else ()
     return Seen(
         words_of("\n".join({*defined_names(items), *written})),
-        {name: count for name, count in counts.items() if count > FUNCTION_LINES_MAX},
+        {where: count for where, count in counts if count > FUNCTION_LINES_MAX},
     )
+
+
+def test_functions_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """A short one does not hide a long one."""
+    path = tmp_path / "two.py"
+    body = "        x = 1\n" * (FUNCTION_LINES_MAX + 1)
+    path.write_text(f"class A:\n    def f(self):\n{body}\n\ndef f():\n    pass\n")
+    assert seen(path).long_functions == {"f, line 2": FUNCTION_LINES_MAX + 1}
 
 
 def test_functions_stay_small() -> None:

@@ -123,7 +123,7 @@ def test_where_order_or_messages_are_lost_a_wrong_snapshot_is_never_published(
                     ends["published"] += isinstance(outcome, Snapshot)
     assert ends["refused"] > 0
     assert ends["contradictory"] > 0
-    assert (ends["published"] > 0) == (network is Network.LOSSY)
+    assert ends["published"] > 0 or network is Network.REORDERING
 
 
 def test_a_user_s_topology_keeps_every_promise() -> None:

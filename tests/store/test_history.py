@@ -100,6 +100,18 @@ def test_a_changed_byte_is_found_and_its_line_named(tmp_path: Path) -> None:
         assert path.read_bytes()[:index] == content[:index], "the evidence stays"
 
 
+def test_no_number_in_damaged_lines_is_given_twice(tmp_path: Path) -> None:
+    """Also if their ends are gone, so that they are one line."""
+    write(tmp_path, *(SnapshotBegan(SnapshotId("A", number)) for number in range(1, 50)))
+    path = tmp_path / NEWER
+    length = path.stat().st_size
+    path.write_bytes(bytes(length - 1) + b"\n")
+    past = History(tmp_path)
+    assert len(past.damages) == 1
+    assert past.last_number >= 49
+    past.close()
+
+
 def test_a_history_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long file is put aside in the place of the one before; the highest number, and what has not
     ended, are known all the same."""

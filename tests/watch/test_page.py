@@ -332,7 +332,7 @@ def test_of_many_snapshots_some_are_listed_and_older_ones_on_demand(
 def test_what_came_while_somebody_was_in_the_list_is_shown_when_they_leave(
     tmp_path: Path, page: Page, visit: Visit
 ) -> None:
-    """With the mouse, the keyboard or a dialog; nothing else has to come."""
+    """With the mouse, the keyboard, a dialog or the address; nothing else has to come."""
     with closing(new_store(tmp_path)) as store:
         publish(store, 1)
         page.goto(visit(observer_of(store.path)))
@@ -353,6 +353,12 @@ def test_what_came_while_somebody_was_in_the_list_is_shown_when_they_leave(
             expect(first).to_contain_text(f"A-{number}")
             leave()
             expect(first).to_contain_text(f"A-{number + 1}")
+        first.hover()
+        publish(store, 5)
+        expect(come_later).to_be_visible()
+        page.evaluate("location.hash = '#snapshot=A-1'")
+        page.get_by_role("link", name="← The running system").click()
+        expect(first).to_contain_text("A-5")
 
 
 def test_the_page_is_light() -> None:

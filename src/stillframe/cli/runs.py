@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,7 @@ from stillframe.cli.supervision import Plan, keep_running
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.cli.watching import Watch
 from stillframe.detect.predicate import not_stable
-from stillframe.errors import Unavailable, UsageError
+from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.runtime import events
 from stillframe.runtime.commands import RestoreSnapshot, command
@@ -57,8 +57,6 @@ def restore(path: Path, name: str | None, plan: Plan) -> None:
     """
     store = Store.open(path)
     wish = None if name is None else store.find(name)
-    for damage in history_damages(path):
-        output.say(f"warning: {damage}; a restore does not need it")
     if plan.pipeline is not None:
         if plan.may_migrate:
             raise UsageError(
@@ -98,9 +96,6 @@ def resume(path: Path, plan: Plan) -> None:
                 f"it alone: use 'stillframe spark restore {left.pipeline}', and then 'stillframe "
                 f"restore {path} --pipeline {left.pipeline}'"
             )
-        if left is None:
-            for damage in store.history.damages:
-                output.say(f"warning: {damage}; to go on from the last snapshot does not need it")
         _supervise(reference_of(store), store, None, plan, None, takes_over=True)
 
 
@@ -108,6 +103,7 @@ def _restore_live(path: Path, wish: SnapshotId | None, *, is_json: bool) -> None
     began = time.monotonic()
     done = uvloop.run(command(path, RestoreSnapshot(wish), notice=output.say))
     seconds = time.monotonic() - began
+    _warn(history_damages(path))
     snapshot = Store.open(path).restored_from
     if is_json:
         output.put_json({"epoch": done.epoch, "snapshot": snapshot, "seconds": seconds})
@@ -115,6 +111,11 @@ def _restore_live(path: Path, wish: SnapshotId | None, *, is_json: bool) -> None
         f"epoch {done.epoch}: the running system went back to snapshot {snapshot} in "
         f"{quantities.duration(seconds)}; it keeps the options that it was started with"
     )
+
+
+def _warn(damages: Iterable[Damaged]) -> None:
+    for damage in damages:
+        output.say(f"warning: {damage}; to go on from a snapshot does not need it")
 
 
 def _restore_stopped(path: Path, wish: SnapshotId | None, plan: Plan) -> None:
@@ -142,6 +143,7 @@ def _supervise(
     takes_over: bool = False,
 ) -> None:
     output.say(f"this command supervises the system of {store.path} until it is stopped")
+    _warn(store.history.damages)
     # With other code the processes can be others; else the supervisor sees that they are the same.
     description = load_topology(reference).description if plan.may_migrate else store.description
     _check_initiators(plan, description)

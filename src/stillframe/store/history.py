@@ -37,6 +37,8 @@ READ_BYTES_MAX = 2 * FILE_BYTES_MAX
 UNWRITTEN_BYTES_MAX = 2**18
 """So much is kept of lines for which the disk has no room."""
 _TEXT_LENGTH_MAX = 2000
+SHORTEST_LINE_BYTES = 100
+"""No line that gives a snapshot its number is shorter."""
 
 _LINE = re.compile(rb'\{"happening":(\{.*\}),"crc32":"([0-9a-f]{8})"\}')
 
@@ -189,16 +191,14 @@ class History:
         self._under_way: dict[SnapshotId, None] = {}
         self._unwritten: list[bytes] = []
         self._noting = threading.Lock()
-        lines, length = _read(store)
-        self.damages: list[Damaged] = []
+        lines, length, damaged_length = _read(store)
+        self.damages = [line for line in lines if isinstance(line, Damaged)]
         for line in lines:
-            if isinstance(line, Damaged):
-                self.damages.append(line)
-                # Snapshots may have been given their numbers, two if it was the end of a line that
-                # was changed; none is given twice.
-                self.last_number += 2
-            else:
+            if isinstance(line, Line):
                 self._follow(line.what)
+        # Snapshots may have been given their numbers in damaged lines, of which one may have been
+        # many; none is given twice.
+        self.last_number += 2 * len(self.damages) + damaged_length // SHORTEST_LINE_BYTES
         with explained(self._path, "written"):
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
             self._length = length
@@ -324,7 +324,7 @@ def readable_history(store: Path) -> tuple[list[Line], list[Damaged]]:
     Raises:
         StoreError: the history cannot be read.
     """
-    found = _read(store)[0]
+    found, _, _ = _read(store)
     damages = [line for line in found if isinstance(line, Damaged)]
     return [line for line in found if isinstance(line, Line)], damages
 
@@ -378,17 +378,25 @@ def loss(store: Path, snapshot: SnapshotId) -> str:
     )
 
 
-def _read(store: Path) -> tuple[list[Line | Damaged], int]:
-    """Return all lines, or what is wrong with them, and how many bytes the newer file has."""
+def _read(store: Path) -> tuple[list[Line | Damaged], int, int]:
+    """Return all lines, or what is wrong with them, how many bytes the newer file has, and how many
+    bytes are in damaged lines."""
     lines: list[Line | Damaged] = []
-    length = 0
+    length = damaged_length = 0
     for name in (OLDER, NEWER):
         path, length = store / name, 0
         if path.exists():
             content = read_file(path, bytes_max=READ_BYTES_MAX)
             length = content.rfind(b"\n") + 1
-            lines += parse_lines(path, content[:length].splitlines())
-    return lines, length
+            encoded = content[:length].splitlines()
+            parsed = list(parse_lines(path, encoded))
+            lines += parsed
+            damaged_length += sum(
+                len(raw)
+                for raw, line in zip(encoded, parsed, strict=True)
+                if isinstance(line, Damaged)
+            )
+    return lines, length, damaged_length
 
 
 def parse_lines(

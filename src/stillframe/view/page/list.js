@@ -23,10 +23,8 @@ export class SnapshotList {
     this.body.addEventListener("compare", () => {
       for (const button of this.body.querySelectorAll(".compare")) button.rename();
     });
-    const left = () => requestAnimationFrame(() => this.isBehind && this.update());
-    this.body.addEventListener("mouseleave", left);
-    this.body.addEventListener("focusout", left);
-    document.addEventListener("close", left, true); // of a dialog, which does not bubble
+    this.body.addEventListener("mouseleave", () => this.catchUp());
+    this.body.addEventListener("focusout", () => this.catchUp());
     this.said = make("p", { class: "said", role: "status" });
     this.older = make("button", { type: "button", on: { click: () => this.showOlder() } }, "Show older ones");
     const heads = this.isPipeline
@@ -52,9 +50,9 @@ export class SnapshotList {
   }
 
   /**
-   * Show the newest rows; those that are there already stay as they are. While somebody is in the
-   * list nothing in it moves: a button must not become another's under a finger. What came meanwhile
-   * is shown when they leave it.
+   * Show the newest rows; those that are there already stay as they are. While the list is in use
+   * nothing in it moves: a button must not become another's under a finger. Newer rows are shown
+   * when it is left.
    */
   update() {
     this.isBehind = this.isInUse() && this.shown.size > 0;
@@ -65,6 +63,11 @@ export class SnapshotList {
       return;
     }
     this.redraw();
+  }
+
+  /** Show what came while the list was in use, if it is not any more. */
+  catchUp() {
+    requestAnimationFrame(() => this.isBehind && this.update());
   }
 
   isInUse() {

@@ -18,6 +18,7 @@ export class Overview {
     this.stale = new Set();
     this.totalsAt = 0;
     this.root = make("div", { class: "overview" });
+    document.addEventListener("close", () => this.list.catchUp(), true); // of a dialog; it does not bubble
     this.begin();
   }
 
@@ -62,6 +63,7 @@ export class Overview {
   show(main) {
     if (this.root.parentElement !== main) main.replaceChildren(this.root);
     this.isVisible = true;
+    this.stale.add("snapshots"); // the list may have been left without an event
     requestAnimationFrame(() => this.draw());
   }
 
