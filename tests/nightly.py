@@ -34,6 +34,8 @@ PARTS = (
 BEGAN = time.monotonic()
 EXAMPLE_FACTOR = 10
 EXAMPLE_COUNT = 50
+CASE_COUNT_MAX = 6
+"""Of so many cases of a test, each figure is in the table."""
 
 Value = TypeVar("Value")
 Figure = Callable[[str, object], None]
@@ -133,6 +135,24 @@ def listed(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
+def together(figures: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Return the figures of each test with those of its other cases: all, or from the least to the
+    greatest where there are many."""
+    cases: dict[str, dict[str, list[Any]]] = {}
+    for test, values in figures.items():
+        for name, value in values.items():
+            cases.setdefault(test.partition("[")[0], {}).setdefault(name, []).append(value)
+    return {
+        test: {
+            name: f"{min(values)} to {max(values)}"
+            if len(values) > CASE_COUNT_MAX
+            else " / ".join(map(str, values))
+            for name, values in of_test.items()
+        }
+        for test, of_test in cases.items()
+    }
+
+
 def table() -> str:
     """Return the figures of the last night as a table in Markdown."""
     lines = ["| part | seed | minutes | tests | what it measured |", "|---|---|---|---|---|"]
@@ -140,7 +160,10 @@ def table() -> str:
         path = RESULTS / f"{part}.json"
         if path.exists():
             night = json.loads(path.read_text())
-            said = "; ".join(listed(values) for values in night["figures"].values())
+            said = "; ".join(
+                f"{Path(test.partition('::')[0]).stem.removeprefix('test_')}: {listed(values)}"
+                for test, values in together(night["figures"]).items()
+            )
             tests = f"{night['passed']:,} passed, {len(night['failed'])} failed"
             lines.append(f"| {part} | {night['seed']} | {night['minutes']} | {tests} | {said} |")
     return "\n".join(lines)
