@@ -10,6 +10,7 @@ The fixture ``browser`` is one Chromium for all files that use it: they run one 
 """
 
 import contextlib
+import itertools
 import shutil
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -37,14 +38,12 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 WAIT_MS = 120_000
-"""So long a test waits for what a page should show, on the busiest machine."""
+"""How long a test waits for what a page should show, even on a busy machine."""
 expect.set_options(timeout=WAIT_MS)
 WIDE: ViewportSize = {"width": 1280, "height": 800}
 NARROW: ViewportSize = {"width": 360, "height": 740}
-FORMS: tuple[tuple[Literal["light", "dark"], ViewportSize], ...] = (
-    ("light", WIDE),
-    ("dark", NARROW),
-)
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+FORMS = tuple(itertools.product(SCHEMES, (WIDE, NARROW)))
 """Colour schemes and windows in which a state of a page is checked."""
 
 
@@ -104,11 +103,13 @@ def page_of_the_file(browser: Browser) -> Iterator[tuple[Page, list[str]]]:
 
 @pytest.fixture
 def page(page_of_the_file: tuple[Page, list[str]]) -> Iterator[Page]:
-    """The page of the file, as wide and as light as at first; nothing may go wrong in it."""
+    """The page of the file, empty, as wide and as light as at first, with the mouse in its corner;
+    nothing may go wrong in it."""
     page, troubles = page_of_the_file
-    if page.viewport_size != WIDE:
-        page.set_viewport_size(WIDE)
-        page.emulate_media(color_scheme="light")
+    page.goto("about:blank")
+    page.set_viewport_size(WIDE)
+    page.emulate_media(color_scheme="light")
+    page.mouse.move(0, 0)
     yield page
     found, troubles[:] = troubles[:], []
     assert found == []
@@ -172,11 +173,8 @@ def check_accessible(page: Page, *, within: str = "html") -> None:
 
 
 def check_everybody_can_use(page: Page, *, within: str = "html") -> None:
-    """Check a state of the page for each colour scheme and each width: axe finds no violation, and
-    nothing is wider than the window.
-
-    Contrast depends on the scheme and room on the width: so each is checked once, not each pair.
-    """
+    """Check a state of the page in each colour scheme at each width: axe finds no violation, and
+    nothing is wider than the window."""
     for scheme, size in FORMS:
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size(size)

@@ -202,7 +202,7 @@ def test_a_system_outlives_one_supervisor_after_another(tmp_path: Path) -> None:
     async def main() -> None:
         pids = await kill_a_supervisor(tmp_path, "rally", "waits")
         hit_count = 0
-        for _ in range(by_night(10, check=1)):
+        for _ in range(by_night(10, check=2)):
             lines = await asyncio.to_thread(resume_and_be_killed, tmp_path / "store")
             assert any("TakenOver" in line for line in lines)
             assert not any("EpochBegan" in line for line in lines)

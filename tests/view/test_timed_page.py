@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, ViewportSize
+from playwright.sync_api import Locator, Page, ViewportSize, expect
 
 from stillframe.model import Channel, Snapshot, SnapshotId
 from stillframe.sim.scenario import Played, play_text
@@ -186,8 +186,10 @@ def marker(page: Page, channel: str) -> Locator:
 
 
 def drag(page: Page, handle: Locator, x: float, y: float) -> None:
-    """Drag a handle by so many pixels."""
-    box = handle.locator(".grip").bounding_box()
+    """Drag a handle that is in the window by so many pixels."""
+    grip = handle.locator(".grip")
+    expect(grip).to_be_in_viewport(ratio=1)
+    box = grip.bounding_box()
     assert box is not None
     begin = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.mouse.move(*begin)
