@@ -137,24 +137,32 @@ def test_channels_are_those_of_the_store(
     assert empty == {str(s.channel) for s in snapshot.state.channels if not s.message_count}
 
 
+SHOWN = """() => {
+    const keys = (name) => [...document.querySelectorAll(".picture ." + name)]
+        .map(one => one.dataset.key);
+    return {
+        sentence: document.querySelector(".sentence").textContent,
+        address: location.hash,
+        now: [...new Set(keys("now"))].sort(),
+        later: [...new Set(keys("later"))].sort(),
+    };
+}"""
+
+
 def gone_through(page: Page, count: int) -> list[dict[str, Any]]:
-    """Make so many steps on; return what the page shows after each."""
-    found: list[dict[str, Any]] = page.evaluate(
-        """count => {
-            const on = document.querySelector('[aria-label="one step on"]');
-            const keys = (name) => [...document.querySelectorAll(".picture ." + name)]
-                .map(one => one.dataset.key);
-            const shown = () => ({
-                sentence: document.querySelector(".sentence").textContent,
-                address: location.hash,
-                now: [...new Set(keys("now"))].sort(),
-                later: [...new Set(keys("later"))].sort(),
-            });
-            return Array.from({length: count}, () => { on.click(); return shown(); });
-        }""",
-        count,
-    )
-    return found
+    """Make so many steps on, the first and the last with the mouse, those between in the page
+    itself; return what it shows after each."""
+    on = page.get_by_role("button", name="one step on")
+
+    def step() -> dict[str, Any]:
+        on.click()
+        shown: dict[str, Any] = page.evaluate(SHOWN)
+        return shown
+
+    first = step()
+    steps = f"(on, count) => Array.from({{length: count}}, () => (on.click(), ({SHOWN})()))"
+    between = on.evaluate(steps, count - 2)
+    return [first, *between, step()]
 
 
 def test_the_recording_is_gone_through(
