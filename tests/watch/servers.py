@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from stillframe.cli import watch_page
 from stillframe.errors import StillframeError
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.commands import TakeSnapshot, command
 from stillframe.runtime.running import RunningSystem, find
-from stillframe.store.store import Store
-from stillframe.watch.observer import Observer
 from stillframe.watch.server import Watched
 from stillframe.watch.serving import serve
-from stillframe.watch.verdicts import USUAL, Judge
 
 STILLFRAME = Path(sys.executable).with_name("stillframe")
 ROOT = Path(__file__).parent.parent.parent
@@ -93,6 +92,20 @@ def running(store: Path) -> RunningSystem:
     return find(store)
 
 
+def shown(path: Path, *, otlp: str | None = None) -> AbstractContextManager[Watched]:
+    """Return what ``stillframe watch`` shows of a store or a pipeline by default, while the body
+    runs."""
+    return watch_page._watched(path, [], None, None, otlp)
+
+
+@contextlib.contextmanager
+def page_of(path: Path) -> Iterator[str]:
+    """Serve the page of a store or a pipeline in a thread, as ``stillframe watch`` does by default;
+    yield the link."""
+    with shown(path) as watched, served(watched) as link:
+        yield link
+
+
 @contextlib.contextmanager
 def served(watched: Watched, *, token: str | None = None) -> Iterator[str]:
     """Serve a page in a thread, as ``stillframe watch`` does; yield the link."""
@@ -105,7 +118,7 @@ def served(watched: Watched, *, token: str | None = None) -> Iterator[str]:
         def keep(_: int, end: Callable[[], object]) -> None:
             ends.append(lambda: loop.call_soon_threadsafe(end))
 
-        # A thread gets no signals: it is told to end in another way.
+        # A thread gets no signals: what a signal would call is called from outside.
         loop.add_signal_handler = keep  # type: ignore[method-assign, assignment]
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             address = Address("127.0.0.1", 0)
@@ -122,12 +135,6 @@ def served(watched: Watched, *, token: str | None = None) -> Iterator[str]:
         finally:
             ends[0]()
             serving.result(timeout=WAIT_S)
-
-
-def observer_of(store: Path) -> Observer:
-    """Return what ``stillframe watch`` shows of a store by default."""
-    opened = Store.open(store)
-    return Observer(opened, Judge(opened, USUAL, None), None)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,13 @@
 """The live page in a real browser, against a running demo."""
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,22 +17,22 @@ from playwright.sync_api import Browser, Dialog, Page, expect
 from stillframe import Process, Topology
 from stillframe.model import GlobalState, ProcessState, Snapshot, SnapshotId
 from stillframe.protocol.holdup import ChannelEnd, Standing
-from stillframe.runtime.commands import Observed
+from stillframe.runtime.commands import Observed, observe
 from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
 from stillframe.watch import observer
-from stillframe.watch.pipeline_observer import PipelineObserver
-from stillframe.watch.server import PAGE, Watched, page_file
+from stillframe.watch.server import PAGE, page_file
 from stillframe.watch.shelf import Shelf, row_of
 from tests.browser import a_page, check_accessible, check_everybody_can_use
 from tests.cli.pipelines import add_up, resting_shop
-from tests.watch.programs import Shouting, hostile, ring
+from tests.shapes import same_shape
+from tests.watch.programs import Shouting, calm, hostile, ring
 from tests.watch.published import a_store, new_store, publish
-from tests.watch.servers import a_system, observer_of, running, served, until
+from tests.watch.servers import a_system, page_of, running, served, shown, until
 
 pytestmark = pytest.mark.slow
 WEIGHT_BYTES_MAX = 300_000
-Visit = Callable[[Watched], str]
+Visit = Callable[[AbstractContextManager[str]], str]
 
 
 class Running(NamedTuple):
@@ -53,7 +55,7 @@ def running_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running
     directory = tmp_path_factory.mktemp("system")
     with (
         a_system(directory, "--every", "never") as supervisor,
-        served(observer_of(directory / "store")) as link,
+        page_of(directory / "store") as link,
     ):
         yield Running(supervisor, directory / "store", link)
 
@@ -69,9 +71,9 @@ def system(page: Page, running_system: Running) -> Iterator[Running]:
 
 @pytest.fixture
 def visit(page: Page) -> Iterator[Visit]:
-    """Return what serves something; the page is left before its server ends."""
+    """Return what serves a page of something; the page is left before its server ends."""
     with ExitStack() as servers:
-        yield lambda watched: servers.enter_context(served(watched))
+        yield servers.enter_context
         page.goto("about:blank")
 
 
@@ -155,7 +157,7 @@ def test_the_page_says_when_the_system_and_when_the_server_is_gone(
     """What it shows then is said to be from before; nothing can be clicked that needs them."""
     store = a_store(tmp_path)
     with a_page(browser, lost_connections=True) as page:
-        with served(observer_of(store)) as link:
+        with page_of(store) as link:
             page.goto(link)
             expect(page.locator(".state")).to_have_text("does not run")
             expect(page.get_by_text("no system is running on the store")).to_be_visible()
@@ -170,7 +172,7 @@ def test_the_link_of_a_snapshot_leads_to_its_state(
     """From the list, by the address alone, and back; one that is not there is said not to be."""
     store = a_store(tmp_path)
     first, name = str(Store.open(store).entries()[0].id), newest(store)
-    link = visit(observer_of(store))
+    link = visit(page_of(store))
     page.goto(link)
     page.get_by_role("link", name=name, exact=True).click()
     expect(page.get_by_role("heading", name=f"Snapshot {name}")).to_be_visible()
@@ -194,7 +196,7 @@ def test_two_snapshots_of_a_pipeline_are_compared_by_clicking(
     for _ in range(2):
         shop.snapshot()
         add_up(shop, 1)
-    page.goto(visit(PipelineObserver(shop.path)))
+    page.goto(visit(page_of(shop.path)))
     page.get_by_role("button", name="Compare shop-1 with another").click()
     page.get_by_role("button", name="Compare shop-2 with shop-1").click()
     expect(page).to_have_url(re.compile("#first=shop-1&second=shop-2$"))
@@ -234,6 +236,21 @@ def told(topology: Topology) -> Observed:
     return Observed(1, is_running=True, standings=standings)
 
 
+def said(store: Path) -> Observed:
+    """Return what the system that runs on `store` says of itself."""
+    with ThreadPoolExecutor(1) as thread:  # the browser's event loop runs in this one
+        return thread.submit(asyncio.run, observe(store)).result()
+
+
+def test_what_is_told_looks_like_what_a_system_says(running_system: Running) -> None:
+    """Of the same processes and channels, with the same quantities."""
+    made_up = told(calm)
+    until(
+        lambda: said(running_system.store).standings.keys() == calm.processes.keys(), "all answer"
+    )
+    same_shape(made_up, said(running_system.store))
+
+
 @pytest.fixture
 def running_as_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -267,17 +284,19 @@ def test_what_comes_from_a_process_is_shown_as_text(
     taken = SnapshotId("P2", 1)
     store.publish(Snapshot(taken, store.epoch, 1.0, 1.5, GlobalState(states, ())))
     store.close()
-    link = visit(observer_of(store.path))
+    link = visit(page_of(store.path))
     page.on("dialog", fail)
-    page.goto(link)
-    expect(page.locator(".total strong").first).to_have_text("<b onclick=alert(3)>gold</b>")
-    expect(page.locator(".total").nth(1)).to_contain_text("toString: 4 in")
-    page.goto(f"{link}#snapshot={taken}")
-    expect(page.get_by_role("heading", name="Snapshot")).to_be_visible()
-    assert "onerror=alert(1)" in page.locator("main").inner_text()
-    assert "It took no part" not in page.locator("main").inner_text()
-    assert page.locator("main img, main script, main [onclick]").count() == 0
-    page.remove_listener("dialog", fail)
+    try:
+        page.goto(link)
+        expect(page.locator(".total strong").first).to_have_text("<b onclick=alert(3)>gold</b>")
+        expect(page.locator(".total").nth(1)).to_contain_text("toString: 4 in")
+        page.goto(f"{link}#snapshot={taken}")
+        expect(page.get_by_role("heading", name="Snapshot")).to_be_visible()
+        assert "onerror=alert(1)" in page.locator("main").inner_text()
+        assert "It took no part" not in page.locator("main").inner_text()
+        assert page.locator("main img, main script, main [onclick]").count() == 0
+    finally:
+        page.remove_listener("dialog", fail)
 
 
 def test_fifty_processes_are_in_the_graph(
@@ -286,7 +305,7 @@ def test_fifty_processes_are_in_the_graph(
     """In the order of their numbers, and each as it is."""
     store = running_as_told(ring, "tests.watch.programs:ring")
     store.close()
-    page.goto(visit(observer_of(store.path)))
+    page.goto(visit(page_of(store.path)))
     expect(page.locator(".graph .process.running")).to_have_count(50)
     ys = [
         page.locator(".graph .process", has_text=re.compile(f"^P{n} ")).first.bounding_box()
@@ -317,15 +336,16 @@ def test_of_many_snapshots_some_are_listed_and_older_ones_on_demand(
 ) -> None:
     """The newest first, without a gap; the page never has all of them."""
     count = 260
-    watched = observer_of(a_store(tmp_path, 1))
-    watched.shelf = LongShelf(watched.store, count)
-    page.goto(visit(watched))
+    with shown(a_store(tmp_path, 1)) as watched:
+        assert isinstance(watched, observer.Observer)
+        watched.shelf = LongShelf(watched.store, count)
+        page.goto(visit(served(watched)))
     rows = page.locator(".snapshots tbody tr th")
     expect(page.get_by_text(f"{count} snapshots in the store")).to_be_visible()
     older = page.get_by_role("button", name="Show older ones")
-    for shown in (25, 50, 75, 100, 125, 150):
-        expect(rows).to_have_count(shown)
-        assert rows.all_inner_texts() == [f"A-{count - n}" for n in range(shown)]
+    for row_count in (25, 50, 75, 100, 125, 150):
+        expect(rows).to_have_count(row_count)
+        assert rows.all_inner_texts() == [f"A-{count - n}" for n in range(row_count)]
         older.click()
 
 
@@ -335,7 +355,7 @@ def test_what_came_while_somebody_was_in_the_list_is_shown_when_they_leave(
     """With the mouse, the keyboard, a dialog or the address; nothing else has to come."""
     with closing(new_store(tmp_path)) as store:
         publish(store, 1)
-        page.goto(visit(observer_of(store.path)))
+        page.goto(visit(page_of(store.path)))
         first = page.locator(".snapshots tbody tr").first
         link = first.get_by_role("link")
         come_later = page.get_by_text("; 1 newer than these come when you leave the list.")

@@ -25,7 +25,7 @@ from stillframe.watch.serving import serve
 from stillframe.watch.verdicts import Judge
 from stillframe.watch.wishes import Keep, Restore, Take
 from tests.watch.published import REFERENCE, a_store, new_store, publish
-from tests.watch.servers import a_command, a_server, a_system, ask, observer_of, served
+from tests.watch.servers import a_command, a_server, a_system, ask, page_of
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ def news(link: str, *kinds: str, is_it: Callable[[dict[str, Any]], bool] = bool)
 
 def test_the_files_of_the_page_are_served_and_no_others(store: Path) -> None:
     """No path leads out of their folder."""
-    with served(observer_of(store)) as link:
+    with page_of(store) as link:
         for name in PAGE:
             status, told, body = ask(link, f"/page/{name}")
             assert (status, bool(body)) == (200, True)
@@ -93,7 +93,7 @@ def test_nothing_of_the_page_is_inline_or_from_elsewhere() -> None:
 
 def test_what_is_there_is_told_and_what_is_not_is_said_not_to_be(store: Path) -> None:
     """With a status and a sentence; foreign names make no path."""
-    with served(observer_of(store)) as link:
+    with page_of(store) as link:
         found = news(link, "about", "system", "snapshots", "past")
         assert [row["id"] for row in found["snapshots"]["rows"]] == ["A-3", "A-2", "A-1"]
         assert found["system"]["is_running"] is False
@@ -123,7 +123,7 @@ def test_what_is_there_is_told_and_what_is_not_is_said_not_to_be(store: Path) ->
 
 def test_a_wish_that_makes_no_sense_is_refused(store: Path) -> None:
     """By its form, its size, and by what it wishes; the reason is told."""
-    with served(observer_of(store)) as link:
+    with page_of(store) as link:
         for body in ({}, {"type": "drop"}, {"type": "take", "more": 1}, {"type": "keep"}, [1]):
             assert ask(link, "/api/action", body)[0] == 400
         assert ask(link, "/api/action", "x" * (BODY_BYTES_MAX + 1))[0] == 400
@@ -181,7 +181,7 @@ def test_a_system_is_followed_while_it_runs(tmp_path: Path) -> None:
     """News of it, of its snapshots and their markers; a snapshot is taken on a wish."""
     with (
         a_system(tmp_path, "--every", "never"),
-        served(observer_of(tmp_path / "store")) as link,
+        page_of(tmp_path / "store") as link,
     ):
         told = json.loads(ask(link, "/api/action", Take("P2", "kept"))[2])
         assert told == {
