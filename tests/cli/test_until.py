@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,18 @@ from stillframe.store.store import Store
 from tests.cli.conftest import Call
 
 SHORT = ("--every", "50ms", "--for", "300ms")
+LONG = ("--for", "60s")
+"""The end of a system that a predicate does not stop, though it should."""
 RALLY = "tests.runtime.programs:rally"
 
 
 @pytest.mark.slow
 def test_it_stops_when_the_predicate_holds(call: Call, tmp_path: Path) -> None:
-    """Without any other end; the answer is yes, with what was found, and the store can say it
-    again."""
+    """Long before its time is over; the answer is yes, with what was found, and the store can say
+    it again."""
     path, table = tmp_path / "dinner", "examples.philosophers:table"
     options = ("--every", "100ms", "--until", "deadlock", "--json")
-    ended = call("run", table, "--store", path, *options)
+    ended = call("run", table, "--store", path, *options, *LONG)
     assert ended.exit_code == 0, ended.stderr
     judged = json.loads(ended.stdout.splitlines()[-1])
     assert (judged["event"], judged["predicate"]) == ("Judged", "deadlock")
@@ -54,11 +57,19 @@ def take_long(view: View) -> bool:
     return was_stopped.wait() and bool(view)
 
 
+@pytest.fixture
+def long_predicate() -> Iterator[str]:
+    """Name a predicate that has no answer before the test is over."""
+    was_stopped.clear()
+    yield f"{__name__}:take_long"
+    was_stopped.set()
+
+
 @pytest.mark.slow
 def test_a_predicate_that_is_not_stable_is_found_out(call: Call, tmp_path: Path) -> None:
     """By the last snapshot, which is taken when it has held."""
     options = ("--every", "50ms", "--until", f"{__name__}:is_first", "--json")
-    ended = call("run", RALLY, "--store", tmp_path / "rally", *options)
+    ended = call("run", RALLY, "--store", tmp_path / "rally", *options, *LONG)
     assert ended.exit_code == 1
     judged = json.loads(ended.stdout.splitlines()[-1])
     assert (judged["holds"], judged["not_stable"][0]) == (False, "A-1")
@@ -67,13 +78,12 @@ def test_a_predicate_that_is_not_stable_is_found_out(call: Call, tmp_path: Path)
 
 @pytest.mark.slow
 def test_nobody_waits_for_a_predicate_that_takes_long(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, long_predicate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system stops when it is to, and says that there is no answer."""
     monkeypatch.setattr(watching, "LAST_LOOK_S", 0.1)
-    options = ("--until", f"{__name__}:take_long", *SHORT)
+    options = ("--until", long_predicate, *SHORT)
     ended = call("run", RALLY, "--store", tmp_path / "rally", *options)
-    was_stopped.set()
     assert ended.exit_code == 1
     assert "take_long was still being asked when the system was stopped" in ended.stderr
 
