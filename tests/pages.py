@@ -23,7 +23,8 @@ def called(command: str, directory: Path) -> Result:
     name, *arguments = shlex.split(command)
     assert name == "stillframe"
     with contextlib.chdir(directory), mock.patch.object(sys, "path", list(sys.path)):
-        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    for module in [path.stem for path in directory.glob("*.py")]:
-        sys.modules.pop(module, None)
-    return result
+        try:
+            return CliRunner().invoke(app, arguments, catch_exceptions=False)
+        finally:
+            for module in [path.stem for path in Path().glob("*.py")]:
+                sys.modules.pop(module, None)

@@ -107,12 +107,11 @@ def test_the_process_of_the_page_on_large_states_can_be_recorded() -> None:
     assert codec.decode(codec.capture(branch))["accounts"] == {"Ada": module.Account(7, 1)}
 
 
-@pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> Answer:
-    """Call commands in a directory with the log of the bakery, each of them once."""
-    directory = tmp_path_factory.mktemp("proofs")
-    (directory / "bakery.log").write_text((ROOT / "examples" / "bakery.log").read_text())
-    return cache(lambda command: called(command, directory))
+@pytest.fixture
+def answer(tmp_path: Path) -> Answer:
+    """Call commands in a directory of this page with the log of the bakery, each of them once."""
+    (tmp_path / "bakery.log").write_text((ROOT / "examples" / "bakery.log").read_text())
+    return cache(lambda command: called(command, tmp_path))
 
 
 @pytest.mark.nightly(part="simulator")
