@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.eventlog.tracing import read_trace
+from stillframe.runtime.running import left_behind
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
 
@@ -81,6 +82,18 @@ def start() -> Iterator[Start]:
 def snapshot_ids(path: Path) -> list[str]:
     """Return the ids in a store, in the order of publishing."""
     return [str(entry.id) for entry in Store.open(path).entries()]
+
+
+def test_a_command_that_says_that_it_supervises_can_be_told_to_stop(
+    start: Start, tmp_path: Path
+) -> None:
+    """At once: it ends in order, and leaves nothing behind."""
+    path = tmp_path / "money"
+    system = start("run", "tests.calm:bank", "--store", path)
+    system.until("this command supervises the system of")
+    code, _, err = system.end(signal.SIGTERM)
+    assert code == 0, err
+    assert left_behind(path) is None
 
 
 def test_run_snapshot_restore_stop_and_go_on(start: Start, call: Call, tmp_path: Path) -> None:

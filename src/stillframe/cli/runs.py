@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,11 +15,11 @@ from stillframe.cli import output, quantities
 from stillframe.cli.detection import not_stable_sentence
 from stillframe.cli.migration import reference_of
 from stillframe.cli.narration import Narrator
-from stillframe.cli.supervision import Plan, keep_running
+from stillframe.cli.supervision import NOT_NEEDED, Plan, keep_running
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.cli.watching import Watch
 from stillframe.detect.predicate import not_stable
-from stillframe.errors import Damaged, Unavailable, UsageError
+from stillframe.errors import Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.runtime import events
 from stillframe.runtime.commands import RestoreSnapshot, command
@@ -103,7 +103,8 @@ def _restore_live(path: Path, wish: SnapshotId | None, *, is_json: bool) -> None
     began = time.monotonic()
     done = uvloop.run(command(path, RestoreSnapshot(wish), notice=output.say))
     seconds = time.monotonic() - began
-    _warn(history_damages(path))
+    for damage in history_damages(path):
+        output.say(f"warning: {damage}; {NOT_NEEDED}")
     snapshot = Store.open(path).restored_from
     if is_json:
         output.put_json({"epoch": done.epoch, "snapshot": snapshot, "seconds": seconds})
@@ -111,11 +112,6 @@ def _restore_live(path: Path, wish: SnapshotId | None, *, is_json: bool) -> None
         f"epoch {done.epoch}: the running system went back to snapshot {snapshot} in "
         f"{quantities.duration(seconds)}; it keeps the options that it was started with"
     )
-
-
-def _warn(damages: Iterable[Damaged]) -> None:
-    for damage in damages:
-        output.say(f"warning: {damage}; to go on from a snapshot does not need it")
 
 
 def _restore_stopped(path: Path, wish: SnapshotId | None, plan: Plan) -> None:
@@ -142,8 +138,6 @@ def _supervise(
     *,
     takes_over: bool = False,
 ) -> None:
-    output.say(f"this command supervises the system of {store.path} until it is stopped")
-    _warn(store.history.damages)
     # With other code the processes can be others; else the supervisor sees that they are the same.
     description = load_topology(reference).description if plan.may_migrate else store.description
     _check_initiators(plan, description)

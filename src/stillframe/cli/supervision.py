@@ -25,6 +25,7 @@ from stillframe.runtime.traces import NO_TRACES, Traces
 
 WRITE_S = 5.0
 """How long writing the last snapshot may take, in seconds, after all processes recorded it."""
+NOT_NEEDED = "to go on from a snapshot does not need it"
 RETRY_S = 0.01
 """How long to wait, in seconds, before trying again while a pipeline takes another snapshot."""
 
@@ -86,6 +87,10 @@ async def keep_running(
         StillframeError: it cannot start, or cannot go on.
     """
     stop = Stop()
+    # Whoever reads this may send a signal.
+    narrator.say(f"this command supervises the system of {system.store.path} until it is stopped")
+    for damage in system.store.history.damages:
+        narrator.say(f"warning: {damage}; {NOT_NEEDED}")
     async with contextlib.AsyncExitStack() as stack:
         starting = asyncio.ensure_future(stack.enter_async_context(system))
         await _first(starting, stop.asked, timeout_s=NOTICE_S)
