@@ -1,4 +1,4 @@
-"""The watcher, in a thread or as a program, and what it answers to whoever scrapes it."""
+"""The watcher, in a thread or as a program, and what it answers when its metrics are scraped."""
 
 import asyncio
 import contextlib
@@ -7,16 +7,17 @@ import sys
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 
-from stillframe.cli import watch_page
-from tests.watch.servers import served
+from tests.watch.servers import served, shown
 
 STILLFRAME = Path(sys.executable).with_name("stillframe")
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+Result = TypeVar("Result")
 Key = tuple[str, frozenset[tuple[str, str]]]
 SCRAPE_EVERY_S = 0.1
 """While something is awaited: each scrape costs the watcher what a test beside it lacks."""
@@ -109,16 +110,22 @@ class WatcherProgram(Watcher):
 @contextlib.asynccontextmanager
 async def watching(store: Path, *, otlp: str | None = None) -> AsyncIterator[Watcher]:
     """Watch a system from a thread while the body runs, as ``stillframe watch`` does."""
-    with (
-        contextlib.ExitStack() as stack,
-        watch_page._watched(store, [], None, None, otlp) as watched,
-    ):
-        # The system runs in this event loop, and must go on meanwhile.
-        link = await asyncio.to_thread(stack.enter_context, served(watched))
+    with shown(store, otlp=otlp) as watched, contextlib.ExitStack() as stack:
         try:
+            link = await _beside(lambda: stack.enter_context(served(watched)))
             yield Watcher(link)
         finally:
-            await asyncio.to_thread(stack.close)
+            await _beside(stack.close)
+
+
+async def _beside(work: Callable[[], Result]) -> Result:
+    """Work in a thread, because the system runs in this event loop and must go on meanwhile. If
+    this is cancelled, it ends when the work has ended."""
+    working = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(working)
+    finally:
+        await asyncio.wait([working])
 
 
 @contextlib.asynccontextmanager
