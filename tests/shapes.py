@@ -1,4 +1,4 @@
-"""The shape of results: what a test makes up must look like what is really found."""
+"""The shape of results: a result that a test makes up must have the shape of a real one."""
 
 from collections.abc import Iterator
 

@@ -18,7 +18,7 @@ MASKS = (
 )
 
 HURRY = {f"sleep {seconds}": "true" for seconds in (2, 5)}
-"""By day nobody sleeps: it is waited for what is to happen meanwhile (`settle`)."""
+"""The check does not sleep: it waits until what should happen meanwhile has happened (`settle`)."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly(part="soak")]
 

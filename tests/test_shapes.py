@@ -1,4 +1,4 @@
-"""What a test makes up is told from what is really found wherever their shapes differ."""
+"""A result that a test made up is compared with a real one: each difference in shape is found."""
 
 import msgspec
 import pytest
@@ -52,6 +52,6 @@ def test_where_shapes_differ_is_named(canned: object, said: str) -> None:
 
 
 def test_a_list_that_is_really_empty_shows_no_shape() -> None:
-    """Else nobody would see that its items look otherwise by now."""
+    """An empty list has no items to compare with: a made-up one with items is refused."""
     with pytest.raises(AssertionError, match="the result is really empty"):
         same_shape([1], [])

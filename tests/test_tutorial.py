@@ -35,8 +35,8 @@ HURRY = {
     "sleep 4": "true",
     "--for 2s": "--for 500ms",
 }
-"""By day nobody waits as long as the page does: it is waited for what is to happen meanwhile. The
-pip of this environment is used: a new one takes longer than all the rest."""
+"""The check does not wait as long as the page does, but until what should happen meanwhile has
+happened. It uses the pip of this environment: a new one takes longer than all the rest."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly(part="soak")]
 
