@@ -17,6 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
     nightly.configure()
     sparks.configure()
     config.pluginmanager.register(costs.Costs())
+    config.pluginmanager.register(sparks.NoQueryOutlivesItsTest())
     config.pluginmanager.register(_First())
 
 

@@ -65,3 +65,16 @@ def spark() -> Iterator["SparkSession"]:
         shared = session.spark_session(app_name="tests", master="local[2]")
     yield shared
     shared.stop()
+
+
+class NoQueryOutlivesItsTest:
+    """Ends what a test left running on the session that all share."""
+
+    @staticmethod
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(item: pytest.Item) -> None:
+        """End the queries of a test that failed: the next one starts some of the same names."""
+        shared = getattr(item, "funcargs", {}).get("spark")
+        if shared is not None:
+            for query in shared.streams.active:
+                query.stop()

@@ -7,15 +7,6 @@ import pytest
 from tests.spark.standalone import Cluster, Driver, driver_in, standalone
 
 
-@pytest.fixture(autouse=True)
-def no_query_outlives_its_test(request: pytest.FixtureRequest) -> Iterator[None]:
-    """End the queries of a test that failed: the next one starts some of the same names."""
-    yield
-    if "spark" in request.fixturenames:
-        for query in request.getfixturevalue("spark").streams.active:
-            query.stop()
-
-
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two machines with a core each."""
