@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from stillframe.store.decoded import fields_of
+from stillframe.store.store import Store
 from tests.nightly import by_night
 from tests.reader import Shell, follow, shape, wait_until
 
@@ -36,6 +38,17 @@ def says(log: Path, words: str) -> bool:
     return log.exists() and words in log.read_text()
 
 
+def is_sold(store: Path) -> bool:
+    """Return whether the last published snapshot has 100 orders sold, and none open."""
+    stored = Store.open(store)
+    entries = stored.entries()
+    if not entries:
+        return False
+    states = stored.load(entries[-1].id).state.processes
+    desk = next(fields_of(state) for state in states if state.process == "desk")
+    return (desk["sold"], desk["open"]) == (300, {})
+
+
 def settle(command: str, directory: Path) -> None:
     """Wait until what was started in the background is there."""
     log = directory / "shop.log"
@@ -43,6 +56,8 @@ def settle(command: str, directory: Path) -> None:
         wait_until(lambda: answers(directory / "warehouse.socket"), "the warehouse of before")
     elif "desk.py" in command:
         wait_until(lambda: answers(directory / "desk.socket"), "the desk")
+    elif command == "python customer.py 100" and (directory / "shop.store").exists():
+        wait_until(lambda: is_sold(directory / "shop.store"), "all is sold")
     elif command.startswith("stillframe run"):
         wait_until(lambda: says(log, "waiting for"), "the system waits for both")
     elif command.startswith("python warehouse.py & sleep"):
