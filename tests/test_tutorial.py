@@ -21,7 +21,8 @@ WHAT_IS_THERE = {
 """For pip: what it would fetch is there already, in the packages of this environment."""
 
 MASKS = (
-    (r"\d+: Transfer\(amount=1\)|, \.\.\.|…", ""),
+    # Any number of messages may be on a channel: three are shown, and how many more there are.
+    (r"(, )?\d+: Transfer\(amount=1\)( and [\d,]+ more)?", ""),
     (r"\b(Ada|Bob|Cem)(?!-\d)\b", "NAME"),
     (r"(NAME)(, NAME)+", r"\1"),
     (r"messages on their way: .*", ""),
