@@ -30,7 +30,10 @@ def row(
     found = {"snapshot": f"A-{number}", "sequence": number, "epoch": epoch}
     found |= {"initiated_at": 999.0 + number, "completed_at": 999.02 + number}
     found |= {"is_present": is_present, "holds": holds, "sentence": sentence}
-    return found | {"failure": None if holds is not None else "damaged"}
+    if holds is None:
+        nothing = ("sequence", "epoch", "initiated_at", "completed_at", "is_present")
+        return found | dict.fromkeys(nothing) | {"failure": "damaged"}
+    return found | {"failure": None}
 
 
 Find = Callable[..., None]
@@ -88,7 +91,8 @@ def test_all_epochs_are_told(call: Call, money: Path, find: Find) -> None:
 @pytest.mark.usefixtures("spark")
 def test_spark_says_what_detect_says_and_more(call: Call, tmp_path: Path, find: Find) -> None:
     """The same words, exit code and document, with the epochs and a row for each snapshot. A
-    present epoch without snapshots is what it began from."""
+    present epoch without snapshots is what it began from. A damaged
+    snapshot has a row of its own."""
     path = tmp_path / "restored"
     store = Store.create(path, description=purses.description)
     store.raise_epoch(None)
@@ -104,9 +108,16 @@ def test_spark_says_what_detect_says_and_more(call: Call, tmp_path: Path, find: 
     assert {name: found[name] for name in of_one} == of_one
     assert (found["first_of_all"], len(found["snapshots"])) == ("A-2", 2)
     assert found["epochs"] == [{"epoch": 1, "snapshot_count": 2, "first": "A-2"}]
+    manifest = path / "snapshots" / "A-1" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"A", b"B", 1))
+    damaged = call("spark", "detect", path, "loss", *PURSES, *HERE, "--json")
+    assert (damaged.exit_code, "not asked, damaged: A-1\n" in damaged.stderr) == (2, True)
     find(row(1, 1, holds=False, is_present=False), row(2, 1, holds=True))
     canned = call("spark", "detect", path, "loss", "--json")
     same_shape(json.loads(canned.stdout), found)
+    find(row(1, 1, holds=None), row(2, 1, holds=False))
+    canned = call("spark", "detect", path, "loss", "--json")
+    same_shape(json.loads(canned.stdout), json.loads(damaged.stdout))
 
 
 def test_a_damaged_snapshot_is_named_after_the_answer(call: Call, money: Path, find: Find) -> None:
