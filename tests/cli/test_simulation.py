@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -101,7 +102,7 @@ def test_many_seeds_are_tried_on_all_cores(
     alone = call("sim", "--seeds", "3..5", "--json")
     monkeypatch.setattr(campaign, "CHUNK_COUNT", 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    pool = mock.Mock(wraps=campaign.ProcessPoolExecutor)
+    pool = mock.Mock(wraps=ProcessPoolExecutor)
     monkeypatch.setattr(campaign, "ProcessPoolExecutor", pool)
     together = call("sim", "--seeds", "3..5", "--json")
     assert [call.args for call in pool.call_args_list] == [(2,)]
