@@ -1,5 +1,6 @@
 """The commands as a whole: quick to load, explained, and clear about what is wrong."""
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from stillframe.__main__ import main
 from stillframe.cli.app import app
 from tests.cli.conftest import Call
 
@@ -48,6 +50,34 @@ def test_the_version_is_told(call: Call) -> None:
     result = call("--version")
     assert result.exit_code == 0
     assert result.stdout == f"stillframe {importlib.metadata.version('stillframe')}\n"
+
+
+@pytest.mark.parametrize(
+    ("argument", "stdout", "code", "said"),
+    [
+        ("--version", "/dev/null", 0, ""),
+        ("list", "/dev/null", 2, "Missing argument"),
+        ("--version", "/dev/full", 2, "stdout: No space left on device"),
+        ("--version", "", 2, "stdout: it is closed"),
+    ],
+)
+def test_the_program_ends_with_the_code_of_its_command_unless_stdout_failed(
+    argument: str,
+    stdout: str,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also if stdout is full, or was closed before the program began."""
+    monkeypatch.setattr(sys, "argv", ["stillframe", argument])
+    with contextlib.ExitStack() as files:
+        output = files.enter_context(Path(stdout).open("w")) if stdout else None
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == code
+    assert said in capsys.readouterr().err
 
 
 def test_ctrl_c_while_commands_are_loaded_ends_quietly() -> None:

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stillframe.errors import Damaged, UsageError
+from stillframe.eventlog import reading
 from stillframe.eventlog.parts import Span, part_path, with_span
 from stillframe.eventlog.reading import epochs, parts, tables
 from stillframe.eventlog.schema import SCHEMA
@@ -48,6 +49,20 @@ def test_files_come_in_order(tmp_path: Path) -> None:
     (table,) = tables(found[1])
     assert table.schema.equals(SCHEMA)
     assert table.column("event").to_pylist() == [4, 5, 6]
+
+
+def test_files_that_go_while_they_are_listed_are_an_error_at_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If each list that is made has a file that is gone when it is looked at."""
+    write(tmp_path, SPAN)
+
+    def is_gone(path: Path) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(reading, "_look_at", is_gone)
+    with pytest.raises(UsageError, match="change too fast to be listed"):
+        parts(tmp_path)
 
 
 def test_a_file_that_has_no_row_yet_is_no_part(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """Locks of participants."""
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
 
-from stillframe.errors import Unavailable
+from stillframe.errors import StoreError, Unavailable
 from stillframe.pipeline import locks
 from stillframe.pipeline.locks import participant_lock
 
@@ -44,3 +47,20 @@ def test_who_restores_waits_a_moment_for_a_snapshot_to_end(
     monkeypatch.setattr("time.sleep", lambda _: busy.release())
     with locks.coordinating(tmp_path, "a restore"):
         assert not busy.try_take()
+
+
+def test_a_file_system_without_locks_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor is left open."""
+
+    def refuse(descriptor: int, _: int) -> None:
+        refused.append(descriptor)
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    refused: list[int] = []
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StoreError, match="No locks available"):
+        participant_lock(tmp_path, "till").try_take()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(refused[0])

@@ -106,6 +106,8 @@ def test_a_process_in_a_long_action_that_answers_is_busy() -> None:
     )
     assert [(h.process, h.cause, h.since) for h in found.holdups] == [("B", Cause.BUSY, BEGAN)]
     assert {Channel("B", "A"), Channel("B", "C")} <= set(found.holdups[0].channels)
+    told = found.holdups[0].sentence(BEGAN + 2)
+    assert told.startswith("B is in the middle of an action, and is awaited for 2.0 s; markers are")
 
 
 @pytest.mark.parametrize("end", ["source", "target"])

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench.measure import core_seconds
@@ -236,21 +237,50 @@ def test_a_generator_of_numpy_is_seen_where_numpy_has_no_threads() -> None:
     assert done.stdout == "it made a generator of random numbers\n"
 
 
-def test_nothing_is_said_of_a_process_that_did_nothing() -> None:
+UNTOUCHED = Footprint(
+    thread_count=1,
+    descriptors={0: "/dev/null"},
+    children=(7,),
+    timers=(0.0, 0.0, 0.0),
+    handlers=(None,),
+    blocked=frozenset(),
+    shared_memory=frozenset(),
+    random_state=(1, 2),
+    generator_count=1,
+)
+
+
+def test_a_topology_that_did_nothing_can_be_shared() -> None:
     """The reason is made of two footprints and nothing else."""
-    found = footprint()
-    alone = Footprint(
-        thread_count=1,
-        descriptors=found.descriptors,
-        children=found.children,
-        timers=(0.0, 0.0, 0.0),
-        handlers=found.handlers,
-        blocked=found.blocked,
-        shared_memory=found.shared_memory,
-        random_state=found.random_state,
-        generator_count=found.generator_count,
+    assert why_not_shared(UNTOUCHED, UNTOUCHED) is None
+    assert (
+        why_not_shared(UNTOUCHED, msgspec.structs.replace(UNTOUCHED, descriptors={}, children=()))
+        is None
     )
-    assert why_not_shared(alone, alone) is None
+    assert footprint().descriptors.keys() >= {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"thread_count": 3}, "it has 3 threads"),
+        ({"descriptors": {0: "/dev/null", 5: "socket:[9]"}}, "it opened socket:[9]"),
+        ({"descriptors": {0: "/tmp/new"}}, "it opened /tmp/new"),
+        ({"children": (7, 9, 8)}, "it started process 8"),
+        ({"timers": (0.0, 2.5, 0.0)}, "it set a timer"),
+        ({"handlers": (print,)}, "it changed what a signal does"),
+        ({"blocked": frozenset({17})}, "it blocked a signal"),
+        ({"shared_memory": frozenset({"7f00"})}, "it made shared memory"),
+        ({"random_state": (1, 3)}, "it used or seeded the generator of the module random"),
+        ({"generator_count": 2}, "it made a generator of random numbers"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_a_topology_did_is_the_reason_not_to_share_it(
+    changes: dict[str, Any], reason: str
+) -> None:
+    """Each thing that copies must not have is named."""
+    assert why_not_shared(UNTOUCHED, msgspec.structs.replace(UNTOUCHED, **changes)) == reason
 
 
 @contextlib.asynccontextmanager

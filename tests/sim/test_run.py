@@ -13,7 +13,7 @@ from stillframe.protocol.colour import ColourRecorder
 from stillframe.sim.choices import parse_choice
 from stillframe.sim.drive import Load, Step
 from stillframe.sim.network import Network
-from stillframe.sim.run import Run, Setting, replay, run_seed
+from stillframe.sim.run import Run, Setting, replay, run_seed, shrink
 from stillframe.sim.systems import Account, Payment, pair
 from stillframe.sim.world import World
 
@@ -144,6 +144,8 @@ def test_a_handler_that_fails_is_not_taken_for_a_broken_promise() -> None:
     setting = Setting(topology=Topology.mesh({"P1": Poor(), "P2": Account()}))
     with pytest.raises(ApplicationError, match=r"process P1: pay\(\) raised ValueError: no money"):
         run_seed(1, setting)
+    found = run_seed(1, Setting(topology=pair(), load=SHORT))
+    assert shrink(found, setting) is found, "a piece of a schedule that fails is not kept"
 
 
 def test_more_load_makes_more_happen() -> None:
