@@ -204,3 +204,10 @@ def test_a_handler_that_depends_on_something_else_is_reported(kind: type[Process
     assert violation.promise is Promise.UNCHANGED
     assert "process P1" in violation.detail
     assert "let it draw chance from a recorded field" in violation.detail
+
+
+def test_where_the_rules_are_refused_nothing_is_promised_of_the_end() -> None:
+    """The plain rules do not fit channels that do not keep order."""
+    world = run_seed(1, Setting(network=Network.REORDERING)).world
+    assert not rules_fit(world)
+    assert judge_end(world) is None
