@@ -19,12 +19,17 @@ def blocks(language: str, page: str) -> list[str]:
 
 def called(command: str, directory: Path) -> Result:
     """Call a command of a page in `directory`, in this process; what it does to ``sys.path`` is
-    undone, and modules that it found there are forgotten."""
+    undone. Modules of that directory are imported anew: others may have had their names."""
     name, *arguments = shlex.split(command)
     assert name == "stillframe"
     with contextlib.chdir(directory), mock.patch.object(sys, "path", list(sys.path)):
+        _forget_modules()
         try:
             return CliRunner().invoke(app, arguments, catch_exceptions=False)
         finally:
-            for module in [path.stem for path in Path().glob("*.py")]:
-                sys.modules.pop(module, None)
+            _forget_modules()
+
+
+def _forget_modules() -> None:
+    for path in Path().glob("*.py"):
+        sys.modules.pop(path.stem, None)

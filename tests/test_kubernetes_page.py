@@ -110,11 +110,10 @@ class Machine:
         wait_until(lambda: words in self.log(name), f"{name} says {words!r}")
 
     def close(self) -> None:
-        """End what runs."""
-        for program in self.running.values():
-            program.terminate()
-        for program in self.running.values():
-            program.wait()
+        """End what runs, the coordinator first: without the others it would wait for them."""
+        for name in sorted(self.running, key=lambda name: name != "coordinator"):
+            self.running[name].terminate()
+            self.running[name].wait()
 
 
 @pytest.fixture

@@ -113,6 +113,7 @@ def test_every_cell_works_and_what_it_says_is_true(
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One after the other as a program, on the Spark that is active: as in Jupyter, and each figure
@@ -120,6 +121,7 @@ def test_every_cell_works_and_what_it_says_is_true(
     shutil.copy(EXAMPLES / "bank.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    request.addfinalizer(lambda: sys.modules.pop("bank", None))  # other tests have a bank, too
     monkeypatch.setattr(spark, "stop", lambda: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     drawn = []
