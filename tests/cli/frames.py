@@ -21,7 +21,7 @@ class Frame(list[Row]):
         """Return them one by one."""
         return iter(self)
 
-    def orderBy(self, *_: object) -> "Frame":  # noqa: N802 - Spark's
+    def orderBy(self, *_: object, **__: object) -> "Frame":  # noqa: N802 - Spark's
         """Return the same."""
         return self
 

@@ -223,8 +223,6 @@ def _sentence(found: Fields) -> str:
 
 def _places(pieces: "DataFrame", row: Fields) -> str:
     """Say in which events the first message was sent and accepted that is wrong."""
-    from pyspark.sql.functions import desc  # noqa: PLC0415 - it is there now
-
     from stillframe.spark.eventrows import Message, locate  # noqa: PLC0415 - needs PySpark
 
     first = next((fault for fault in row["faults"] if fault["target"] and fault["first"]), None)
@@ -233,7 +231,9 @@ def _places(pieces: "DataFrame", row: Fields) -> str:
     message = Message(row["epoch"], first["source"], first["target"], first["first"])
     events = [
         f"{found['kind']} in event {Position(found['process'], found['event'])}"
-        for found in locate(pieces, [message]).orderBy(desc("kind"), "event").collect()
+        for found in locate(pieces, [message])
+        .orderBy("kind", "event", ascending=[False, True])
+        .collect()
     ]
     return f" ({'; '.join(events)})" if events else ""
 
