@@ -12,7 +12,10 @@ from stillframe.cli.scripts import read_script, script_path
 from stillframe.trace import Event, Trace
 from stillframe.view import diagram
 from tests.cli.conftest import Call
+from tests.fonts import font
 from tests.view.runs import lecture
+
+__all__ = ["font"]
 
 ROOT = Path(__file__).parent.parent.parent
 LECTURE = script_path("lecture") or Path()
@@ -168,6 +171,7 @@ def test_what_is_no_execution_is_named(call: Call, what: str, sentence: str) -> 
     assert sentence in result.stderr
 
 
+@pytest.mark.usefixtures("font")
 def test_a_picture_can_be_png(call: Call, trace: Path, tmp_path: Path) -> None:
     """Of twice the size, with all its text; and a sequence as well."""
     out = tmp_path / "lecture.png"

@@ -9,7 +9,10 @@ import resvg_py
 from stillframe.errors import Unavailable
 from stillframe.trace import Event, Trace
 from stillframe.view import diagram, palette, png
+from tests.fonts import font
 from tests.view.runs import lecture
+
+__all__ = ["font"]
 
 
 def size(content: bytes) -> tuple[int, int]:
@@ -18,6 +21,7 @@ def size(content: bytes) -> tuple[int, int]:
     return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
 
 
+@pytest.mark.usefixtures("font")
 def test_it_is_of_twice_the_size_unless_it_is_huge() -> None:
     """Sharp, but bounded."""
     shown = diagram.lay_out(lecture())
@@ -40,6 +44,7 @@ def test_its_style_has_colours_and_no_variables() -> None:
     ]
 
 
+@pytest.mark.usefixtures("font")
 def test_text_is_drawn() -> None:
     """A label more makes another picture of the same size."""
     pictures = [
@@ -53,7 +58,7 @@ def test_without_a_font_there_is_no_picture(monkeypatch: pytest.MonkeyPatch) -> 
     """An error says what to install, where the text would be missing without a word."""
     without = partial(resvg_py.svg_to_bytes, skip_system_fonts=True)
     monkeypatch.setattr(resvg_py, "svg_to_bytes", without)
-    with pytest.raises(Unavailable, match=r"has no font.*fonts-dejavu-core"):
+    with pytest.raises(Unavailable, match=r"has no font of fixed width.*fonts-dejavu-core"):
         png.draw(diagram.lay_out(lecture()))
 
 

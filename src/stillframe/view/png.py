@@ -1,18 +1,22 @@
 """A diagram as PNG, in the light colours, drawn by resvg: no browser and no system library.
 
 Its letters come from the fonts of this machine. Where there is none resvg leaves all text out, and
-says nothing: so it is asked for a letter first.
+says nothing: so it is asked for a letter first, in the fonts of the picture.
 """
 
 from stillframe.errors import Unavailable
 from stillframe.view import svg
+from stillframe.view.palette import FONT
 from stillframe.view.shapes import Diagram
 
 ZOOM = 2
 """Pixels of the picture to one of the diagram: sharp on the screens of today, and in print."""
 PIXEL_COUNT_MAX = 40_000_000
 """A picture that would have more is not enlarged: each takes four bytes while it is drawn."""
-_LETTER = '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">{}</svg>'
+_LETTER = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">'
+    f'<text y="15" font-family="{FONT}">{{}}</text></svg>'
+)
 
 
 def draw(diagram: Diagram) -> bytes:
@@ -21,10 +25,10 @@ def draw(diagram: Diagram) -> bytes:
     Raises:
         Unavailable: resvg is not installed, or this machine has no font.
     """
-    if _rasterize(_LETTER.format('<text y="15">A</text>')) == _rasterize(_LETTER.format("")):
+    if _rasterize(_LETTER.format("A")) == _rasterize(_LETTER.format("")):
         raise Unavailable(
-            "this machine has no font, and a PNG would be without its text: install one, such as "
-            "Debian's fonts-dejavu-core, or take an --out that ends in .svg"
+            "this machine has no font of fixed width, and a PNG would be without its text: install "
+            "one, such as Debian's fonts-dejavu-core, or take an --out that ends in .svg"
         )
     is_huge = diagram.width * diagram.height * ZOOM**2 > PIXEL_COUNT_MAX
     text = svg.draw(diagram, is_plain=True)

@@ -1,0 +1,17 @@
+"""A font for pictures, also on a machine that has none."""
+
+from functools import partial
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+import resvg_py
+
+
+@pytest.fixture
+def font(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pictures be drawn with one font, and without the settings of a machine, which may name
+    another one for each kind of text."""
+    path = Path(mpl.get_data_path(), "fonts", "ttf", "DejaVuSansMono.ttf")
+    alone = partial(resvg_py.svg_to_bytes, skip_system_fonts=True, font_files=[str(path)])
+    monkeypatch.setattr(resvg_py, "svg_to_bytes", alone)
