@@ -65,6 +65,16 @@ def state_of(balance: int, note: str, coins: list[int]) -> GlobalState:
     )
 
 
+def restored(path: Path, number: int) -> Store:
+    """Make a store in which the money is lost in A-2 and not in A-1, and go back to one of them."""
+    store = Store.create(path, description=purses.description)
+    store.raise_epoch(None)
+    publish(store, 1, state_of(100, "", []))
+    publish(store, 2, state_of(95, "", []))
+    store.raise_epoch(SnapshotId("A", number))
+    return store
+
+
 def publish(store: Store, number: int, state: GlobalState) -> None:
     """Publish a snapshot that took 20 ms."""
     snapshot = SnapshotId("A", number)

@@ -10,7 +10,7 @@ from stillframe import SnapshotId
 from stillframe.detect.view import View
 from stillframe.model import Snapshot
 from stillframe.store.store import Store
-from tests.cli.conftest import Call, Coin, Purse, publish, purses, state_of
+from tests.cli.conftest import Call, Coin, Purse, publish, purses, restored, state_of
 from tests.cli.test_store_commands import change_a_byte
 
 PURSES = ("--topology", "tests.cli.conftest:purses")
@@ -152,11 +152,7 @@ def test_what_held_before_a_restore_does_not_count(call: Call, tmp_path: Path) -
     """The present epoch alone says something of now; of one without a snapshot yet, the snapshot
     from which it began."""
     path = tmp_path / "restored"
-    store = Store.create(path, description=purses.description)
-    store.raise_epoch(None)
-    publish(store, 1, state_of(100, "", []))
-    publish(store, 2, state_of(95, "", []))
-    store.raise_epoch(SnapshotId("A", 1))
+    store = restored(path, 1)
     whole = call("detect", path, "loss", *PURSES)
     assert (whole.exit_code, "no: loss does not hold in A-1" in whole.stderr) == (1, True)
     publish(store, 3, state_of(94, "", []))

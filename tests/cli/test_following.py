@@ -155,8 +155,8 @@ def rows_of(result: Result) -> list[dict[str, Any]]:
 def test_what_is_broken_off_is_judged_again_and_no_verdict_is_lost(
     call: Call, money: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is full is named, and is no error of Spark. From the checkpoint it goes on: each
-    snapshot has a verdict, and one that is told again is told the same; then only new ones come."""
+    """A full disk is named, and not as an error of Spark. The next run goes on from the checkpoint:
+    each snapshot has a verdict, and repeated verdicts are equal. A third run repeats none."""
     put = output.put_json
     told: list[dict[str, Any]] = []
     really: list[dict[str, Any]] = []

@@ -9,9 +9,7 @@ import pytest
 
 from stillframe.cli import tasks
 from stillframe.errors import Unavailable
-from stillframe.model import SnapshotId
-from stillframe.store.store import Store
-from tests.cli.conftest import Call, publish, purses, state_of
+from tests.cli.conftest import Call, restored
 from tests.cli.test_detection import PURSES
 from tests.shapes import same_shape
 
@@ -66,7 +64,7 @@ def test_it_says_since_when_and_what(call: Call, money: Path, find: Find) -> Non
 
 
 def test_all_epochs_are_told(call: Call, money: Path, find: Find) -> None:
-    """What held before a restore is told; what did not stay then is no stable predicate."""
+    """What held before a restore is reported; a predicate that ceased to hold is not stable."""
     before = (row(1, 1, holds=False, is_present=False), row(2, 1, holds=True, is_present=False))
     find(*before, row(3, 2, holds=False, sentence="all is there"))
     result = call("spark", "detect", money, "loss")
@@ -90,16 +88,10 @@ def test_all_epochs_are_told(call: Call, money: Path, find: Find) -> None:
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_spark_says_what_detect_says_and_more(call: Call, tmp_path: Path, find: Find) -> None:
-    """The same words, exit code and document, with the epochs and a row for each snapshot. A
-    present epoch without snapshots is what it began from. A damaged
-    snapshot has a row of its own."""
+    """The same words, exit code and document, with the epochs and a row for each snapshot, also for
+    a damaged one. A present epoch without snapshots is what it began from."""
     path = tmp_path / "restored"
-    store = Store.create(path, description=purses.description)
-    store.raise_epoch(None)
-    publish(store, 1, state_of(100, "", []))
-    publish(store, 2, state_of(95, "", []))
-    store.raise_epoch(SnapshotId("A", 2))
-    store.close()
+    restored(path, 2).close()
     alone = call("detect", path, "loss", *PURSES, "--json")
     result = call("spark", "detect", path, "loss", *PURSES, *HERE, "--json")
     assert (result.exit_code, result.stderr) == (alone.exit_code, alone.stderr)

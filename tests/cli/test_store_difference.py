@@ -95,7 +95,7 @@ def test_the_same_is_a_yes(call: Call, money: Path, find: Find) -> None:
 
 
 def with_a_message(made: Snapshot) -> Snapshot:
-    """Return a snapshot with a message on its way, another in each."""
+    """Return a snapshot with one message in transit, whose content depends on the snapshot."""
     hello = msgspec.msgpack.encode(keyed.Hello(int(made.initiated_at)))
     state = ChannelState(Channel("P", "Q"), 1, 0, (Batch.of(1, [hello]),))
     channels = tuple(

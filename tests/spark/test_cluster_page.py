@@ -7,16 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages import blocks
 from tests.spark.standalone import Cluster, Driver
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "spark-cluster.md"
-
-
-def blocks(language: str, page: Path) -> list[str]:
-    """Return a page's code blocks in a language."""
-    pattern = rf"^```{language}\n(.*?)^```$"
-    return re.findall(pattern, page.read_text(), re.DOTALL | re.MULTILINE)
+PAGE = (ROOT / "docs" / "spark-cluster.md").read_text()
 
 
 @pytest.mark.slow
@@ -26,7 +21,7 @@ def test_commands_and_program_of_the_page_run_on_a_cluster(
     cluster: Cluster, driver: Driver, tmp_path: Path
 ) -> None:
     """Each command ends with 0; the audit says yes of every snapshot, and the tables have them."""
-    (bank,) = blocks("python", ROOT / "README.md")
+    (bank,) = blocks("python", (ROOT / "README.md").read_text())
     (program,) = blocks("python", PAGE)
     _, session = blocks("console", PAGE)
     (tmp_path / "bank.py").write_text(bank)

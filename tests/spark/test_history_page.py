@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from examples.bank import ACCOUNT_COUNT
 from stillframe.cli.app import app
+from tests.pages import blocks
 from tests.reader import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "history.md"
+PAGE = (ROOT / "docs" / "history.md").read_text()
 STILLFRAME = str(Path(sys.executable).with_name("stillframe"))
 DIRECTORY = re.compile(r"\bbank\.(?=again|log|parts|store|tables)|(?<=\")(?=judged\"|verdicts\")")
 """Where a directory of the page begins."""
@@ -27,10 +28,10 @@ SNAPSHOT_COUNT_MIN = 17
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 
-def blocks(language: str, place: Path) -> list[str]:
+def blocks_in(language: str, place: Path) -> list[str]:
     """Return the page's code blocks in a language, with every directory in `place`: Spark's own
     current directory is another than that of the test."""
-    found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    found = blocks(language, PAGE)
     return [DIRECTORY.sub(lambda match: f"{place}/{match[0]}", block) for block in found]
 
 
@@ -63,7 +64,7 @@ def test_commands_and_programs_of_the_page(
     """After the two runs that the page describes each command and program does what it says, in its
     order, on the Spark that is active; verdicts are those that a sound run must have."""
     monkeypatch.chdir(tmp_path)
-    sessions = blocks("console", tmp_path)
+    sessions = blocks_in("console", tmp_path)
     _, history, diff, compact, fragments, assemble, log, verify, clock, follow = sessions
     run_until("bank.store/snapshots/P1-17/manifest.json", 1, log, tmp_path)
     apart = fragments.replace("bank.store", "other.store")
@@ -75,11 +76,11 @@ def test_commands_and_programs_of_the_page(
     assert "inconsistent" not in command(verify)
     assert "P2" in command(clock)
     assert "consistent" in command(f"{follow.strip()} --for 100ms")
-    total, _ = blocks("sql", tmp_path)
+    total, _ = blocks_in("sql", tmp_path)
     totals = duckdb.execute(total.replace("v000003", "v000001")).fetchall()
     assert len(totals) >= SNAPSHOT_COUNT_MIN
     space: dict[str, Any] = {}
-    for program in blocks("python", tmp_path):
+    for program in blocks_in("python", tmp_path):
         exec(program.replace('/judged"', '/judged by a query"'), space)
     (query,) = spark.streams.active
     query.processAllAvailable()

@@ -213,9 +213,9 @@ def _is_point(group: Group, points: Sequence[Group]) -> bool:
 def _join(
     spark: SparkSession, directory: Path, out: Path, groups: Sequence[Group]
 ) -> dict[SnapshotId, _Joined]:
-    """Write the files of snapshots, under names that nobody looks at yet.
+    """Write the files of snapshots under temporary names.
 
-    Spark's tasks run where the session was started: what they get are absolute paths.
+    Tasks get absolute paths, because they run where the session was started.
     """
     ship(spark)
     rows: list[dict[str, object]] = []

@@ -155,7 +155,7 @@ def judged(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]
     """
     sizes = [sum(file.bytes for file in found.files) for found in published.manifests.values()]
     task_count, tasks = spread_tasks(spark, sizes)
-    paths = [str(published.directory(snapshot).absolute()) for snapshot in published.manifests]
+    paths = [str(published.directory(snapshot)) for snapshot in published.manifests]
     ship(spark)
     directories = spark.createDataFrame(pa.table([paths, tasks], schema=_SHARES))
     verdicts = directories.repartitionById(task_count, F.col("task")).mapInArrow(
@@ -167,7 +167,7 @@ def judged(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]
         found = verdicts.select("snapshot", "verdict", "why", "message_count").collect()
     for name, verdict, why, message_count in found:
         if message_count is None:
-            directory = published.directory(SnapshotId.parse(name)).absolute()
+            directory = published.directory(SnapshotId.parse(name))
             damages[name] = why.removeprefix(f"{directory}/")
         else:
             books[name] = message_count, None if verdict == CONSISTENT else why

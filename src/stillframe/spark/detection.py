@@ -207,7 +207,7 @@ def _ask_in_tasks(
     check_named(predicate)
     expected = places_at_first(store, topology, entries) if predicate == "loss" else {}
     asking = Asking(
-        store=str(published.path.absolute()),
+        store=str(published.path),
         reference=known,
         topology=topology.description.hash,
         here=str(Path.cwd()),

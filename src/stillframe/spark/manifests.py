@@ -49,7 +49,7 @@ class Published(msgspec.Struct, frozen=True):
     """What a store held at one moment.
 
     Attributes:
-        path: of the store.
+        path: of the store, absolute, because Spark's tasks run where the session was started.
         head: what it says of itself.
         manifests: of its snapshots, in the order of publishing.
         damages: snapshots whose manifest cannot be read, and why.
@@ -80,13 +80,10 @@ class Published(msgspec.Struct, frozen=True):
         return self.topologies.tables(topology)
 
     def file(self, snapshot: SnapshotId, name: str) -> tuple[str | None, str, int, str, int | None]:
-        """Return snapshot, path, bytes, hash and rows of a file, for ``verified.rows``.
-
-        The path is absolute: Spark's tasks run where the session was started.
-        """
+        """Return snapshot, path, bytes, hash and rows of a file, for ``verified.rows``."""
         manifest = self.manifests[snapshot]
         record: FileRecord = next(record for record in manifest.files if record.name == name)
-        path = str(self.directory(snapshot).absolute() / name)
+        path = str(self.directory(snapshot) / name)
         return str(snapshot), path, record.bytes, record.hash, manifest.row_count_of(name)
 
     def find(self, text: str) -> SnapshotId:
@@ -154,7 +151,7 @@ def read_published(path: Path) -> Published:
         found = list(zip(directories, pool.map(read, directories), strict=True))
     manifests = [manifest for _, manifest in found if isinstance(manifest, Manifest)]
     return Published(
-        path,
+        path.absolute(),
         head,
         {m.snapshot: m for m in sorted(manifests, key=lambda m: m.sequence)},
         {SnapshotId.parse(d.name): why for d, why in found if isinstance(why, str)},

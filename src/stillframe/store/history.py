@@ -196,8 +196,8 @@ class History:
         for line in lines:
             if isinstance(line, Line):
                 self._follow(line.what)
-        # Snapshots may have been given their numbers in damaged lines, of which one may have been
-        # many; none is given twice.
+        # A damaged line may have been several, and each may have given a snapshot its number. No
+        # number is given twice.
         self.last_number += 2 * len(self.damages) + damaged_length // SHORTEST_LINE_BYTES
         with explained(self._path, "written"):
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
