@@ -98,6 +98,7 @@ def test_watching_ends_when_it_is_published(call: Call, shop: Pipeline) -> None:
     assert result.stderr == "snapshot shop-1 is published\n"
 
 
+@pytest.mark.slow
 def test_watching_says_that_it_was_given_up(call: Call, shop: Pipeline) -> None:
     """That is a no: exit 1."""
     with waiting(shop, timeout_s=1):

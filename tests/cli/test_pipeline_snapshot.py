@@ -44,6 +44,7 @@ def test_a_savepoint_has_a_name(call: Call, shop: Pipeline) -> None:
     assert "there is a savepoint 'gold' already" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_is_given_up_names_the_culprit(call: Call, shop: Pipeline) -> None:
     """A service that is busy and never ends its action: exit 1, who was missing and why."""
     with join("till", pipeline=shop.path, state=Till()):
@@ -60,6 +61,7 @@ def test_a_snapshot_that_is_given_up_names_the_culprit(call: Call, shop: Pipelin
     assert shop.snapshots() == []
 
 
+@pytest.mark.slow
 def test_a_service_that_never_ran_is_named(call: Call, tmp_path: Path) -> None:
     """Without its state there is no snapshot; the words say what to start."""
     fresh = make_shop(tmp_path / "fresh.pipeline")
@@ -100,6 +102,7 @@ def test_a_second_snapshot_at_the_same_time_is_refused(call: Call, shop: Pipelin
     assert [str(manifest.snapshot) for manifest in shop.snapshots()] == ["shop-1"]
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_who_is_awaited(
     call: Call, shop: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_chosen_exit_code_stays() -> None:
     assert outcome_of(typer.Exit(1)).exit_code == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [">&-", ">/dev/full"])
 @pytest.mark.parametrize("command", ["list {money}", "list {money} --json", "--version", "--help"])
 def test_a_result_that_cannot_be_written_is_an_error(money: Path, command: str, where: str) -> None:

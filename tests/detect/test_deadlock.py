@@ -158,6 +158,7 @@ def _is_over(waiting: Waiting, name: str, arrived: frozenset[tuple[str, str]]) -
     return all(granted) if waiting.needs_all else any(granted)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(250))
 @given(WAITS, MESSAGES)
 def test_it_finds_exactly_those_that_never_go_on(

@@ -172,6 +172,7 @@ def is_consistent(state: GlobalState) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_process_with_channels_would_be_left_out_at_the_price_of_a_lie() -> None:
     """With R's older state the snapshot loses what Q paid to R in between; so it is refused."""
     whole = broken = 0

@@ -52,6 +52,7 @@ def feed(to: wire.FrameReader, stream: bytes, piece: int) -> list[wire.Frame]:
     return frames
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [1, 2, 7, 64, 10_000, 200_000])
 def test_frames_survive_any_pieces(piece: int) -> None:
     """One byte at a time, or many frames at once, also frames larger than the buffer."""

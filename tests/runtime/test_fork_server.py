@@ -190,6 +190,7 @@ for act in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_what_keeps_a_topology_from_being_shared_is_named() -> None:
     """Whatever a copy would lack, or have in common with the others; and nothing else."""
     acts = {

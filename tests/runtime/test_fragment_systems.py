@@ -84,6 +84,7 @@ def check_store(directory: Path, path: Path) -> Found:
     return check(directory, entries, [store.load(entry.id) for entry in entries])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_the_fragments_are_what_is_published(tmp_path: Path, name: str) -> None:
     """Of every process, with snapshots that overlap, whatever the handlers and fields are like."""

@@ -174,6 +174,7 @@ class Slow(Process):
         self.taken_count += 1
 
 
+@pytest.mark.slow
 def test_a_marker_behind_messages_tells_how_many_bytes(tmp_path: Path) -> None:
     """What the source has sent ahead is in front of the marker."""
 

@@ -76,6 +76,7 @@ MANY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MANY)
 def test_the_log_explains_every_snapshot(tmp_path: Path, name: str) -> None:
     """Whatever the handlers are like, and with snapshots that overlap: what the log says was on

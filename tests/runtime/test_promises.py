@@ -334,6 +334,7 @@ def test_a_copy_of_a_store_is_not_the_running_system(tmp_path: Path) -> None:
         store.close()
 
 
+@pytest.mark.slow
 def test_a_full_disk_makes_the_system_wait_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ class Silent(CoordinatorLine):
         """Say nothing."""
 
 
+@pytest.mark.slow
 def test_who_only_says_who_it_is_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """It could come so often that no descriptor is left for the others."""
     monkeypatch.setattr(link, "HANDSHAKE_TIMEOUT_S", 1.0)

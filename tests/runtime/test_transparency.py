@@ -196,6 +196,7 @@ def check_snapshot(snapshot: Snapshot, plain: Run) -> None:
         assert states[target]["received"][source] == state.received_count, where
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(part="simulator")
 @pytest.mark.parametrize("markers_ride", [False, True])
 @pytest.mark.parametrize("first", seeds("transparency", 0, night=20))

@@ -362,6 +362,7 @@ def searched(system: SmallSystem, recorder: type[Recorder | ColourRecorder]) -> 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recorder", SEARCHED)
 def test_the_search_of_every_interleaving_finds_every_mutant(
     recorder: type[Recorder | ColourRecorder],
@@ -374,6 +375,7 @@ def test_the_search_of_every_interleaving_finds_every_mutant(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("system", "recorder"),
     [

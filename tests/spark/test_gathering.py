@@ -27,6 +27,7 @@ def recorded_chains(directory: Path, seed: int) -> list[Snapshot]:
     return recorded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_a_snapshot_is_one_if_all_is_there_that_its_processes_recorded(
     tmp_path: Path, seed: int

@@ -44,6 +44,7 @@ def faults_in(findings: list[dict[str, Any]]) -> set[Fault]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(part="verdicts")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_log_is_judged_as_by_brute_force(seed: int, tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def is_subsequence(some: Sequence[object], every: Sequence[object]) -> bool:
     return all(any(one == other for other in rest) for one in some)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25))
 @given(seed=st.integers(0, 10**6))
 def test_the_picture_holds_the_steps_and_the_messages_on_the_channels(

@@ -42,6 +42,7 @@ def test_it_is_what_the_rule_says(trace: Trace) -> None:
                 assert found.orphans == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "rules"),
     [(Network.FIFO, Rules.CHANDY_LAMPORT), (Network.REORDERING, Rules.LAI_YANG)],

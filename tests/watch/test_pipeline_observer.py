@@ -132,6 +132,7 @@ def test_two_snapshots_are_compared(tmp_path: Path) -> None:
     watching(shop, act)
 
 
+@pytest.mark.slow
 def test_who_holds_a_snapshot_up_is_told(tmp_path: Path) -> None:
     """With a sentence; when it is over, it is listed."""
     shop = resting_shop(tmp_path / "shop.pipeline")
@@ -154,6 +155,7 @@ def test_who_holds_a_snapshot_up_is_told(tmp_path: Path) -> None:
     assert heard.sentences[:2] == ["epoch 1 began afresh", "service till runs"]
 
 
+@pytest.mark.slow
 def test_what_is_given_up_elsewhere_is_told_with_who_was_missing(tmp_path: Path) -> None:
     """Nothing on the disk says it afterwards."""
     shop = resting_shop(tmp_path / "shop.pipeline")
