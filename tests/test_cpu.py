@@ -38,6 +38,7 @@ def test_exit_codes_are_those_of_the_command() -> None:
     assert measure("sh", "-c", "kill -9 $$")[0] == 137
 
 
+@pytest.mark.slow
 def test_too_much_cpu_time_fails(tmp_path: Path) -> None:
     """A command that succeeds fails above the limit, and not below."""
     burn = (sys.executable, "-c", BURN)
@@ -47,6 +48,7 @@ def test_too_much_cpu_time_fails(tmp_path: Path) -> None:
     assert measure("--limit", "5", *burn)[0] == 0
 
 
+@pytest.mark.slow
 def test_children_of_a_killed_parent_belong_to_their_test_file() -> None:
     """The file that their environment names; those that name none belong to none."""
     program = """import sys

@@ -95,6 +95,7 @@ def test_a_dry_run_of_changed_code(call: Call, tmp_path: Path) -> None:
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [

@@ -171,6 +171,7 @@ def test_what_is_no_execution_is_named(call: Call, what: str, sentence: str) -> 
     assert sentence in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("font")
 def test_a_picture_can_be_png(call: Call, trace: Path, tmp_path: Path) -> None:
     """Of twice the size, with all its text; and a sequence as well."""

@@ -52,6 +52,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read_records(path, SCHEMA, checksum_of(path)).equals(TABLE)
 
 
+@pytest.mark.slow
 def test_a_changed_byte_is_found(tmp_path: Path) -> None:
     """Whichever byte is changed, cut off or added, the file is refused by name."""
     path = tmp_path / "file.parquet"

@@ -76,6 +76,7 @@ def attack(
     return frames
 
 
+@pytest.mark.slow
 @every_kind
 def test_every_single_byte_changed_to_every_other_value(valid: bytes) -> None:
     """The frame is refused, still a frame, or not yet complete."""

@@ -171,6 +171,7 @@ def compare_executions(execution_count: int) -> Counter[str]:
     return seen
 
 
+@pytest.mark.slow
 def test_the_recorder_agrees_with_the_oracle() -> None:
     """Any graph, any interleaving, overlapping and abandoned snapshots: which are complete, and
     every phase, marker, state, count and message. What is worth looking at is among them."""

@@ -24,6 +24,7 @@ def fresh_bank() -> Topology:
     return Topology.mesh({f"P{number}": Ledger() for number in range(1, ACCOUNT_COUNT + 1)})
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(part="soak")
 @pytest.mark.parametrize("seed", seeds("proxy", 1, night=2))
 @pytest.mark.parametrize("bytes_max", [200_000, pytest.param(5_000, marks=pytest.mark.slow)])
@@ -90,6 +91,7 @@ def flip(position: int, bits: int) -> Callable[[bytearray], None]:
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -108,6 +108,7 @@ class Source:
         self.deliver()
 
 
+@pytest.mark.slow
 def test_in_every_order_of_steps_each_marker_keeps_its_place() -> None:
     """Marks, messages, time that passes, arrivals and broken connections: the target receives what
     was sent, each marker once and between the same messages, whether it rode or not."""

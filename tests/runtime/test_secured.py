@@ -59,6 +59,7 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["B", "the coordinator"])
 @pytest.mark.parametrize(("directory", "here", "there"), REFUSALS)
 def test_a_bad_certificate_is_refused_with_words_at_both_ends(

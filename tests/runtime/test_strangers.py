@@ -31,6 +31,7 @@ SAME = changed()
 OTHER_SECRET = bytes(32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "secret", "reason"),
     [
@@ -59,6 +60,7 @@ def test_a_process_refuses_what_does_not_belong_to_it(
     beside_players(tmp_path, body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "secret", "reason"),
     [
@@ -134,6 +136,7 @@ TOO_LARGE = struct.pack("!IB", 2**31, wire.Kind.GREETING)
 WRONG_KIND = struct.pack("!IB", 10, wire.Kind.MESSAGES) + bytes(9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["B", "the coordinator"])
 @pytest.mark.parametrize(
     ("data", "reason"),

@@ -221,6 +221,7 @@ def test_snapshots_do_not_change_what_the_application_does(first: int, markers_r
         assert min(seen["rode"], seen["waited in vain"]) > 50
 
 
+@pytest.mark.slow
 def test_every_snapshot_can_be_gone_on_from() -> None:
     """Hosts that start from a snapshot receive what its channels held, first and in order, and go
     on: nothing that was sent is lost."""

@@ -246,6 +246,7 @@ def test_a_marker_behind_its_place_is_seen_though_the_snapshot_is_right() -> Non
     assert run.violation.promise is Promise.MARKERS
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(part="simulator")
 @pytest.mark.parametrize(
     "recorder",
@@ -267,6 +268,7 @@ def test_where_order_is_kept_colours_are_not_needed(recorder: type[ColourRecorde
 # --- schedules that are cut down
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(part="simulator")
 @pytest.mark.parametrize("name", SHRUNK)
 def test_what_a_mutant_does_shrinks_to_a_few_choices(name: str) -> None:

@@ -69,6 +69,7 @@ def test_a_seed_gives_the_same_run_in_another_operating_system_process() -> None
     assert printed[0] == printed[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_printed_schedule_is_the_whole_run(setting: Setting) -> None:
     """Written line by line, read back and replayed, it comes to the same in every respect."""

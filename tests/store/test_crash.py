@@ -94,6 +94,7 @@ def path(tmp_path: Path) -> Path:
     return store.path
 
 
+@pytest.mark.slow
 def test_a_death_at_any_step_of_publishing_leaves_the_old_or_the_new(path: Path) -> None:
     """At each step: readers see one or two whole snapshots, and the next writer publishes."""
     seen = []

@@ -54,6 +54,7 @@ def directory(store: Store) -> Path:
     return store.path / "snapshots" / "A-1"
 
 
+@pytest.mark.slow
 def test_every_changed_byte_is_found_and_named(tmp_path: Path) -> None:
     """One flipped bit in any byte of any file of a store: verify names that file."""
     topology = Topology({"A": Idle()}, [])

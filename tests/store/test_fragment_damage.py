@@ -87,6 +87,7 @@ def flipped(path: Path) -> Iterator[int]:
             os.pwrite(file.fileno(), bytes([byte]), offset)
 
 
+@pytest.mark.slow
 def test_every_changed_byte_is_found_and_named(tmp_path: Path) -> None:
     """One flipped bit in any byte of any file: whoever reads it all is told which file it is."""
     topology = Topology({"A": Idle()}, [])
@@ -352,6 +353,7 @@ def test_names_that_are_no_text_are_foreign(directory: Path) -> None:
         fragment_places(directory)
 
 
+@pytest.mark.slow
 def test_ten_thousand_directories_are_a_list(tmp_path: Path) -> None:
     """Foreign ones are named, some of them; others are listed by their numbers."""
     own = tmp_path / "e1" / "A"

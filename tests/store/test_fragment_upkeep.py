@@ -40,6 +40,7 @@ def hidden_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.rglob(".*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", [TOPOLOGY, NO_REFERENCE], ids=["known", "unknown"])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_death_at_any_step_leaves_whole_fragments(

@@ -24,6 +24,7 @@ from tests.nightly import examples
 from tests.view.stored import channel_of, snapshots_of, written
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25))
 @given(seed=st.integers(0, 10**6))
 def test_what_is_read_is_what_a_reader_of_all_rows_finds(
