@@ -32,6 +32,7 @@ from stillframe.spark import following as source
 from stillframe.spark.soundness import VERDICTS
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished, read_history
 from tests.cli.conftest import Call
+from tests.cli.test_log_verification import verdict
 from tests.cli.test_runs import ROOT, Start, start  # noqa: F401 - a fixture
 from tests.shapes import same_shape
 
@@ -107,7 +108,7 @@ def test_an_inconsistent_snapshot_is_a_no(capsys: pytest.CaptureFixture[str]) ->
 
 def test_what_the_event_log_says_is_told_too(capsys: pytest.CaptureFixture[str]) -> None:
     """Its verdict, with the first thing that is wrong; or that it has nothing of the snapshot."""
-    said = {"verdict": "incomplete", "snapshot": "A-1", "faults": [], "gaps": []}
+    said = verdict("A-1", 1) | {"verdict": "incomplete"}
     rows = [GOOD | {"log": said | {"missing": missing}} for missing in ([], ["B"])]
     assert conclude(GOOD | {"log": None}, *rows, BAD | {"log": None}) == 1
     assert [line.partition("; ")[2] for line in capsys.readouterr().out.splitlines()] == [

@@ -21,6 +21,8 @@ from tests.shapes import same_shape
 
 pytest.importorskip("pyspark", reason="needs PySpark")
 
+from pyspark.sql import DataFrame
+
 from stillframe.spark import audit, eventrows, findings, verification
 from tests.cli.frames import frame, without_spark
 
@@ -65,9 +67,10 @@ def verdict(snapshot: str | None, epoch: int, *, message_count: int = 0) -> dict
 CONTRADICTION: dict[str, Any] = {"source": "A", "target": "B", "what": findings.ORPHAN}
 CONTRADICTION |= {"first": 2, "last": 2, "count": 1}
 WRONG = {"verdict": "inconsistent", "faults": [CONTRADICTION], "fault_count": 1}
+MESSAGE = {"epoch": 2, "channel": "A->B", "number": 2, "snapshot": None, "at": None}
 LOCATED = [
-    {"kind": "sent", "process": "A", "event": 2},
-    {"kind": "accepted", "process": "B", "event": 2},
+    MESSAGE | {"kind": "sent", "process": "A", "event": 2},
+    MESSAGE | {"kind": "accepted", "process": "B", "event": 2},
 ]
 Find = Callable[..., None]
 
@@ -132,8 +135,19 @@ def test_a_damaged_manifest_is_a_no_and_hides_no_other_snapshot(
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-def test_spark_names_a_message_that_contradicts_with_its_events(call: Call, log: Path) -> None:
+def test_spark_names_a_message_that_contradicts_with_its_events(
+    call: Call, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first epoch is right; in the second a message is received before it is sent."""
+    locate = eventrows.locate
+    located: list[dict[str, Any]] = []
+
+    def locate_and_keep(*asked: Any) -> DataFrame:
+        found = locate(*asked)
+        located.extend(row.asDict() for row in found.collect())
+        return found
+
+    monkeypatch.setattr(eventrows, "locate", locate_and_keep)
     result = call("spark", "verify", log, "--json", *HERE)
     assert result.exit_code == 1, result.output
     assert "no: snapshot A-1: channel A->B, message 2: accepted inside the cut" in result.stderr
@@ -147,6 +161,7 @@ def test_spark_names_a_message_that_contradicts_with_its_events(call: Call, log:
     ]
     assert found[0]["event_count"] == 2
     same_shape([verdict("A-1", 1), verdict(None, 1), verdict("A-1", 2) | WRONG], found)
+    same_shape(LOCATED, located)
 
 
 def reseal(directory: Path, file: str) -> None:
