@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -159,6 +160,57 @@ def test_rows_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
     (part,) = parts(tmp_path)
     with pytest.raises(Damaged, match="'dreamt'"):
         list(tables(part))
+
+
+@pytest.mark.parametrize("run", [None, {"first": 1, "count": None}, {"first": None, "count": 1}])
+def test_recorded_messages_without_numbers_are_refused(
+    tmp_path: Path, run: dict[str, int | None] | None
+) -> None:
+    """They were counted, and Arrow complained of a conversion."""
+    path = write(tmp_path, SPAN)
+    rows = [row | {"recorded": [run]} for row in pq.read_table(path).to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows, schema=with_span(SPAN)), path)
+    (part,) = parts(tmp_path)
+    with pytest.raises(Damaged, match=r"events-000001.*column recorded"):
+        list(tables(part))
+
+
+def write_stream(log: Path, *batches: pa.RecordBatch) -> None:
+    """Write a file that is not complete yet."""
+    path = part_path(log, SPAN, is_complete=False)
+    path.parent.mkdir(parents=True)
+    schema = batches[0].schema.with_metadata(with_span(SPAN).metadata)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+
+
+def test_what_stands_at_an_empty_place_is_not_looked_at(tmp_path: Path) -> None:
+    """Arrow lets anything stand there, and yet looks it up in a table when the dictionaries of two
+    batches become one: an index of billions ended this process."""
+    rows = [
+        {"event": number, "kind": "internal", "snapshot": snapshot}
+        for number, snapshot in enumerate(("P1-1", None, "P1-2"), 1)
+    ]
+    first, second = (pa.RecordBatch.from_pylist(some, SCHEMA) for some in (rows[:1], rows[1:]))
+    column = second.column("snapshot")
+    validity, _ = column.indices.buffers()
+    indices = pa.py_buffer(np.array([2**31 - 1, 0], np.int32))
+    wild = pa.DictionaryArray.from_arrays(
+        pa.Array.from_buffers(pa.int32(), 2, [validity, indices]), column.dictionary
+    )
+    place = SCHEMA.get_field_index("snapshot")
+    write_stream(tmp_path, first, second.set_column(place, SCHEMA.field("snapshot"), wild))
+    (part,) = parts(tmp_path)
+    (table,) = tables(part)
+    assert table.column("snapshot").to_pylist() == ["P1-1", None, "P1-2"]
+
+
+def test_a_stream_of_other_columns_is_refused(tmp_path: Path) -> None:
+    """Before anything is done with them."""
+    write_stream(tmp_path, pa.RecordBatch.from_pylist([{"event": 1}]))
+    with pytest.raises(Damaged, match="it has other columns: event: int64"):
+        parts(tmp_path)
 
 
 def test_groups_of_too_many_rows_are_refused(

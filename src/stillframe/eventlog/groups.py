@@ -30,16 +30,33 @@ def whole_batches(stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a stream up to where it ends or is cut short.
 
     Raises:
-        pyarrow.ArrowInvalid: one is not what was written.
+        pyarrow.ArrowInvalid: one is not what was written, or has other columns than an event log.
     """
     while True:
         try:
             batch = next(stream)
         except (StopIteration, pa.ArrowInvalid, OSError):
             return
+        if not batch.schema.equals(SCHEMA):
+            raise pa.ArrowInvalid(f"it has other columns: {batch.schema.to_string()}")
         # Arrow looks at nothing until it is asked to; what is wrong could end this process.
         batch.validate(full=True)
-        yield batch
+        yield pa.record_batch([_with_known_indices(array) for array in batch], schema=SCHEMA)
+
+
+def _with_known_indices(array: pa.Array) -> pa.Array:
+    """Return `array` with 0 as the index of each empty place, if it has a dictionary.
+
+    What stands there is no value and is not validated, but Arrow looks it up when it unifies
+    dictionaries: behind the end of a table, if it is large.
+    """
+    if not (pa.types.is_dictionary(array.type) and array.null_count):
+        return array
+    return pa.DictionaryArray.from_arrays(
+        array.indices.fill_null(0).to_numpy(),
+        array.dictionary,
+        mask=array.is_null().to_numpy(zero_copy_only=False),
+    )
 
 
 def row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -121,6 +138,11 @@ def _checked(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     for name in {"event", "kind"}.intersection(table.column_names):
         if table.column(name).null_count:
             raise ValueError(f"column {name} has an empty place")
+    if "recorded" in table.column_names:
+        for chunk in table.column("recorded").chunks:
+            runs = chunk.flatten()
+            if any(part.null_count for part in (runs, *runs.flatten())):
+                raise ValueError("column recorded has a run of messages without its numbers")
     if "kind" in table.column_names:
         chunks = table.column("kind").chunks
         kinds = {kind for chunk in chunks for kind in chunk.dictionary.to_pylist()}
