@@ -17,9 +17,11 @@ step() {
     fi
 }
 
-# Two processes share the tests; what shares something costly stays together (tests/costs.py).
+# Two processes share the tests; what shares something costly stays together (tests/costs.py). One
+# that a test has ended is not started again: it would come to that test again, or wait for ever.
 run_tests() {
-    .venv/bin/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder --durations=10 "$@"
+    .venv/bin/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder \
+        --max-worker-restart 0 --durations=10 "$@"
 }
 
 # run_night [PART] [--seed N]: the parts one after the other, with a seed for all that is random.
