@@ -7,14 +7,16 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from rich.console import Console
 from typer.testing import Result
 
-from stillframe.cli import output
+from stillframe.cli import output, pipeline_snapshot
 from stillframe.pipeline import Pipeline, join, taking
 from stillframe.pipeline.progress import Progress
 from tests.cli.conftest import Call
@@ -218,9 +220,7 @@ def test_periodic_snapshots_go_on_after_an_error(
     waits: list[int] = []
     way = shop.path / "under-way"
 
-    def wait(seconds: float) -> None:
-        if seconds < 1:
-            return  # for a participant
+    def wait(_: float) -> None:
         waits.append(len(shop.snapshots()))
         if len(waits) == 2:
             way.rmdir()
@@ -230,7 +230,9 @@ def test_periodic_snapshots_go_on_after_an_error(
         if len(waits) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("time.sleep", wait)
+    # Not that of other threads, such as those of a Spark session, nor that of participants.
+    clock = mock.Mock(wraps=time, sleep=wait)
+    monkeypatch.setattr(pipeline_snapshot, "time", clock)
     result = call("spark", "snapshot", shop.path, "--every", "1m")
     assert (result.exit_code, result.stdout) == (0, "shop-1\nshop-2\n")
     assert "under-way" in result.stderr

@@ -3,7 +3,9 @@
 import errno
 import fcntl
 import os
+import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -18,7 +20,9 @@ def test_a_participant_starts_although_a_coordinator_looks_at_it(
     """Whoever starts waits for the moment in which a coordinator records what lies on the disk."""
     coordinators, mine = participant_lock(tmp_path, "sums"), participant_lock(tmp_path, "sums")
     assert coordinators.try_take()
-    monkeypatch.setattr("time.sleep", lambda _: coordinators.release())
+    monkeypatch.setattr(
+        locks, "time", mock.Mock(wraps=time, sleep=lambda _: coordinators.release())
+    )
     assert mine.take_soon()
     assert not coordinators.try_take()
 
@@ -44,7 +48,7 @@ def test_who_restores_waits_a_moment_for_a_snapshot_to_end(
         locks.coordinating(tmp_path, "a snapshot", is_patient=False),
     ):
         pass
-    monkeypatch.setattr("time.sleep", lambda _: busy.release())
+    monkeypatch.setattr(locks, "time", mock.Mock(wraps=time, sleep=lambda _: busy.release()))
     with locks.coordinating(tmp_path, "a restore"):
         assert not busy.try_take()
 

@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -132,7 +133,7 @@ def test_moments_come_at_intervals_and_leave_room_between(monkeypatch: pytest.Mo
     """From one to the next, whatever was done meanwhile; what was missed is not made up for, and
     others get a little time also if each takes longer than the interval."""
     clock = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(taking, "time", mock.Mock(wraps=time, monotonic=lambda: clock[0]))
 
     def wait(seconds: float) -> bool:
         clock[0] += seconds

@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ from stillframe.cli.watch_page import token_for
 from stillframe.runtime.addresses import Address
 from stillframe.store.store import Store
 from stillframe.watch.observer import Observer
+from stillframe.watch.pipeline_observer import PipelineObserver
 from stillframe.watch.server import BODY_BYTES_MAX, PAGE
 from stillframe.watch.serving import serve
 from stillframe.watch.verdicts import Judge
 from stillframe.watch.wishes import Keep, Restore, Take
+from tests.cli.pipelines import resting_shop
 from tests.watch.published import REFERENCE, a_store, new_store, publish
 from tests.watch.servers import a_command, a_server, a_system, ask, page_of
 
@@ -89,6 +91,46 @@ def test_nothing_of_the_page_is_inline_or_from_elsewhere() -> None:
             re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", code) == []
         )
         assert re.findall(r"https?://(?!www\.w3\.org/)", code) == []
+
+
+def of_a_system(path: Path) -> Observer:
+    """Return who follows a system with three snapshots."""
+    store = Store.open(a_store(path))
+    return Observer(store, Judge(store, (), REFERENCE), None)
+
+
+def of_a_pipeline(path: Path) -> PipelineObserver:
+    """Return who follows a pipeline with a snapshot."""
+    shop = resting_shop(path / "shop.pipeline")
+    shop.snapshot("unaligned")
+    return PipelineObserver(shop.path)
+
+
+@pytest.mark.parametrize("make", [of_a_system, of_a_pipeline])
+def test_a_page_that_comes_before_anything_was_read_is_told_all(
+    make: Callable[[Path], Observer | PipelineObserver], tmp_path: Path
+) -> None:
+    """It was told that there are no snapshots, and of none until another one came."""
+
+    async def told(listening: AsyncIterator[bytes]) -> dict[str, Any]:
+        async for event in listening:
+            kind, _, data = event.decode().partition("\n")
+            if kind == "event: snapshots":
+                return dict(json.loads(data.removeprefix("data: ")))
+        raise AssertionError
+
+    async def go() -> dict[str, Any]:
+        observer = make(tmp_path)
+        page = asyncio.ensure_future(told(observer.feed.listen(observer.first, observer.want)))
+        await asyncio.wait([page], timeout=0.2)  # as far as it comes
+        following = asyncio.ensure_future(observer.run())
+        found = await page
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        return found
+
+    found = asyncio.run(go())
+    assert found["count"] == len(found["rows"]) > 0
 
 
 def test_what_is_there_is_told_and_what_is_not_is_said_not_to_be(store: Path) -> None:
