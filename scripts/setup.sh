@@ -18,7 +18,7 @@ VENV="$ROOT/.venv"
 JARS="$ROOT/.jars"
 CLASSES="$ROOT/.spark-classes"
 SETUP_LOGS="$ROOT/.setup-logs"
-# With it every program that a test starts would compile all that it imports.
+# If it is set, each program that a test starts compiles all of its imports again.
 unset PYTHONDONTWRITEBYTECODE
 
 say() { printf '%s\n' "$*" >&2; }
@@ -66,8 +66,8 @@ find_python() {
     return 1
 }
 
-# The pip that comes with a Python may be old, and then takes twice the time: the pinned one goes first.
-# It compiles nothing: Python compiles what is imported, which is a small part.
+# Installs the pinned pip first, because an old one takes twice the time. Nothing is compiled here:
+# Python compiles the few modules that are imported.
 install_packages() {
     local install=("$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile
         --require-hashes)

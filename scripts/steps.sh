@@ -17,8 +17,8 @@ step() {
     fi
 }
 
-# Two processes share the tests; what shares something costly stays together (tests/costs.py). One
-# that a test has ended is not started again: it would come to that test again, or wait for ever.
+# Two processes share the tests; what shares something costly stays together (tests/costs.py). A crash
+# of one ends the run: pytest-xdist would repeat the test that crashed, or hang.
 run_tests() {
     .venv/bin/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder \
         --max-worker-restart 0 --durations=10 "$@"
@@ -54,7 +54,7 @@ if [ "${1-}" = nightly ]; then
 else
     step "format" .venv/bin/ruff format --check --quiet .
     step "lint" .venv/bin/ruff check --quiet --output-format concise .
-    # Beside the tests, which leave a third of two cores idle.
+    # Alongside the tests, which leave a third of two cores idle.
     (failed=() && step "types" .venv/bin/mypy && [ ${#failed[@]} -eq 0 ]) &
     if [ "${1-}" = fast ]; then
         step "tests" run_tests -m "not slow and not spark"

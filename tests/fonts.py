@@ -10,8 +10,7 @@ import resvg_py
 
 @pytest.fixture
 def font(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pictures be drawn with one font, and without the settings of a machine, which may name
-    another one for each kind of text."""
+    """Draw pictures with one bundled font, whatever fonts and settings the machine has."""
     path = Path(mpl.get_data_path(), "fonts", "ttf", "DejaVuSansMono.ttf")
     alone = partial(resvg_py.svg_to_bytes, skip_system_fonts=True, font_files=[str(path)])
     monkeypatch.setattr(resvg_py, "svg_to_bytes", alone)

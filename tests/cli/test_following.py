@@ -156,8 +156,9 @@ def rows_of(result: Result) -> list[dict[str, Any]]:
 def test_what_is_broken_off_is_judged_again_and_no_verdict_is_lost(
     call: Call, money: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk is named, and not as an error of Spark. The next run goes on from the checkpoint:
-    each snapshot has a verdict, and repeated verdicts are equal. A third run repeats none."""
+    """A full disk is reported as such, not as an error of Spark. The next run resumes from the
+    checkpoint: each snapshot has a verdict, and repeated verdicts are equal. A third run repeats
+    none."""
     put = output.put_json
     told: list[dict[str, Any]] = []
     really: list[dict[str, Any]] = []

@@ -230,7 +230,7 @@ def test_periodic_snapshots_go_on_after_an_error(
         if len(waits) == 4:
             raise KeyboardInterrupt
 
-    # Not that of other threads, such as those of a Spark session, nor that of participants.
+    # Other threads, such as those of a Spark session, keep the real clock.
     clock = mock.Mock(wraps=time, sleep=wait)
     monkeypatch.setattr(pipeline_snapshot, "time", clock)
     result = call("spark", "snapshot", shop.path, "--every", "1m")

@@ -166,7 +166,7 @@ def test_rows_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
 def test_recorded_messages_without_numbers_are_refused(
     tmp_path: Path, run: dict[str, int | None] | None
 ) -> None:
-    """They were counted, and Arrow complained of a conversion."""
+    """Arrow reported a failed conversion, without the name of the file."""
     path = write(tmp_path, SPAN)
     rows = [row | {"recorded": [run]} for row in pq.read_table(path).to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows, schema=with_span(SPAN)), path)
@@ -186,8 +186,8 @@ def write_stream(log: Path, *batches: pa.RecordBatch) -> None:
 
 
 def test_what_stands_at_an_empty_place_is_not_looked_at(tmp_path: Path) -> None:
-    """Arrow lets anything stand there, and yet looks it up in a table when the dictionaries of two
-    batches become one: an index of billions ended this process."""
+    """Arrow does not validate the index of a null, but uses it when it unifies the dictionaries of
+    two batches: a large one crashed the process."""
     rows = [
         {"event": number, "kind": "internal", "snapshot": snapshot}
         for number, snapshot in enumerate(("P1-1", None, "P1-2"), 1)
@@ -207,7 +207,7 @@ def test_what_stands_at_an_empty_place_is_not_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_stream_of_other_columns_is_refused(tmp_path: Path) -> None:
-    """Before anything is done with them."""
+    """The error names its columns."""
     write_stream(tmp_path, pa.RecordBatch.from_pylist([{"event": 1}]))
     with pytest.raises(Damaged, match="it has other columns: event: int64"):
         parts(tmp_path)

@@ -10,6 +10,7 @@ def test_a_listener_hears_what_holds_then_the_news_until_the_end() -> None:
 
     async def main() -> list[bytes]:
         feed = Feed()
+        feed.open()
         feed.hold("system", {"n": 1})
         feed.hold("system", {"n": 2})
         heard = []
@@ -49,6 +50,7 @@ def test_a_listener_who_does_not_keep_up_is_let_go() -> None:
 
     async def main() -> None:
         feed = Feed()
+        feed.open()
 
         async def first() -> list[bytes]:
             return [b"x"]

@@ -110,7 +110,7 @@ def of_a_pipeline(path: Path) -> PipelineObserver:
 def test_a_page_that_comes_before_anything_was_read_is_told_all(
     make: Callable[[Path], Observer | PipelineObserver], tmp_path: Path
 ) -> None:
-    """It was told that there are no snapshots, and of none until another one came."""
+    """Its list stayed empty until another snapshot was published."""
 
     async def told(listening: AsyncIterator[bytes]) -> dict[str, Any]:
         async for event in listening:

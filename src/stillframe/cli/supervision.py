@@ -87,7 +87,7 @@ async def keep_running(
         StillframeError: it cannot start, or cannot go on.
     """
     stop = Stop()
-    # Only now: after this line a signal must stop the system in order.
+    # Print this only now: once it is read, a signal must stop the system in order.
     narrator.say(f"this command supervises the system of {system.store.path} until it is stopped")
     for damage in system.store.history.damages:
         narrator.say(f"warning: {damage}; {NOT_NEEDED}")

@@ -45,10 +45,10 @@ def whole_batches(stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _with_known_indices(array: pa.Array) -> pa.Array:
-    """Return `array` with 0 as the index of each empty place, if it has a dictionary.
+    """Return `array` with index 0 for each null, if it has a dictionary.
 
-    What stands there is no value and is not validated, but Arrow looks it up when it unifies
-    dictionaries: behind the end of a table, if it is large.
+    Arrow does not validate the index of a null, but uses it when it unifies dictionaries. A large
+    one makes it read out of bounds.
     """
     if not (pa.types.is_dictionary(array.type) and array.null_count):
         return array
@@ -142,7 +142,7 @@ def _checked(table: pa.Table, columns: Sequence[str]) -> pa.Table:
         for chunk in table.column("recorded").chunks:
             runs = chunk.flatten()
             if any(part.null_count for part in (runs, *runs.flatten())):
-                raise ValueError("column recorded has a run of messages without its numbers")
+                raise ValueError("column recorded has messages without numbers")
     if "kind" in table.column_names:
         chunks = table.column("kind").chunks
         kinds = {kind for chunk in chunks for kind in chunk.dictionary.to_pylist()}

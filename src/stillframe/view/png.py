@@ -1,7 +1,7 @@
 """A diagram as PNG, in the light colours, drawn by resvg: no browser and no system library.
 
-Its letters come from the fonts of this machine. Where there is none resvg leaves all text out, and
-says nothing: so it is asked for a letter first, in the fonts of the picture.
+Its letters come from the fonts of this machine. Without a font resvg omits all text and reports no
+error, so one letter is drawn first, in the fonts of the picture.
 """
 
 from stillframe.errors import Unavailable

@@ -28,11 +28,16 @@ class Feed:
     def __init__(self) -> None:
         self._holding: dict[str, bytes] = {}
         self._queues: set[asyncio.Queue[bytes | None]] = set()
+        self._is_open = asyncio.Event()
 
     @property
     def listener_count(self) -> int:
         """How many listen now."""
         return len(self._queues)
+
+    def open(self) -> None:
+        """Let listeners in. Until then they wait, because `first` is not complete yet."""
+        self._is_open.set()
 
     def hold(self, kind: str, document: Any) -> None:
         """Say something that holds until the same kind is said again; once is enough if it is the
@@ -43,8 +48,10 @@ class Feed:
             self._tell(event)
 
     def say(self, kind: str, document: Any) -> None:
-        """Say something to those who listen now."""
-        self._tell(encoded(kind, document))
+        """Send news to the current listeners; those that wait for the feed to open get them from
+        `first`."""
+        if self._is_open.is_set():
+            self._tell(encoded(kind, document))
 
     async def listen(
         self, first: Callable[[], Awaitable[list[bytes]]], heard: Callable[[], None]
@@ -60,6 +67,7 @@ class Feed:
         self._queues.add(queue)
         try:
             heard()
+            await self._is_open.wait()
             events = await first()
             for event in (*self._holding.values(), *events):
                 yield event
@@ -76,6 +84,7 @@ class Feed:
 
     def close(self) -> None:
         """Let everybody go."""
+        self.open()
         for queue in tuple(self._queues):
             queue.put_nowait(None)
         self._queues.clear()

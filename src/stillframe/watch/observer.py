@@ -104,7 +104,7 @@ class Observer:
         self._documents = ThreadPoolExecutor(1, thread_name_prefix="documents")
         self._looking, self._reading = asyncio.Lock(), asyncio.Lock()
         self._looked = self._read_began = -FRESH_S
-        self._has_read = asyncio.Event()
+        self._is_first = True
         self._savepoints: dict[str, SnapshotId] = {}
         self.measuring = Measuring()
 
@@ -123,7 +123,6 @@ class Observer:
                 if self._tracing is not None:
                     tasks.create_task(self._trace_again_and_again(self._tracing))
         finally:
-            self._has_read.set()
             self.feed.close()
 
     def want(self) -> None:
@@ -131,12 +130,8 @@ class Observer:
         self._is_wanted.set()
 
     async def first(self) -> list[bytes]:
-        """Return what a page that comes now must be told besides what holds.
-
-        One that comes before the store was read once waits: it is not told what that finds.
-        """
+        """Return what a page that comes now must be told besides what holds."""
         self.feed.hold("about", self.about())
-        await self._has_read.wait()
         rows = await self.rows_before(None)
         history = {
             "naive": [[at, totals] for at, totals in self._naive],
@@ -330,12 +325,12 @@ class Observer:
     async def _read(self) -> None:
         """Look what is new in the store, and tell the page."""
         self._read_began = time.monotonic()
-        is_first, savepoints = not self._has_read.is_set(), self._savepoints
+        is_first, savepoints = self._is_first, self._savepoints
         new, gone, happenings, named = await asyncio.to_thread(self._read_store)
         told = {known["sentence"] for known in self.happenings if known["kind"] == "trouble"}
         happenings = [h for h in happenings if h["sentence"] not in told]
         self.happenings.extend(happenings)
-        if happenings and not is_first:
+        if happenings:
             self.feed.say("happenings", happenings)
         if (new or gone or named != savepoints) and not is_first:
             changed = {*named.values(), *savepoints.values()}
@@ -347,8 +342,8 @@ class Observer:
         if new:
             self._waiting.extend(new[-BACKLOG_COUNT_MAX:])
             self._news.set()
-        self._savepoints = named
-        self._has_read.set()
+        self._is_first, self._savepoints = False, named
+        self.feed.open()
 
     def _read_store(
         self,
@@ -365,13 +360,11 @@ class Observer:
             is_trouble = self._history.is_damaged
             new, gone = self.shelf.look()
             named = self.store.savepoints
-            entries = self.shelf.entries(
-                new if self._has_read.is_set() else new[-OVERLAP_COUNT_MAX:]
-            )
+            entries = self.shelf.entries(new[-OVERLAP_COUNT_MAX:] if self._is_first else new)
         except StillframeError as error:
             is_trouble = True
             happenings.append({"at": time.time(), "kind": "trouble", "sentence": str(error)})
-        self.measuring.read(entries, is_new=self._has_read.is_set(), is_trouble=is_trouble)
+        self.measuring.read(entries, is_new=not self._is_first, is_trouble=is_trouble)
         return new, gone, happenings, named
 
     async def _judge_one_by_one(self) -> None:

@@ -78,7 +78,6 @@ class PipelineObserver:
         self._ended: tuple[Progress, float] | None = None
         self._told: set[SnapshotId] = set()
         self._is_restoring = asyncio.Lock()
-        self._has_looked = asyncio.Event()
         self._looking = asyncio.Lock()
         self._documents = ThreadPoolExecutor(1, thread_name_prefix="documents")
         self._began_at = time.time()
@@ -97,7 +96,6 @@ class PipelineObserver:
                         await self._is_wanted.wait()
         finally:
             self._is_over.set()
-            self._has_looked.set()
             self.feed.close()
 
     def _rest_s(self) -> float:
@@ -110,11 +108,7 @@ class PipelineObserver:
         self._is_wanted.set()
 
     async def first(self) -> list[bytes]:
-        """Return what a page that comes now must be told besides what holds.
-
-        One that comes before the first look waits: it is not told what that finds.
-        """
-        await self._has_looked.wait()
+        """Return what a page that comes now must be told besides what holds."""
         past = {"naive": [], "judged": [], "happenings": list(self.happenings)}
         return [
             encoded("snapshots", self._listed(await self.rows_before(None))),
@@ -189,7 +183,7 @@ class PipelineObserver:
         """Look how the pipeline is, and tell the page."""
         async with self._looking:
             await self._look()
-        self._has_looked.set()
+        self.feed.open()
 
     async def _look(self) -> None:
         before, trouble, began = self.seen, "", time.monotonic()
@@ -230,7 +224,7 @@ class PipelineObserver:
         except (StillframeError, OSError) as error:
             self._tell_trouble([str(error)])
             return
-        if (new or gone) and self._has_looked.is_set():
+        if new or gone:
             self.feed.say("snapshots", self._listed(rows, [str(snapshot) for snapshot in gone]))
 
     def _tell_given_up(self, look: Look, before: Look | None) -> None:
@@ -262,5 +256,4 @@ class PipelineObserver:
         new = list(happenings)
         if new:
             self.happenings.extend(new)
-            if self._has_looked.is_set():
-                self.feed.say("happenings", new)
+            self.feed.say("happenings", new)
