@@ -57,8 +57,11 @@ class Program:
     def tell(self, line: str) -> None:
         """Write a line to its standard input."""
         assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise AssertionError(f"{self.name} ended before {line!r}.{self.last_words()}") from None
 
     def end(self) -> None:
         """Wait until it has ended well."""
@@ -92,7 +95,9 @@ class Program:
         self._listener.join()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
-            pipe.close()
+            # What could not be written to it is written once more when it is closed.
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
     def last_words(self) -> str:
         """Return the end of its log, for an error."""
