@@ -33,6 +33,8 @@ def main() -> None:
     except OSError as error:  # of --help and --version, which no command's rules hold for
         _unwritten()
         _refuse(error)
+    finally:
+        _forget_words()
 
 
 def _unwritten() -> OSError | None:
@@ -44,6 +46,15 @@ def _unwritten() -> OSError | None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return None if isinstance(error, BrokenPipeError) else error
     return None
+
+
+def _forget_words() -> None:
+    """Drop what stderr still has buffered if nobody can read it: Python would exit with 120."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _refuse(error: OSError) -> NoReturn:

@@ -1,12 +1,16 @@
 """The last snapshot of a system that is stopped: everything done up to the stop can be restored."""
 
+import os
 import signal
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from stillframe.runtime import running
+from stillframe.runtime.os_process import is_there
 from stillframe.store.store import Store
+from tests.calm import BANK
 from tests.cli.conftest import Call
 from tests.cli.test_runs import Start, start
 
@@ -15,15 +19,17 @@ pytestmark = pytest.mark.slow
 
 COUNTING = """
 import pathlib, time, stillframe
-GATE = pathlib.Path(__file__).with_name("gate")
+BLOCK, GATE = map(pathlib.Path(__file__).with_name, ("block", "gate"))
 class Tick(stillframe.Message):
     pass
 class Counter(stillframe.Process):
     count: int = 0
+    has_sent: bool = False
     @stillframe.every(ms=5)
     def act(self) -> None:
         self.count += 1
-        if self.count == 20:
+        if not self.has_sent and BLOCK.exists():
+            self.has_sent = True
             self.send("C", Tick())
 class Blocked(stillframe.Process):
     def receive(self, channel: stillframe.Channel, message: Tick) -> None:
@@ -47,6 +53,7 @@ def test_a_stop_during_a_snapshot_loses_nothing(
     """A snapshot is in progress, because C is busy, when the stop comes. The last one begins when
     that one is complete, is a restore point, and is what the system goes on from."""
     (tmp_path / "counting.py").write_text(COUNTING)
+    (tmp_path / "block").touch()
     path = tmp_path / "store"
     system = start("run", "counting:counting", "--store", path, "--every", "200ms", cwd=tmp_path)
     system.until("is still under way")
@@ -74,6 +81,8 @@ def test_a_stop_without_a_last_snapshot_says_what_is_lost(start: Start, tmp_path
     path = tmp_path / "store"
     options = ("--every", "200ms", "--timeout", "500ms")
     system = start("run", "counting:counting", "--store", path, *options, cwd=tmp_path)
+    system.until("caught in channels")
+    (tmp_path / "block").touch()
     system.until("is still under way")
     code, _, err = system.end(signal.SIGTERM)
     current = Store.open(path).current()
@@ -87,6 +96,7 @@ def test_a_stop_without_a_last_snapshot_says_what_is_lost(start: Start, tmp_path
 def test_a_second_signal_stops_without_a_last_snapshot(start: Start, tmp_path: Path) -> None:
     """That is what was asked for: exit 0."""
     (tmp_path / "counting.py").write_text(COUNTING)
+    (tmp_path / "block").touch()
     system = start(
         "run", "counting:counting", "--store", tmp_path / "s", "--every", "200ms", cwd=tmp_path
     )
@@ -96,3 +106,62 @@ def test_a_second_signal_stops_without_a_last_snapshot(start: Start, tmp_path: P
     code, _, err = system.end(signal.SIGINT)
     assert code == 0
     assert "no last snapshot: as you wish" in err
+
+
+def test_a_stop_whose_words_nobody_can_read_takes_the_last_snapshot(
+    start: Start, tmp_path: Path
+) -> None:
+    """Ctrl-C ends ``| tee log``, too; and a terminal that is closed sends SIGHUP more than once."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    path = tmp_path / "store"
+    system = start("run", "counting:counting", "--store", path, "--every", "never", cwd=tmp_path)
+    system.until("the system runs")
+    assert system.process.stderr is not None
+    system.process.stderr.close()
+    for _ in range(2):
+        system.process.send_signal(signal.SIGHUP)
+    assert system.process.wait() == 0
+    (entry,) = Store.open(path).entries()
+    assert entry.is_restore_point
+
+
+def test_a_stop_while_processes_come_back_loses_nothing(start: Start, tmp_path: Path) -> None:
+    """Their supervisor was killed, and the next one is told to stop before all have come back: it
+    waits for them and takes a last snapshot of what they did meanwhile."""
+    path = tmp_path / "money"
+    begun = start("run", BANK, "--store", path, "--every", "never")
+    begun.until("the system runs")
+    slow = running.find(path).children["P2"]
+    begun.process.kill()
+    begun.process.wait()
+    os.kill(slow.pid, signal.SIGSTOP)
+    again = start("resume", path, "--every", "never")
+    again.until("waiting for P2 to come")
+    again.process.send_signal(signal.SIGTERM)
+    again.until("waiting for P2 to come, to stop after one last snapshot")
+    os.kill(slow.pid, signal.SIGCONT)
+    code, _, err = again.end()
+    assert code == 0, err
+    (entry,) = Store.open(path).entries()
+    assert (entry.epoch, entry.is_restore_point) == (1, True)
+    assert f"to go on from snapshot {entry.id}" in err
+
+
+def test_a_second_stop_while_processes_come_back_ends_them(start: Start, tmp_path: Path) -> None:
+    """As it does without a last snapshot once the system runs."""
+    path = tmp_path / "money"
+    begun = start("run", BANK, "--store", path, "--every", "never")
+    begun.until("the system runs")
+    left = running.find(path)
+    begun.process.kill()
+    begun.process.wait()
+    os.kill(left.children["P2"].pid, signal.SIGSTOP)
+    again = start("resume", path, "--every", "never")
+    again.until("waiting for P2 to come")
+    again.process.send_signal(signal.SIGTERM)
+    again.until("waiting for P2 to come, to stop after one last snapshot")
+    code, _, err = again.end(signal.SIGTERM)
+    assert code == 0, err
+    assert "no last snapshot: as you wish" in err
+    assert not Store.open(path).entries()
+    assert not any(map(is_there, left.children.values()))

@@ -1,7 +1,12 @@
 """What reaches the terminal: no colour in a pipe, no control characters, JSON that is plain."""
 
+import contextlib
+import os
+import sys
+
 import pytest
 from rich.console import Console
+from rich.live import Live
 
 from stillframe.cli import output
 from stillframe.errors import StillframeError
@@ -15,6 +20,25 @@ def test_words_go_to_stderr_as_they_are(capsys: pytest.CaptureFixture[str]) -> N
     line = "process P1 [bold]died[/bold]: 'x' = 1 " + "long " * 60
     output.say(line)
     assert capsys.readouterr() == ("", f"{line}\n")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_words_that_nobody_can_read_are_no_error(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The reader of the pipe has ended, or the terminal was closed: the command continues."""
+    reader, writer = os.pipe() if kind == "pipe" else os.openpty()
+    os.close(reader)
+    with contextlib.suppress(OSError), open(writer, "w") as gone:  # noqa: PTH123 - a descriptor
+        with pytest.raises(OSError, match=r"Broken pipe|Input/output error"):
+            os.write(writer, b"x")
+        monkeypatch.setattr(sys, "stderr", gone)
+        console = output.words()
+        output.say("the first", console=console)
+        output.say("the second", console=console)
+        with Live("status", console=console, transient=True):
+            output.say("the third", console=console)
+        monkeypatch.undo()
 
 
 def test_control_characters_cannot_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

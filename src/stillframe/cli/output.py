@@ -1,8 +1,9 @@
 """Data to stdout, words to stderr; colour and moving lines only on a terminal."""
 
+import contextlib
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import IO, Any, cast
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -15,9 +16,33 @@ from stillframe.view.plain import plain, printable
 _UNLIMITED_COLUMNS = 100_000
 
 
+class _Unfailing:
+    """Words for people, who may be gone: a terminal was closed, or Ctrl-C also ended ``| tee``.
+    That ends no command: it may have a last snapshot to take."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        """Write, if that is possible."""
+        with contextlib.suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered, if that is possible."""
+        with contextlib.suppress(OSError):
+            self._file.flush()
+
+
 def words() -> Console:
-    """Return the console for words: stderr."""
-    return Console(stderr=True, highlight=False)
+    """Return the console for words: stderr. Printing to it raises no OSError."""
+    if sys.stderr is None:  # it was closed before the start
+        return Console(stderr=True, highlight=False)
+    return Console(file=cast(IO[str], _Unfailing(sys.stderr)), highlight=False)
 
 
 def say(*lines: str, console: Console | None = None) -> None:

@@ -26,6 +26,7 @@ from stillframe.runtime.traces import NO_TRACES, Traces
 WRITE_S = 5.0
 """How long writing the last snapshot may take, in seconds, after all processes recorded it."""
 NOT_NEEDED = "to go on from a snapshot does not need it"
+_AS_YOU_WISH = "no last snapshot: as you wish"
 RETRY_S = 0.01
 """How long to wait, in seconds, before trying again while a pipeline takes another snapshot."""
 
@@ -60,19 +61,28 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Stop:
-    """SIGINT, SIGTERM and SIGHUP as futures: the first signal asks to stop, the second to hurry."""
+    """SIGINT, SIGTERM and SIGHUP as futures: the first signal asks to stop, the second to hurry.
+
+    A terminal that is closed sends SIGHUP twice, from its shell and from the kernel: SIGHUP only
+    asks to stop.
+    """
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.asked: asyncio.Future[None] = loop.create_future()
         self.urged: asyncio.Future[None] = loop.create_future()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(signal.SIGHUP, self._ask)
+
+    def _ask(self) -> None:
+        if not self.asked.done():
+            self.asked.set_result(None)
 
     def _signalled(self) -> None:
-        wanted = self.urged if self.asked.done() else self.asked
-        if not wanted.done():
-            wanted.set_result(None)
+        if self.asked.done() and not self.urged.done():
+            self.urged.set_result(None)
+        self._ask()
 
 
 async def keep_running(
@@ -97,9 +107,16 @@ async def keep_running(
         if not starting.done() and not stop.asked.done():
             narrator.say(f"waiting for {system.awaited}")
             await _first(starting, stop.asked)
+        if not starting.done() and system.is_taking_over:
+            # These processes hold work that no snapshot has: they come back before they are ended.
+            awaited = f"waiting for {system.awaited}, to stop after one last snapshot"
+            narrator.say(f"{awaited}; Ctrl-C stops without it")
+            await _first(starting, stop.urged)
         if not starting.done():
             starting.cancel()
             await asyncio.wait({starting})
+            if system.is_taking_over:
+                narrator.say(_AS_YOU_WISH)
             return True
         starting.result()
         await stack.enter_async_context(serve_commands(system))
@@ -166,7 +183,7 @@ async def _take_last(system: Supervisor, plan: Plan, stop: Stop, narrator: Narra
     else:
         taking.cancel()
         if stop.urged.done():
-            narrator.say("no last snapshot: as you wish")
+            narrator.say(_AS_YOU_WISH)
             return True
         why = f"it took longer than {quantities.duration(limit_s)}"
     narrator.say(f"no last snapshot: {why}; {_loss(system, plan)}")

@@ -78,6 +78,10 @@ class Supervisor:
         return_s: how long one is waited for that may come back, in seconds.
         emit: takes what happens.
 
+    Attributes:
+        is_taking_over: whether it began with processes that an earlier supervisor left running:
+            they hold work that no snapshot has.
+
     Raises:
         UsageError: on entering; the topology cannot be loaded, or is not the one of the store; in
             a pipeline, which takes the snapshots, a policy of the system's own; the certificates
@@ -123,6 +127,7 @@ class Supervisor:
         self._patience = Patience()
         self._restoring = asyncio.Lock()
         self._has_run = False
+        self.is_taking_over = False
         self._stop_wanted = asyncio.Event()
         self._epoch: Epoch | None = None
         self._running = asyncio.Event()
@@ -168,8 +173,10 @@ class Supervisor:
         left = left_behind(self.store.path)
         if left is not None and self._takes_over:
             check_place(left, self._site, started_here)
-            # Which snapshots are under way in the processes that go on is known from it alone.
-            read_history(self.store.path)
+            if why_not(left, self.store, self._site, started_here) is None:
+                # Which snapshots are in progress in the processes is known from it alone.
+                read_history(self.store.path)
+                self.is_taking_over = True
         self._history = self.store.history
         self._directory = make_commands()
         terms = Terms(
