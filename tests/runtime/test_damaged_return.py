@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -10,14 +11,16 @@ import pytest
 
 from stillframe.errors import Damaged
 from stillframe.runtime.supervisor import Supervisor
+from stillframe.store.store import Store
 from tests.runtime.watch import Watch, new_store, program, take
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_system_stops_and_goes_on_from_an_earlier_snapshot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["processes.parquet", "manifest.json"])
+def test_the_system_stops_and_resumes_from_an_earlier_snapshot(tmp_path: Path, file: str) -> None:
     """The error names the file, and nothing is begun from it; an earlier snapshot is as good as
-    it was."""
+    it was, also for whoever opens the store anew."""
     store, watch = new_store(tmp_path, "rally"), Watch()
 
     async def main() -> None:
@@ -26,20 +29,19 @@ def test_the_system_stops_and_goes_on_from_an_earlier_snapshot(tmp_path: Path) -
             await system.__aenter__()
             try:
                 earlier, last = [await take(system) for _ in range(2)]
-                states = store.entry(last.id).directory / "processes.parquet"
-                states.write_bytes(states.read_bytes()[:-1])
+                damaged = store.entry(last.id).directory / file
+                damaged.write_bytes(damaged.read_bytes()[:-1])
                 os.kill(system.children["B"].pid, signal.SIGKILL)
-                with pytest.raises(Damaged, match=r"processes\.parquet"):
+                with pytest.raises(Damaged, match=re.escape(file)):
                     await system.finished
             finally:
                 with contextlib.suppress(Damaged):
                     await system.__aexit__()
-            async with Supervisor(
-                program("rally"), store, emit=watch.emit, restore=earlier.id
-            ) as again:
-                assert (await take(again)).id.number > last.id.number
+                store.close()
+            with contextlib.closing(Store.open_writer(store.path)) as anew:
+                async with Supervisor(
+                    program("rally"), anew, emit=watch.emit, restore=earlier.id
+                ) as again:
+                    assert (await take(again)).id.number > last.id.number
 
-    try:
-        asyncio.run(main())
-    finally:
-        store.close()
+    asyncio.run(main())

@@ -29,7 +29,7 @@ from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.store.samples import DESCRIPTION, SOME_MESSAGES, global_state, publish, snapshot_of
 
-ID = SnapshotId("A", 1)
+ID, ID_2 = SnapshotId("A", 1), SnapshotId("A", 2)
 
 
 class Idle(Process):
@@ -143,6 +143,51 @@ def test_a_list_names_a_damaged_manifest(store: Store, directory: Path) -> None:
     for act in (store.entries, Store.open(store.path).current):
         with pytest.raises(Damaged, match=str(directory / MANIFEST)):
             act()
+
+
+def test_a_damaged_manifest_of_an_older_snapshot_keeps_no_writer_back(
+    store: Store, directory: Path
+) -> None:
+    """The system continues from the newest one, and no place in the order is used twice."""
+    newest = store.publish(snapshot_of(2))
+    store.close()
+    (directory / MANIFEST).write_bytes(b"")
+    again = Store.open_writer(store.path)
+    try:
+        assert again.current() == newest
+        published = again.publish(snapshot_of(3))
+        assert published.is_restore_point
+        assert published.sequence > newest.sequence
+        assert again.current() == published
+        assert again.load(ID_2) == store.load(ID_2)
+        entries, damages = again.listing()
+    finally:
+        again.close()
+    assert [entry.id for entry in entries] == [newest.id, published.id]
+    assert [*damages] == [ID]
+
+
+def test_a_damaged_manifest_of_the_newest_snapshot_leaves_the_others(store: Store) -> None:
+    """Nobody knows where a death goes back to, nor whether the next snapshot is a restore point. A
+    system that begins with an earlier one by its name needs neither."""
+    newest = store.publish(snapshot_of(2))
+    store.close()
+    (newest.directory / MANIFEST).write_bytes(b"")
+    again = Store.open_writer(store.path)
+    try:
+        for act in (
+            again.current,
+            lambda: again.publish(snapshot_of(3)),
+            lambda: again.drop(str(ID)),
+        ):
+            with pytest.raises(Damaged, match=r"A-2/manifest\.json"):
+                act()
+        assert again.raise_epoch(ID) == 2
+        published = again.publish(snapshot_of(3, epoch=2))
+        assert published.is_restore_point
+        assert again.current() == published
+    finally:
+        again.close()
 
 
 def test_a_snapshot_under_another_name_is_found(store: Store, directory: Path) -> None:

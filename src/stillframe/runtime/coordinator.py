@@ -143,7 +143,7 @@ class Coordinator:
         self._is_last_begun = False
         # Wall time that goes on evenly, and never back in an epoch: a clock that is set must move
         # no deadline, and make no snapshot look as if it was begun before an earlier one.
-        earlier = store.entries() if is_taken_over else []
+        earlier = store.listing()[0] if is_taken_over else []
         ended_at = [entry.completed_at for entry in earlier if entry.epoch == store.epoch]
         self._clock_offset_s = max(time.time(), *ended_at, 0.0) - time.monotonic()
         store.clock = self.now

@@ -99,9 +99,7 @@ class StoreReader:
             Damaged: a manifest was changed or is missing.
             StoreError: something cannot be read, or a name in the store is none of ours.
         """
-        manifests = {manifest.snapshot: manifest for manifest in self._manifests()}
-        ordered = sorted(manifests.values(), key=lambda manifest: manifest.sequence)
-        return [self._entry_of(m, chain_length(manifests, m.snapshot)) for m in ordered]
+        return self._entries_of(self._manifests())
 
     def listing(self) -> tuple[list[Entry], dict[SnapshotId, Damaged]]:
         """Return the snapshots as ``entries`` does, but those whose manifest was changed or is
@@ -110,21 +108,8 @@ class StoreReader:
         Raises:
             StoreError: something cannot be read, or a name in the store is none of ours.
         """
-        directories = snapshot_directories(self._snapshots)
-        self._head_now()
-        manifests: dict[SnapshotId, Manifest] = {}
-        damages: dict[SnapshotId, Damaged] = {}
-        for directory in directories:
-            try:
-                manifest = self._read_if_there(directory)
-            except Damaged as damage:
-                damages[SnapshotId.parse(directory.name)] = damage
-                continue
-            if manifest is not None:
-                manifests[manifest.snapshot] = manifest
-        ordered = sorted(manifests.values(), key=lambda manifest: manifest.sequence)
-        entries = [self._entry_of(m, chain_length(manifests, m.snapshot)) for m in ordered]
-        return entries, dict(sorted(damages.items()))
+        manifests, damages = self._readable()
+        return self._entries_of(manifests), dict(sorted(damages.items()))
 
     def current(self) -> Entry | None:
         """Return the snapshot to go back to: the newest restore point of this epoch, or else the
@@ -261,12 +246,29 @@ class StoreReader:
     def _take(self, head: Head) -> None:
         self._head, self._topologies = head, self._topologies.following(head)
 
-    def _manifests(self) -> list[Manifest]:
+    def _manifests(self) -> dict[SnapshotId, Manifest]:
+        """Return all manifests, or raise what is wrong with one."""
+        manifests, damages = self._readable()
+        for damage in damages.values():
+            raise damage
+        return manifests
+
+    def _readable(self) -> tuple[dict[SnapshotId, Manifest], dict[SnapshotId, Damaged]]:
+        """Return the manifests that can be read, and what is wrong with the others."""
         # In this order: a reader then knows the topology of each that it finds.
         directories = snapshot_directories(self._snapshots)
         self._head_now()
-        read = (self._read_if_there(directory) for directory in directories)
-        return [manifest for manifest in read if manifest is not None]
+        manifests: dict[SnapshotId, Manifest] = {}
+        damages: dict[SnapshotId, Damaged] = {}
+        for directory in directories:
+            try:
+                manifest = self._read_if_there(directory)
+            except Damaged as damage:
+                damages[SnapshotId.parse(directory.name)] = damage
+                continue
+            if manifest is not None:
+                manifests[manifest.snapshot] = manifest
+        return manifests, damages
 
     def _gathered(self, snapshot: SnapshotId) -> dict[SnapshotId, Manifest]:
         """Return the manifests of a snapshot, which is there, and of what it is based on."""
@@ -297,6 +299,10 @@ class StoreReader:
             if directory.is_dir():
                 raise
             return None
+
+    def _entries_of(self, manifests: dict[SnapshotId, Manifest]) -> list[Entry]:
+        ordered = sorted(manifests.values(), key=lambda manifest: manifest.sequence)
+        return [self._entry_of(m, chain_length(manifests, m.snapshot)) for m in ordered]
 
     def _entry_of(self, manifest: Manifest, length: int) -> Entry:
         names = [

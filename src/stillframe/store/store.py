@@ -31,7 +31,7 @@ from typing import Self
 import msgspec
 import pyarrow as pa
 
-from stillframe.errors import StoreError, UsageError
+from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.local_path import local_path
 from stillframe.model import ProcessId, Snapshot, SnapshotId
 from stillframe.store import opening, retention
@@ -78,7 +78,8 @@ class Store(StoreReader):
         self._lock = lock
         self._writing = threading.RLock()
         self._published: dict[SnapshotId, Manifest] = {}
-        self._restore_point: Manifest | None = None
+        self._sequence = 0
+        self._restore_point: Manifest | Damaged | None = None
         self._executor: ThreadPoolExecutor | None = None
         self._upkeep = Upkeep(
             self._snapshots,
@@ -132,7 +133,7 @@ class Store(StoreReader):
         this operating-system process (and what it forked without exec) is gone.
 
         Raises:
-            UsageError, Damaged, StoreError: as ``open``; also if a manifest is damaged.
+            UsageError, Damaged, StoreError: as ``open``.
             Unavailable: another program is writing to it.
         """
         opening.check_is_store(path)
@@ -179,7 +180,7 @@ class Store(StoreReader):
                 self._head, epoch=self._head.epoch + 1, restored_from=restored_from
             )
             if description is not None and description != head.description:
-                head = changed(head, description, {m.topology for m in self._manifests()})
+                head = changed(head, description, {m.topology for m in self._manifests().values()})
             self._put_head(head)
             self._restore_point = None
         return head.epoch
@@ -195,6 +196,7 @@ class Store(StoreReader):
             NotConsistent: its books do not balance.
             UsageError: it is of another epoch or topology, is there already, is based on one that
                 is not there, or the store is open for reading only.
+            Damaged: the manifest of the newest restore point was changed.
             StoreError: a value does not fit its column, or the disk is full or failed.
             In each case nothing was published.
         """
@@ -219,7 +221,7 @@ class Store(StoreReader):
         made = tables.of(snapshot.id, state)
         with self._writing:
             self._check_bases(snapshot.id, bases)
-            sequence = 1 + max((m.sequence for m in self._published.values()), default=0)
+            restore_point, sequence = self._known_restore_point(), self._sequence + 1
             manifest = write_directory(
                 directory,
                 made,
@@ -229,13 +231,13 @@ class Store(StoreReader):
                     files,
                     bases=bases,
                     sequence=sequence,
-                    restore_point=self._restore_point,
+                    restore_point=restore_point,
                     topology=self._topologies.present,
                     published_at=self.clock(),
                 ),
                 self._threads(),
             )
-            self._published[snapshot.id] = manifest
+            self._published[snapshot.id], self._sequence = manifest, sequence
             if manifest.is_restore_point:
                 self._restore_point = manifest
             entry = self._entry_of(manifest, chain_length(self._published, snapshot.id))
@@ -363,11 +365,20 @@ class Store(StoreReader):
         return self._executor
 
     def _look_around(self) -> None:
-        """Learn what is published, and remove what a crashed writer left among it."""
-        self._published.update({m.snapshot: m for m in self._manifests()})
-        self._restore_point = newest_restore_point(
-            opening.snapshot_directories(self._snapshots), self._read_if_there, self._head.epoch
-        )
+        """Learn what is published, and remove what a crashed writer left among it.
+
+        One damaged manifest must not keep the system from its other snapshots: an error is due
+        only where it has to be known what that snapshot is.
+        """
+        manifests, damages = self._readable()
+        self._published.update(manifests)
+        self._sequence = max((m.sequence for m in manifests.values()), default=0) + len(damages)
+        try:
+            self._restore_point = newest_restore_point(
+                opening.snapshot_directories(self._snapshots), self._read_if_there, self._head.epoch
+            )
+        except Damaged as damage:
+            self._restore_point = damage
         for manifest in self._published.values():
             description = self._topologies.described[manifest.topology]
             names = {name for w in (True, False) for name in file_names(description, is_whole=w)}
@@ -390,8 +401,18 @@ class Store(StoreReader):
     def _put_savepoints(self, names: dict[str, SnapshotId]) -> None:
         self._put_head(msgspec.structs.replace(self._head, savepoints=names))
 
+    def _known_restore_point(self) -> Manifest | None:
+        """Return the newest restore point of this epoch.
+
+        Raises:
+            Damaged: it is one whose manifest was changed, or may be.
+        """
+        if isinstance(self._restore_point, Damaged):
+            raise self._restore_point
+        return self._restore_point
+
     def _needed(self) -> dict[SnapshotId, str]:
-        point = self._restore_point
+        point = self._known_restore_point()
         current = self._head.restored_from if point is None else point.snapshot
         return retention.needed(self._published, current, self._head.savepoints)
 
