@@ -22,7 +22,7 @@ from stillframe.runtime.children import UNTOLD_END
 from stillframe.runtime.fork_server import Footprint, footprint, why_not_shared
 from stillframe.runtime.forking import ForkServer
 from stillframe.runtime.loading import load_topology
-from stillframe.runtime.os_process import OsProcess, identify, is_there, wait_for
+from stillframe.runtime.os_process import OsProcess, identify, is_there, kill, myself, wait_for
 from stillframe.runtime.running import find
 from stillframe.runtime.started import Started
 from stillframe.runtime.supervisor import Supervisor
@@ -402,6 +402,51 @@ def test_a_system_outlives_what_its_processes_are_forked_from(tmp_path: Path) ->
             return [server, other, *(child for child in children if child is not None)]
 
     assert not any(map(is_there, asyncio.run(main())))
+
+
+@pytest.mark.slow
+def test_an_end_between_two_requests_is_made_good(tmp_path: Path) -> None:
+    """The next request finds it before the event loop does: another one forks the process."""
+
+    async def main() -> None:
+        server = ForkServer(program("rally"))
+        first = await server.fork()
+        parent = parent_of(first.pid)
+        first.tell(b"no launch")
+        assert await first.wait() == 1  # until it begins it holds the connection, too
+        kill(parent)
+        second = await server.fork()
+        assert parent_of(second.pid) not in (parent, myself())
+        second.kill()
+        assert await second.wait() == -signal.SIGKILL
+        await server.close()
+
+    asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
+
+
+@pytest.mark.slow
+def test_an_end_is_noticed_though_the_connection_is_held_open(made: Make) -> None:
+    """By a process that importing the topology forked: it has all descriptors."""
+    made("os.fork() or time.sleep(1000)").close()
+
+    async def main() -> None:
+        server, forked = ForkServer("inheriting:idle"), []
+        try:
+            first = await server.fork()
+            parent = parent_of(first.pid)
+            forked += children_of(parent)
+            assert len(forked) == 2
+            kill(parent)
+            second = await server.fork()
+            forked += children_of(parent_of(second.pid))
+            first.kill()
+            assert await first.wait() is None
+        finally:
+            for process in forked:
+                kill(process)
+            await server.close()
+
+    asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
 
 
 @pytest.mark.slow

@@ -64,6 +64,7 @@ class _Channel:
         self._waiting: deque[_Request] = deque()
         self._codes: dict[int, asyncio.Future[int | None]] = {}
         self._loop.add_reader(ours.fileno(), self._read)
+        self.program.when_ended(self._read_the_rest)
         self.program.tell(msgspec.json.encode(Setup(number, reference, sys.path)))
 
     @property
@@ -81,10 +82,10 @@ class _Channel:
         stdin, told = os.pipe()
         try:
             socket.send_fds(self._socket, [_REQUEST], [stdin])
-        except BaseException as error:
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has ended: `_read` reads the answers from before, and then the end
+        except BaseException:
             os.close(told)
-            if isinstance(error, BrokenPipeError | ConnectionResetError):
-                raise _Gone from error
             raise
         finally:
             os.close(stdin)
@@ -112,10 +113,18 @@ class _Channel:
         self._waiting.clear()
         self._codes.clear()
 
+    def _read_the_rest(self) -> None:
+        """Read what it answered before it ended, and hang up. The socket alone does not show the
+        end: a process that the topology's import forked can hold it open."""
+        while self.is_open:
+            self._read()
+
     def _read(self) -> None:
         try:
             packet, descriptors, _, _ = socket.recv_fds(self._socket, _PACKET_BYTES, 1)
         except BlockingIOError:
+            if self.program.has_ended:
+                self.close()
             return
         except ConnectionError:
             packet, descriptors = b"", []
