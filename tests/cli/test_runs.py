@@ -185,6 +185,25 @@ def test_ctrl_c_before_the_system_runs(start: Start, tmp_path: Path) -> None:
     assert "stopped; no snapshot was published" in err
 
 
+@pytest.mark.parametrize("command", ["resume", "restore"])
+def test_ctrl_c_while_the_topology_is_imported(command: str, start: Start, tmp_path: Path) -> None:
+    """It ends the command at once, however long the import would take."""
+    path = tmp_path / "money"
+    bank = f"import sys; sys.path.append({str(ROOT)!r}); from tests.calm import bank\n"
+    slow = tmp_path / "slow.py"
+    slow.write_text(bank)
+    code, _, err = start("run", "slow:bank", "--store", path, "--for", "1ms", cwd=tmp_path).end()
+    assert code == 0, err
+    slow.write_text(
+        f"{bank}if 'stillframe.runtime.fork_server' not in sys.orig_argv:\n"
+        "    import time; print('importing', file=sys.stderr, flush=True); time.sleep(1000)\n"
+    )
+    program = start(command, path, cwd=tmp_path)
+    program.until("importing")
+    code, out, _ = program.end(signal.SIGINT)
+    assert (code, out) == (130, "")
+
+
 def test_an_application_that_keeps_failing_ends_with_its_story(
     start: Start, tmp_path: Path
 ) -> None:

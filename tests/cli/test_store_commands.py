@@ -212,15 +212,15 @@ def test_a_damaged_line_of_the_history_keeps_no_supervisor_back(
     call: Call, money: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """It is named behind the first line, which says that the command supervises the system; then
-    the system is started, but its code is not there."""
+    the system is started, but its code is another."""
     damage_the_history(money)
-    monkeypatch.setattr(runs, "reference_of", lambda _: "nowhere:bank")
+    monkeypatch.setattr(runs, "reference_of", lambda _: "examples.bank:bank")
     result = call(command, money)
     first, second, *rest = result.stderr.splitlines()
     assert first == f"this command supervises the system of {money} until it is stopped"
     assert second.startswith("warning: line 1 of ")
     assert second.endswith("to go on from a snapshot does not need it")
-    assert "nowhere" in " ".join(rest)
+    assert "the code is not what the store" in " ".join(rest)
     assert result.exit_code == 2
 
 

@@ -11,7 +11,12 @@ import uvloop
 
 from stillframe.errors import Unavailable
 from stillframe.runtime import events, forking
+from stillframe.runtime.addresses import Address
+from stillframe.runtime.child import Launch
+from stillframe.runtime.joining import stay_joined
+from stillframe.runtime.link import Credentials
 from stillframe.runtime.loading import load_topology
+from stillframe.runtime.os_process import myself
 from stillframe.runtime.started import Started
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.store import Store
@@ -166,6 +171,40 @@ def test_a_start_is_stopped_while_what_forks_them_hangs(
 
     asyncio.run(main())
     store.close()
+    assert children() <= others
+
+
+def test_a_process_that_joins_is_stopped_while_what_forks_it_hangs(
+    unfortunate: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends as stopped, with 0, and leaves nothing behind."""
+    others, told = children(), []
+    monkeypatch.setattr(forking, "END_S", 0.1)
+    unfortunate(HANG).close()
+    nowhere = Address("127.0.0.1", 1)
+    launch = Launch(
+        me=Credentials("A", 0, "", b""),
+        reference="unfortunate:idle",
+        search_path=sys.path,
+        coordinator=nowhere,
+        listen=nowhere,
+        supervisor=myself(),
+        orphaned_s=1.0,
+        is_elsewhere=True,
+    )
+
+    async def main() -> int:
+        async with asyncio.timeout(TIMEOUT_S):
+            stop = asyncio.get_running_loop().create_future()
+            joining = asyncio.ensure_future(
+                stay_joined(launch, stop, lambda what, words: told.append(what))
+            )
+            await until(lambda: bool(children() - others))
+            stop.set_result(None)
+            return await joining
+
+    assert asyncio.run(main()) == 0
+    assert told == ["Started", "Stopped"]
     assert children() <= others
 
 

@@ -138,8 +138,10 @@ def _supervise(
     *,
     takes_over: bool = False,
 ) -> None:
+    # Import it before the event loop runs, which takes no signal meanwhile.
+    topology = load_topology(reference)
     # With other code the processes can be others; else the supervisor sees that they are the same.
-    description = load_topology(reference).description if plan.may_migrate else store.description
+    description = topology.description if plan.may_migrate else store.description
     _check_initiators(plan, description)
     processes = description.processes
     initiators = plan.initiators or (next(iter(processes)),)

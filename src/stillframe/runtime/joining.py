@@ -37,14 +37,14 @@ async def stay_joined(
         while True:
             began = loop.time()
             emit("Started", f"looking for the coordinator at {launch.coordinator}")
-            await children.spawn(process)
-            children.launch(launch)
-            child = children.running[process]
-            await _first(child.wait(), stop)
+            await _first(children.spawn(process), stop)
+            if not stop.done():
+                children.launch(launch)
+                await _first(children.running[process].wait(), stop)
             if stop.done():
                 emit("Stopped", "stopped; the system waits until it joins again")
                 return 0
-            was_in = was_in or child.returncode != EXIT_NOT_LET_IN
+            was_in = was_in or children.running[process].returncode != EXIT_NOT_LET_IN
             if not was_in:
                 return EXIT_NOT_LET_IN
             pause_s = PAUSE_S_MIN if loop.time() - began > STEADY_S else pause_s
@@ -58,5 +58,9 @@ async def stay_joined(
 
 async def _first(wait: Coroutine[Any, Any, Any], stop: asyncio.Future[None]) -> None:
     waiting = asyncio.ensure_future(wait)
-    await asyncio.wait({waiting, stop}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
+    try:
+        await asyncio.wait({waiting, stop}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    if waiting.done():
+        waiting.result()
