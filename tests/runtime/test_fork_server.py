@@ -173,6 +173,35 @@ def test_a_topology_that_cannot_be_shared_is_loaded_by_each_process(
         assert found["A"]["environment"]["TWICE"] == "1"
 
 
+def inherited_from(pid: int) -> list[str]:
+    """Return the lines of what a process hands on to its children: file mode mask, and signals."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return [line for line in lines if line.startswith(("Umask:", "SigIgn:", "SigBlk:"))]
+
+
+@pytest.mark.slow
+def test_a_process_meets_nothing_that_another_import_left(made: Make) -> None:
+    """A file mode mask, or ignored signals, which a program keeps when it begins again."""
+    made("os.umask(0o077); signal.signal(signal.SIGUSR1, signal.SIG_IGN)").close()
+
+    async def found(reference: str) -> list[str]:
+        server = ForkServer(reference)
+        process = await server.fork()
+        lines = inherited_from(parent_of(process.pid).pid)
+        process.kill()
+        await process.gone()
+        await server.close()
+        return lines
+
+    async def main() -> tuple[list[str], list[str]]:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await found("inheriting:idle"), await found(program("rally"))
+
+    left, untouched = asyncio.run(main())
+    assert len(left) == 3
+    assert left == untouched
+
+
 FOOTPRINTS = """
 import json, os, random, signal, socket, subprocess, sys, threading, time
 from stillframe.runtime.fork_server import footprint, why_not_shared

@@ -209,7 +209,12 @@ class _Server:
         self._channel.set_inheritable(False)
         self._directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
         self._variables = dict(os.environ)
-        self._mask = _blocked()
+        self._blocked = _blocked()
+        self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        # Even if it was ignored: the exit code of a process that ends meanwhile would be lost.
+        self._handlers[signal.SIGCHLD] = signal.SIG_DFL
+        self._umask = os.umask(0)
+        os.umask(self._umask)
         self._loaded: dict[str, tuple[int, ...] | None] = {}
 
     def load(self) -> None:
@@ -306,10 +311,15 @@ class _Server:
         os.lseek(stdin, 0, os.SEEK_SET)
         os.dup2(stdin, 0)
         _flush()
-        # What an import did outside Python outlives it, and the next one would meet it.
+        # What an import did outside Python outlives it, and the next one would meet it. What it
+        # added to the nice value stays: only root may take that back.
         for timer in _TIMERS:
             signal.setitimer(timer, 0)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        for number, handler in self._handlers.items():
+            if handler is not None and signal.getsignal(number) != handler:
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
+        os.umask(self._umask)
         os.chdir(self._directory)
         self._channel.set_inheritable(True)
         program = [sys.executable, "-m", _PROGRAM]
