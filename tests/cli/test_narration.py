@@ -35,6 +35,7 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
 @pytest.mark.parametrize(
     ("event", "line"),
     [
+        (events.NotShared("it is slower"), "it is slower"),
         (events.EpochBegan(1, None), "epoch 1: starting afresh"),
         (events.EpochBegan(2, SnapshotId("P1", 7)), "epoch 2: starting from snapshot P1-7"),
         (

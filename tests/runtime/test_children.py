@@ -174,15 +174,10 @@ def test_a_start_is_stopped_while_what_forks_them_hangs(
     assert children() <= others
 
 
-def test_a_process_that_joins_is_stopped_while_what_forks_it_hangs(
-    unfortunate: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It ends as stopped, with 0, and leaves nothing behind."""
-    others, told = children(), []
-    monkeypatch.setattr(forking, "END_S", 0.1)
-    unfortunate(HANG).close()
+def joining() -> Launch:
+    """Return what process A of ``unfortunate:idle`` must know to join from elsewhere."""
     nowhere = Address("127.0.0.1", 1)
-    launch = Launch(
+    return Launch(
         me=Credentials("A", 0, "", b""),
         reference="unfortunate:idle",
         search_path=sys.path,
@@ -193,19 +188,50 @@ def test_a_process_that_joins_is_stopped_while_what_forks_it_hangs(
         is_elsewhere=True,
     )
 
+
+def test_a_process_that_joins_is_stopped_while_what_forks_it_hangs(
+    unfortunate: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends as stopped, with 0, and leaves nothing behind."""
+    others, told = children(), []
+    monkeypatch.setattr(forking, "END_S", 0.1)
+    unfortunate(HANG).close()
+
     async def main() -> int:
         async with asyncio.timeout(TIMEOUT_S):
             stop = asyncio.get_running_loop().create_future()
-            joining = asyncio.ensure_future(
-                stay_joined(launch, stop, lambda what, words: told.append(what))
-            )
+            running = stay_joined(joining(), stop, lambda what, words: told.append(what))
+            ending = asyncio.ensure_future(running)
             await until(lambda: bool(children() - others))
             stop.set_result(None)
-            return await joining
+            return await ending
 
     assert asyncio.run(main()) == 0
     assert told == ["Started", "Stopped"]
     assert children() <= others
+
+
+def test_a_process_that_joins_reports_why_its_topology_is_not_shared(
+    unfortunate: Callable[..., Store],
+) -> None:
+    """As the supervisor does."""
+    told: list[tuple[str, str]] = []
+    unfortunate("import random; random.seed(7)").close()
+
+    async def main() -> int:
+        async with asyncio.timeout(TIMEOUT_S):
+            stop = asyncio.get_running_loop().create_future()
+
+            def emit(what: str, words: str) -> None:
+                told.append((what, words))
+                if what == "NotShared":
+                    stop.set_result(None)
+
+            return await stay_joined(joining(), stop, emit)
+
+    assert asyncio.run(main()) == 0
+    assert [what for what, _ in told] == ["Started", "NotShared", "Stopped"]
+    assert told[1][1].endswith(": it used or seeded the generator of the module random")
 
 
 def test_nothing_is_started_to_fork_from_if_all_processes_join(tmp_path: Path) -> None:

@@ -173,6 +173,85 @@ def test_a_topology_that_cannot_be_shared_is_loaded_by_each_process(
         assert found["A"]["environment"]["TWICE"] == "1"
 
 
+UNSHARED = "each start of a process imports the topology anew, which is slower"
+
+
+@pytest.mark.slow
+def test_why_a_topology_is_not_shared_is_reported_once(made: Make, tmp_path: Path) -> None:
+    """As an event before the first epoch, and not again when the system goes back; also if the
+    reason names a file whose name is long and no text."""
+    directory = tmp_path.joinpath(*["\udcff" + 254 * "x"] * 8)
+    directory.mkdir(parents=True)
+    store, watch = made(f"opened = open({str(directory / 'file')!a}, 'w')"), Watch()
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Supervisor("inheriting:idle", store, emit=watch.emit) as system,
+        ):
+            await take(system)
+            await system.restore()
+
+    asyncio.run(main())
+    store.close()
+    shown = str(directory).replace("\udcff", "\ufffd")
+    assert watch.of(events.NotShared) == [events.NotShared(f"{UNSHARED}: it opened {shown}/file")]
+    assert isinstance(watch.events[0], events.NotShared)
+    assert len(watch.of(events.SystemRunning)) == 2
+
+
+@pytest.mark.slow
+def test_a_shared_topology_is_not_reported(made: Make) -> None:
+    """There is nothing to say."""
+    store, watch = made(), Watch()
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Supervisor("inheriting:idle", store, emit=watch.emit),
+        ):
+            pass
+
+    asyncio.run(main())
+    store.close()
+    assert watch.of(events.SystemRunning)
+    assert not watch.of(events.NotShared)
+
+
+@pytest.mark.slow
+def test_a_topology_is_shared_again_after_an_import_that_failed(made: Make, tmp_path: Path) -> None:
+    """A process dies while its module is half saved. The next epoch meets the half; the one after
+    it imports the whole module once, as the first one did."""
+    module = tmp_path / "inheriting.py"
+
+    class Mending(Watch):
+        def emit(self, event: events.Event) -> None:
+            if isinstance(event, events.ProcessDied) and "SyntaxError" in event.cause:
+                module.write_text(whole)
+            super().emit(event)
+
+    store, watch = made(), Mending()
+    whole = module.read_text()
+
+    async def main() -> dict[str, dict[str, Any]]:
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Supervisor("inheriting:idle", store, emit=watch.emit) as system,
+        ):
+            module.write_text("def half(")
+            system.children["A"].kill()
+            await watch.until(lambda: len(watch.of(events.SystemRunning)) == 2)
+            await take(system)
+            return {name: json.loads((tmp_path / name).read_text()) for name in system.children}
+
+    found = asyncio.run(main())
+    store.close()
+    assert len(watch.of(events.ProcessDied)) == 2
+    assert found["A"]["loaded_by"] == found["B"]["loaded_by"]
+    assert found["A"]["loaded_by"] not in (found["A"]["pid"], found["B"]["pid"])
+    assert watch.of(events.NotShared) == [events.NotShared(f"{UNSHARED}: its import failed")]
+
+
 def inherited_from(pid: int) -> list[str]:
     """Return the lines of what a process hands on to its children: file mode mask, and signals."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()

@@ -48,7 +48,8 @@ def sentence(event: events.Event) -> str:
             lines = f"\n{story.rstrip()}" if story else ""
             text = f"process {process} died: {cause}; going back to the last snapshot{lines}"
         case (
-            events.ConnectionTrouble(detail)
+            events.NotShared(detail)
+            | events.ConnectionTrouble(detail)
             | events.StoreTrouble(detail)
             | events.LogTrouble(detail)
         ):

@@ -117,6 +117,8 @@ class Epoch:
         self.forked_at = time.monotonic()
         if self.ended.done():
             return
+        if (detail := terms.server.newly_unshared()) is not None:
+            terms.emit(events.NotShared(detail))
         terms.emit(events.EpochBegan(terms.store.epoch, restored_from))
         # Nobody begins before it is written down who must be ended if we die.
         self._announce(secret)

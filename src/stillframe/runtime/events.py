@@ -30,6 +30,13 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
     restored_from: SnapshotId | None
 
 
+class NotShared(msgspec.Struct, frozen=True, tag=True):
+    """The processes cannot share what the topology imports, which makes starts slower. Later epochs
+    do not repeat it while the reason stays the same."""
+
+    detail: str
+
+
 class CodeChanged(msgspec.Struct, frozen=True, tag=True):
     """The system begins with a snapshot that was taken of other code, and what that means."""
 
@@ -104,7 +111,8 @@ class LogTrouble(msgspec.Struct, frozen=True, tag=True):
 
 
 Event = (
-    CodeChanged
+    NotShared
+    | CodeChanged
     | EpochBegan
     | SystemRunning
     | TakenOver

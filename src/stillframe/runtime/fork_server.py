@@ -8,7 +8,8 @@ and a standard input of its own and no other descriptor; what a process must kno
 it, comes on that standard input and is never here. If loading the topology left something that a
 copy would lack or share, such as a thread, a socket or a generator of random numbers, this program
 begins again without the topology, and each process loads it by itself. It begins again too when a
-file was changed that it had loaded: a process runs the code that is there when it starts.
+file was changed that it had loaded: a process runs the code that is there when it starts. If
+loading failed, it begins again with the topology once a process has ended that met the same.
 
 It ends when its supervisor does; processes that it forked go on.
 """
@@ -34,6 +35,7 @@ _FIRST_OTHER = 3
 """The first descriptor that is none of standard input, output and error."""
 _FD_MAX = 2**20
 _PACKET_BYTES = 2**10
+_FAILED = "its import failed"
 _PROGRAM = "stillframe.runtime.fork_server"
 _CHILDREN = Path("/proc/thread-self/children")
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -43,20 +45,22 @@ class Setup(msgspec.Struct, frozen=True):
     """What the fork server must know, as one line of JSON on its standard input.
 
     Requests come on the socket `channel`: one packet each, with the standard input of the process
-    to be forked. The topology of `reference`, looked for on `search_path`, is loaded here if it
-    `is_shared`.
+    to be forked. The topology of `reference`, looked for on `search_path`, is loaded here, except
+    if there is a reason why it is `unshared`.
     """
 
     channel: int
     reference: str
     search_path: list[str]
-    is_shared: bool = True
+    unshared: str | None = None
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a request: the process `pid`, with a pidfd of it."""
+    """The answer to a request: the process `pid`, with a pidfd of it; and why it loads the topology
+    by itself, if it does."""
 
     pid: int
+    unshared: str | None
 
 
 class NotForked(msgspec.Struct, frozen=True, tag=True):
@@ -175,7 +179,8 @@ def _descriptors() -> dict[int, str]:
     found = {}
     for descriptor in tuple(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError):  # the one with which these are listed
-            found[int(descriptor.name)] = str(descriptor.readlink())
+            target = os.fsencode(descriptor.readlink())
+            found[int(descriptor.name)] = target.decode(errors="replace")
     return found
 
 
@@ -216,20 +221,22 @@ class _Server:
         self._umask = os.umask(0)
         os.umask(self._umask)
         self._loaded: dict[str, tuple[int, ...] | None] = {}
+        self._first: int | None = None
+        self._first_has_ended = False
 
     def load(self) -> None:
-        """Load the topology, if it is to be shared and can be."""
-        if not self._setup.is_shared:
+        """Load the topology, if it can be shared."""
+        if self._setup.unshared is not None:
             return
         before, known = footprint(), set(sys.modules)
         try:
             load_topology(self._setup.reference)
         except BaseException:  # each process meets it, and says it where that is heard
-            is_shared = False
+            reason: str | None = _FAILED
         else:
-            is_shared = why_not_shared(before, footprint()) is None
-        if not is_shared:
-            self._begin_again(is_shared=False)
+            reason = why_not_shared(before, footprint())
+        if reason is not None:
+            self._begin_again(reason)
         self._loaded = stamps(set(sys.modules) - known)
 
     def serve(self) -> bool:
@@ -248,11 +255,11 @@ class _Server:
                 ready = {number for number, _ in waiting.poll()}
                 if woken in ready:
                     os.read(woken, _PACKET_BYTES)
-                    self._tell_ended()
+                self._tell_ended()
                 if self._channel.fileno() not in ready:
                     continue
-                if any(_stamp(file) != stamp for file, stamp in self._loaded.items()):
-                    self._begin_again(is_shared=True)
+                if self._is_outdated():
+                    self._begin_again(None)
                 packet, descriptors, _, _ = socket.recv_fds(self._channel, _PACKET_BYTES, 1)
                 if not packet:
                     break
@@ -280,6 +287,7 @@ class _Server:
             self._become_a_process(descriptors[0])
             return True
         os.close(descriptors[0])
+        self._first = self._first or pid
         try:
             watching = os.pidfd_open(pid)
         except OSError as error:
@@ -287,7 +295,8 @@ class _Server:
             self._answer(NotForked(error.errno or 0))
             return False
         try:
-            socket.send_fds(self._channel, [_encode(Forked(pid))], [watching])
+            answer = _encode(Forked(pid, self._setup.unshared))
+            socket.send_fds(self._channel, [answer], [watching])
         finally:
             os.close(watching)
         return False
@@ -302,10 +311,16 @@ class _Server:
         os.closerange(_FIRST_OTHER, _FD_MAX)
         sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 - it stays open
 
-    def _begin_again(self, *, is_shared: bool) -> None:
+    def _is_outdated(self) -> bool:
+        """Return whether loading the topology anew may have another result."""
+        if self._setup.unshared == _FAILED:
+            return self._first_has_ended  # so once in each epoch
+        return any(_stamp(file) != stamp for file, stamp in self._loaded.items())
+
+    def _begin_again(self, unshared: str | None) -> None:
         """Replace this program by itself. It keeps its number, its processes and the channel, with
-        what was not yet read of that."""
-        again = msgspec.structs.replace(self._setup, is_shared=is_shared)
+        what was not yet read of that; `unshared` is why it does not load the topology then."""
+        again = msgspec.structs.replace(self._setup, unshared=unshared)
         stdin = os.memfd_create("setup")
         os.write(stdin, _encode(again) + b"\n")
         os.lseek(stdin, 0, os.SEEK_SET)
@@ -330,6 +345,7 @@ class _Server:
 
     def _tell_ended(self) -> None:
         for ended in self._reap():
+            self._first_has_ended |= ended.pid == self._first
             self._answer(ended)
 
     def _reap(self) -> list[Ended]:

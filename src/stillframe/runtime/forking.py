@@ -25,7 +25,8 @@ first."""
 END_S = 5.0
 """So long a fork server has to end by itself when it is no longer needed."""
 _PROGRAM = "stillframe.runtime.fork_server"
-_PACKET_BYTES = 2**10
+_PACKET_BYTES = 2**15
+"""An answer has room for a path of 4096 characters, each of which JSON may write as six."""
 _REQUEST = b"fork"
 _FIRST_OTHER = 3
 
@@ -44,7 +45,12 @@ class _Request(NamedTuple):
 
 
 class _Channel:
-    """A fork server that was started, and the socket that connects it to us."""
+    """A fork server that was started, and the socket that connects it to us.
+
+    Attributes:
+        unshared: why the last process that it forked loads the topology by itself; None if it
+            need not.
+    """
 
     def __init__(self, reference: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -61,6 +67,7 @@ class _Channel:
             os.close(number)
         os.set_blocking(ours.fileno(), False)
         self._socket = ours
+        self.unshared: str | None = None
         self._waiting: deque[_Request] = deque()
         self._codes: dict[int, asyncio.Future[int | None]] = {}
         self._loop.add_reader(ours.fileno(), self._read)
@@ -138,6 +145,7 @@ class _Channel:
             return
         answering, told = self._waiting.popleft()
         if isinstance(answer, Forked) and descriptors and not answering.done():
+            self.unshared = answer.unshared
             code = self._codes[answer.pid] = self._loop.create_future()
             answering.set_result(Started(answer.pid, descriptors[0], told, code))
             return
@@ -160,6 +168,7 @@ class ForkServer:
     def __init__(self, reference: str) -> None:
         self._reference = reference
         self._channel: _Channel | None = None
+        self._told: str | None = None
 
     def warm(self) -> None:
         """Start it, if it does not run: it is then ready sooner.
@@ -190,6 +199,15 @@ class ForkServer:
                 f"no process can be started: the program that forks them (python -m {_PROGRAM}) "
                 f"ended at once, with {code}; what it wrote to standard error says why"
             ) from error
+
+    def newly_unshared(self) -> str | None:
+        """Return, in words, that each process loads the topology by itself, and why; None if none
+        need, or if the reason is the same as at the last call."""
+        reason = None if self._channel is None else self._channel.unshared
+        is_told, self._told = reason == self._told, reason
+        if reason is None or is_told:
+            return None
+        return f"each start of a process imports the topology anew, which is slower: {reason}"
 
     async def close(self) -> None:
         """End it, and wait until it has ended. Processes that it forked go on."""

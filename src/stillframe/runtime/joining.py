@@ -26,7 +26,8 @@ async def stay_joined(
     Args:
         launch: what it must know; it is elsewhere than the coordinator.
         stop: done when somebody wants it to end.
-        emit: takes what happens (``Started``, ``Ended``, ``Stopped``), and the same in words.
+        emit: takes what happens (``Started``, ``NotShared``, ``Ended``, ``Stopped``), and the same
+            in words.
     """
     loop, process = asyncio.get_running_loop(), launch.me.process
     server = ForkServer(launch.reference)
@@ -38,6 +39,8 @@ async def stay_joined(
             began = loop.time()
             emit("Started", f"looking for the coordinator at {launch.coordinator}")
             await _first(children.spawn(process), stop)
+            if (detail := server.newly_unshared()) is not None:
+                emit("NotShared", detail)
             if not stop.done():
                 children.launch(launch)
                 await _first(children.running[process].wait(), stop)
