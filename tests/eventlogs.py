@@ -48,6 +48,33 @@ Fault = tuple[str | None, str, str | None, str, int | None]
 """What is wrong: snapshot, source and target, what, and which message, if it is of one."""
 
 
+def as_stream(path: Path) -> Path:
+    """Write a file as the stream that it was before it was complete; return its path then."""
+    table = pq.read_table(path).cast(SCHEMA)
+    span = pq.read_metadata(path).metadata[SPAN_KEY]
+    schema = SCHEMA.with_metadata({SPAN_KEY: span})
+    stream_path = path.with_suffix(".arrows")
+    with (
+        pa.OSFile(str(stream_path), "wb") as file,
+        pa.ipc.new_stream(file, schema) as stream,
+    ):
+        for batch in table.to_batches(max_chunksize=20):
+            stream.write_batch(batch)
+    path.unlink()
+    return stream_path
+
+
+def messages(stream: bytes) -> list[tuple[str, int, int]]:
+    """Return the type of each message in a stream of batches, where it begins, where it ends."""
+    source = pa.BufferReader(stream)
+    found = []
+    start = 0
+    for message in pa.ipc.MessageReader.open_stream(source):
+        found.append((message.type, start, source.tell()))
+        start = source.tell()
+    return found
+
+
 class _Process:
     def __init__(self, name: str, names: list[str]) -> None:
         self.name = name

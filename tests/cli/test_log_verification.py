@@ -16,7 +16,7 @@ from stillframe.store.manifest import Manifest, read_manifest
 from stillframe.store.seal import seal
 from stillframe.store.store import Store
 from tests.cli.conftest import Call, publish, purses, state_of
-from tests.eventlogs import Row, write
+from tests.eventlogs import Row, as_stream, messages, write
 from tests.shapes import same_shape
 
 pytest.importorskip("pyspark", reason="needs PySpark")
@@ -237,6 +237,21 @@ def test_a_damaged_store_is_a_no_before_spark_starts(call: Call, log: Path, mone
     assert (found["ok"], found["snapshots"]) == (False, [])
     assert "store.json was changed since it was written" in found["verdict"]
     assert "no: " in result.stderr
+
+
+def test_a_damaged_stream_is_a_no_before_spark_starts(call: Call, log: Path) -> None:
+    """The rows after the damaged byte were left out as after a crash, and no file was named."""
+    path = next(log.joinpath("e1", "A").glob("*.parquet"))
+    stream = as_stream(path)
+    content = bytearray(stream.read_bytes())
+    _, start, _ = messages(bytes(content))[-2]
+    content[start + 8] ^= 0x40
+    stream.write_bytes(content)
+    result = call("spark", "verify", log, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["ok"], found["snapshots"]) == (False, [])
+    assert str(stream) in found["verdict"]
 
 
 @pytest.mark.spark

@@ -11,7 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stillframe.eventlog.groups import DICTIONARIES, row_groups, whole_batches
+from stillframe.eventlog.groups import (
+    DICTIONARIES,
+    as_written,
+    row_groups,
+    whole_batches,
+    whole_stream,
+)
 from stillframe.eventlog.parts import Span, part_of, part_path, with_span
 from stillframe.eventlog.schema import ROW_GROUP_COUNT
 
@@ -91,13 +97,17 @@ def pack(path: Path) -> None:
     """Write the stream at `path`, as far as it is whole, as Parquet in its place.
 
     Raises:
-        OSError: there is no room; the stream is still there, and nothing else.
+        Damaged: it is not what was written; it is still there, and nothing else.
+        OSError: there is no room; the same.
     """
     target = path.with_suffix(".parquet")
     partial = path.with_name(f".{target.name}.partial")
     try:
         with pa.memory_map(str(path)) as source, partial.open("wb") as file:
-            stream = pa.ipc.open_stream(source)
+            with as_written(path):
+                stream = whole_stream(source)
+                if stream is None:
+                    raise ValueError("not even its schema is whole")
             with pq.ParquetWriter(
                 file,
                 stream.schema,
@@ -110,7 +120,7 @@ def pack(path: Path) -> None:
                 write_batch_size=_WRITE_BATCH_COUNT,
             ) as writer:
                 writer.add_key_value_metadata(stream.schema.metadata)
-                for table in row_groups(whole_batches(stream)):
+                for table in row_groups(whole_batches(stream, path)):
                     writer.write_table(table, row_group_size=ROW_GROUP_COUNT)
             file.flush()
             os.fsync(file.fileno())
@@ -125,7 +135,8 @@ def pack_all(directory: Path) -> None:
     """Write every stream in `directory` as Parquet; none may be open.
 
     Raises:
-        OSError: there is no room; what is not in Parquet is there as it was.
+        Damaged: one is not what was written; what is not in Parquet is there as it was.
+        OSError: there is no room; the same.
     """
     for path in sorted(directory.glob("*.arrows")):
         pack(path)

@@ -4,6 +4,7 @@ Executors of a cluster run it: it needs no more than Arrow.
 """
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ DICTIONARIES = ["kind", "channel", "snapshot"]
 STREAM = -1
 """In place of the number of a row group: all of a file that is a stream of batches."""
 
+_MESSAGE_BEGINS = b"\xff\xff\xff\xff"
+_MESSAGE_HEAD = re.compile(rb"\xff{4}[^\xff]..\0", re.DOTALL)
+"""How a message begins, with the length of its metadata: a multiple of `_ALIGNMENT`."""
+_ALIGNMENT = 8
 _NO_TABLE = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError)
 _UNPACKED_BYTES_MIN = 2**28
 _UNPACKED_PER_BYTE = 64
@@ -26,22 +31,84 @@ _GROUP_BYTES_MAX = 2**30
 """So much a row group may become in memory, whatever it says."""
 
 
-def whole_batches(stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a stream up to where it ends or is cut short.
+def whole_stream(source: pa.NativeFile) -> pa.RecordBatchReader | None:
+    """Return a reader of a stream of batches up to its last whole one.
+
+    A stream that is being written, or whose process was killed, misses bytes at its end and nowhere
+    else. Whatever else cannot be read is damage: whole batches may come after it.
+
+    Returns:
+        None if not even its schema is whole.
 
     Raises:
-        pyarrow.ArrowInvalid: one is not what was written, or has other columns than an event log.
+        pyarrow.ArrowInvalid: a message is not what was written.
+        OSError: it cannot be read.
     """
+    size = source.size()
+    messages = pa.ipc.MessageReader.open_stream(source)
+    whole = following = 0
     while True:
         try:
-            batch = next(stream)
-        except (StopIteration, pa.ArrowInvalid, OSError):
-            return
-        if not batch.schema.equals(SCHEMA):
-            raise pa.ArrowInvalid(f"it has other columns: {batch.schema.to_string()}")
-        # Arrow looks at nothing until it is asked to; what is wrong could end this process.
-        batch.validate(full=True)
-        yield pa.record_batch([_with_known_indices(array) for array in batch], schema=SCHEMA)
+            kind = messages.read_next_message().type
+        except (StopIteration, pa.ArrowInvalid, OSError) as error:
+            # What was appended later is left out: Arrow has not seen it.
+            rest_bytes = max(size, source.tell()) - following
+            is_too_long = rest_bytes > _GROUP_BYTES_MAX
+            if is_too_long or not _is_cut_short(source.read_at(rest_bytes, following)):
+                raise pa.ArrowInvalid(f"no message follows its first {following} bytes") from error
+            return pa.ipc.open_stream(source.get_stream(0, whole)) if whole else None
+        following = source.tell()
+        if following % _ALIGNMENT:  # Arrow would read the next one, too, in its oldest format
+            raise pa.ArrowInvalid(f"a message ends after its first {following} bytes")
+        if kind != "dictionary":  # a dictionary counts if a batch follows that may need it
+            whole = following
+
+
+def _is_cut_short(rest: bytes) -> bool:
+    """Return whether what follows the last whole message of a stream is its end, or begins a
+    message of which only the end is missing.
+
+    Zeros are an end, too: some file systems leave them in place of what was not on the disk when
+    the power failed. Of a message that is zeros in part nobody can say what made it so: it is
+    damaged. So is a length that reaches past the end of the file, if a whole message follows.
+    """
+    if _MESSAGE_BEGINS.startswith(rest.rstrip(b"\0")):
+        return True
+    source = pa.BufferReader(rest)
+    if not rest.startswith(_MESSAGE_BEGINS) or _is_message(source):
+        return False
+    # If bytes are missing, Arrow has asked for more than there are.
+    return source.tell() == len(rest) and not any(
+        _is_message(pa.BufferReader(pa.py_buffer(rest).slice(head.start())))
+        for head in _MESSAGE_HEAD.finditer(rest, len(_MESSAGE_BEGINS))
+    )
+
+
+def _is_message(source: pa.NativeFile) -> bool:
+    try:
+        pa.ipc.read_message(source)
+    except (pa.ArrowException, OSError, EOFError):
+        return False
+    return True
+
+
+def whole_batches(stream: pa.RecordBatchReader, path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a stream.
+
+    Args:
+        stream: what `whole_stream` returned of the file at `path`.
+        path: of the file.
+
+    Raises:
+        Damaged: one is not what was written, or has other columns than an event log.
+    """
+    with as_written(path):
+        for batch in stream:
+            if not batch.schema.equals(SCHEMA):
+                raise pa.ArrowInvalid(f"it has other columns: {batch.schema.to_string()}")
+            # Arrow looks at nothing until it is asked to; what is wrong could end this process.
+            batch.validate(full=True)
+            yield pa.record_batch([_with_known_indices(array) for array in batch], schema=SCHEMA)
 
 
 def _with_known_indices(array: pa.Array) -> pa.Array:
@@ -105,7 +172,8 @@ def tables(path: Path, groups: Iterable[int], columns: Sequence[str]) -> Iterato
 
 def _stream(path: Path) -> Iterator[pa.Table]:
     with pa.OSFile(str(path)) as source:
-        yield from row_groups(whole_batches(pa.ipc.open_stream(source)))
+        if (stream := whole_stream(source)) is not None:
+            yield from row_groups(whole_batches(stream, path))
 
 
 def _of_parquet(path: Path, wanted: list[int], columns: Sequence[str]) -> Iterator[pa.Table]:

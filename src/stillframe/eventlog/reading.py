@@ -10,14 +10,12 @@ import pyarrow.parquet as pq
 
 from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog import groups
-from stillframe.eventlog.groups import STREAM, as_written, whole_batches
+from stillframe.eventlog.groups import STREAM, as_written, whole_batches, whole_stream
 from stillframe.eventlog.parts import Span, part_of, span_of
 from stillframe.eventlog.schema import SCHEMA
 from stillframe.local_path import local_path
 from stillframe.model import check_process_id
 
-_STREAM_BEGINS = b"\xff\xff\xff\xff"
-_STREAM_HEAD_BYTES = 8
 _COUNT_MAX = 2**62
 _LISTING_COUNT_MAX = 16
 """So often a listing is begun again because a file went while it was looked at."""
@@ -142,13 +140,13 @@ def _look_at(path: Path) -> Part | None:
                 metadata = file.metadata
                 span = span_of(metadata.metadata, path)
                 part = Part(path, span, metadata.num_rows, metadata.num_row_groups)
-        elif _has_schema(path):
-            with pa.OSFile(str(path)) as source:
-                stream = pa.ipc.open_stream(source)
-                span = span_of(stream.schema.metadata, path)
-                part = Part(path, span, sum(b.num_rows for b in whole_batches(stream)), 0)
         else:
-            return None
+            with pa.OSFile(str(path)) as source:
+                if (stream := whole_stream(source)) is None:
+                    return None
+                span = span_of(stream.schema.metadata, path)
+                row_count = sum(batch.num_rows for batch in whole_batches(stream, path))
+                part = Part(path, span, row_count, 0)
     if part_of(path) != (span.epoch, span.part) or path.parent.name != span.process:
         raise Damaged(
             f"{path} says that it is part {span.part} of {span.process} in epoch {span.epoch}: put "
@@ -163,13 +161,3 @@ def _look_at(path: Path) -> Part | None:
     except UsageError as error:
         raise Damaged(f"{path} names a process that cannot be: {error}") from error
     return part
-
-
-def _has_schema(path: Path) -> bool:
-    """Return whether the first message of a stream is there as a whole."""
-    with path.open("rb") as file:
-        head = file.read(_STREAM_HEAD_BYTES)
-        if not head.startswith(_STREAM_BEGINS) and not _STREAM_BEGINS.startswith(head):
-            raise ValueError("it is no stream of Arrow record batches")
-        size = _STREAM_HEAD_BYTES + int.from_bytes(head[len(_STREAM_BEGINS) :], "little")
-        return len(head) == _STREAM_HEAD_BYTES and path.stat().st_size >= size
