@@ -3,11 +3,12 @@
 import io
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from stillframe.errors import Damaged
-from stillframe.eventlog.files import Stream, pack
+from stillframe.eventlog.files import Stream, pack, pack_all
 from stillframe.eventlog.groups import whole_batches, whole_stream
 from stillframe.eventlog.parts import Span
 from stillframe.eventlog.reading import parts, tables
@@ -210,3 +211,12 @@ def test_a_stream_that_was_cut_short_is_packed(tmp_path: Path) -> None:
     pack(path)
     assert list(path.parent.iterdir()) == [path.with_suffix(".parquet")]
     assert events(tmp_path) == ALL[:-BATCH_ROW_COUNT]
+
+
+def test_a_damaged_stream_keeps_no_other_from_being_packed(tmp_path: Path) -> None:
+    """The first one was in the way of all that came after it."""
+    first, second = write(tmp_path), write(tmp_path, msgspec.structs.replace(SPAN, part=2))
+    damage(first)
+    with pytest.raises(Damaged, match=NAME):
+        pack_all(first.parent)
+    assert sorted(first.parent.iterdir()) == [first, second.with_suffix(".parquet")]

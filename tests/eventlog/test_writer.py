@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stillframe.errors import Damaged
 from stillframe.eventlog import files, groups, scribe, writer
 from stillframe.eventlog.reading import Part, parts, tables
 from stillframe.eventlog.rows import BY_ITSELF, StepRow
@@ -215,6 +216,28 @@ def test_the_oldest_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert spans[0].event_count == 7
     assert spans[0].sent == {"P2": 0, "P5": 14}
     assert spans[0].lost_count == 0
+
+
+def test_the_oldest_files_go_also_if_one_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be written as Parquet does not let the log grow without end."""
+
+    def cannot(_: Path) -> None:
+        raise Damaged("events-000001.arrows")
+
+    monkeypatch.setattr(scribe, "pack_all", cannot)
+    monkeypatch.setattr(files, "STREAM_ROW_COUNT", 2)
+    monkeypatch.setattr(scribe, "JOINED_COUNT_MAX", 1)
+    monkeypatch.setattr(files, "PART_COUNT_MAX", 3)
+    noting = Noting(tmp_path, SOURCES, TARGETS)
+    for _ in range(10):
+        noting.act("P2", ["P5"])
+        noting.hand_over()
+    noting.writer.close()
+    assert [part.span.part for part in parts(tmp_path)] == [8, 9, 10]
+    assert all("events-000001.arrows" in trouble for trouble in noting.troubles)
+    assert noting.troubles
 
 
 def test_a_full_disk_costs_rows_and_is_told_once(

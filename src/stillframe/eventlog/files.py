@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stillframe.errors import Damaged
 from stillframe.eventlog.groups import (
     DICTIONARIES,
     as_written,
@@ -132,14 +133,20 @@ def pack(path: Path) -> None:
 
 
 def pack_all(directory: Path) -> None:
-    """Write every stream in `directory` as Parquet; none may be open.
+    """Write every stream in `directory` as Parquet that can be; none may be open.
 
     Raises:
         Damaged: one is not what was written; what is not in Parquet is there as it was.
         OSError: there is no room; the same.
     """
+    damaged = None
     for path in sorted(directory.glob("*.arrows")):
-        pack(path)
+        try:
+            pack(path)
+        except Damaged as error:
+            damaged = error
+    if damaged is not None:
+        raise damaged
 
 
 def remove_oldest(directory: Path) -> None:

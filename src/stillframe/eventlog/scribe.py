@@ -138,8 +138,8 @@ class Scribe:
         if stream is not None:
             try:
                 stream.end()
+                remove_oldest(self._directory)  # also if a damaged one cannot be packed
                 pack_all(self._directory)
-                remove_oldest(self._directory)
             except Exception as error:
                 self._tell(error)
 
