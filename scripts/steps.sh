@@ -27,7 +27,8 @@ run_tests() {
 # run_night [PART] [--seed N]: the parts one after the other, with a seed for all that is random.
 run_night() {
     local known parts=() part seed
-    known=$(.venv/bin/python -c 'from tests.nightly import PARTS; print(*PARTS)')
+    known=$(.venv/bin/python -c 'from tests.nightly import PARTS; print(*PARTS)') ||
+        give_up "cannot read the parts of a night from tests/nightly.py"
     seed=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
     while [ $# -gt 0 ]; do
         if [ "$1" = --seed ] && [[ "${2-}" =~ ^[0-9]+$ ]]; then
