@@ -4,6 +4,9 @@ set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$ROOT"
 
+# pytest exits with a code of its own on Ctrl-C, after which bash would begin the next step.
+trap 'trap - INT; kill -INT $$' INT
+
 failed=()
 step() {
     local label=$1 begin=$SECONDS
