@@ -38,6 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     costs.put_longest_first(items)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Begin a part of the night."""
+    nightly.begin(session.config)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Check that groups are in force, and keep thousands of collected tests out of every later
     garbage collection: one that visits them takes half a second, and some tests collect hundreds of
@@ -53,6 +58,6 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:
     """Report the figures of a night."""
-    nightly.report(terminalreporter)
+    nightly.report(terminalreporter, exitstatus)

@@ -100,10 +100,25 @@ def figure(record_property: Callable[[str, object], None]) -> Figure:
     return record_property
 
 
-def report(reporter: Any) -> None:
+def begin(config: pytest.Config) -> None:
+    """Replace what an earlier night kept of this part: a run that is killed reports nothing.
+
+    Args:
+        config: pytest's configuration.
+    """
+    if _reports(config):
+        _keep(finished=False, passed=0, failed=set(), figures={})
+
+
+def report(reporter: Any, status: int) -> None:
     """Print the figures of a part of the night; keep them, and the seed with what failed, in a
-    file."""
-    if SEED is None:
+    file.
+
+    Args:
+        reporter: pytest's reporter, with the outcome of every test.
+        status: pytest's exit code, which tells whether the part finished.
+    """
+    if not _reports(reporter.config):
         return
     figures: dict[str, dict[str, Any]] = {}
     failed = set()
@@ -111,23 +126,43 @@ def report(reporter: Any) -> None:
         for test in reporter.stats.get(outcome, []):
             if outcome != "passed":
                 failed.add(test.nodeid)
-            if test.user_properties:
+            # A file that could not be collected has none.
+            if getattr(test, "user_properties", None):
                 figures[test.nodeid.partition("@")[0]] = dict(test.user_properties)
-    RESULTS.mkdir(parents=True, exist_ok=True)
     figures = dict(sorted(figures.items()))
-    result = {
-        "seed": SEED,
-        "passed": len(reporter.stats.get("passed", [])),
-        "failed": sorted(failed),
-        "minutes": round((time.monotonic() - BEGAN) / 60, 1),
-        "figures": figures,
-    }
-    (RESULTS / f"{PART}.json").write_text(json.dumps(result, indent=1))
+    _keep(
+        finished=status in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED},
+        passed=len(reporter.stats.get("passed", [])),
+        failed=failed,
+        figures=figures,
+    )
     reporter.section(f"figures of {PART}, seed {SEED}")
     for test, values in figures.items():
         reporter.line(f"{test.rpartition('::')[2]}: {listed(values)}")
     if failed:
         reporter.line(f"replay with: ./check nightly {PART} --seed {SEED}")
+
+
+def _reports(config: pytest.Config) -> bool:
+    """Return whether this process reports a night: each that pytest-xdist starts knows only of its
+    own tests, and outlives one that is killed."""
+    return SEED is not None and not hasattr(config, "workerinput")
+
+
+def _keep(
+    *, finished: bool, passed: int, failed: set[str], figures: dict[str, dict[str, Any]]
+) -> None:
+    """Write what is known of this part."""
+    result = {
+        "seed": SEED,
+        "finished": finished,
+        "passed": passed,
+        "failed": sorted(failed),
+        "minutes": round((time.monotonic() - BEGAN) / 60, 1),
+        "figures": figures,
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{PART}.json").write_text(json.dumps(result, indent=1))
 
 
 def listed(values: dict[str, Any]) -> str:
@@ -165,6 +200,8 @@ def table() -> str:
                 for test, values in together(night["figures"]).items()
             )
             tests = f"{night['passed']:,} passed, {len(night['failed'])} failed"
+            if not night["finished"]:
+                tests += ", not finished"
             lines.append(f"| {part} | {night['seed']} | {night['minutes']} | {tests} | {said} |")
     return "\n".join(lines)
 
