@@ -8,7 +8,8 @@ parent becomes a child of this one, and the kernel adds its CPU time here when i
 belongs to the test file that the process was started in, which its environment names.
 
 The exit code is the command's; or 1 if the command succeeded and its descendants used more than the
-limit, in which case the test files that grew against ``tests/costs.json`` are named.
+limit, in which case the test files that grew against ``tests/costs.json`` are named. SIGTERM and
+SIGHUP end all descendants, then this program.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Self
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +34,7 @@ PR_SET_CHILD_SUBREAPER = 36
 PARENT = 1
 """Where the parent stands in ``/proc/PID/stat`` behind the program's name (proc(5))."""
 ORPHAN_WAIT_S = 10.0
-"""How long descendants have to end after the command, in seconds."""
+"""How long descendants have to end after the command or a signal, in seconds."""
 LOOK_EVERY_S = 0.1
 """How often new orphans are asked for their test, in seconds: one that has ended says nothing."""
 CURRENT_TEST = b"PYTEST_CURRENT_TEST="
@@ -108,11 +110,41 @@ def run(command: list[str], orphans: Orphans) -> int:
         orphans.add(pid, usage)
 
 
-def end_orphans(orphans: Orphans) -> list[str]:
+def end_by_signal(orphans: Orphans) -> None:
+    """From now on, let SIGTERM and SIGHUP end all descendants, then this program."""
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN  # as nohup leaves it
+    ]
+
+    def end(received: int, _: FrameType | None) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        report(end_orphans(orphans, ask=True))
+        signal.signal(received, signal.SIG_DFL)
+        os.kill(os.getpid(), received)
+
+    for number in numbers:
+        signal.signal(number, end)
+
+
+def end_orphans(orphans: Orphans, *, ask: bool = False) -> list[str]:
     """Wait for descendants that are left; return the command lines of those that did not end in
-    time, and end them."""
+    time, and end them.
+
+    Args:
+        orphans: adds up what they used.
+        ask: whether to send SIGTERM to each child, and to each descendant that becomes one: parents
+            first, because a parent may begin something else when a child of its own ends.
+    """
     late: list[str] = []
+    asked: set[int] = set()
     while left := list(_children()):
+        if ask:
+            for pid in set(left) - asked:
+                os.kill(pid, signal.SIGTERM)
+            asked.update(left)
         descriptors = [os.pidfd_open(pid) for pid in left]
         ended, _, _ = select.select(descriptors, [], [], 0 if late else ORPHAN_WAIT_S)
         for descriptor in descriptors:
@@ -125,6 +157,15 @@ def end_orphans(orphans: Orphans) -> list[str]:
         while _child_ended(orphans):
             pass
     return late
+
+
+def report(late: list[str]) -> None:
+    """Print the command lines of descendants that did not end in time."""
+    for line in late:
+        print(
+            f"cpu: still running {ORPHAN_WAIT_S:.0f} s after the end, now killed: {line[:200]}",
+            file=sys.stderr,
+        )
 
 
 def cpu_s() -> float:
@@ -192,10 +233,9 @@ def main() -> int:
     MEASURED.unlink(missing_ok=True)
     adopt_orphans()
     with Orphans() as orphans:
+        end_by_signal(orphans)
         code = run(options.command, orphans)
-        late = end_orphans(orphans)
-    for line in late:
-        print(f"cpu: still running 10 s after the end, now killed: {line[:200]}", file=sys.stderr)
+        report(end_orphans(orphans))
     add_to_files(orphans.used_s)
     used_s = cpu_s()
     limit = "" if options.limit is None else f" (limit {options.limit:.0f} min)"

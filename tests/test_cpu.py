@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,58 @@ print(*(f"{file} {used_s}" for file, used_s in orphans.used_s.items()), sep="\\n
     ((file, used_s),) = map(str.split, run.stdout.splitlines())
     assert file == "tests/a.py"
     assert float(used_s) >= BURN_S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("trap", "answer"),
+    [("echo asked; exit", "asked\n"), ("", "")],
+    ids=["ends when asked", "ignores it"],
+)
+def test_a_signal_ends_all_descendants(number: int, trap: str, answer: str) -> None:
+    """Orphans too: they have the time to end in order, and are killed if they do not."""
+    program = f"""import signal, sys
+from scripts import cpu
+signal.signal({number:d}, signal.SIG_DFL)
+cpu.ORPHAN_WAIT_S = {10.0 if trap else 0.1}
+sys.exit(cpu.main())
+"""
+    orphan = f"trap '{trap}' TERM; cat <&3 & echo $$ $!; wait"
+    leave_an_orphan = """sh -c 'sh -c "$0" &' "$0" 3<&0; cat"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "sh", "-c", leave_an_orphan, orphan],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=PROGRAM.parent.parent,
+    ) as run:
+        assert run.stdout is not None
+        pids = run.stdout.readline().split()
+        run.send_signal(number)
+        run.wait()
+        left = [pid for pid in pids if Path("/proc", pid).exists()]
+        said, _ = run.communicate()  # what is left ends with its input
+    assert len(pids) == 2
+    assert not left
+    assert said == answer
+    assert run.returncode == -number
+
+
+@pytest.mark.slow
+def test_nohup_is_respected() -> None:
+    """A program that was told to ignore the end of its terminal continues."""
+    program = """import signal, sys
+from scripts import cpu
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+sys.exit(cpu.main())
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program, "sh", "-c", "kill -HUP $PPID; exit 3"],
+        cwd=PROGRAM.parent.parent,
+        check=False,
+    )
+    assert run.returncode == 3
 
 
 def test_what_orphans_used_is_added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
