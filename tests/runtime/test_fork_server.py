@@ -252,6 +252,22 @@ def test_a_topology_is_shared_again_after_an_import_that_failed(made: Make, tmp_
     assert watch.of(events.NotShared) == [events.NotShared(f"{UNSHARED}: its import failed")]
 
 
+@pytest.mark.slow
+def test_a_file_that_is_changed_while_it_is_imported_is_imported_again(made: Make) -> None:
+    """A process runs the code that was there when it started, not what was read before. A module
+    that writes its own file at each import is imported twice, and shared."""
+    store = made(
+        "os.environ['CODE'] = 'first'; own = Path(__file__); "
+        "own.write_text(own.read_text().replace('fir' + 'st', 'second'))"
+    )
+    found = asyncio.run(reports(store))
+    store.close()
+    one, other = found["A"], found["B"]
+    assert [report["environment"]["CODE"] for report in found.values()] == ["second", "second"]
+    assert one["loaded_by"] == other["loaded_by"]
+    assert one["loaded_by"] not in {one["pid"], other["pid"]}
+
+
 def inherited_from(pid: int) -> list[str]:
     """Return the lines of what a process hands on to its children: file mode mask, and signals."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()

@@ -8,8 +8,9 @@ and a standard input of its own and no other descriptor; what a process must kno
 it, comes on that standard input and is never here. If loading the topology left something that a
 copy would lack or share, such as a thread, a socket or a generator of random numbers, this program
 begins again without the topology, and each process loads it by itself. It begins again too when a
-file was changed that it had loaded: a process runs the code that is there when it starts. If
-loading failed, it begins again with the topology once a process has ended that met the same.
+file was changed that it had loaded, or was loading: a process runs the code that is there when it
+starts. If loading failed, it begins again with the topology once a process has ended that met the
+same.
 
 It ends when its supervisor does; processes that it forked go on.
 """
@@ -23,6 +24,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,6 +37,8 @@ _FIRST_OTHER = 3
 """The first descriptor that is none of standard input, output and error."""
 _FD_MAX = 2**20
 _PACKET_BYTES = 2**10
+_TICK_NS = 10**7
+"""The times of files lag behind the clock by up to one tick of the kernel."""
 _FAILED = "its import failed"
 _PROGRAM = "stillframe.runtime.fork_server"
 _CHILDREN = Path("/proc/thread-self/children")
@@ -46,13 +50,14 @@ class Setup(msgspec.Struct, frozen=True):
 
     Requests come on the socket `channel`: one packet each, with the standard input of the process
     to be forked. The topology of `reference`, looked for on `search_path`, is loaded here, except
-    if there is a reason why it is `unshared`.
+    if there is a reason why it is `unshared`. It is loaded `again` if a file was changed meanwhile.
     """
 
     channel: int
     reference: str
     search_path: list[str]
     unshared: str | None = None
+    again: bool = False
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -152,6 +157,14 @@ def stamps(modules: Iterable[str]) -> dict[str, tuple[int, ...] | None]:
     return {file: _stamp(file) for file in files if file is not None}
 
 
+def _was_changed(file: str, since_ns: int) -> bool:
+    try:
+        # Not when it was modified: a file that replaces another one keeps the time of its content.
+        return Path(file).stat().st_ctime_ns >= since_ns
+    except OSError:
+        return False
+
+
 def _flush() -> None:
     """Write out what was printed: else each copy would print it too."""
     for stream in (sys.stdout, sys.stderr):
@@ -228,6 +241,7 @@ class _Server:
         """Load the topology, if it can be shared."""
         if self._setup.unshared is not None:
             return
+        began_ns = time.time_ns() - _TICK_NS
         before, known = footprint(), set(sys.modules)
         try:
             load_topology(self._setup.reference)
@@ -238,6 +252,9 @@ class _Server:
         if reason is not None:
             self._begin_again(reason)
         self._loaded = stamps(set(sys.modules) - known)
+        # Once: an import may write such a file itself, or the clock of its disk be ahead.
+        if not self._setup.again and any(_was_changed(file, began_ns) for file in self._loaded):
+            self._begin_again(None, again=True)
 
     def serve(self) -> bool:
         """Answer requests until the supervisor hangs up; return True in each process forked."""
@@ -317,12 +334,12 @@ class _Server:
             return self._first_has_ended  # so once in each epoch
         return any(_stamp(file) != stamp for file, stamp in self._loaded.items())
 
-    def _begin_again(self, unshared: str | None) -> None:
+    def _begin_again(self, unshared: str | None, *, again: bool = False) -> None:
         """Replace this program by itself. It keeps its number, its processes and the channel, with
         what was not yet read of that; `unshared` is why it does not load the topology then."""
-        again = msgspec.structs.replace(self._setup, unshared=unshared)
+        setup = msgspec.structs.replace(self._setup, unshared=unshared, again=again)
         stdin = os.memfd_create("setup")
-        os.write(stdin, _encode(again) + b"\n")
+        os.write(stdin, _encode(setup) + b"\n")
         os.lseek(stdin, 0, os.SEEK_SET)
         os.dup2(stdin, 0)
         _flush()
