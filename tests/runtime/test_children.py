@@ -1,6 +1,8 @@
 """Children that cannot be started, or end before they are told anything."""
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from stillframe.errors import Unavailable
 from stillframe.runtime import events, forking
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.child import Launch
+from stillframe.runtime.children import Children
 from stillframe.runtime.joining import stay_joined
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.loading import load_topology
@@ -129,6 +132,25 @@ def test_what_forks_them_must_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(Unavailable, match="ended at once, with 1"):
         asyncio.run(main())
     store.close()
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (35, "signal 35")])
+def test_one_that_a_signal_ends_is_named_with_it(number: int, name: str) -> None:
+    """Also if it is a real-time signal, most of which have no name."""
+
+    async def main() -> str:
+        async with asyncio.timeout(TIMEOUT_S):
+            server = forking.ForkServer(program("rally"))
+            begun = Children(server, lambda _: None)
+            await begun.spawn("A")
+            os.kill(begun.running["A"].pid, number)
+            try:
+                return await begun.describe_end("A")
+            finally:
+                await begun.end()
+                await server.close()
+
+    assert asyncio.run(main()) == f"it was ended by {name}"
 
 
 HANG = "import time; time.sleep(1000)"

@@ -134,7 +134,7 @@ class Children:
         if code is None:
             return "its connection to the coordinator ended"
         if code < 0:
-            return f"it was ended by {signal.Signals(-code).name}"
+            return f"it was ended by {_signal_name(-code)}"
         return f"it exited with code {code}"
 
     def _ended(self, process: ProcessId, child: Started) -> None:
@@ -150,3 +150,10 @@ class Children:
         if (descriptor := self._descriptors.pop(process, None)) is not None:
             asyncio.get_running_loop().remove_reader(descriptor)
             os.close(descriptor)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
