@@ -125,6 +125,23 @@ def test_a_stop_whose_words_nobody_can_read_takes_the_last_snapshot(
     assert entry.is_restore_point
 
 
+def test_nohup_is_respected(start: Start, tmp_path: Path) -> None:
+    """The end of the terminal does not stop a system that was told to ignore it."""
+    path = tmp_path / "money"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does: a program inherits it
+    try:
+        system = start("run", BANK, "--store", path, "--every", "never")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    system.until("the system runs")
+    status = Path(f"/proc/{system.process.pid}/status").read_text()
+    (ignored,) = (line for line in status.splitlines() if line.startswith("SigIgn:"))
+    assert int(ignored.split()[1], 16) & 1 << signal.SIGHUP - 1
+    code, _, err = system.end(signal.SIGHUP, signal.SIGTERM)
+    assert code == 0, err
+    assert "as you wish" not in err
+
+
 def test_a_stop_while_processes_come_back_loses_nothing(start: Start, tmp_path: Path) -> None:
     """Their supervisor was killed, and the next one is told to stop before all have come back: it
     waits for them and takes a last snapshot of what they did meanwhile."""

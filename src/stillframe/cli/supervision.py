@@ -64,7 +64,7 @@ class Stop:
     """SIGINT, SIGTERM and SIGHUP as futures: the first signal asks to stop, the second to hurry.
 
     A terminal that is closed sends SIGHUP twice, from its shell and from the kernel: SIGHUP only
-    asks to stop.
+    asks to stop. It stays ignored where ``nohup`` lets it be.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,8 @@ class Stop:
         self.urged: asyncio.Future[None] = loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)
-        loop.add_signal_handler(signal.SIGHUP, self._ask)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._ask)
 
     def _ask(self) -> None:
         if not self.asked.done():
