@@ -2,12 +2,16 @@
 
 import asyncio
 import os
+import select
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 
@@ -16,10 +20,11 @@ from stillframe.runtime import events, forking
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.child import Launch
 from stillframe.runtime.children import Children
+from stillframe.runtime.fork_server import Setup
 from stillframe.runtime.joining import stay_joined
 from stillframe.runtime.link import Credentials
 from stillframe.runtime.loading import load_topology
-from stillframe.runtime.os_process import myself
+from stillframe.runtime.os_process import identify, kill, myself
 from stillframe.runtime.started import Started
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.store import Store
@@ -194,6 +199,57 @@ def test_a_start_is_stopped_while_what_forks_them_hangs(
     asyncio.run(main())
     store.close()
     assert children() <= others
+
+
+SUPERVISOR = """
+import asyncio
+from stillframe.runtime.forking import ForkServer
+async def main():
+    await ForkServer("unfortunate:idle").fork()
+asyncio.run(main())
+"""
+
+
+def test_what_hangs_in_an_import_ends_with_its_supervisor(
+    unfortunate: Callable[..., Store], tmp_path: Path
+) -> None:
+    """Also if that is killed."""
+    unfortunate(f"print(os.getpid(), flush=True); {HANG}").close()
+    search_path = os.pathsep.join((str(tmp_path), *sys.path))
+    with subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": search_path},
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        hanging = identify(int(supervisor.stdout.readline()))
+        assert hanging is not None
+        supervisor.kill()
+        try:
+            # Only it has the other end of that yet.
+            ready, _, _ = select.select([supervisor.stdout], [], [], TIMEOUT_S)
+        finally:
+            kill(hanging)
+    assert ready
+
+
+def test_an_import_whose_supervisor_has_ended_does_not_begin(
+    unfortunate: Callable[..., Store],
+) -> None:
+    """It may have ended before the kernel was asked to tell that."""
+    unfortunate(HANG).close()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        setup = Setup(theirs.fileno(), "unfortunate:idle", sys.path, supervisor=2**22)
+        done = subprocess.run(
+            [sys.executable, "-m", "stillframe.runtime.fork_server"],
+            input=msgspec.json.encode(setup) + b"\n",
+            pass_fds=(theirs.fileno(),),
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    assert done.returncode == 1
 
 
 def joining() -> Launch:

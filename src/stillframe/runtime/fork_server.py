@@ -12,10 +12,11 @@ file was changed that it had loaded, or was loading: a process runs the code tha
 starts. If loading failed, it begins again with the topology once a process has ended that met the
 same.
 
-It ends when its supervisor does; processes that it forked go on.
+It ends when its supervisor does, also while it loads the topology; processes that it forked go on.
 """
 
 import contextlib
+import ctypes
 import errno
 import gc
 import os
@@ -25,7 +26,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,7 @@ _FD_MAX = 2**20
 _PACKET_BYTES = 2**10
 _TICK_NS = 10**7
 """The times of files lag behind the clock by up to one tick of the kernel."""
+_PR_SET_PDEATHSIG = 1
 _FAILED = "its import failed"
 _PROGRAM = "stillframe.runtime.fork_server"
 _CHILDREN = Path("/proc/thread-self/children")
@@ -51,11 +53,13 @@ class Setup(msgspec.Struct, frozen=True):
     Requests come on the socket `channel`: one packet each, with the standard input of the process
     to be forked. The topology of `reference`, looked for on `search_path`, is loaded here, except
     if there is a reason why it is `unshared`. It is loaded `again` if a file was changed meanwhile.
+    The process `supervisor` is the one that started this one.
     """
 
     channel: int
     reference: str
     search_path: list[str]
+    supervisor: int
     unshared: str | None = None
     again: bool = False
 
@@ -157,6 +161,20 @@ def stamps(modules: Iterable[str]) -> dict[str, tuple[int, ...] | None]:
     return {file: _stamp(file) for file in files if file is not None}
 
 
+@contextlib.contextmanager
+def _ending_with(supervisor: int) -> Iterator[None]:
+    """Meanwhile the kernel kills this program when its supervisor ends, or the thread of that which
+    started it; what is forked goes on."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:  # it has ended before
+        sys.exit(child.EXIT_FAILED)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def _was_changed(file: str, since_ns: int) -> bool:
     try:
         # Not when it was modified: a file that replaces another one keeps the time of its content.
@@ -243,12 +261,14 @@ class _Server:
             return
         began_ns = time.time_ns() - _TICK_NS
         before, known = footprint(), set(sys.modules)
-        try:
-            load_topology(self._setup.reference)
-        except BaseException:  # each process meets it, and says it where that is heard
-            reason: str | None = _FAILED
-        else:
-            reason = why_not_shared(before, footprint())
+        # An import that hangs would not notice that the supervisor hangs up.
+        with _ending_with(self._setup.supervisor):
+            try:
+                load_topology(self._setup.reference)
+            except BaseException:  # each process meets it, and says it where that is heard
+                reason: str | None = _FAILED
+            else:
+                reason = why_not_shared(before, footprint())
         if reason is not None:
             self._begin_again(reason)
         self._loaded = stamps(set(sys.modules) - known)

@@ -72,7 +72,7 @@ class _Channel:
         self._codes: dict[int, asyncio.Future[int | None]] = {}
         self._loop.add_reader(ours.fileno(), self._read)
         self.program.when_ended(self._read_the_rest)
-        self.program.tell(msgspec.json.encode(Setup(number, reference, sys.path)))
+        self.program.tell(msgspec.json.encode(Setup(number, reference, sys.path, os.getpid())))
 
     @property
     def is_open(self) -> bool:
