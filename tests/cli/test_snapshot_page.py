@@ -53,6 +53,22 @@ def test_a_snapshot_becomes_a_page(call: Call, money: Path, tmp_path: Path) -> N
     assert document_in(tmp_path / "money-A-3.html")["id"] == "A-3"
 
 
+def test_a_damaged_manifest_blocks_no_other_page(call: Call, money: Path, tmp_path: Path) -> None:
+    """Only if it may be the newest it is not known which one that is; then it is named."""
+    out = tmp_path / "a.html"
+    (money / "snapshots" / "A-1" / "manifest.json").write_bytes(b"")
+    result = call("view", money, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert (document_in(out)["id"], document_in(out)["is_current"]) == ("A-3", True)
+    (money / "snapshots" / "A-3" / "manifest.json").write_bytes(b"")
+    result = call("view", money, "--out", out)
+    assert "A-3/manifest.json" in "".join(result.stderr.split())
+    assert result.exit_code != 0
+    result = call("view", money, "--snapshot", "A-2", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert (document_in(out)["id"], document_in(out)["is_current"]) == ("A-2", False)
+
+
 def test_a_savepoint_stands_for_its_snapshot(call: Call, money: Path, tmp_path: Path) -> None:
     """As in every command; and the page says that there is one."""
     assert call("savepoint", money, "first", "--of", "A-2").exit_code == 0

@@ -255,6 +255,21 @@ def test_a_damaged_manifest_hides_no_other_snapshot(call: Call, money: Path) -> 
     assert [one["id"] for one in listed["damaged"]] == ["A-2"]
 
 
+@pytest.mark.parametrize(
+    "arguments", [("show", "STORE", "A-9"), ("verify", "STORE", "A-9"), ("drop", "STORE", "A-9")]
+)
+def test_a_damaged_manifest_does_not_hide_a_mistyped_id(
+    call: Call, money: Path, arguments: tuple[str, ...]
+) -> None:
+    """The error is about the id that was given, and says which there are, also the damaged one."""
+    (money / "snapshots" / "A-1" / "manifest.json").write_bytes(b"")
+    result = call(*(money if word == "STORE" else word for word in arguments))
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.split())
+    assert "there is no snapshot A-9 in the store" in said
+    assert "there are A-1, A-2, A-3" in said
+
+
 def test_list_marks_restore_points(call: Call, money: Path) -> None:
     """A snapshot that overlapped the one before is none."""
     with contextlib.closing(Store.open_writer(money)) as store:

@@ -17,6 +17,7 @@ from stillframe.cli import output, quantities
 from stillframe.model import SnapshotId
 from stillframe.protocol.holdup import UnderWay
 from stillframe.runtime.commands import Look, command
+from stillframe.store.opening import is_published
 from stillframe.store.store import Store
 
 AGAIN_S = 0.5
@@ -78,8 +79,8 @@ async def _looks(path: Path, console: Console) -> AsyncIterator[Looks]:
 
 
 def _ending(path: Path, snapshot: SnapshotId) -> str:
-    is_published = any(entry.id == snapshot for entry in Store.open(path).entries())
-    return f"snapshot {snapshot} {'was published' if is_published else 'is no longer under way'}"
+    is_there = is_published(path, snapshot)
+    return f"snapshot {snapshot} {'was published' if is_there else 'is no longer under way'}"
 
 
 def _put_changes(shown: Shown, told: dict[SnapshotId, str], now: float) -> None:

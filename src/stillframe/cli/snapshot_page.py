@@ -104,7 +104,10 @@ def _of_pipeline(path: Path, wish: Wish, suffix: str) -> tuple[bytes, str, str]:
 def _chosen(store: Store, name: str | None) -> SnapshotId:
     if name is not None:
         return store.find(name)
-    entries = store.entries()
+    entries, damages = store.listing()
+    for damaged, damage in damages.items():
+        if not entries or damaged.number > entries[-1].id.number:
+            raise damage  # it may be the newest
     if not entries:
         raise UsageError(
             f"the store {store.path} holds no snapshot yet: 'stillframe snapshot {store.path}' "

@@ -277,7 +277,10 @@ class StoreReader:
     def _manifest(self, snapshot: SnapshotId) -> Manifest:
         manifest = self._manifest_if_there(snapshot)
         if manifest is None:
-            known = [str(entry.id) for entry in self.entries()]
+            # By their directories: a damaged manifest of another one does not matter here.
+            found = snapshot_directories(self._snapshots)
+            ids = [SnapshotId.parse(directory.name) for directory in found]
+            known = [str(one) for one in sorted(ids, key=lambda one: one.number)]
             raise UsageError(
                 f"there is no snapshot {snapshot} in the store {self._path}; "
                 f"there {'are ' + listed(known) if known else 'is none at all'}"

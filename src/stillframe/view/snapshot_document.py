@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from stillframe.errors import Damaged, UsageError
 from stillframe.model import ChannelState, Snapshot, SnapshotId
 from stillframe.pipeline.published import Manifest
 from stillframe.store.decoded import fields_of, messages_of
@@ -56,7 +57,6 @@ def snapshot_document(
     entry = store.entry(snapshot)
     loaded = store.load(snapshot)
     description = store.description_of(snapshot)
-    current = store.current()
     cut = cut_picture.look(loaded, log)
     return {
         "kind": KIND,
@@ -64,7 +64,7 @@ def snapshot_document(
         "rest": "messages.parquet has every one",
         "verdict": _verdict(entry, cut),
         **head(entry),
-        "is_current": current is not None and current.id == snapshot,
+        "is_current": _is_current(store, snapshot),
         "verified": list(_verified(entry, loaded)),
         **_processes(loaded, description),
         **_channels(loaded, description),
@@ -80,6 +80,14 @@ def snapshot_document(
         "steps": cut.steps,
         "steps_left_out_count": cut.steps_left_out_count,
     }
+
+
+def _is_current(store: StoreReader, snapshot: SnapshotId) -> bool:
+    try:
+        current = store.current()
+    except (Damaged, UsageError):  # a restore goes back to none that is not named
+        return False
+    return current is not None and current.id == snapshot
 
 
 def _without_legend(drawn: Diagram) -> Diagram:
