@@ -190,6 +190,21 @@ def test_a_damaged_manifest_of_the_newest_snapshot_leaves_the_others(store: Stor
         again.close()
 
 
+def test_no_place_in_the_order_is_used_twice_after_a_removal_and_damage(store: Store) -> None:
+    """The damaged snapshot may have had the place of its number."""
+    for number in (2, 3):
+        newest = store.publish(snapshot_of(number))
+    store.drop("A-2")
+    store.close()
+    (newest.directory / MANIFEST).write_bytes(b"")
+    again = Store.open_writer(store.path)
+    try:
+        again.raise_epoch(ID)
+        assert again.publish(snapshot_of(4, epoch=2)).sequence > newest.sequence
+    finally:
+        again.close()
+
+
 def test_a_snapshot_under_another_name_is_found(store: Store, directory: Path) -> None:
     """A copied directory is no second snapshot."""
     shutil.copytree(directory, directory.with_name("A-2"))

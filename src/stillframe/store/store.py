@@ -372,7 +372,11 @@ class Store(StoreReader):
         """
         manifests, damages = self._readable()
         self._published.update(manifests)
-        self._sequence = max((m.sequence for m in manifests.values()), default=0) + len(damages)
+        self._sequence = max((m.sequence for m in manifests.values()), default=0)
+        if damages:
+            # Which place a damaged one has is not known; its number is seldom below that.
+            numbers = (snapshot.number for snapshot in (*manifests, *damages))
+            self._sequence = max(self._sequence, *numbers) + len(damages)
         try:
             self._restore_point = newest_restore_point(
                 opening.snapshot_directories(self._snapshots), self._read_if_there, self._head.epoch
