@@ -200,7 +200,7 @@ def table() -> str:
                 for test, values in together(night["figures"]).items()
             )
             tests = f"{night['passed']:,} passed, {len(night['failed'])} failed"
-            if not night["finished"]:
+            if not night.get("finished", False):
                 tests += ", not finished"
             lines.append(f"| {part} | {night['seed']} | {night['minutes']} | {tests} | {said} |")
     return "\n".join(lines)

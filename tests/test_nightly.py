@@ -83,6 +83,15 @@ def test_a_killed_part_did_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "| 0 passed, 0 failed, not finished |" in row(tmp_path, monkeypatch)
 
 
+def test_a_part_of_an_older_tree_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It did not say whether it had finished."""
+    old = {"seed": SEED, "passed": 9, "failed": [], "minutes": 1.5, "figures": {}}
+    (tmp_path / "soak.json").write_text(json.dumps(old))
+    assert f"| soak | {SEED} | 1.5 | 9 passed, 0 failed, not finished |" in row(
+        tmp_path, monkeypatch
+    )
+
+
 @pytest.mark.parametrize("arguments", [(), ("-n1",)], ids=["alone", "xdist"])
 def test_a_file_that_cannot_be_collected_failed(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """It is named, and the seed is kept."""
