@@ -1,5 +1,6 @@
 """The last snapshot of a system that is stopped: everything done up to the stop can be restored."""
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from stillframe.cli.supervision import Stop
+from stillframe.cli.verdict import EXIT_CLOSED_PIPE
 from stillframe.runtime import running
 from stillframe.runtime.os_process import is_there
 from stillframe.store.store import Store
@@ -140,6 +143,51 @@ def test_nohup_is_respected(start: Start, tmp_path: Path) -> None:
     code, _, err = system.end(signal.SIGHUP, signal.SIGTERM)
     assert code == 0, err
     assert "as you wish" not in err
+
+
+def test_a_system_whose_events_nobody_can_read_stops_after_a_last_snapshot(
+    start: Start, tmp_path: Path
+) -> None:
+    """``run --json | tee log``, and tee is gone while a snapshot is in progress: the system would
+    continue unseen, and stops in order, with all that was done."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    (tmp_path / "block").touch()
+    path = tmp_path / "store"
+    options = ("--store", path, "--every", "200ms", "--json")
+    system = start("run", "counting:counting", *options, cwd=tmp_path)
+    system.until("is still under way")
+    assert system.process.stdout is not None
+    system.process.stdout.close()
+    system.until("the system stops: its events cannot be written to stdout: Broken pipe")
+    system.until("stopping after one last snapshot")
+    (tmp_path / "gate").touch()
+    assert system.process.stderr is not None
+    err = system.process.stderr.read()
+    assert system.process.wait() == EXIT_CLOSED_PIPE, err
+    last = Store.open(path).entries()[-1]
+    assert last.is_restore_point
+    assert f"to go on from snapshot {last.id}" in err
+    assert counts(path)[-1] == max(counts(path))
+
+
+def test_a_closed_terminal_never_hurries_a_stop() -> None:
+    """It sends SIGHUP twice; only a second Ctrl-C comes from somebody who will not wait."""
+
+    async def main() -> None:
+        loop, stop = asyncio.get_running_loop(), Stop()
+        for _ in range(2):
+            # Signals are handled in the order in which they come.
+            handled = loop.create_future()
+            loop.add_signal_handler(signal.SIGUSR1, handled.set_result, None)
+            for number in (signal.SIGHUP, signal.SIGUSR1):
+                os.kill(os.getpid(), number)
+            await handled
+            assert stop.asked.done()
+            assert not stop.urged.done()
+        os.kill(os.getpid(), signal.SIGINT)
+        await stop.urged
+
+    asyncio.run(main())
 
 
 def test_a_stop_while_processes_come_back_loses_nothing(start: Start, tmp_path: Path) -> None:

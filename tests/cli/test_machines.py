@@ -109,12 +109,21 @@ def test_who_is_refused_at_its_first_coming_ends(
         assert words in capfd.readouterr().err
     assert "the topologies differ" in system.until("to the coordinator was closed")
     place = ("--coordinator", address, "--listen", "127.0.0.1", "--tls", papers() / "B")
-    both = [Program("join", "tests.runtime.programs:rally", "B", *place) for _ in range(2)]
+    joining = ("join", "tests.runtime.programs:rally", "B", "--json")
+    both = [Program(*joining, *place) for _ in range(2)]
     programs.extend(both)
     system.until("epoch 1: the system runs")
     assert "each can join once" in system.until("process 'B' is already there")
     assert [program.process.poll() for program in both] == [None, None]
-    assert [program.end(signal.SIGTERM)[0] for program in (system, *both)] == [0, 0, 0]
+    ends = [program.end(signal.SIGTERM) for program in (system, *both)]
+    assert [code for code, _, _ in ends] == [0, 0, 0]
+    happened = [json.loads(line) for line in ends[1][1].splitlines()]
+    assert happened[0] == {
+        "event": "Started",
+        "process": "B",
+        "detail": f"looking for the coordinator at {address}",
+    }
+    assert happened[-1]["event"] == "Stopped"
 
 
 @pytest.mark.slow

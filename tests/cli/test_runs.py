@@ -96,6 +96,24 @@ def test_a_command_that_says_that_it_supervises_can_be_told_to_stop(
     assert left_behind(path) is None
 
 
+def test_a_slow_import_is_waited_for_in_words(start: Start, tmp_path: Path) -> None:
+    """The import of a topology may take long, or hang: the command says so, and Ctrl-C ends it."""
+    (tmp_path / "slow.py").write_text(
+        f"import pathlib, sys, time\nsys.path.append({str(ROOT)!r})\nfrom tests.calm import bank\n"
+        "while not pathlib.Path(__file__).with_name('gate').exists():\n    time.sleep(0.01)\n"
+    )
+    (tmp_path / "gate").touch()
+    path = tmp_path / "money"
+    begun = start("run", "slow:bank", "--store", path, "--for", "1ms", cwd=tmp_path)
+    code, _, err = begun.end()
+    assert code == 0, err
+    (tmp_path / "gate").unlink()
+    system = start("resume", path, cwd=tmp_path)
+    system.until("waiting for the import of slow; Ctrl-C ends this command")
+    code, _, err = system.end(signal.SIGINT)
+    assert code == 130, err
+
+
 def test_run_snapshot_restore_stop_and_go_on(start: Start, call: Call, tmp_path: Path) -> None:
     """A day in the life: run, a snapshot by hand, back live, Ctrl-C, and on from the last one."""
     path = tmp_path / "money"

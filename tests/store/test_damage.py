@@ -1,5 +1,6 @@
 """A changed, missing, cut or longer file is found and named, wherever the change is."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -14,6 +15,7 @@ import pytest
 from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
 from stillframe.model import SnapshotId
 from stillframe.process import Process
+from stillframe.store.history import EpochBegan, SnapshotBegan
 from stillframe.store.manifest import (
     CHANNELS,
     FILES,
@@ -203,6 +205,44 @@ def test_no_place_in_the_order_is_used_twice_after_a_removal_and_damage(store: S
         assert again.publish(snapshot_of(4, epoch=2)).sequence > newest.sequence
     finally:
         again.close()
+
+
+def test_a_damaged_manifest_of_an_older_epoch_is_not_what_the_system_goes_back_to(
+    store: Store, directory: Path
+) -> None:
+    """The newest snapshot is damaged, and the system began a new epoch with an earlier one: until
+    that has snapshots of its own, a death goes back to the same one. The writer knows that; others
+    learn from the history that the damaged one is older than the epoch."""
+    newest = store.publish(snapshot_of(2))
+    (newest.directory / MANIFEST).write_bytes(b"")
+    with pytest.raises(Damaged, match=r"A-2/manifest\.json"):
+        Store.open(store.path).current()
+    assert store.raise_epoch(ID) == 2
+    current = store.current()
+    assert current is not None
+    assert current.id == ID
+    with pytest.raises(Damaged, match=r"A-2/manifest\.json"):
+        Store.open(store.path).current()
+    for happening in (EpochBegan(1, None), SnapshotBegan(ID), SnapshotBegan(ID_2)):
+        store.history.note(happening)
+    with pytest.raises(Damaged, match=r"A-2/manifest\.json"):
+        Store.open(store.path).current()
+    store.history.note(EpochBegan(2, ID))
+    assert Store.open(store.path).current() == current
+    store.close()
+    with contextlib.closing(Store.open_writer(store.path)) as again:
+        assert again.current() == current
+        assert again.publish(snapshot_of(3, epoch=2)).is_restore_point
+
+
+def test_a_damaged_manifest_of_the_epoch_is_never_taken_for_older(store: Store) -> None:
+    """It began after the epoch: then it may be what a death goes back to."""
+    newest = store.publish(snapshot_of(2))
+    for happening in (EpochBegan(1, None), SnapshotBegan(ID), SnapshotBegan(ID_2)):
+        store.history.note(happening)
+    (newest.directory / MANIFEST).write_bytes(b"")
+    with pytest.raises(Damaged, match=r"A-2/manifest\.json"):
+        Store.open(store.path).current()
 
 
 def test_a_snapshot_under_another_name_is_found(store: Store, directory: Path) -> None:

@@ -54,7 +54,7 @@ def join(
 
     def emit(what: str, words: str) -> None:
         if is_json:
-            output.put_json({"event": what, "process": process})
+            output.put_json({"event": what, "process": process, "detail": words})
         output.say(f"process {process}: {words}")
 
     async def until_stop() -> int:

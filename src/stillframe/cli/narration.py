@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import assert_never
 
 from rich.live import Live
@@ -83,6 +84,11 @@ class Narrator:
     Args:
         process_count: how many processes the system has.
         is_json: also write every event to stdout, as one line of JSON.
+
+    Attributes:
+        unwritten: why no more events are written to stdout; None as long as they are.
+        on_unwritten: called once, when an event cannot be written: the system must stop in order,
+            because it would continue unseen.
     """
 
     def __init__(self, *, process_count: int, is_json: bool) -> None:
@@ -94,11 +100,13 @@ class Narrator:
         self._published_count = 0
         self._last: Entry | None = None
         self._last_at = 0.0
+        self.unwritten: OSError | None = None
+        self.on_unwritten: Callable[[], None] = lambda: None
 
     def emit(self, event: events.Event) -> None:
         """Take an event."""
-        if self._is_json:
-            output.put_json({"at": time.time()} | plain(event))
+        if self._is_json and self.unwritten is None:
+            self._put(event)
         match event:
             case events.EpochBegan(epoch):
                 self._epoch, self._is_running = epoch, False
@@ -115,6 +123,14 @@ class Narrator:
             case _:
                 pass
         self.say(sentence(event))
+
+    def _put(self, event: events.Event) -> None:
+        try:
+            output.put_json({"at": time.time()} | plain(event))
+        except OSError as error:
+            self.unwritten = error
+            self.say(f"the system stops: its events cannot be written to stdout: {error.strerror}")
+            self.on_unwritten()
 
     def say(self, line: str) -> None:
         """Write a line, above the status line if there is one."""

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +20,10 @@ from stillframe.cli.supervision import NOT_NEEDED, Plan, keep_running
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.cli.watching import Watch
 from stillframe.detect.predicate import not_stable
-from stillframe.errors import Unavailable, UsageError
+from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.runtime import events
-from stillframe.runtime.commands import RestoreSnapshot, command
+from stillframe.runtime.commands import NOTICE_S, RestoreSnapshot, command
 from stillframe.runtime.here import look_here
 from stillframe.runtime.judging import check_named
 from stillframe.runtime.loading import load_topology
@@ -30,7 +31,7 @@ from stillframe.runtime.running import explain_use, left_behind
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.history import history_damages
 from stillframe.store.store import Store
-from stillframe.topology import Description
+from stillframe.topology import Description, Topology
 
 _STDOUT, _STDERR = 1, 2
 
@@ -38,7 +39,7 @@ _STDOUT, _STDERR = 1, 2
 def run(reference: str, path: Path, plan: Plan) -> None:
     """Start the topology of `reference` afresh, with a new store at `path`."""
     look_here()
-    topology = load_topology(reference)
+    topology = _load_topology(reference)
     _check_initiators(plan, topology.description)
     if plan.until is not None:
         check_named(plan.until)
@@ -139,7 +140,7 @@ def _supervise(
     takes_over: bool = False,
 ) -> None:
     # Import it before the event loop runs, which takes no signal meanwhile.
-    topology = load_topology(reference)
+    topology = _load_topology(reference)
     # With other code the processes can be others; else the supervisor sees that they are the same.
     description = topology.description if plan.may_migrate else store.description
     _check_initiators(plan, description)
@@ -180,10 +181,25 @@ def _supervise(
     if (trouble := store.trouble) is not None:
         output.say(f"old snapshots could not be seen to: {trouble}")
     _say_how_to_go_on(store, plan)
-    if watch is not None:
+    if watch is not None and narrator.unwritten is None:
         _say_what_was_seen(watch, is_json=plan.is_json)
     if not has_kept_all:
         raise typer.Exit(EXIT_NO)
+    if narrator.unwritten is not None:
+        raise narrator.unwritten
+
+
+def _load_topology(reference: str) -> Topology:
+    """Import a topology, and say what is waited for if that takes long: it runs code of users."""
+    module = reference.partition(":")[0]
+    words = f"waiting for the import of {module}; Ctrl-C ends this command"
+    notice = threading.Timer(NOTICE_S, output.say, [words])
+    notice.daemon = True
+    notice.start()
+    try:
+        return load_topology(reference)
+    finally:
+        notice.cancel()
 
 
 def _say_how_to_go_on(store: Store, plan: Plan) -> None:
@@ -193,7 +209,11 @@ def _say_how_to_go_on(store: Store, plan: Plan) -> None:
             f"restore {store.path} --pipeline {plan.pipeline}"
         )
         return
-    current = store.current()
+    try:
+        current = store.current()
+    except StillframeError as error:
+        output.say(f"stopped; choose a snapshot to go on from with 'stillframe list': {error}")
+        return
     output.say(
         "stopped; no snapshot was published, so there is nothing to go on from"
         if current is None
@@ -257,11 +277,13 @@ def _refuse_used(path: Path) -> None:
 def _stdout_for_json() -> Iterator[None]:
     """Keep stdout for JSON: processes inherit it, and what they print goes to stderr meanwhile."""
     sys.stdout.flush()
-    with os.fdopen(os.dup(_STDOUT), "w", encoding="utf-8") as ours:
-        os.dup2(_STDERR, _STDOUT)
-        try:
-            with contextlib.redirect_stdout(ours):
-                yield
-        finally:
-            ours.flush()
-            os.dup2(ours.fileno(), _STDOUT)
+    ours = os.fdopen(os.dup(_STDOUT), "w", encoding="utf-8")
+    os.dup2(_STDERR, _STDOUT)
+    try:
+        with contextlib.redirect_stdout(ours):
+            yield
+    finally:
+        os.dup2(ours.fileno(), _STDOUT)
+        # Each line was flushed: what is left could not be written, and whoever wrote it knows.
+        with contextlib.suppress(OSError):
+            ours.close()

@@ -74,16 +74,17 @@ class Stop:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            loop.add_signal_handler(signal.SIGHUP, self._ask)
+            loop.add_signal_handler(signal.SIGHUP, self.ask)
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
+        """Ask to stop, as the first signal does."""
         if not self.asked.done():
             self.asked.set_result(None)
 
     def _signalled(self) -> None:
         if self.asked.done() and not self.urged.done():
             self.urged.set_result(None)
-        self._ask()
+        self.ask()
 
 
 async def keep_running(
@@ -98,6 +99,7 @@ async def keep_running(
         StillframeError: it cannot start, or cannot go on.
     """
     stop = Stop()
+    narrator.on_unwritten = stop.ask
     # Print this only now: once it is read, a signal must stop the system in order.
     narrator.say(f"this command supervises the system of {system.store.path} until it is stopped")
     for damage in system.store.history.damages:
@@ -195,7 +197,10 @@ def _loss(system: Supervisor, plan: Plan) -> str:
     """Say what a system that has no last snapshot loses."""
     if plan.pipeline is not None:
         return f"what was done since the newest snapshot of {plan.pipeline} is lost"
-    current = system.store.current()
+    try:
+        current = system.store.current()
+    except StillframeError as error:
+        return f"what was done since the last snapshot is lost: {error}"
     since = "all that was done" if current is None else f"what was done since {current.id}"
     return f"{since} is lost"
 

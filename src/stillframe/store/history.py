@@ -353,6 +353,23 @@ def lost_snapshots(store: Path) -> list[SnapshotId]:
     return sorted(lost, key=lambda snapshot: snapshot.number)
 
 
+def began_before_epoch(store: Path, snapshot: SnapshotId, epoch: int) -> bool:
+    """Return whether the history shows that a snapshot began before an epoch did. Lines that are
+    damaged or no longer kept show nothing.
+
+    Raises:
+        StoreError: the history cannot be read.
+    """
+    has_begun = False
+    for line in readable_history(store)[0]:
+        match line.what:
+            case SnapshotBegan(begun):
+                has_begun = has_begun or begun == snapshot
+            case EpochBegan(begun_epoch) if begun_epoch == epoch:
+                return has_begun
+    return False
+
+
 def _kept(store: Path) -> set[SnapshotId]:
     """Return the snapshots that were published and not removed, as the history has it.
 

@@ -239,7 +239,8 @@ def newest_restore_point(
 
     Args:
         directories: of the snapshots, in any order.
-        read: returns the manifest in a directory, None if that was dropped meanwhile.
+        read: returns the manifest in a directory; None if it was dropped meanwhile, or is known to
+            be of an older epoch.
         epoch: the current one.
     """
     ids = {directory: SnapshotId.parse(directory.name) for directory in directories}

@@ -11,7 +11,7 @@ from stillframe.model import Snapshot, SnapshotId
 from stillframe.store import contents, savepoints
 from stillframe.store.chain import chain_length, check_chain, gather
 from stillframe.store.contents import Chain
-from stillframe.store.history import loss, lost_snapshots
+from stillframe.store.history import began_before_epoch, loss, lost_snapshots
 from stillframe.store.manifest import (
     Entry,
     Head,
@@ -121,10 +121,8 @@ class StoreReader:
             UsageError: the snapshot from which this epoch began was deleted: name another one.
             Damaged, StoreError: as ``entries``.
         """
-        directories = snapshot_directories(self._snapshots)
-        head = self._head_now()
-        point = newest_restore_point(directories, self._read_if_there, head.epoch)
-        snapshot = head.restored_from if point is None else point.snapshot
+        point = self._newest_restore_point()
+        snapshot = self._head.restored_from if point is None else point.snapshot
         return None if snapshot is None else self.entry(snapshot)
 
     def entry(self, snapshot: SnapshotId) -> Entry:
@@ -302,6 +300,26 @@ class StoreReader:
             if directory.is_dir():
                 raise
             return None
+
+    def _newest_restore_point(self) -> Manifest | None:
+        """Return the newest restore point of the epoch, which is then that of ``_head``.
+
+        Raises:
+            Damaged: it is one whose manifest was changed, or may be.
+        """
+        # In this order: a snapshot that comes meanwhile is of an epoch that is not over.
+        directories = snapshot_directories(self._snapshots)
+        epoch = self._head_now().epoch
+
+        def read(directory: Path) -> Manifest | None:
+            try:
+                return self._read_if_there(directory)
+            except Damaged:
+                if began_before_epoch(self._path, SnapshotId.parse(directory.name), epoch):
+                    return None
+                raise
+
+        return newest_restore_point(directories, read, epoch)
 
     def _entries_of(self, manifests: dict[SnapshotId, Manifest]) -> list[Entry]:
         ordered = sorted(manifests.values(), key=lambda manifest: manifest.sequence)

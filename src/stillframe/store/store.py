@@ -46,7 +46,6 @@ from stillframe.store.manifest import (
     Manifest,
     file_names,
     manifest_of,
-    newest_restore_point,
 )
 from stillframe.store.opening import HEAD, explained
 from stillframe.store.reading import StoreReader
@@ -221,7 +220,7 @@ class Store(StoreReader):
         made = tables.of(snapshot.id, state)
         with self._writing:
             self._check_bases(snapshot.id, bases)
-            restore_point, sequence = self._known_restore_point(), self._sequence + 1
+            restore_point, sequence = self._newest_restore_point(), self._sequence + 1
             manifest = write_directory(
                 directory,
                 made,
@@ -378,9 +377,7 @@ class Store(StoreReader):
             numbers = (snapshot.number for snapshot in (*manifests, *damages))
             self._sequence = max(self._sequence, *numbers) + len(damages)
         try:
-            self._restore_point = newest_restore_point(
-                opening.snapshot_directories(self._snapshots), self._read_if_there, self._head.epoch
-            )
+            self._restore_point = super()._newest_restore_point()
         except Damaged as damage:
             self._restore_point = damage
         for manifest in self._published.values():
@@ -405,18 +402,15 @@ class Store(StoreReader):
     def _put_savepoints(self, names: dict[str, SnapshotId]) -> None:
         self._put_head(msgspec.structs.replace(self._head, savepoints=names))
 
-    def _known_restore_point(self) -> Manifest | None:
-        """Return the newest restore point of this epoch.
-
-        Raises:
-            Damaged: it is one whose manifest was changed, or may be.
-        """
+    def _newest_restore_point(self) -> Manifest | None:
+        if self._lock is None:
+            return super()._newest_restore_point()
         if isinstance(self._restore_point, Damaged):
             raise self._restore_point
         return self._restore_point
 
     def _needed(self) -> dict[SnapshotId, str]:
-        point = self._known_restore_point()
+        point = self._newest_restore_point()
         current = self._head.restored_from if point is None else point.snapshot
         return retention.needed(self._published, current, self._head.savepoints)
 
