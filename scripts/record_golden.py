@@ -1,0 +1,179 @@
+"""Records what ``tests/golden`` reads: a store, an event log, fragments, traces and a pipeline.
+
+    .venv/bin/python scripts/record_golden.py data       the data that need no Spark, anew
+    .venv/bin/python scripts/record_golden.py expected   what the commands say of the data
+
+The data show that what an earlier version wrote can be read. So run this only when a format changes
+on purpose, and keep the old data beside the new ones: ``tests/golden/README.md``.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+DATA = GOLDEN / "data"
+SYSTEM = "tests.golden.systems:system"
+sys.path.insert(0, str(ROOT))
+
+COMMAND = [sys.executable, "-m", "stillframe"]
+OPTIONS = "--every never --timeout 3s --if-incomplete exclude".split()
+LIMIT_S = 60
+
+
+def call(*arguments: object, environment: dict[str, str] | None = None) -> str:
+    """Run a command, and return what it wrote."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(*arguments, "->", done.returncode, done.stdout.strip()[:80], done.stderr.strip()[:200])
+    return done.stdout
+
+
+def begin(*arguments: object) -> subprocess.Popen[bytes]:
+    """Start a command."""
+    print(*arguments)
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], cwd=ROOT)
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait until something holds."""
+    for _ in range(10 * LIMIT_S):
+        if holds():
+            return
+        time.sleep(0.1)
+    raise TimeoutError
+
+
+def running(store: Path) -> dict[str, Any]:
+    """Return what the system says of itself while it runs."""
+    found: dict[str, Any] = json.loads((store / "running.json").read_bytes())
+    return found
+
+
+def child(store: Path, process: str) -> int:
+    """Return the pid of a process."""
+    pid: int = running(store)["children"][process]["pid"]
+    return pid
+
+
+def snapshot_of(store: Path, *options: str) -> str:
+    """Take a snapshot as soon as the system runs."""
+    until(lambda: call("snapshot", store, "--json", *options))
+    time.sleep(0.3)
+    return call("list", store, "--json")
+
+
+def record_system(into: Path) -> None:
+    """Let a system run, be restored, die and be taken over; then kill all of it."""
+    store, log, fragments = into / "store", into / "log", into / "fragments"
+    written = ["--log", log, "--fragments", fragments]
+    supervisor = begin("run", SYSTEM, "--store", store, *written, *OPTIONS)
+    until((store / "running.json").exists)
+    snapshot_of(store)
+    snapshot_of(store)
+    call("savepoint", store, "audited", "--of", "A-2")
+    with_c_stopped(store, overlapping=True)
+    with_c_stopped(store, overlapping=False)
+    # One without D, which has no channels.
+    os.kill(lone := child(store, "D"), signal.SIGSTOP)
+    call("snapshot", store)
+    os.kill(lone, signal.SIGCONT)
+    call("restore", store, "audited")
+    snapshot_of(store)
+    call("savepoint", store, "after-the-restore")
+    call("drop", store, "A-1")
+    os.kill(child(store, "B"), signal.SIGKILL)
+    until(lambda: "ProcessDied" in (store / "history.ndjson").read_text())
+    time.sleep(1)
+    snapshot_of(store, "--initiator", "B")
+    supervisor.kill()
+    supervisor.wait()
+    supervisor = begin("resume", store, *written, *OPTIONS)
+    until(lambda: "TakenOver" in (store / "history.ndjson").read_text())
+    snapshot_of(store)
+    children = [child(store, process) for process in "ABCD"]
+    supervisor.kill()
+    supervisor.wait()
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    for pattern in ("e[23]", "e1/*/A-4", "e1/*/A-6"):
+        for unneeded in fragments.glob(pattern):
+            shutil.rmtree(unneeded)  # those that stay are of every kind
+
+
+def record_migrated(into: Path) -> None:
+    """Run a system, change its code, and restore it."""
+    store = into / "migrated"
+    former = {**os.environ, "STILLFRAME_GOLDEN_FORMER": "yes"}
+    options = ["--every", "never", "--for", "300ms"]
+    reference = "tests.golden.systems:growing"
+    call("run", reference, "--store", store, *options, environment=former)
+    call("restore", store, "--migrate", *options)
+
+
+def with_c_stopped(store: Path, *, overlapping: bool) -> None:
+    """Take two snapshots that overlap, or one that is abandoned, while C is stopped."""
+    os.kill(slow := child(store, "C"), signal.SIGSTOP)
+    time.sleep(0.3)
+    if overlapping:
+        taking = [begin("snapshot", store, "--initiator", initiator) for initiator in "AB"]
+        until(lambda: (store / "history.ndjson").read_text().count("SnapshotBegan") >= 4)
+        os.kill(slow, signal.SIGCONT)
+        for one in taking:
+            one.wait()
+    else:
+        call("snapshot", store)
+        os.kill(slow, signal.SIGCONT)
+        time.sleep(1)
+
+
+def record_traces(into: Path) -> None:
+    """Write a trace from the log of another system, one of a script, and the script."""
+    call("import", "examples/bakery.log", "--out", into / "imported.trace")
+    call("sim", "lecture", "--trace", into / "lecture.trace")
+    shutil.copyfile(ROOT / "src/stillframe/sim/runs/lecture.run", into / "lecture.run")
+
+
+def record_pipeline(into: Path) -> None:
+    """Make a pipeline of two services and a query of which there is what Spark leaves."""
+    from tests.golden import recording  # noqa: PLC0415
+
+    recording.make_pipeline(into / "shop.pipeline")
+
+
+def main() -> None:
+    """Record data, or what is expected of them."""
+    if sys.argv[1:] == ["data"]:
+        shutil.rmtree(DATA, ignore_errors=True)
+        DATA.mkdir()
+        record_system(DATA)
+        record_migrated(DATA)
+        record_traces(DATA)
+        record_pipeline(DATA)
+        for directory in sorted(DATA.rglob("*"), reverse=True):
+            if directory.is_dir() and not any(directory.iterdir()):
+                directory.rmdir()  # a repository keeps none that are empty
+    elif sys.argv[1:] == ["expected"]:
+        from tests.golden import recording  # noqa: PLC0415
+
+        recording.write_expected()
+    else:
+        raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

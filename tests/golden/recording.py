@@ -1,0 +1,180 @@
+"""What is recorded of the data, and how: the pipeline, and what the commands say of all of it."""
+
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pyarrow as pa
+from typer.testing import CliRunner
+
+from stillframe.cli.app import app
+from stillframe.eventlog import reading
+from stillframe.pipeline import Pipeline, channel, join
+from stillframe.store.fragment_reading import fragment_places, read_fragment, read_topologies
+from tests.golden.systems import SALES, Books, Till
+
+HERE = Path(__file__).parent
+DATA = HERE / "data"
+EXPECTED = HERE / "expected.json"
+SHOWN_COUNT = 3
+"""So many rows of each file of an event log are in the expected results; of all there is a hash."""
+
+WORDS = ("found", "sentence")
+"""What is said in words for people, which may be said better one day."""
+
+COMMANDS = (
+    "verify store",
+    "verify store A-4",
+    "list store",
+    *(f"show store {one}" for one in "A-2 B-3 A-4 A-6 A-7 A-8 B-9 A-10".split()),
+    "show store audited --books",
+    "diff store A-2 B-3",
+    "diff store A-4 A-6",
+    "diff store A-8 A-10",
+    "history store",
+    "detect store termination",
+    "detect store deadlock",
+    "detect store loss",
+    "detect store tests.golden.systems:has_paid",
+    "restore store --dry-run",
+    "restore store audited --dry-run",
+    "verify migrated",
+    "list migrated",
+    "show migrated G-1",
+    "show migrated G-2",
+    "diff migrated G-1 G-2",
+    "history migrated",
+    "restore migrated G-1 --dry-run",
+    "cuts imported.trace",
+    "cuts lecture.trace",
+    "cuts lecture.trace --prove P1-1",
+    "sim lecture.run",
+    "spark list shop.pipeline",
+    *(f"spark show shop.pipeline shop-{number}" for number in (1, 2, 4, 5)),
+    "spark show shop.pipeline",
+    "spark progress shop.pipeline",
+)
+"""What is asked of the data, each with ``--json``; what is a path is one in the data."""
+
+
+def run(root: Path, command: str) -> tuple[int, str]:
+    """Run a command of which one word is a path in `root`; return its exit code and output."""
+    words = [str(root / word) if (root / word).exists() else word for word in command.split()]
+    with mock.patch.object(sys, "path", list(sys.path)):
+        result = CliRunner().invoke(app, words)
+    return result.exit_code, result.stdout
+
+
+def answer(root: Path, command: str) -> dict[str, Any]:
+    """Return what a command says with ``--json``, with paths as they are in the data."""
+    exit_code, output = run(root, f"{command} --json")
+    text = output.replace(str(root), "ROOT")
+    says = json.loads(text, object_hook=_without_words) if text else None
+    return {"exit_code": exit_code, "says": says}
+
+
+def _without_words(document: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if key not in WORDS}
+
+
+def logged(root: Path) -> dict[str, Any]:
+    """Return what is in each file of the event log."""
+    found = {}
+    for part in reading.parts(root / "log"):
+        rows = [row for table in reading.tables(part) for row in table.to_pylist()]
+        text = msgspec.json.encode(rows, order="deterministic")
+        found[part.path.relative_to(root).as_posix()] = {
+            "row_count": part.row_count,
+            "span": msgspec.to_builtins(part.span),
+            "first_rows": json.loads(msgspec.json.encode(rows[:SHOWN_COUNT])),
+            "hash": hashlib.sha256(text).hexdigest(),
+        }
+    return found
+
+
+def fragments(root: Path) -> dict[str, Any]:
+    """Return the manifest of each fragment, and what they are parts of."""
+    directory = root / "fragments"
+    topologies = read_topologies(directory)
+    found: dict[str, Any] = {"topologies": msgspec.to_builtins(topologies)}
+    for place in fragment_places(directory):
+        manifest = read_fragment(directory, place, topologies)
+        name = place.path(directory).relative_to(root).as_posix()
+        found[name] = msgspec.to_builtins(manifest)
+    return found
+
+
+def answers(root: Path) -> Iterator[tuple[str, Any]]:
+    """Yield what is asked of the data in `root`, and what comes of it."""
+    for command in COMMANDS:
+        yield command, answer(root, command)
+    yield "log", logged(root)
+    yield "fragments", fragments(root)
+
+
+def sales(*amounts: int) -> pa.Table:
+    """Return records of sales."""
+    return pa.table({"amount": amounts}, schema=SALES)
+
+
+def sell(shop: Pipeline, *amounts: int) -> None:
+    """Run the till until it has sold something for each of `amounts`."""
+    till = Till()
+    with join("till", pipeline=shop.path, state=till) as me:
+        for amount in amounts:
+            till.sold += amount
+            me.append("sales", sales(amount))
+
+
+def add_up(shop: Pipeline, count: int) -> Books:
+    """Run the books until they have read `count` sales."""
+    books = Books()
+    with join("books", pipeline=shop.path, state=books) as me:
+        for _ in range(count):
+            _, table = next(iter(me))
+            books.total += sum(table["amount"].to_pylist())
+            books.notes[str(books.total)] = "noted"
+            me.append("totals", sales(books.total))
+    return books
+
+
+def make_pipeline(path: Path) -> None:
+    """Make a pipeline of two services, and a query that has not run, in its second epoch."""
+    shop = Pipeline.create(
+        path,
+        services={"till": Till, "books": Books},
+        queries=["audit"],
+        channels=[
+            channel("sales", SALES, source="till", targets=["books"]),
+            channel("totals", SALES, source="books", targets=["audit"], partition_count=2),
+        ],
+    )
+    sell(shop, 5, 6, 7)
+    add_up(shop, 1)
+    shop.snapshot("unaligned")
+    add_up(shop, 1)
+    shop.savepoint("gold", "unaligned")
+    with join("till", pipeline=path, state=Till()):
+        shop.snapshot("unaligned", timeout_s=0.5)  # it is abandoned
+    add_up(shop, 1)
+    shop.snapshot("at-least-once")
+    shop.restore("gold")
+    sell(shop, 10)
+    add_up(shop, 1)
+    shop.snapshot("aligned")
+    sell(shop, 11)
+
+
+def write_expected() -> None:
+    """Write what the commands say of the data now, a line for each answer."""
+    with tempfile.TemporaryDirectory() as place:
+        root = shutil.copytree(DATA, Path(place) / "data")
+        lines = [f"{json.dumps(name)}: {json.dumps(found)}" for name, found in answers(root)]
+    EXPECTED.write_text("\n".join(["{", ",\n".join(lines), "}", ""]), encoding="utf-8")

@@ -1,0 +1,190 @@
+"""What an earlier version wrote is read as that version read it.
+
+``data`` and ``expected.json`` were recorded by ``scripts/record_golden.py`` with the code as it was
+then. A name on the disk that changes unnoticed makes one of these tests fail.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stillframe.cli.app import app
+from stillframe.pipeline import Pipeline, join
+from tests.golden import recording
+from tests.golden.systems import TOTAL, Books, Till
+
+REPOSITORY = Path(__file__).parent.parent.parent
+MONEY = (
+    "(select sum(balance) from processes)"
+    " + (select coalesce(sum(amount), 0) from messages where kind = 'Coin')"
+)
+KNOWN: dict[str, Any] = json.loads(recording.EXPECTED.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the data, to read."""
+    return shutil.copytree(recording.DATA, tmp_path_factory.mktemp("golden") / "data")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A copy of the data, to write to."""
+    return shutil.copytree(recording.DATA, tmp_path / "data")
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as it is when it was written as JSON and read again."""
+    return json.loads(json.dumps(value))
+
+
+def test_all_is_asked_that_was_recorded() -> None:
+    """No answer is left out, and none is new."""
+    assert [*KNOWN] == [*recording.COMMANDS, "log", "fragments"]
+
+
+@pytest.mark.parametrize("command", recording.COMMANDS)
+def test_a_command_says_what_it_said(root: Path, command: str) -> None:
+    """Exit code and JSON are those of the version that wrote the data."""
+    assert as_json(recording.answer(root, command)) == KNOWN[command]
+
+
+def test_an_event_log_is_read(root: Path) -> None:
+    """One that is complete, in Parquet, and one as killed processes left it, in Arrow's streams."""
+    assert as_json(recording.logged(root)) == KNOWN["log"]
+    assert {Path(name).suffix for name in KNOWN["log"]} == {".parquet", ".arrows"}
+
+
+def test_fragments_are_read(root: Path) -> None:
+    """Each has its manifest, and the topology that it is a part of."""
+    assert as_json(recording.fragments(root)) == KNOWN["fragments"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "view store --log log --snapshot A-10",
+        "view store --log log --snapshot B-3",
+        "view store --snapshot B-3 --compare A-2",
+        "view shop.pipeline --compare shop-1",
+        "view lecture.trace --snapshot P1-1",
+        "view lecture.run",
+    ],
+)
+def test_a_page_is_made(root: Path, tmp_path: Path, command: str) -> None:
+    """Pages are made of stores, event logs, pipelines, traces and scripts."""
+    page = tmp_path / "page.html"
+    assert recording.run(root, f"{command} --out {page}")[0] == 0
+    assert page.stat().st_size > 10_000
+
+
+def test_the_history_goes_on(own: Path) -> None:
+    """A writer reads it: a snapshot is dropped, and what was based on it is made whole."""
+    assert recording.run(own, "drop store A-4") == (0, "")
+    assert recording.run(own, "verify store")[0] == 0
+    listed = recording.answer(own, "list store")["says"]["snapshots"]
+    assert [one["id"] for one in listed] == "A-2 B-3 A-6 A-7 A-8 B-9 A-10".split()
+    shown = recording.answer(own, "show store A-6")
+    assert as_json(shown) == KNOWN["show store A-6"]
+    events = recording.answer(own, "history store")["says"]["history"]
+    assert events[:-1] == KNOWN["history store"]["says"]["history"]
+    assert (events[-1]["event"], events[-1]["snapshot"]) == ("SnapshotRemoved", "A-4")
+
+
+def test_a_savepoint_is_made(own: Path) -> None:
+    """``store.json`` is read and written again."""
+    assert recording.run(own, "savepoint store kept --of B-9")[0] == 0
+    listed = recording.answer(own, "list store")["says"]["snapshots"]
+    assert {one["id"]: one["savepoints"] for one in listed if one["savepoints"]} == {
+        "A-2": ["audited"],
+        "A-8": ["after-the-restore"],
+        "B-9": ["kept"],
+    }
+
+
+def test_a_pipeline_goes_back(own: Path) -> None:
+    """It is restored, its services stand where they stood, and a snapshot of all is published."""
+    path = own / "shop.pipeline"
+    exit_code, output = recording.run(own, "spark restore shop.pipeline gold --json")
+    document = json.loads(output)
+    assert (exit_code, document["snapshot"], document["epoch"]) == (0, "shop-2", 3)
+    with join("till", pipeline=path, state=(till := Till())):
+        assert till.sold == 5 + 6 + 7
+    books = recording.add_up(Pipeline(path), 1)
+    assert books == Books(18, {"5": "noted", "11": "noted", "18": "noted"})
+    recording.sell(Pipeline(path), 2)
+    taken = json.loads(
+        recording.run(own, "spark snapshot shop.pipeline --mode unaligned --json")[1]
+    )
+    assert taken["published"]["id"] == "shop-6"
+    assert [one.epoch for one in Pipeline(path).snapshots()] == [1, 1, 1, 2, 3]
+
+
+def test_a_stopped_pipeline_goes_on(own: Path) -> None:
+    """Its services stand where they stood when they left, and their records are read on."""
+    shop = Pipeline(own / "shop.pipeline")
+    assert shop.course("audit") == {2: range(2**63 - 1)}
+    books = recording.add_up(shop, 2)
+    assert books.total == 5 + 6 + 7 + 10 + 11
+
+
+def left_running(store: Path) -> None:
+    """Let the run file in a copy of a store be that of the copy: it names the directory."""
+    path = store / "running.json"
+    status = store.stat()
+    document = json.loads(path.read_bytes())
+    document["directory"] = f"{status.st_dev}:{status.st_ino}"
+    path.write_text(json.dumps(document))
+
+
+def test_the_run_file_is_read(own: Path) -> None:
+    """Of a system whose supervisor was killed it is known how to bring it back."""
+    left_running(own / "store")
+    pid = json.loads((own / "store" / "running.json").read_bytes())["supervisor"]["pid"]
+    done = CliRunner().invoke(app, ["snapshot", str(own / "store")])
+    assert done.exit_code == 2
+    assert f"its supervisor, process {pid}, died" in " ".join(done.stderr.split())
+
+
+def detect(store: Path, question: str) -> int:
+    """Return the exit code of ``detect`` with a question in SQL."""
+    return CliRunner().invoke(app, ["detect", str(store), question]).exit_code
+
+
+def started(root: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a program of its own."""
+    words = [str(root / word) if (root / word).exists() else word for word in command.split()]
+    return subprocess.run(
+        [sys.executable, "-m", "stillframe", *words],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "epoch", "begins"),
+    [("restore store B-3", 4, "B-3"), ("resume store", 4, "A-10")],
+)
+def test_a_system_goes_on(own: Path, command: str, epoch: int, begins: str) -> None:
+    """It is started from a recorded snapshot, runs, and has all the money at its end."""
+    left_running(own / "store")
+    before = own / "fragments"
+    shutil.rmtree(before)
+    done = started(own, f"{command} --every never --for 300ms --log {own / 'log'}")
+    assert done.returncode == 0, done.stderr
+    document = recording.answer(own, "list store")["says"]
+    assert (document["epoch"], document["current"]) == (epoch, "A-11")
+    event = recording.answer(own, "history store")["says"]["history"][-3]
+    assert (event["event"], event["restored_from"]) == ("EpochBegan", begins)
+    assert recording.answer(own, "verify store")["says"]["snapshot_count"] == 9
+    assert detect(own / "store", f"select ({MONEY}) = {TOTAL}") == 0
