@@ -2,6 +2,7 @@
 
     .venv/bin/python scripts/record_golden.py data       the data that need no Spark, anew
     .venv/bin/python scripts/record_golden.py expected   what the commands say of the data
+    .venv/bin/python scripts/record_golden.py wire       the bytes of every message
 
 The data show that what an earlier version wrote can be read. So run this only when a format changes
 on purpose, and keep the old data beside the new ones: ``tests/golden/README.md``.
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-GOLDEN = ROOT / "tests" / "golden"
-DATA = GOLDEN / "data"
-SYSTEM = "tests.golden.systems:system"
 sys.path.insert(0, str(ROOT))
+
+from tests.golden import recording  # noqa: E402 - found only now
+
+DATA = recording.DATA
+SYSTEM = "tests.golden.systems:system"
 
 COMMAND = [sys.executable, "-m", "stillframe"]
 OPTIONS = "--every never --timeout 3s --if-incomplete exclude".split()
@@ -150,14 +153,13 @@ def record_traces(into: Path) -> None:
 
 def record_pipeline(into: Path) -> None:
     """Make a pipeline of two services and a query of which there is what Spark leaves."""
-    from tests.golden import recording  # noqa: PLC0415
-
     recording.make_pipeline(into / "shop.pipeline")
 
 
 def main() -> None:
-    """Record data, or what is expected of them."""
-    if sys.argv[1:] == ["data"]:
+    """Record data, or what is expected of them, and the checksums of all that is recorded."""
+    what = sys.argv[1:]
+    if what == ["data"]:
         shutil.rmtree(DATA, ignore_errors=True)
         DATA.mkdir()
         record_system(DATA)
@@ -167,12 +169,13 @@ def main() -> None:
         for directory in sorted(DATA.rglob("*"), reverse=True):
             if directory.is_dir() and not any(directory.iterdir()):
                 directory.rmdir()  # a repository keeps none that are empty
-    elif sys.argv[1:] == ["expected"]:
-        from tests.golden import recording  # noqa: PLC0415
-
+    elif what == ["expected"]:
         recording.write_expected()
+    elif what == ["wire"]:
+        recording.write_wire()
     else:
         raise SystemExit(__doc__)
+    recording.write_checksums()
 
 
 if __name__ == "__main__":

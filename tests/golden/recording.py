@@ -18,11 +18,14 @@ from stillframe.cli.app import app
 from stillframe.eventlog import reading
 from stillframe.pipeline import Pipeline, channel, join
 from stillframe.store.fragment_reading import fragment_places, read_fragment, read_topologies
+from tests.golden import travelling
 from tests.golden.systems import SALES, Books, Till
 
 HERE = Path(__file__).parent
 DATA = HERE / "data"
 EXPECTED = HERE / "expected.json"
+WIRE = HERE / "wire.json"
+CHECKSUMS = HERE / "checksums.json"
 SHOWN_COUNT = 3
 """So many rows of each file of an event log are in the expected results; of all there is a hash."""
 
@@ -178,3 +181,26 @@ def write_expected() -> None:
         root = shutil.copytree(DATA, Path(place) / "data")
         lines = [f"{json.dumps(name)}: {json.dumps(found)}" for name, found in answers(root)]
     EXPECTED.write_text("\n".join(["{", ",\n".join(lines), "}", ""]), encoding="utf-8")
+
+
+def write_wire() -> None:
+    """Write the bytes of every example, a line for each."""
+    texts = {
+        name: travelling.text_of(case.encode(case.example))
+        for name, case in travelling.cases().items()
+    }
+    WIRE.write_text(json.dumps(texts, indent=1) + "\n", encoding="utf-8")
+
+
+def checksums() -> dict[str, str]:
+    """Return the SHA-256 of each recorded file."""
+    paths = [path for path in sorted(DATA.rglob("*")) if path.is_file()]
+    return {
+        path.relative_to(HERE).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in (EXPECTED, WIRE, *paths)
+    }
+
+
+def write_checksums() -> None:
+    """Write the SHA-256 of each recorded file."""
+    CHECKSUMS.write_text(json.dumps(checksums(), indent=1) + "\n", encoding="utf-8")

@@ -44,6 +44,11 @@ def as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
+def test_the_recorded_files_are_as_they_were_recorded() -> None:
+    """A word that is replaced in the whole repository must not be replaced in them."""
+    assert recording.checksums() == json.loads(recording.CHECKSUMS.read_text(encoding="utf-8"))
+
+
 def test_all_is_asked_that_was_recorded() -> None:
     """No answer is left out, and none is new."""
     assert [*KNOWN] == [*recording.COMMANDS, "log", "fragments"]

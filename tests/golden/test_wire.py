@@ -1,0 +1,83 @@
+"""Every message, frame and file has the bytes that it had when ``wire.json`` was recorded."""
+
+import json
+import typing
+from typing import Any
+
+import pytest
+
+from stillframe.protocol import handshake, wire
+from stillframe.runtime import commands, control, events
+from stillframe.store import history
+from stillframe.trace import Step
+from tests.golden import recording, travelling
+
+CASES = travelling.cases()
+KNOWN: dict[str, str] = json.loads(recording.WIRE.read_text(encoding="utf-8"))
+
+
+def test_every_example_was_recorded() -> None:
+    """None is new, and none is gone."""
+    assert [*CASES] == [*KNOWN]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_are_what_they_were(name: str) -> None:
+    """The example is encoded as it was, and what was encoded is read as the same."""
+    case, encoded = CASES[name], travelling.bytes_of(KNOWN[name])
+    assert case.encode(case.example) == encoded
+    assert case.decode(encoded) == case.example
+
+
+@pytest.mark.parametrize(
+    ("union", "examples"),
+    [
+        (control.FromProcess, travelling.FROM_PROCESS),
+        (control.ToProcess, travelling.TO_PROCESS),
+        (commands.Request, travelling.REQUESTS),
+        (commands.Answer, travelling.ANSWERS),
+        (history.Happening, travelling.HISTORY),
+        (Step, travelling.STEPS),
+        (events.Event, travelling.TOLD),
+    ],
+)
+def test_there_is_an_example_of_each(union: Any, examples: dict[str, Any]) -> None:
+    """A class that is added is added there, too."""
+    assert {*map(type, examples.values())} == {*typing.get_args(union)}
+
+
+def test_there_is_an_example_of_each_frame() -> None:
+    """Greetings and all others."""
+    found = {type(frame) for frame, _ in travelling.FRAMES.values()}
+    assert found == {*typing.get_args(wire.Frame), *typing.get_args(handshake.Greeting)}
+
+
+def test_every_optional_field_has_a_value() -> None:
+    """A field that is left out would not be seen to have another name."""
+    unseen = {
+        f"{type(example).__name__}.{field}"
+        for example in _structs(CASES.values())
+        for field in example.__struct_fields__
+        if getattr(example, field) in (None, (), {}, "", 0, False)
+    }
+    assert unseen == {
+        "Hello.target",  # of the greeting for the coordinator
+        "Hello.epoch",
+        "ChannelEnd.is_connected",
+        "ChannelEnd.is_full",
+        "Messages.marker",
+        "Stretch.first",
+        "Span.received",
+    }
+
+
+def _structs(value: Any) -> typing.Iterator[Any]:
+    if hasattr(value, "__struct_fields__"):
+        yield value
+        for field in value.__struct_fields__:
+            yield from _structs(getattr(value, field))
+    elif isinstance(value, dict):
+        yield from _structs(value.values())
+    elif not isinstance(value, str | bytes) and isinstance(value, typing.Iterable):
+        for item in value:
+            yield from _structs(item)

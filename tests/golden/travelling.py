@@ -1,0 +1,468 @@
+"""One example of everything that is encoded, on the wire or in a file of JSON, and its codec.
+
+When a class is renamed its name changes here; the bytes in ``wire.json`` do not.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stillframe.columns import Column, KeyedColumns
+from stillframe.eventlog.parts import Span
+from stillframe.migration.changes import Change
+from stillframe.model import (
+    Abandoned,
+    Batch,
+    Channel,
+    Fragment,
+    IncomingRecord,
+    KeyedChange,
+    KeyedRows,
+    Marker,
+    MarkerTimes,
+    ProcessState,
+    Reason,
+    SnapshotId,
+)
+from stillframe.pipeline.dataflow import Dataflow, Log
+from stillframe.pipeline.head import Head as PipelineHead
+from stillframe.pipeline.head import Stretch
+from stillframe.pipeline.items import Barrier, DataFile, Item, Rows
+from stillframe.pipeline.part import Part, QueryState, Request, ServiceState
+from stillframe.pipeline.positions import Noted
+from stillframe.pipeline.published import ChannelCut, PinnedFile
+from stillframe.pipeline.published import Manifest as PipelineManifest
+from stillframe.pipeline.resting import ServiceRecord
+from stillframe.pipeline.systems import Outcome, SystemCut
+from stillframe.pipeline.taking import Counter
+from stillframe.protocol import handshake, holdup, wire
+from stillframe.protocol.aligner import Mode
+from stillframe.protocol.recorder import Phase
+from stillframe.restore import Start
+from stillframe.runtime import commands, control, events
+from stillframe.runtime.addresses import Address
+from stillframe.runtime.os_process import OsProcess
+from stillframe.runtime.running import RunningSystem
+from stillframe.runtime.waves import Wave
+from stillframe.spark.assembled import _Mark
+from stillframe.spark.compacted import Compacted, File, Member
+from stillframe.spark.compacted import Part as CompactedPart
+from stillframe.store import history
+from stillframe.store.fragments import FragmentManifest, FragmentTopology, Received
+from stillframe.store.manifest import Entry, FileRecord, Head, Manifest
+from stillframe.store.seal import seal
+from stillframe.topology import Description
+from stillframe.trace import Event, MarkerStep, MessageId, Step
+from stillframe.view.plain import plain
+
+
+class Case(NamedTuple):
+    """An example, and what makes bytes of it and an equal object of these."""
+
+    example: Any
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+P1_17, P2_18 = SnapshotId("P1", 17), SnapshotId("P2", 18)
+CHANNEL = Channel("P1", "P2")
+BATCH = Batch.of(41, [b"\x01", b"\xa1x"])
+OS_PROCESS = OsProcess(4711, 103032, "the boot")
+HASH = "0123456789abcdef" * 4
+STATE = ProcessState(
+    "P1",
+    "Account",
+    b"\x81\xa7balance\x05",
+    P1_17,
+    {"accounts": KeyedChange((KeyedRows(1, b"\x91\xa1a", b"\x91\x07"),), 1, b"\x91\xa1b")},
+)
+INCOMING = (IncomingRecord("P2", 40, (BATCH,)),)
+TIMES = MarkerTimes(1000.5, "P2", {"P2": 0.25})
+FRAGMENT = Fragment(P2_18, STATE, {"P2": 7}, INCOMING, 0.125, 0.5, TIMES)
+STANDING = holdup.Standing(
+    True,
+    (holdup.RecordingStanding(P1_17, Phase.RECORDING, ("P2",), 1.5),),
+    {"P2": holdup.ChannelEnd(True, 300, True, 40)},
+    {"P2": holdup.ChannelEnd(False, 200, False, 42)},
+    {"money": 5, "energy": 0.5},
+    12.5,
+)
+UNDER_WAY = holdup.UnderWay(
+    P1_17,
+    1000.25,
+    1010.25,
+    ("P2",),
+    (holdup.Holdup("P2", holdup.Cause.HELD, 1001.5, (CHANNEL,), 300, ("P1",)),),
+)
+WAVE = Wave(P1_17, 1000.25, 1000.75, True, {"P1": TIMES}, {"P1": 1000.5}, 3)
+ENTRY = Entry(
+    id=P1_17,
+    sequence=5,
+    epoch=3,
+    initiated_at=1000.25,
+    completed_at=1000.5,
+    published_at=1000.75,
+    pause_s=0.125,
+    capture_s=0.25,
+    excluded={"P3": P2_18},
+    is_restore_point=True,
+    savepoints=("gold",),
+    bases=(P2_18,),
+    chain_length=2,
+    process_count=3,
+    channel_count=2,
+    message_count=1,
+    bytes=4096,
+    directory=Path("/store/snapshots/P1-17"),
+)
+ABANDONED = Abandoned(P1_17, Reason.DEADLINE, ("P2",), "it took too long")
+DESCRIPTION = Description(
+    processes={"P1": "Account", "P2": "Account"},
+    channels=(CHANNEL,),
+    states={"Account": (Column("balance", "int"), Column("accounts", "keyed"))},
+    messages={"Transfer": (Column("amount", "int"),)},
+    accepts={"P1": (), "P2": ("Transfer",)},
+    shapes={"Account": "a shape"},
+    keyed={"Account": {"accounts": KeyedColumns("string", "map", (Column("name", "string"),))}},
+)
+FILES = (FileRecord("processes.parquet", 300, HASH),)
+DATAFLOW = Dataflow(
+    queries=("audit",),
+    services={"till": "Till"},
+    logs=(
+        Log(
+            name="sales",
+            source="till",
+            targets=("audit",),
+            schema="a schema",
+            partition_count=2,
+            key=("amount",),
+        ),
+    ),
+)
+STRETCHES: dict[str, tuple[Stretch, ...]] = {"sales": (Stretch(1, 0), Stretch(2, 5))}
+BATCHES: dict[str, tuple[Stretch, ...]] = {"audit": (Stretch(1, 0),)}
+PART = Part(
+    snapshot=P1_17,
+    participant="till",
+    recorded_at=1000.5,
+    positions={"orders": 3},
+    barriers={"sales": 7},
+    service=ServiceState("Till", b"\x81\xa4sold\x05"),
+    query=QueryState(4),
+    system="P1",
+    failure="it could not",
+)
+SYSTEM_CUT = SystemCut(
+    name="P1", store="/store", snapshot=P2_18, outcome=Outcome.ABANDONED, detail="it died"
+)
+
+FRAMES: dict[str, tuple[Any, bytes | bytearray]] = {
+    "hello to a process": (
+        handshake.Hello("P1", "P2", 3, HASH, b"0123456789abcdef"),
+        b"",
+    ),
+    "hello to the coordinator": (handshake.Hello("P1", None, 0, HASH, b"0123456789abcdef"), b""),
+    "challenge": (handshake.Challenge(b"0123456789abcdef", b"a proof"), b""),
+    "proof": (handshake.Proof(b"a proof"), b""),
+    "welcome": (handshake.Welcome(12), b""),
+    "declined": (handshake.Declined("no"), b""),
+    "messages": (wire.Messages(6, BATCH), wire.encode_messages(6, 41, [1, "x"])),
+    "messages with a marker": (
+        wire.Messages(6, BATCH, Marker(P1_17)),
+        wire.encode_messages(6, 41, [1, "x"], Marker(P1_17)),
+    ),
+    "marker": (wire.Marked(7, Marker(P1_17)), wire.encode_marker(7, Marker(P1_17))),
+    "acknowledgement": (wire.Ack(8), wire.encode_ack(8)),
+    "control": (wire.Control(b"\x05"), wire.encode_control(5)),
+}
+"""Frames, and how they are encoded if they are no greetings."""
+
+FROM_PROCESS: dict[str, control.FromProcess] = {
+    "is new": control.Joining(),
+    "comes back": control.Returning(is_connected=True),
+    "listens": control.Listening(Address("127.0.0.1", 8641)),
+    "is connected": control.Running(),
+    "rows": control.PartRows(P1_17, "accounts", KeyedRows(1, b"\x91\xa1a", b"\x91\x07")),
+    "bytes of a state": control.PartPiece(P1_17, b"\x01\x02"),
+    "fragment": control.Part(FRAGMENT),
+    "could not record": control.CouldNotRecord(P1_17, "no"),
+    "wants a snapshot": control.Wanted(),
+    "answers": control.Answer(9, STANDING),
+    "trouble with a connection": control.Trouble("a frame was cut short"),
+    "trouble with the event log": control.LogTrouble("the disk is full"),
+    "fails": control.Failure("KeyError: 'x'", "Traceback"),
+}
+TO_PROCESS: dict[str, control.ToProcess] = {
+    "set up": control.Setup(
+        3, "a run", Start("Account", b"\x80", {"P2": 7}, INCOMING, P1_17), 0.005
+    ),
+    "taken back": control.Resumed(18, P1_17, OS_PROCESS, 0.005),
+    "over": control.Over("this epoch is over"),
+    "addresses": control.Addresses({"P1": Address("127.0.0.1", 8641)}),
+    "initiate": control.Initiate(P1_17),
+    "abandon": control.Abandon(P1_17),
+    "ask": control.Ask(9, (P1_17, P2_18), has_quantities=True),
+    "published": control.Published(P1_17),
+    "in the store": control.InStore(P1_17),
+}
+REQUESTS: dict[str, commands.Request] = {
+    "take": commands.TakeSnapshot("P1"),
+    "go back": commands.RestoreSnapshot(P1_17),
+    "save": commands.Save(P1_17, "gold"),
+    "drop": commands.Drop("gold"),
+    "look": commands.Look(),
+    "observe": commands.Observe(1000.5),
+}
+ANSWERS: dict[str, commands.Answer] = {
+    "observed": commands.Observed(3, True, {"P1": STANDING}, (UNDER_WAY,), (WAVE,), 1001.5),
+    "done": commands.Done(3, "it is needed", ENTRY, ABANDONED, (UNDER_WAY,), 1001.5),
+    "failed": commands.Failed("there is no such snapshot", is_usage=True),
+}
+HISTORY: dict[str, history.Happening] = {
+    "epoch": history.EpochBegan(3, P1_17),
+    "taken over": history.TakenOver(3),
+    "death": history.ProcessDied("P1", "it was ended by SIGKILL"),
+    "begun": history.SnapshotBegan(P1_17),
+    "published": history.SnapshotPublished(P1_17, is_removal_noted=True),
+    "removed": history.SnapshotRemoved(P1_17),
+    "abandoned": history.SnapshotAbandoned(P1_17, "DEADLINE", ("P2",), "it took too long"),
+    "continued": history.Continued(
+        17, (P1_17,), history.Tally(9, 8, {"DEADLINE": 1}, 1, 2, 3, {"P1": 1})
+    ),
+}
+STEPS: dict[str, Step] = {
+    "event": Event(
+        "P1", "pays", "receive", (MessageId(CHANNEL, 4),), (MessageId(CHANNEL, 5),), 1.5, {"a": 1}
+    ),
+    "marker": MarkerStep("P1", P1_17, "P2", True, ("P2",), 1.5),
+}
+TOLD: dict[str, events.Event] = {
+    "runs": events.SystemRunning(3, 1.5, P1_17, 0.5, 0.25, 0.75),
+    "epoch": events.EpochBegan(3, P1_17),
+    "not shared": events.NotShared("it has 3 threads"),
+    "code changed": events.CodeChanged(P1_17, (Change("class Account", "rate is new", True),)),
+    "taken over": events.TakenOver(3, 1.5),
+    "ended": events.OrphansEnded(("P1",), "one is missing"),
+    "waits": events.Waiting(("P1",)),
+    "published": events.SnapshotPublished(ENTRY),
+    "abandoned": events.SnapshotAbandoned(ABANDONED, P2_18),
+    "skipped": events.SnapshotSkipped(P1_17),
+    "death": events.ProcessDied("P1", "it was ended by SIGKILL", "Traceback"),
+    "trouble with the store": events.StoreTrouble("the disk is full"),
+    "trouble with a connection": events.ConnectionTrouble("a frame was cut short"),
+    "trouble with the event log": events.LogTrouble("the disk is full"),
+}
+"""What ``run --json`` writes."""
+
+SEALED: dict[str, msgspec.Struct] = {
+    "store.json": Head(
+        reference="examples.bank:bank",
+        description=DESCRIPTION,
+        epoch=3,
+        restored_from=P1_17,
+        former=(DESCRIPTION,),
+        savepoints={"gold": P1_17},
+    ),
+    "manifest.json": Manifest(
+        snapshot=P1_17,
+        sequence=5,
+        epoch=3,
+        initiated_at=1000.25,
+        completed_at=1000.5,
+        published_at=1000.75,
+        pause_s=0.125,
+        capture_s=0.25,
+        excluded={"P3": P2_18},
+        is_restore_point=True,
+        bases={"P1": P2_18},
+        process_count=3,
+        channel_count=2,
+        message_count=1,
+        topology=HASH,
+        files=FILES,
+    ),
+    "manifest.json of a fragment": FragmentManifest(
+        snapshot=P1_17,
+        process="P1",
+        epoch=3,
+        run="a run",
+        began_from=P2_18,
+        topology=HASH,
+        moment_s=12.5,
+        recorded_at=1000.25,
+        completed_at=1000.5,
+        pause_s=0.125,
+        capture_s=0.25,
+        base=P2_18,
+        sent={"P2": 7},
+        received={"P2": Received(40, 2)},
+        files=FILES,
+    ),
+    "topologies of fragments": FragmentTopology(
+        reference="examples.bank:bank", description=DESCRIPTION
+    ),
+    "assembled.json": _Mark(epoch=3, runs={3: "a run"}),
+    "tables.json": Compacted(
+        version=2,
+        snapshots={"P1-17": Member(5, 1000.75)},
+        columns={"processes": (Column("balance", "int"),)},
+        parts=(CompactedPart(1, (P1_17,), {"processes": (File("a.parquet", 3, 300, HASH),)}),),
+        index=File("b.parquet", 1, 100, HASH),
+    ),
+    "pipeline.json": PipelineHead(
+        name="shop",
+        dataflow=DATAFLOW,
+        epoch=2,
+        restored_from=P1_17,
+        stretches=STRETCHES,
+        batches=BATCHES,
+        starts={"audit": {"sales": 3}, "till": {}},
+    ),
+    "last-snapshot.json": Counter(last=17),
+    "request.json": Request(
+        snapshot=P1_17,
+        epoch=2,
+        mode=Mode.AT_LEAST_ONCE,
+        name="gold",
+        initiated_at=1000.25,
+        deadline_at=1060.25,
+    ),
+    "fragment of a participant": PART,
+    "fragment of a system": SYSTEM_CUT,
+    "manifest.json of a pipeline": PipelineManifest(
+        snapshot=P1_17,
+        name="gold",
+        epoch=2,
+        mode=Mode.UNALIGNED,
+        initiated_at=1000.25,
+        completed_at=1000.5,
+        published_at=1000.75,
+        dataflow=DATAFLOW,
+        stretches=STRETCHES,
+        batches=BATCHES,
+        parts=(PART,),
+        systems=(SYSTEM_CUT,),
+        channels=(ChannelCut("sales", "audit", 3, 7, (5, 6), (8, 9)),),
+        files=(PinnedFile("audit", "commits/4", 29, HASH, 12345, 1000000001),),
+    ),
+    "service": ServiceRecord(
+        epoch=2, positions={"orders": 3}, state=ServiceState("Till", b"\x81\xa4sold\x05")
+    ),
+    "positions of a service": Noted(positions={"orders": 3}),
+    "records in a log": Item(
+        number=7,
+        epoch=2,
+        offsets=(8, 9),
+        content=Rows((DataFile("part-0.parquet", 1, 3, 305419896),), 4),
+    ),
+    "barrier in a log": Item(
+        number=8, epoch=2, offsets=(8, 12), content=Barrier(P1_17, Mode.ALIGNED, 4)
+    ),
+}
+PLAIN: dict[str, msgspec.Struct] = {
+    "running.json": RunningSystem(
+        supervisor=OS_PROCESS,
+        directory="65024:4711",
+        epoch=3,
+        topology_hash=HASH,
+        coordinator=Address("127.0.0.1", 8640),
+        has_tls=True,
+        secret=b"a secret",
+        commands="/tmp/stillframe-x/commands",
+        children={"P1": OS_PROCESS},
+        pipeline="/shop.pipeline",
+        snapshot_s=10.0,
+    ),
+    "span of an event log": Span(
+        process="P1", epoch=3, part=2, event_count=9, sent={"P2": 7}, received={}, lost_count=1
+    ),
+}
+
+
+def cases() -> dict[str, Case]:
+    """Return every example by a name that no class has."""
+    found: dict[str, Case] = {}
+    for name, (frame, encoded) in FRAMES.items():
+        encode = wire.encode_greeting if not encoded else _constant(bytes(encoded))
+        found[f"frame, {name}"] = Case(frame, encode, _decode_frame)
+    for name, message in FROM_PROCESS.items():
+        found[f"from a process, {name}"] = _packed(message, control.FromProcess)
+    for name, told in TO_PROCESS.items():
+        found[f"to a process, {name}"] = _packed(told, control.ToProcess)
+    for name, request in REQUESTS.items():
+        found[f"command, {name}"] = Case(request, commands._encode, commands._decode_request)
+    for name, answer in ANSWERS.items():
+        found[f"answer, {name}"] = Case(answer, commands._encode, commands._decode_answer)
+    for name, what in HISTORY.items():
+        line = history.Line(1000.5, what)
+        found[f"history, {name}"] = Case(line, _encode_line, _decode_line)
+    for name, step in STEPS.items():
+        found[f"trace, {name}"] = _json(step, Step)
+    for name, event in TOLD.items():
+        found[f"run --json, {name}"] = Case(event, _encode_plain, lambda encoded, e=event: e)  # type: ignore[misc]
+    for name, content in SEALED.items():
+        found[f"sealed, {name}"] = Case(content, seal, _unsealed(type(content)))
+    for name, struct in PLAIN.items():
+        found[f"file, {name}"] = _json(struct, type(struct))
+    return found
+
+
+def text_of(encoded: bytes) -> str:
+    """Return bytes as a text with one character for each, so that names can be read."""
+    return encoded.decode("latin-1")
+
+
+def bytes_of(text: str) -> bytes:
+    """Return the bytes that ``text_of`` made the text of."""
+    return text.encode("latin-1")
+
+
+def _packed(example: Any, union: Any) -> Case:
+    return Case(
+        example, msgspec.msgpack.encode, lambda encoded: msgspec.msgpack.decode(encoded, type=union)
+    )
+
+
+def _json(example: Any, union: Any) -> Case:
+    return Case(
+        example, msgspec.json.encode, lambda encoded: msgspec.json.decode(encoded, type=union)
+    )
+
+
+def _constant(encoded: bytes) -> Callable[[Any], bytes]:
+    return lambda example: encoded
+
+
+def _decode_frame(encoded: bytes) -> wire.Frame:
+    reader = wire.FrameReader()
+    if encoded[4] != wire.Kind.GREETING:
+        reader.open(*wire.Kind, frame_bytes_max=wire.FRAME_BYTES_MAX)
+    reader.writable()[: len(encoded)] = encoded
+    reader.written(len(encoded))
+    frame = reader.next_frame()
+    assert frame is not None
+    return frame
+
+
+def _encode_line(line: history.Line) -> bytes:
+    return history._line(line.what, line.at)
+
+
+def _decode_line(encoded: bytes) -> object:
+    (line,) = history.parse_lines(Path("history.ndjson"), encoded.splitlines())
+    return line
+
+
+def _encode_plain(event: events.Event) -> bytes:
+    return msgspec.json.encode(plain(event))
+
+
+def _unsealed(kind: type) -> Callable[[bytes], Any]:
+    class Sealed(msgspec.Struct):
+        content: kind  # type: ignore[valid-type]
+        hash: str
+
+    return lambda encoded: msgspec.json.decode(encoded, type=Sealed).content
