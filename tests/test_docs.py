@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from stillframe.diagram import layout, svg
 from stillframe.model import Channel
 from stillframe.protocol.recorder import TRANSITIONS, Stimulus
 from stillframe.sim.scenario import play_text
 from stillframe.state_codec import StateCodec
-from stillframe.view import diagram, svg
+from tests.doc_pages import blocks, called
 from tests.nightly import by_night
-from tests.pages import blocks, called
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -165,7 +165,7 @@ def test_the_picture_of_the_proof_page_is_what_is_drawn() -> None:
     """The picture in the docs is the one that the code draws of the lecture example."""
     script = ROOT / "src" / "stillframe" / "sim" / "runs" / "lecture.run"
     world = play_text(script.read_text()).world
-    picture = svg.draw(diagram.lay_out(world.epoch.trace(world.description)))
+    picture = svg.draw(layout.lay_out(world.epoch.trace(world.description)))
     assert (ROOT / "docs" / "lecture.svg").read_text() == picture
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import blocks, called
+from tests.doc_pages import blocks, called
 from tests.test_docs import README, ROOT, STILLFRAME
 
 PAGE = ROOT / "docs" / "snapshot-view.md"

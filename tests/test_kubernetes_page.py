@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.pages import blocks, called
+from tests.doc_pages import blocks, called
 from tests.ports import free_port
 from tests.reader import wait_until
 

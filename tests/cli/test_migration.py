@@ -13,8 +13,8 @@ from stillframe import Channel, Message, Process, Topology
 from stillframe.model import Snapshot
 from stillframe.store.store import Store
 from tests.cli.conftest import Call, publish, purses, state_of
+from tests.doc_pages import called
 from tests.nightly import by_night
-from tests.pages import called
 
 
 def _changed() -> Topology:

@@ -11,8 +11,8 @@ from rich.live import Live
 from stillframe.cli import output
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned, Channel, Reason, SnapshotId
+from stillframe.pages.values import plain
 from stillframe.runtime.events import SnapshotAbandoned
-from stillframe.view.plain import plain
 
 
 def test_words_go_to_stderr_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from stillframe import tracefile
 from stillframe.cli.scripts import read_script, script_path
+from stillframe.diagram import layout
 from stillframe.trace import Event, Trace
-from stillframe.view import diagram
 from tests.cli.conftest import Call
+from tests.diagram.runs import lecture
 from tests.fonts import font
-from tests.view.runs import lecture
 
 __all__ = ["font"]
 
@@ -179,7 +179,7 @@ def test_a_picture_can_be_png(call: Call, trace: Path, tmp_path: Path) -> None:
     assert call("view", trace, "--out", out).exit_code == 0
     content = out.read_bytes()
     assert content.startswith(b"\x89PNG")
-    assert int.from_bytes(content[16:20]) == 2 * diagram.lay_out(lecture()).width
+    assert int.from_bytes(content[16:20]) == 2 * layout.lay_out(lecture()).width
     assert call("view", trace, "--steps", "--out", tmp_path / "film.png").exit_code == 0
     assert len([*(tmp_path / "film").glob("film-???.png")]) == 18
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from examples.philosophers import table
 from stillframe.cli.app import app
 from stillframe.store.store import Store
-from tests.pages import blocks
+from tests.doc_pages import blocks
 from tests.spark.epochs import make_store
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.doc_pages import blocks, called
 from tests.nightly import by_night
-from tests.pages import blocks, called
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly(part="soak")]
 

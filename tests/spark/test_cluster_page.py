@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import blocks
+from tests.doc_pages import blocks
 from tests.spark.standalone import Cluster, Driver
 
 ROOT = Path(__file__).parent.parent.parent

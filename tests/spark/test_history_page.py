@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from examples.bank import ACCOUNT_COUNT
 from stillframe.cli.app import app
-from tests.pages import blocks
+from tests.doc_pages import blocks
 from tests.reader import wait_until
 
 ROOT = Path(__file__).parent.parent.parent

@@ -109,7 +109,7 @@ def test_what_was_on_a_channel_is_in_the_document(tmp_path: Path) -> None:
             changed(file)
         (sold, *_) = (await heard.observer.snapshot("shop-1"))["channels"]
         assert sold["messages"] == []
-        assert ".parquet" in sold["trouble"]
+        assert ".parquet" in sold["error"]
 
     watching(shop, act)
 

@@ -69,9 +69,9 @@ def test_the_files_of_the_page_are_served_and_no_others(store: Path) -> None:
             assert told["content-security-policy"]
         assert ask(link, "/")[2] == ask(link, "/page/index.html")[2]
         for path in (
-            "/page/../one_file.py",
-            "/page/..%2fone_file.py",
-            "/page/one_file.py",
+            "/page/../self_contained_page.py",
+            "/page/..%2fself_contained_page.py",
+            "/page/self_contained_page.py",
             "/page/bar.js",
             "/page//etc/passwd",
             "/page/",
@@ -82,7 +82,7 @@ def test_the_files_of_the_page_are_served_and_no_others(store: Path) -> None:
 
 def test_nothing_of_the_page_is_inline_or_from_elsewhere() -> None:
     """So the policy can forbid both."""
-    folder = Path(__file__).parent.parent.parent / "src/stillframe/view/page"
+    folder = Path(__file__).parent.parent.parent / "src/stillframe/pages/assets"
     text = (folder / "index.html").read_text()
     assert re.findall(r"<script(?![^>]* src=\"/page/)|<style|\son\w+=|style=", text) == []
     for path in folder.glob("*.js"):

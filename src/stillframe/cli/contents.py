@@ -11,10 +11,10 @@ from stillframe.cli import output, quantities
 from stillframe.cli.books import books, put_books
 from stillframe.cli.request import without
 from stillframe.model import ChannelState, ProcessState, Snapshot
+from stillframe.pages.values import plain
 from stillframe.store.decoded import DecodedMessage, fields_of, messages_of
 from stillframe.store.store import Store
 from stillframe.topology import Description
-from stillframe.view.plain import plain
 
 MESSAGE_COUNT_MAX = 3
 """So many messages of a channel are shown."""

@@ -9,10 +9,10 @@ import typer
 from stillframe.cli import output, quantities
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.model import Abandoned, Reason, SnapshotId
+from stillframe.pages.values import plain
 from stillframe.store import history
 from stillframe.store.history import Happening, Line, readable_history
 from stillframe.store.store import Store
-from stillframe.view.plain import plain
 
 
 def show_history(path: Path, *, is_json: bool) -> None:

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from stillframe.cli import output, quantities
 from stillframe.cli.request import published
+from stillframe.pages.values import plain
 from stillframe.runtime import events
 from stillframe.store.manifest import Entry
-from stillframe.view.plain import plain
 
 REFRESH_PER_SECOND = 4
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stillframe.view.plain import plain, printable
+from stillframe.pages.values import plain, printable
 
 _UNLIMITED_COLUMNS = 100_000
 

@@ -10,11 +10,13 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 from stillframe.cli import execution, output, quantities
 from stillframe.cli.cut_option import parse_cut
 from stillframe.cli.execution import Execution
+from stillframe.diagram import layout, png, svg
+from stillframe.diagram.shapes import Diagram, Sample
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
+from stillframe.pages import self_contained_page
+from stillframe.pages.player_document import player_document
 from stillframe.trace import Cut
-from stillframe.view import diagram, one_file, play, png, svg
-from stillframe.view.shapes import Diagram, Sample
 from stillframe.whole_file import write_whole
 
 SVG, PNG, HTML = ".svg", ".png", ".html"
@@ -75,7 +77,7 @@ def _write_page(found: Execution, wish: Wish, *, is_json: bool) -> None:
     assert wish.out is not None
     snapshot, cuts = chosen(found, wish)
     with output.words().status("drawing every step"):
-        page = play.document(
+        page = player_document(
             found.trace,
             title=found.path.stem,
             played=found.script[1] if found.script is not None else None,
@@ -83,7 +85,7 @@ def _write_page(found: Execution, wish: Wish, *, is_json: bool) -> None:
             cuts=cuts,
             first=wish.first,
         )
-        text = one_file.render(page, title=found.path.stem).encode()
+        text = self_contained_page.render(page, title=found.path.stem).encode()
     write_whole(wish.out, [text], inputs=[found.path])
     if is_json:
         output.put_json({"files": [wish.out], "left_out": page["notice"]})
@@ -97,17 +99,17 @@ def _draw(found: Execution, wish: Wish, suffix: str, *, is_json: bool) -> None:
     """Draw one picture, or a sequence of them."""
     trace, draw = found.trace, DRAWN[suffix]
     snapshot, cuts = chosen(found, wish)
-    whole = diagram.lay_out(trace, snapshot=snapshot, cuts=cuts, first=wish.first)
+    whole = layout.lay_out(trace, snapshot=snapshot, cuts=cuts, first=wish.first)
     out = wish.out if wish.out is not None else found.beside.with_suffix(suffix)
     shown = len(whole.dots) + len(whole.marks)
     if wish.steps:
-        pictures = diagram.frames(trace, snapshot=snapshot, cuts=cuts, first=wish.first)
+        pictures = layout.frames(trace, snapshot=snapshot, cuts=cuts, first=wish.first)
         drawn = map(draw, _with_progress(pictures, shown))
         files = _write_sequence(found.path, out, drawn, shown)
     else:
         write_whole(out, [draw(whole)], inputs=[found.path])
         files = [out]
-    left_out = diagram.left_out(trace, first=wish.first)
+    left_out = layout.left_out(trace, first=wish.first)
     if is_json:
         output.put_json({"files": files, "left_out": left_out})
     for row in whole.legend:

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from stillframe.cli import output, quantities
 from stillframe.cli.verdict import EXIT_NO
+from stillframe.pages.values import plain
 from stillframe.pipeline.locks import COORDINATOR, Lock
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.progress import Progress
-from stillframe.view.plain import plain
 
 COLUMNS = ("participant", "what", "since", "for")
 LINE_COUNT_MAX = 10

@@ -6,17 +6,16 @@ from typing import Any
 import msgspec
 
 from stillframe.cli import output, quantities
+from stillframe.diagram import png, svg
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
+from stillframe.pages import cut_diagram, self_contained_page
+from stillframe.pages.pipeline_documents import pipeline_diff_document, pipeline_snapshot_document
+from stillframe.pages.store_documents import diff_document, snapshot_document
 from stillframe.pipeline.head import HEAD as PIPELINE_HEAD
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.store.opening import HEAD, SNAPSHOTS
 from stillframe.store.store import Store
-from stillframe.view import cut_picture, one_file, png, svg
-from stillframe.view.comparison_document import comparison_document
-from stillframe.view.pipeline_comparison import pipeline_comparison
-from stillframe.view.pipeline_document import pipeline_document
-from stillframe.view.snapshot_document import snapshot_document
 from stillframe.whole_file import write_whole
 
 SUFFIX = ".html"
@@ -88,13 +87,15 @@ def _of_pipeline(path: Path, wish: Wish, suffix: str) -> tuple[bytes, str, str]:
     manifest = pipeline.latest() if wish.snapshot is None else pipeline.find(wish.snapshot)
     if wish.compare is not None:
         other = pipeline.find(wish.compare)
-        document = pipeline_comparison(path, other, manifest)
+        document = pipeline_diff_document(path, other, manifest)
         content, words = _compared(document, str(other.snapshot), str(manifest.snapshot))
         return content, words, f"{other.snapshot}-{manifest.snapshot}"
-    document = pipeline_document(
+    document = pipeline_snapshot_document(
         manifest, is_current=manifest.snapshot == pipeline.latest().snapshot
     )
-    text = one_file.render(document, title=f"Snapshot {manifest.snapshot} of {path.name}")
+    text = self_contained_page.render(
+        document, title=f"Snapshot {manifest.snapshot} of {path.name}"
+    )
     participants = quantities.count(document["process_count"], "participant")
     records = quantities.count(document["message_count"], "record")
     words = f"snapshot {manifest.snapshot} of {participants}, {records} on channels"
@@ -121,12 +122,14 @@ def _snapshot(
 ) -> tuple[bytes, str]:
     if suffix == SUFFIX:
         document = snapshot_document(store, snapshot, log=log)
-        text = one_file.render(document, title=f"Snapshot {snapshot} of {store.path.name}")
+        text = self_contained_page.render(
+            document, title=f"Snapshot {snapshot} of {store.path.name}"
+        )
         caught = quantities.count(document["message_count"], "message")
         processes = quantities.count(document["process_count"], "process")
         _warn(document["contradictions"])
         return text.encode(), f"snapshot {snapshot} of {processes}, {caught} caught"
-    cut = cut_picture.look(store.load(snapshot), log)
+    cut = cut_diagram.load(store.load(snapshot), log)
     _warn(cut.contradictions)
     for words in (cut.left_out, "" if log is not None and cut.steps else cut.note):
         if words:
@@ -147,11 +150,11 @@ def _comparison(store: Store, snapshot: SnapshotId, wish: Wish, suffix: str) -> 
     if wish.log is not None:
         raise UsageError("a comparison takes no --log: show each snapshot by itself with it")
     other = store.find(wish.compare)
-    return _compared(comparison_document(store, other, snapshot), str(other), str(snapshot))
+    return _compared(diff_document(store, other, snapshot), str(other), str(snapshot))
 
 
 def _compared(document: dict[str, Any], before: str, after: str) -> tuple[bytes, str]:
-    text = one_file.render(document, title=f"From snapshot {before} to {after}")
+    text = self_contained_page.render(document, title=f"From snapshot {before} to {after}")
     fields = quantities.count(document["field_count"], "field")
     channels = quantities.count(document["channel_count"], "channel")
     return text.encode(), f"from {before} to {after}: they differ in {fields} and {channels}"

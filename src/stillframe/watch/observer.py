@@ -16,6 +16,7 @@ import msgspec
 
 from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import ProcessId, SnapshotId
+from stillframe.pages.store_documents import diff_document, snapshot_document
 from stillframe.protocol.holdup import SENTENCE_COUNT_MAX
 from stillframe.runtime.commands import Observed, observe
 from stillframe.runtime.os_process import is_stopped
@@ -24,8 +25,6 @@ from stillframe.runtime.waves import WAVE_COUNT_MAX
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Description
-from stillframe.view.comparison_document import comparison_document
-from stillframe.view.snapshot_document import snapshot_document
 from stillframe.watch import picture
 from stillframe.watch.acting import act
 from stillframe.watch.families import Families
@@ -154,7 +153,7 @@ class Observer:
     async def comparison(self, first: str, second: str) -> Any:
         """Return the document that compares two snapshots."""
         ids = self.store.find(first), self.store.find(second)
-        return await self._reader(comparison_document, self.store, *ids)
+        return await self._reader(diff_document, self.store, *ids)
 
     async def _reader(self, make: Callable[..., Any], *arguments: Any) -> Any:
         """Make a document apart from everything else: a few large ones must not stop the news."""

@@ -16,10 +16,9 @@ from typing import Any
 
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, SnapshotId
+from stillframe.pages.pipeline_documents import pipeline_diff_document, pipeline_snapshot_document
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.progress import Progress
-from stillframe.view.pipeline_comparison import pipeline_comparison
-from stillframe.view.pipeline_document import pipeline_document
 from stillframe.watch import pipeline_picture as picture
 from stillframe.watch.families import Families
 from stillframe.watch.feed import Feed, encoded
@@ -128,7 +127,7 @@ class PipelineObserver:
         is_current = False
         with contextlib.suppress(UsageError):  # there may be none of the present course
             is_current = manifest.snapshot == self.pipeline.latest().snapshot
-        return pipeline_document(manifest, is_current=is_current, root=self.pipeline.path)
+        return pipeline_snapshot_document(manifest, is_current=is_current, root=self.pipeline.path)
 
     async def comparison(self, first: str, second: str) -> Any:
         """Return the document that compares two snapshots."""
@@ -141,7 +140,7 @@ class PipelineObserver:
 
     def _comparison(self, first: str, second: str) -> dict[str, Any]:
         before, after = self.pipeline.find(first), self.pipeline.find(second)
-        return pipeline_comparison(self.pipeline.path, before, after)
+        return pipeline_diff_document(self.pipeline.path, before, after)
 
     async def act(self, wish: Wish) -> dict[str, Any]:
         """Do what somebody wishes; see ``pipeline_acting.act``."""

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stillframe.errors import StillframeError, Unavailable, UsageError
-from stillframe.view import one_file
+from stillframe.pages import self_contained_page
 from stillframe.watch.families import Families, exposed
 from stillframe.watch.feed import Feed
 from stillframe.watch.guard import Guard
@@ -123,8 +123,10 @@ def page_file(name: str) -> str:
     The script is one file: a browser beside a busy system waits for each that it asks for.
     """
     if name == "style.css":
-        return one_file.style_sheet()
-    return one_file.bundle(name) if name.endswith(".js") else one_file.read(name)
+        return self_contained_page.style_sheet()
+    return (
+        self_contained_page.bundle(name) if name.endswith(".js") else self_contained_page.read(name)
+    )
 
 
 async def _file(request: Request) -> Response:

@@ -1,0 +1,1 @@
+"""Space-time diagrams: as coordinates, as SVG and as PNG."""

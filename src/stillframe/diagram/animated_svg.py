@@ -1,0 +1,128 @@
+"""One SVG of all steps: what is there only from one step to another says so, and a page shows it
+and hides it.
+
+After each step what is shown is the diagram that ``layout`` has of that step. A group has
+``data-from``, after how many steps it appears; ``data-to``, after how many it is gone again; and
+``data-choices``, for which of the cuts to choose from it is there: all of it left out where it says
+nothing. An event is white if its process had not reached the chosen cut, and red afterwards
+(Dijkstra, EWD 864a); ``data-step`` says which step an event or a mark is.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from stillframe.diagram import layout, svg
+from stillframe.diagram.recording_intervals import Choice
+from stillframe.diagram.scene import CUT_OVERHANG, PADDING, TOP
+from stillframe.diagram.shapes import Diagram, Dot, Mark
+from stillframe.diagram.window import Window
+from stillframe.model import ProcessId
+from stillframe.trace import Trace
+
+_Span = tuple[int, int]
+
+
+class _Fragment(msgspec.Struct, frozen=True):
+    """A shape in its layer, with its number if it is a step, and its colour if it has one."""
+
+    layer: int
+    shape: Any
+    step: int | None
+    colour: str | None
+
+
+def draw(
+    trace: Trace,
+    choices: Sequence[Choice],
+    *,
+    first: int = 1,
+    step_count_max: int = layout.STEP_COUNT_MAX,
+) -> str:
+    """Return the diagram of all steps as the text of an SVG element, without a style.
+
+    Args:
+        trace: what happened.
+        choices: the cuts to choose from; none are fine.
+        first: the step of the trace to begin with, from 1.
+        step_count_max: how many steps are shown.
+
+    Raises:
+        UsageError: the trace has no such snapshot, cut or step.
+    """
+    wanted = choices or [Choice()]
+    found: dict[_Fragment, list[list[_Span]]] = {}
+    for number, choice in enumerate(wanted):
+        cuts = [choice.cut] if choice.cut is not None else []
+        plan = layout.Plan(trace, choice.snapshot, cuts, first, step_count_max, is_sequence=True)
+        counts = plan.chosen.counts if choices and plan.chosen is not None else None
+        for step_count in range(plan.step_count + 1):
+            picture = plan.draw(step_count)
+            for fragment in _fragments(picture, plan.window, counts):
+                spans = found.setdefault(fragment, [[] for _ in wanted])[number]
+                begin = spans.pop()[0] if spans and spans[-1][1] == step_count else step_count
+                spans.append((begin, step_count + 1))
+    putters = [put for _, put in svg.layers(picture)]
+    groups = []
+    for fragment in sorted(found, key=lambda fragment: fragment.layer):
+        drawn = putters[fragment.layer](fragment.shape)
+        for (begin, after), numbers in _by_span(found[fragment]).items():
+            attributes = _attributes(
+                ("class", fragment.colour),
+                ("data-step", fragment.step),
+                ("data-from", begin or None),
+                ("data-to", after if after <= plan.step_count else None),
+                ("data-choices", " ".join(numbers) if len(numbers) < len(wanted) else None),
+            )
+            groups.append(f"<g{attributes}>{drawn}</g>" if attributes else drawn)
+    end = layout.lay_out(trace, first=first, step_count_max=step_count_max)
+    return "\n".join((_begin(end), *groups, "</svg>\n"))
+
+
+def _fragments(
+    picture: Diagram, window: Window, counts: Mapping[ProcessId, int] | None
+) -> Iterator[_Fragment]:
+    """Yield what is in a diagram; `counts` says how many events of a process are white, all if it
+    is not there."""
+    events = (index for index, position in enumerate(window.positions) if position is not None)
+    others = (index for index, position in enumerate(window.positions) if position is None)
+    for layer, (shapes, _) in enumerate(svg.layers(picture)):
+        for shape in shapes:
+            step, colour = None, None
+            if isinstance(shape, Dot):
+                step = next(events) + 1
+                if counts is not None:
+                    index = shape.position.index
+                    is_white = index <= counts.get(shape.position.process, index)
+                    colour = "white" if is_white else "red"
+            elif isinstance(shape, Mark):
+                step = next(others) + 1
+            yield _Fragment(layer, shape, step, colour)
+
+
+def _by_span(spans: Sequence[Sequence[_Span]]) -> dict[_Span, list[str]]:
+    """Return for each span the choices with which a fragment is there just so long."""
+    found: dict[_Span, list[str]] = {}
+    for number, own in enumerate(spans):
+        for span in own:
+            found.setdefault(span, []).append(str(number))
+    return found
+
+
+def _attributes(*pairs: tuple[str, str | int | None]) -> str:
+    return "".join(f' {name}="{value}"' for name, value in pairs if value is not None)
+
+
+def _begin(picture: Diagram) -> str:
+    """Return the beginning of the element: only the lines and the room that cuts need."""
+    ys = [line.y for line in picture.lines] or [TOP]
+    top, bottom = min(ys) - TOP, max(ys) + CUT_OVERHANG + PADDING
+    width, height = math.ceil(picture.width), math.ceil(bottom - top)
+    kind = "diagram crowded" if picture.is_crowded else "diagram"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" role="img" width="{width}" '
+        f'height="{height}" viewBox="0 {top:.0f} {width} {height}">'
+        f"<title>{picture.title}</title>"
+    )

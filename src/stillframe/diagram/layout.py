@@ -1,0 +1,359 @@
+"""A space-time diagram of a trace, as coordinates: pure, the same for the same trace.
+
+Time goes to the right, by what happened before what (``scene`` says why); each process is a line.
+Every diagram of a sequence has the same size, and what is in one is at the same place in the next.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+
+from stillframe.diagram import cut_styles, legend, text_metrics, window
+from stillframe.diagram.cut_styles import StyledCut
+from stillframe.diagram.scene import PADDING, TEXT_ROW, Scene, drawn
+from stillframe.diagram.shapes import (
+    Curve,
+    Diagram,
+    Dot,
+    Label,
+    LegendRow,
+    Line,
+    Mark,
+    MarkerArrow,
+    MessageArrow,
+    Point,
+    Role,
+    Sample,
+)
+from stillframe.diagram.text_metrics import count
+from stillframe.errors import UsageError
+from stillframe.model import SnapshotId
+from stillframe.trace import Cut, Event, MarkerStep, MessageId, Position, Trace
+
+STEP_COUNT_MAX = 400
+WIDTH_MIN = 560.0
+CROWDED_ABOVE = 10
+"""With more lines than this, arrows are drawn finer."""
+SAMPLE_WIDTH = 34.0
+FULL_CHARS_MAX = 400
+_LISTED_MAX = 6
+
+
+def lay_out(
+    trace: Trace,
+    *,
+    snapshot: SnapshotId | None = None,
+    cuts: Sequence[Cut] = (),
+    steps: int | None = None,
+    first: int = 1,
+    step_count_max: int = STEP_COUNT_MAX,
+) -> Diagram:
+    """Return the diagram of `trace`.
+
+    Args:
+        trace: what happened.
+        snapshot: the one that the diagram is about: what it recorded is circled, the messages that
+            it caught are thick. None: the first of `cuts`, else the snapshot if there is only one.
+        cuts: cuts to show besides those of the snapshots.
+        steps: draw only what has happened after so many of the steps that are shown; None: all.
+        first: the step of the trace to begin with, from 1.
+        step_count_max: how many steps are shown; the diagram says what it leaves out.
+
+    Raises:
+        UsageError: the trace has no such snapshot, cut or step.
+    """
+    plan = Plan(trace, snapshot, cuts, first, step_count_max, is_sequence=steps is not None)
+    if steps is not None and not 0 <= steps <= plan.step_count:
+        raise UsageError(f"{steps} steps cannot be drawn: the picture shows 0 to {plan.step_count}")
+    return plan.draw(plan.step_count if steps is None else steps)
+
+
+def frames(
+    trace: Trace,
+    *,
+    snapshot: SnapshotId | None = None,
+    cuts: Sequence[Cut] = (),
+    first: int = 1,
+    step_count_max: int = STEP_COUNT_MAX,
+) -> Iterator[Diagram]:
+    """Yield a diagram after each step that is shown; see `lay_out`."""
+    plan = Plan(trace, snapshot, cuts, first, step_count_max, is_sequence=True)
+    yield from map(plan.draw, range(1, plan.step_count + 1))
+
+
+def left_out(trace: Trace, *, first: int = 1, step_count_max: int = STEP_COUNT_MAX) -> str:
+    """Return in a sentence what a diagram does not show; empty if it shows everything."""
+    return _left_out(trace, window.select(trace, first=first, step_count_max=step_count_max))
+
+
+class Plan:
+    """Everything that the diagrams of a sequence share.
+
+    A diagram of a part of an execution says other things of it: it is a plan with other words.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        snapshot: SnapshotId | None,
+        cuts: Sequence[Cut],
+        first: int,
+        step_count_max: int,
+        *,
+        is_sequence: bool,
+    ) -> None:
+        self.trace = trace
+        self.window = window.select(trace, first=first, step_count_max=step_count_max)
+        self.step_count = len(self.window.steps)
+        self.cuts, self.chosen = cut_styles.style_cuts(
+            trace, self.window, snapshot=snapshot, cuts=cuts
+        )
+        self.notice = _left_out(trace, self.window)
+        self.roles: dict[MessageId, Role] = {}
+        if self.chosen is not None:
+            for caught in self.chosen.in_transit.values():
+                self.roles |= dict.fromkeys(caught, Role.CAUGHT)
+            self.roles |= dict.fromkeys(self.chosen.orphans, Role.ORPHAN)
+        self._colours = {cut.snapshot: cut.colour for cut in self.cuts}
+        self._is_sequence = is_sequence
+        top = PADDING + TEXT_ROW * (bool(self.notice) + is_sequence)
+        self._scene = Scene(trace, self.window, top=top)
+        self._width = max(self._scene.width, WIDTH_MIN)
+        row_count = len(list(self.legend_rows(self.step_count)))
+        self._height = self._scene.bottom + TEXT_ROW * (row_count + 1) + PADDING
+        self._points: dict[str, tuple[Point, ...]] = {}
+
+    def draw(self, step_count: int) -> Diagram:
+        """Return the diagram after `step_count` steps of the window."""
+        rows = place_legend(self.legend_rows(step_count), self._scene.bottom, self._width)
+        notices = place_notices(self._notices(step_count), self._width)
+        title, description = self.words(rows, notices)
+        return Diagram(
+            width=self._width,
+            height=self._height,
+            title=title,
+            description=description,
+            notices=notices,
+            is_crowded=len(self.window.processes) > CROWDED_ABOVE,
+            lines=self._lines,
+            curves=tuple(self._curves(step_count)),
+            markers=tuple(self._markers(step_count)),
+            messages=tuple(self._messages(step_count)),
+            dots=tuple(self._dots(step_count)),
+            marks=tuple(self._marks(step_count)),
+            legend=rows,
+        )
+
+    def legend_rows(self, step_count: int) -> Iterator[legend.Row]:
+        """Yield the words below the diagram after so many steps."""
+        links = self.window.messages, self.window.markers
+        if self._is_sequence or any(link.is_open for some in links for link in some):
+            yield legend.Row(Sample.IN_TRANSIT, 0, "message or marker that has not come yet")
+        yield from legend.rows(self.trace, self.window, self.cuts, self.chosen, step_count)
+
+    def words(self, rows: Sequence[LegendRow], notices: Sequence[Label]) -> tuple[str, str]:
+        """Return the title and the description of a diagram with this legend and these notices."""
+        processes = count(len(self.trace.processes), "process")
+        events = count(self.trace.event_count, "event")
+        messages = count(self.trace.message_count, "message")
+        told = Sample.CUT, Sample.CAUGHT, Sample.ORPHAN
+        sentences = [
+            f"{events} and {messages} of {processes}, ordered by what happened before what",
+            *(label.text for label in notices),
+            *(row.full for row in rows if row.sample in told),
+        ]
+        return f"Space-time diagram of {processes}", ". ".join(sentences) + "."
+
+    def number(self, position: Position) -> Position:
+        """Return the place of an event in the whole execution."""
+        return position
+
+    def words_of_message(self, message: MessageId) -> str:
+        """Return all that there is to say of a message."""
+        return f"message {message}: {legend.name_of(self.trace, message)}"
+
+    def words_of_cut(self, cut: StyledCut, step_count: int) -> str:
+        """Return what is known of a cut after so many steps."""
+        return legend.summary(self.trace, cut, step_count)
+
+    @cached_property
+    def _words(self) -> list[str]:
+        """Of each step all that there is to say."""
+        words = []
+        for step, at in zip(self.window.steps, self.window.positions, strict=True):
+            if isinstance(step, MarkerStep):
+                words.append(_describe_marker(step))
+            else:
+                assert at is not None, step
+                words.append(_describe_event(f"event {self.number(at)}", step))
+        return words
+
+    @cached_property
+    def _message_words(self) -> list[str]:
+        return [self.words_of_message(link.message) for link, _ in self._scene.messages]
+
+    @cached_property
+    def _lines(self) -> tuple[Line, ...]:
+        scene = self._scene
+        lines = []
+        for process, y in scene.ys.items():
+            name = scene.names[process]
+            labels = [Label(scene.x_from - 10, y + 4, name, "end")]
+            labels += (Label(x, y + 4, name) for x in scene.free_for_name(process))
+            if scene.repeats_names:
+                labels.append(Label(scene.x_to + 8, y + 4, name))
+            lines.append(Line(process, y, scene.x_from, scene.x_to, tuple(labels)))
+        return tuple(lines)
+
+    def _dots(self, step_count: int) -> Iterator[Dot]:
+        for index, step in enumerate(self.window.steps[:step_count]):
+            position = self.window.positions[index]
+            if isinstance(step, Event) and position is not None:
+                x, y, label = self._scene.places[index]
+                is_recorded = (
+                    self.chosen is not None
+                    and self.chosen.has_reached(step.process, step_count)
+                    and position.index <= self.chosen.counts[step.process]
+                )
+                yield Dot(self.number(position), x, y, label, is_recorded, self._words[index])
+
+    def _marks(self, step_count: int) -> Iterator[Mark]:
+        for index, step in enumerate(self.window.steps[:step_count]):
+            if isinstance(step, MarkerStep):
+                x, y, label = self._scene.places[index]
+                yield Mark(
+                    process=step.process,
+                    snapshot=step.snapshot,
+                    source=step.source,
+                    colour=self._colours[step.snapshot],
+                    x=x,
+                    y=y,
+                    is_cut=step.is_cut,
+                    label=label,
+                    is_faint=self._is_faint(step.snapshot),
+                    full=self._words[index],
+                )
+
+    def _messages(self, step_count: int) -> Iterator[MessageArrow]:
+        scene = self._scene
+        for (link, path), words in zip(scene.messages, self._message_words, strict=True):
+            if there := drawn(path, link.sent, link.accepted, step_count, scene.row_height):
+                channel = link.message.channel
+                is_known = self.chosen is not None and self.chosen.is_between_reached(
+                    channel, step_count
+                )
+                role = self.roles.get(link.message, Role.PLAIN) if is_known else Role.PLAIN
+                yield MessageArrow(link.message, *there, role, words)
+
+    def _markers(self, step_count: int) -> Iterator[MarkerArrow]:
+        for link, path in self._scene.markers:
+            if there := drawn(path, link.sent, link.came, step_count, self._scene.row_height):
+                yield MarkerArrow(
+                    link.snapshot,
+                    link.source,
+                    link.target,
+                    self._colours[link.snapshot],
+                    *there,
+                    self._is_faint(link.snapshot),
+                    f"marker of {link.snapshot}, {link.source}->{link.target}",
+                )
+
+    def _curves(self, step_count: int) -> Iterator[Curve]:
+        named: list[tuple[float, float]] = []
+        for cut in self.cuts:
+            if not self._scene.ys or not self._is_visible(cut, step_count):
+                continue
+            if cut.name not in self._points:
+                self._points[cut.name] = self._scene.points(cut)
+            points = self._points[cut.name]
+            label = Label(points[0][0] - 6, points[0][1] - 5, cut.name)
+            left, right = label.x, label.x + text_metrics.width(label.text) + 6
+            is_named = cut.snapshot is None and all(
+                right <= begin or end <= left for begin, end in named
+            )
+            if is_named:
+                named.append((left, right))
+            yield Curve(
+                name=cut.name,
+                colour=cut.colour,
+                points=points,
+                label=label if is_named else None,
+                is_faint=self.chosen is not None and cut is not self.chosen,
+                full=self.words_of_cut(cut, step_count),
+            )
+
+    def _is_visible(self, cut: StyledCut, step_count: int) -> bool:
+        """Whether all processes reached the cut, and some of them in the window."""
+        is_whole = cut.snapshot is None and cut is self.chosen
+        return all(cut.has_reached(process, step_count) for process in self.trace.processes) and (
+            is_whole or any(0 <= at < cut.end for at in cut.reached.values())
+        )
+
+    def _is_faint(self, snapshot: SnapshotId) -> bool:
+        return self.chosen is not None and self.chosen.snapshot != snapshot
+
+    def _notices(self, step_count: int) -> Iterator[str]:
+        if self.notice:
+            yield self.notice
+        if self._is_sequence:
+            now = ""
+            if step_count:
+                step = self.window.steps[step_count - 1]
+                what = step.label if isinstance(step, Event) else _describe_marker(step)
+                now = f": {step.process} {text_metrics.clean(what, char_count_max=FULL_CHARS_MAX)}"
+            yield f"step {step_count:,} of {self.step_count:,}{now}"
+
+
+def place_legend(rows: Iterable[legend.Row], bottom: float, width: float) -> tuple[LegendRow, ...]:
+    """Return where the rows of a legend are, below `bottom` and within `width`."""
+    x = PADDING + SAMPLE_WIDTH
+    placed = []
+    for number, row in enumerate(rows, 1):
+        text = text_metrics.fit(row.text, width - PADDING - x)
+        label = Label(x, bottom + TEXT_ROW * (number + 0.5), text)
+        placed.append(LegendRow(row.sample, row.colour, PADDING, label, row.text))
+    return tuple(placed)
+
+
+def place_notices(texts: Iterable[str], width: float) -> tuple[Label, ...]:
+    """Return the lines of text above everything else."""
+    return tuple(
+        Label(
+            PADDING,
+            PADDING + TEXT_ROW * row + text_metrics.SIZE,
+            text_metrics.fit(text, width - 2 * PADDING),
+        )
+        for row, text in enumerate(texts)
+    )
+
+
+def _left_out(trace: Trace, shown: window.Window) -> str:
+    total, shown_count = len(trace.steps), len(shown.steps)
+    sentences = []
+    if shown_count < total:
+        begin = shown.before_count + 1
+        end = begin + shown_count - 1
+        which = f"steps {begin:,} to {end:,}" if begin > 1 else f"the first {shown_count:,}"
+        sentences.append(f"{which} of {total:,} {'' if begin > 1 else 'steps '}are shown")
+    if hidden := len(trace.processes) - len(shown.processes):
+        processes = count(hidden, "process")
+        sentences.append(f"{processes} without a step here {'is' if hidden == 1 else 'are'} not")
+    return "; ".join(sentences)
+
+
+def _describe_event(what: str, event: Event) -> str:
+    parts = [f"{what} {event.label}".rstrip()]
+    for verb, messages in (("accepts", event.accepted), ("sends", event.sent)):
+        if messages:
+            names = ", ".join(map(str, messages[:_LISTED_MAX]))
+            more = len(messages) - _LISTED_MAX
+            parts.append(f"{verb} {names}" + (f" and {more:,} more" if more > 0 else ""))
+    if event.at is not None:
+        parts.append(f"at {event.at:.6g} s")
+    return text_metrics.clean("; ".join(parts), char_count_max=FULL_CHARS_MAX)
+
+
+def _describe_marker(step: MarkerStep) -> str:
+    recorded = ": records its state" if step.is_cut else ""
+    if step.source is None:
+        return f"initiates snapshot {step.snapshot}{recorded}"
+    return f"gets the marker of {step.snapshot} from {step.source}{recorded}"

@@ -1,0 +1,340 @@
+"""Where everything of a window of a trace is, whether it has happened yet or not.
+
+A step's place from left to right follows from what happened before what, not from time: clocks of
+different processes disagree and often nobody noted the time at all, whereas layers need no clock,
+never let an arrow go back, and keep the diagram narrow, because steps of different processes that
+do not wait for each other share one.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import msgspec
+
+from stillframe.diagram import text_metrics
+from stillframe.diagram.arrows import STUB_WIDTH_MAX, Router, under_way
+from stillframe.diagram.cut_styles import StyledCut, name_of
+from stillframe.diagram.shapes import Extent, Label, Path, Point
+from stillframe.diagram.window import MessageLink, Window
+from stillframe.model import ProcessId
+from stillframe.trace import Event, Trace
+
+PADDING = 14.0
+TEXT_ROW = 18.0
+TOP = 46.0
+"""Above the first line there is room for its labels and for the names of cuts."""
+CUT_OVERHANG = 26.0
+"""How far a cut's curve goes beyond the first and the last line."""
+ROW_HEIGHT_MIN, ROW_HEIGHT_MAX, ROWS_HEIGHT = 48.0, 96.0, 900.0
+PROCESS_CHARS_MAX = 20
+NAME_MARGIN = 4.0
+LABEL_GAP = 7.0
+DOT_RADIUS = 9.0
+"""Of a dot with its ring."""
+MARK_RADIUS = 6.0
+MARK_LABEL_X = 9.0
+NAME_EVERY = 1500.0
+"""A line that is longer has its process's name also at the right, and in between."""
+WIDTH_WISHED = 1800.0
+TIGHTNESS = ((28, 44.0, False), (16, 38.0, False), (10, 34.0, False), (12, 32.0, True))
+"""How many letters a label may have, how far layers are apart, and whether labels are on both sides
+of a line in turn: the first with which the picture becomes as narrow as wished, else the last."""
+
+
+class Place(NamedTuple):
+    """Where a step is, and its label."""
+
+    x: float
+    y: float
+    label: Label | None
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """How much room a step needs, in pixels.
+
+    Attributes:
+        radius: of the step itself.
+        left: how far its label reaches to the left of its x.
+        right: how far its label reaches to the right.
+        is_above: on which side of the line the label is.
+    """
+
+    radius: float
+    left: float
+    right: float
+    is_above: bool
+
+
+class Rows:
+    """A line for each process, one below the other, with its name before it.
+
+    Attributes:
+        ys: the y of each process that has a line.
+        row_height: from one line to the next, in pixels.
+        names: the name of each process, not too long.
+        name_width: of the longest of them, in pixels.
+        x_from: where the lines begin.
+        bottom: the y below which nothing of this is.
+    """
+
+    def __init__(self, processes: Sequence[ProcessId], *, top: float) -> None:
+        count = max(1, len(processes))
+        self.row_height = min(ROW_HEIGHT_MAX, max(ROW_HEIGHT_MIN, ROWS_HEIGHT / count))
+        first = top + TOP
+        self.ys = {process: first + self.row_height * i for i, process in enumerate(processes)}
+        self.names = {
+            process: text_metrics.shorten_name(process, char_count_max=PROCESS_CHARS_MAX)
+            for process in processes
+        }
+        self.name_width = max(map(text_metrics.width, self.names.values()), default=0.0)
+        self.x_from = PADDING + self.name_width + 10
+        self.bottom = first + self.row_height * (count - 1) + CUT_OVERHANG
+
+
+class Scene(Rows):
+    """Places for the lines, steps, arrows and cuts of a window.
+
+    Attributes:
+        x_to: where the lines end.
+        places: where each step of the window is.
+        width: of all this, in pixels.
+    """
+
+    def __init__(self, trace: Trace, window: Window, *, top: float) -> None:
+        super().__init__(window.processes, top=top)
+        self._window = window
+        self._y_of_hidden = _between(trace, self.ys, top + TOP, self.row_height)
+        preferred = self._labels_above()
+        for chars_max, gap, alternates in TIGHTNESS:
+            texts = [self._text(index, chars_max) for index in range(len(window.steps))]
+            above = self._alternate(preferred, texts) if alternates else preferred
+            slots = [
+                self._slot(index, text, is_above=above[index]) for index, text in enumerate(texts)
+            ]
+            xs = assign_columns(window, slots, x_from=self.x_from, gap=gap, label_gap=LABEL_GAP)
+            ends = (x + max(slot.radius, slot.right) for x, slot in zip(xs, slots, strict=True))
+            self.gap = gap
+            self.x_to = max(max(ends, default=self.x_from) + 8, max(xs, default=self.x_from) + gap)
+            if self.x_to <= WIDTH_WISHED:
+                break
+        self.x_to = max(self.x_to, max(xs, default=self.x_from) + STUB_WIDTH_MAX + 8)
+        self.repeats_names = self.x_to - self.x_from > NAME_EVERY
+        self.width = self.x_to + PADDING + (self.name_width + 8 if self.repeats_names else 0)
+        self.places = tuple(
+            self._place(index, xs[index], texts[index], is_above=above[index])
+            for index in range(len(xs))
+        )
+        self._taken: dict[ProcessId, list[Point]] = {process: [] for process in self.ys}
+        for step, x, slot in zip(window.steps, xs, slots, strict=True):
+            right = slot.radius if isinstance(step, Event) else slot.right
+            self._taken[step.process].append((x - slot.radius, x + right))
+        lines: dict[float, list[float]] = {}
+        for place in self.places:
+            lines.setdefault(place.y, []).append(place.x)
+        self._xs_at = {y: sorted(line) for y, line in lines.items()}
+        router = Router(self._xs_at, self.row_height)
+        self.messages = [
+            (link, self._route(router, link.sent, link.accepted, *_ends(link)))
+            for link in window.messages
+        ]
+        self.markers = [
+            (link, self._route(router, link.sent, link.came, link.source, link.target))
+            for link in window.markers
+        ]
+
+    def y_of(self, process: ProcessId) -> float:
+        """Return the y of a process; if it has no line, one between the lines."""
+        return self.ys[process] if process in self.ys else self._y_of_hidden[process]
+
+    def free_for_name(self, process: ProcessId) -> Iterator[float]:
+        """Yield where on a long line there is room for the name of its process once more."""
+        width = text_metrics.width(self.names[process]) + 2 * NAME_MARGIN
+        free_from, wanted = self.x_from, self.x_from + NAME_EVERY
+        end = max(self.x_from, self.x_to - NAME_EVERY / 2)
+        for left, right in [*(t for t in self._taken[process] if t[0] < end), (end, end)]:
+            while left - max(free_from, wanted) >= width:
+                yield max(free_from, wanted) + NAME_MARGIN
+                wanted = max(free_from, wanted) + NAME_EVERY
+            free_from = right
+
+    def points(self, cut: StyledCut) -> tuple[Point, ...]:
+        """Return where `cut` crosses each line, from the top down; every process reached it."""
+        spans = [self._span(cut, process) for process in self.ys]
+        xs = [(low + high) / 2 for low, high in spans]
+        for _ in range(len(xs) and 12):
+            for row, (low, high) in enumerate(spans):
+                near = xs[max(0, row - 1) : row] + xs[row + 1 : row + 2]
+                if near:
+                    xs[row] = min(max(sum(near) / len(near), low), high)
+        crossings = list(zip(xs, self.ys.values(), strict=True))
+        first, last = crossings[0], crossings[-1]
+        return (
+            (first[0], first[1] - CUT_OVERHANG),
+            *crossings,
+            (last[0], last[1] + CUT_OVERHANG),
+        )
+
+    def _span(self, cut: StyledCut, process: ProcessId) -> Point:
+        """Return between which x the cut may cross a line; they are equal at a recording step."""
+        index = cut.reached[process]
+        if index == len(self.places):
+            return self.x_to, self.x_to
+        if cut.snapshot is not None:
+            x = self.x_from if index < 0 else self.places[index].x
+            return x, x
+        xs = self._xs_at.get(self.ys[process], [])
+        low = self.x_from if index < 0 else self.places[index].x
+        following = bisect_left(xs, low + 1) if index >= 0 else 0
+        high = xs[following] if following < len(xs) else self.x_to
+        margin = min(self.gap / 2, (high - low) / 3)
+        return low + margin, high - margin
+
+    def _text(self, index: int, chars_max: int) -> str:
+        step = self._window.steps[index]
+        if isinstance(step, Event):
+            return text_metrics.clean(step.label, char_count_max=chars_max)
+        return text_metrics.shorten(name_of(step.snapshot), char_count_max=chars_max) * step.is_cut
+
+    def _slot(self, index: int, text: str, *, is_above: bool) -> Slot:
+        width = text_metrics.width(text)
+        if isinstance(self._window.steps[index], Event):
+            return Slot(DOT_RADIUS, width / 2, width / 2, is_above)
+        return Slot(MARK_RADIUS, 0, MARK_LABEL_X + width, is_above)
+
+    def _place(self, index: int, x: float, text: str, *, is_above: bool) -> Place:
+        step = self._window.steps[index]
+        y = self.ys[step.process]
+        if not text:
+            label = None
+        elif isinstance(step, Event):
+            label = Label(x, y - 13 if is_above else y + 21, text, "middle")
+        else:
+            label = Label(x + MARK_LABEL_X, y - 8 if is_above else y + 17, text)
+        return Place(x, y, label)
+
+    def _labels_above(self) -> list[bool]:
+        """Return of each step whether its label is above the line: where fewer arrows are."""
+        up_minus_down = [0] * len(self._window.steps)
+        for link in self._window.messages:
+            source, target = (self.y_of(process) for process in _ends(link))
+            _tally(up_minus_down, link.sent, target - source)
+            _tally(up_minus_down, link.accepted, source - target)
+        for marker in self._window.markers:
+            source, target = self.y_of(marker.source), self.y_of(marker.target)
+            _tally(up_minus_down, marker.sent, target - source)
+        return [difference <= 0 for difference in up_minus_down]
+
+    def _alternate(self, above: list[bool], texts: list[str]) -> list[bool]:
+        """Return the sides of labels such that no two of a line that follow each other share one;
+        the first has the side that it prefers."""
+        sides = list(above)
+        last: dict[ProcessId, int] = {}
+        for index, text in enumerate(texts):
+            if text:
+                process = self._window.steps[index].process
+                if process in last:
+                    sides[index] = not sides[last[process]]
+                last[process] = index
+        return sides
+
+    def _route(
+        self,
+        router: Router,
+        begin: int | None,
+        end: int | None,
+        source: ProcessId,
+        target: ProcessId,
+    ) -> Path:
+        if begin is None:
+            assert end is not None
+            return router.entering(self._point(end), self.y_of(source))
+        if end is None:
+            return router.leaving(self._point(begin), self.y_of(target))
+        return router.whole(self._point(begin), self._point(end))
+
+    def _point(self, index: int) -> Point:
+        return self.places[index].x, self.places[index].y
+
+
+def drawn(
+    path: Path, begin: int | None, end: int | None, step_count: int, row_height: float
+) -> tuple[Path, Extent] | None:
+    """Return what is there of an arrow after so many steps; None if nothing is.
+
+    Args:
+        path: all of it.
+        begin: the step in which it begins; None if outside the window.
+        end: the step in which it ends; None if outside the window.
+        step_count: how many steps have happened.
+        row_height: from one line to the next, in pixels.
+    """
+    has_come = end is not None and end < step_count
+    if begin is None:
+        return (path, Extent.ENTERING) if has_come else None
+    if begin >= step_count:
+        return None
+    if has_come:
+        return path, Extent.WHOLE
+    return (path if end is None else under_way(path, row_height)), Extent.LEAVING
+
+
+def _tally(up_minus_down: list[int], index: int | None, direction: float) -> None:
+    if index is not None:
+        up_minus_down[index] += 1 if direction < 0 else -1
+
+
+def _ends(link: MessageLink) -> tuple[ProcessId, ProcessId]:
+    return link.message.channel.source, link.message.channel.target
+
+
+def _between(
+    trace: Trace, ys: dict[ProcessId, float], first: float, row_height: float
+) -> dict[ProcessId, float]:
+    """Return for each process without a line a y between those of its neighbours."""
+    found = {}
+    y = first - row_height / 2
+    for process in trace.processes:
+        if process in ys:
+            y = ys[process] + row_height / 2
+        else:
+            found[process] = y
+    return found
+
+
+def layers(window: Window) -> list[int]:
+    """Return of each step the length of the longest chain of steps that happened before it."""
+    found: list[int] = []
+    for previous, causes in zip(window.previous, window.causes, strict=True):
+        before = causes if previous is None else (previous, *causes)
+        found.append(max((found[index] + 1 for index in before), default=0))
+    return found
+
+
+def assign_columns(
+    window: Window, slots: Sequence[Slot], *, x_from: float, gap: float, label_gap: float
+) -> list[float]:
+    """Return the x of each step: one for all steps of a layer.
+
+    Neighbouring layers are at least `gap` pixels apart, and as far as the labels on one side of a
+    line need it, which keep `label_gap` pixels between them and from `x_from`.
+    """
+    layer_of = layers(window)
+    xs = [0.0] * len(layer_of)
+    x = x_from - gap / 2
+    ends: dict[tuple[ProcessId, bool], float] = {}
+    in_order = sorted(range(len(layer_of)), key=layer_of.__getitem__)
+    for _, layer in groupby(in_order, key=layer_of.__getitem__):
+        indices = list(layer)
+        x += gap
+        for index in indices:
+            previous, slot = window.previous[index], slots[index]
+            if previous is not None:
+                x = max(x, xs[previous] + slots[previous].radius + slot.radius)
+            end = ends.get((window.steps[index].process, slot.is_above), x_from)
+            x = max(x, end + label_gap + slot.left)
+        for index in indices:
+            xs[index] = x
+            ends[window.steps[index].process, slots[index].is_above] = x + slots[index].right
+    return xs

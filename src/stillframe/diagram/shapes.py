@@ -1,0 +1,192 @@
+"""What a space-time diagram is made of: frozen shapes with coordinates in pixels.
+
+x goes to the right with what happened before what, y goes down from process to process.
+"""
+
+import enum
+from typing import Literal
+
+import msgspec
+
+from stillframe.model import ProcessId, SnapshotId
+from stillframe.trace import MessageId, Position
+
+Point = tuple[float, float]
+
+
+class Label(msgspec.Struct, frozen=True):
+    """A line of text whose baseline is at `y`; `anchor` says which part of it is at `x`."""
+
+    x: float
+    y: float
+    text: str
+    anchor: Literal["start", "middle", "end"] = "start"
+
+
+class Path(msgspec.Struct, frozen=True):
+    """A quadratic curve: from, towards, to. It is straight if `control` lies in between."""
+
+    begin: Point
+    control: Point
+    end: Point
+
+    def at(self, part: float) -> Point:
+        """Return the point after this part of the curve, 0.0 to 1.0."""
+        before, after = (1 - part) ** 2, part**2
+        middle = 2 * part * (1 - part)
+        return (
+            before * self.begin[0] + middle * self.control[0] + after * self.end[0],
+            before * self.begin[1] + middle * self.control[1] + after * self.end[1],
+        )
+
+
+class Extent(enum.Enum):
+    """How much of an arrow lies in the diagram."""
+
+    WHOLE = "whole"
+    LEAVING = "leaving"
+    """It was sent and has not come yet."""
+    ENTERING = "entering"
+    """It was sent before what the diagram shows."""
+
+
+class Role(enum.Enum):
+    """What a message is to the chosen cut."""
+
+    PLAIN = "plain"
+    CAUGHT = "caught"
+    """Sent before the cut, not accepted before it: a part of its channel's state."""
+    ORPHAN = "orphan"
+    """Accepted before the cut, not sent before it: the cut is not consistent."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """The life of a process, from left to right."""
+
+    process: ProcessId
+    y: float
+    x_from: float
+    x_to: float
+    labels: tuple[Label, ...]
+
+
+class Dot(msgspec.Struct, frozen=True):
+    """An event.
+
+    Attributes:
+        position: which event.
+        label: its name; None if it has none.
+        is_recorded: whether it lies before the chosen cut, and that is known already.
+        full: all that there is to say of it.
+    """
+
+    position: Position
+    x: float
+    y: float
+    label: Label | None
+    is_recorded: bool
+    full: str
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A step of a process in a snapshot.
+
+    Attributes:
+        source: from whom the marker came; None if the process initiated.
+        colour: index of the snapshot's colour.
+        is_cut: whether the process recorded its state here.
+        label: the name of the snapshot, where the process recorded its state.
+        is_faint: whether another cut is the chosen one.
+    """
+
+    process: ProcessId
+    snapshot: SnapshotId
+    source: ProcessId | None
+    colour: int
+    x: float
+    y: float
+    is_cut: bool
+    label: Label | None
+    is_faint: bool
+    full: str
+
+
+class MessageArrow(msgspec.Struct, frozen=True):
+    """A message, from the event that sent it to the one that accepted it."""
+
+    message: MessageId
+    path: Path
+    extent: Extent
+    role: Role
+    full: str
+
+
+class MarkerArrow(msgspec.Struct, frozen=True):
+    """A marker, from the step that sent it to the step in which it came."""
+
+    snapshot: SnapshotId
+    source: ProcessId
+    target: ProcessId
+    colour: int
+    path: Path
+    extent: Extent
+    is_faint: bool
+    full: str
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """A cut: on each line a point, from the top down; what lies left of it is before the cut."""
+
+    name: str
+    colour: int
+    points: tuple[Point, ...]
+    label: Label | None
+    is_faint: bool
+    full: str
+
+
+class Sample(enum.Enum):
+    """What a row of the legend shows before its words."""
+
+    NOTHING = "nothing"
+    CUT = "cut"
+    RECORDED = "recorded"
+    MARKER = "marker"
+    IN_TRANSIT = "in transit"
+    CAUGHT = "caught"
+    ORPHAN = "orphan"
+
+
+class LegendRow(msgspec.Struct, frozen=True):
+    """A line of the legend: a sample of what is drawn at `x`, and what it means."""
+
+    sample: Sample
+    colour: int
+    x: float
+    label: Label
+    full: str
+
+
+class Diagram(msgspec.Struct, frozen=True):
+    """A space-time diagram.
+
+    Attributes:
+        width, height: its size in pixels.
+        title, description: what it shows, for those who cannot see it.
+        notices: what was cut off, and which diagram of a sequence it is.
+        is_crowded: whether there are so many lines that arrows have to be fine.
+    """
+
+    width: float
+    height: float
+    title: str = ""
+    description: str = ""
+    notices: tuple[Label, ...] = ()
+    is_crowded: bool = False
+    lines: tuple[Line, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    markers: tuple[MarkerArrow, ...] = ()
+    messages: tuple[MessageArrow, ...] = ()
+    dots: tuple[Dot, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    legend: tuple[LegendRow, ...] = ()

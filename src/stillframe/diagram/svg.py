@@ -1,0 +1,244 @@
+"""A diagram as SVG: text stays text, nothing is loaded, nothing runs; light and dark.
+
+The same diagram gives the same bytes. Everything that comes from a trace is escaped, and what XML
+cannot hold is left out. What a page may point at has a ``data-key``: a word that says what it is,
+and which one.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+from stillframe.diagram import palette, text_metrics
+from stillframe.diagram.shapes import (
+    Curve,
+    Diagram,
+    Dot,
+    Extent,
+    Label,
+    LegendRow,
+    Line,
+    Mark,
+    MarkerArrow,
+    MessageArrow,
+    Path,
+    Point,
+    Role,
+    Sample,
+)
+from stillframe.model import Channel
+
+DOT_RADIUS = 4.0
+RING_RADIUS = 8.5
+HEAD_LENGTH = 8.0
+TEXT_CHARS_MAX = 1000
+DESCRIPTION_CHARS_MAX = 4000
+KEY_CHARS_MAX = 250
+_FADING = ((0.0, 0.55, "1"), (0.55, 0.8, "0.6"), (0.8, 1.0, "0.3"))
+"""(from, to, opacity) of the parts of an arrow that does not arrive."""
+
+
+def draw(diagram: Diagram, *, has_style: bool = True, is_plain: bool = False) -> str:
+    """Return `diagram` as the text of an SVG file.
+
+    Args:
+        diagram: what to draw.
+        has_style: whether it brings its style; a page that it becomes a part of has it already.
+        is_plain: whether that style is light and without variables, for programs that know none.
+    """
+    sheet = palette.plain_style_sheet() if is_plain else palette.style_sheet()
+    width, height = _number(math.ceil(diagram.width)), _number(math.ceil(diagram.height))
+    size = f'width="{width}" height="{height}"'
+    kind = "diagram crowded" if diagram.is_crowded else "diagram"
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" role="img" {size}'
+    parts = [
+        f'{start} viewBox="0 0 {width} {height}">',
+        _title(diagram.title),
+        f"<desc>{_escape(diagram.description, DESCRIPTION_CHARS_MAX)}</desc>",
+        *([f"<style>\n{sheet}\n</style>"] if has_style else []),
+        f'<rect class="paper" {size}/>',
+        *(_text(label, "notice") for label in diagram.notices),
+        *(put(shape) for shapes, put in layers(diagram) for shape in shapes),
+        *map(_legend_row, diagram.legend),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def layers(diagram: Diagram) -> Iterator[tuple[Sequence[Any], Callable[[Any], str]]]:
+    """Yield the shapes of a diagram, layer by layer from below, with what draws one of them; but
+    for its notices and its legend."""
+    yield diagram.lines, _line
+    yield diagram.markers, _marker
+    yield diagram.messages, _message
+    yield diagram.curves, _curve
+    yield diagram.marks, _mark
+    yield diagram.dots, _dot
+    yield diagram.lines, _names_of_line
+    yield diagram.curves, _name_of_curve
+
+
+def _line(line: Line) -> str:
+    ends = _attributes(x1=line.x_from, y1=line.y, x2=line.x_to, y2=line.y)
+    return f'<line class="line"{_key("process", line.process)}{ends}/>'
+
+
+def _names_of_line(line: Line) -> str:
+    words = "".join(_text(label, "name") for label in line.labels)
+    return f"<g>{_title(f'process {line.process}')}{words}</g>"
+
+
+def _curve(curve: Curve) -> str:
+    """Between two lines the curve leaves upright and arrives upright, so it never swings beyond
+    its points."""
+    path = [f"M{_point(curve.points[0])}"]
+    for begin, end in zip(curve.points, curve.points[1:], strict=False):
+        bow = (end[1] - begin[1]) * 0.45
+        controls = (begin[0], begin[1] + bow), (end[0], end[1] - bow)
+        path.append(f"C{_point(controls[0])} {_point(controls[1])} {_point(end)}")
+    return (
+        f'<g class="{_colour(curve.colour, is_faint=curve.is_faint)}"{_key("cut", curve.name)}>'
+        f'{_title(curve.full)}<path class="cut" d="{" ".join(path)}"/></g>'
+    )
+
+
+def _name_of_curve(curve: Curve) -> str:
+    return f'<g class="{_colour(curve.colour)}">{_text(curve.label)}</g>'
+
+
+def _message(arrow: MessageArrow) -> str:
+    kind = "message" if arrow.role is Role.PLAIN else f"message {arrow.role.value}"
+    key = _key("message", arrow.message)
+    return f'<g class="{kind}"{key}>{_title(arrow.full)}{_arrow(arrow.path, arrow.extent)}</g>'
+
+
+def _marker(arrow: MarkerArrow) -> str:
+    kind = f"marker {_colour(arrow.colour, is_faint=arrow.is_faint)}"
+    key = _key("marker", arrow.snapshot, Channel(arrow.source, arrow.target))
+    return f'<g class="{kind}"{key}>{_title(arrow.full)}{_arrow(arrow.path, arrow.extent)}</g>'
+
+
+def _arrow(path: Path, extent: Extent) -> str:
+    if extent is Extent.LEAVING:
+        return "".join(_fading(path)) + _circle("open", path.end, 3.0)
+    begin = path.at(0.35) if extent is Extent.ENTERING else path.begin
+    tip, heel, left, right = _head(path)
+    control = path.control if extent is Extent.WHOLE else _between(begin, heel)
+    return (
+        f'<path class="arrow" d="M{_point(begin)} Q{_point(control)} {_point(heel)}"/>'
+        f'<path class="head" d="M{_point(tip)} L{_point(left)} L{_point(right)} Z"/>'
+    )
+
+
+def _fading(path: Path) -> Iterator[str]:
+    for begin, end, opacity in _FADING:
+        points = f"M{_point(path.at(begin))} L{_point(path.at(end))}"
+        yield f'<path class="arrow" opacity="{opacity}" d="{points}"/>'
+
+
+def _head(path: Path) -> tuple[Point, Point, Point, Point]:
+    """Return the tip of an arrow's head, the middle of its back, and the ends of its back."""
+    (x, y), (x_before, y_before) = path.end, path.at(0.9)
+    length = math.hypot(x - x_before, y - y_before) or 1.0
+    along = (x - x_before) / length, (y - y_before) / length
+    tip = x - along[0] * RING_RADIUS, y - along[1] * RING_RADIUS
+    heel = tip[0] - along[0] * HEAD_LENGTH, tip[1] - along[1] * HEAD_LENGTH
+    half = HEAD_LENGTH * 0.42
+    left = heel[0] - along[1] * half, heel[1] + along[0] * half
+    right = heel[0] + along[1] * half, heel[1] - along[0] * half
+    return tip, heel, left, right
+
+
+def _dot(dot: Dot) -> str:
+    at = dot.x, dot.y
+    return (
+        f'<g class="{"event recorded" if dot.is_recorded else "event"}"'
+        f"{_key('event', dot.position)}>{_title(dot.full)}"
+        f"{_circle('ring', at, RING_RADIUS) if dot.is_recorded else ''}"
+        f"{_circle('dot', at, DOT_RADIUS)}{_text(dot.label)}</g>"
+    )
+
+
+def _mark(mark: Mark) -> str:
+    x, y = mark.x, mark.y
+    size = 6.0 if mark.is_cut else 3.5
+    corners = " ".join(map(_point, ((x, y - size), (x + size, y), (x, y + size), (x - size, y))))
+    shape = f'<polygon class="{"head" if mark.is_cut else "open"}" points="{corners}"/>'
+    kind = f"mark {_colour(mark.colour, is_faint=mark.is_faint)}"
+    key = _key("step", mark.snapshot, mark.process, *([mark.source] if mark.source else []))
+    return f'<g class="{kind}"{key}>{_title(mark.full)}{shape}{_text(mark.label)}</g>'
+
+
+def _legend_row(row: LegendRow) -> str:
+    y = row.label.y - 4
+    begin, end = (row.x, y), (row.x + 26, y)
+    middle = (row.x + 13, y)
+    whole = Path(begin, middle, (end[0] + RING_RADIUS, y))
+    match row.sample:
+        case Sample.NOTHING:
+            sample, kind = "", ""
+        case Sample.CUT:
+            sample = f'<path class="cut" d="M{_point(begin)} L{_point(end)}"/>'
+            kind = _colour(row.colour)
+        case Sample.RECORDED:
+            sample, kind = _circle("ring", middle, RING_RADIUS), ""
+            sample += _circle("dot", middle, DOT_RADIUS)
+        case Sample.MARKER:
+            sample, kind = _arrow(whole, Extent.WHOLE), f"marker {_colour(row.colour)}"
+        case Sample.IN_TRANSIT:
+            sample, kind = _arrow(Path(begin, middle, end), Extent.LEAVING), "message"
+        case Sample.CAUGHT | Sample.ORPHAN:
+            sample, kind = _arrow(whole, Extent.WHOLE), f"message {row.sample.value}"
+    return (
+        f'<g class="legend">{_title(row.full)}<g class="{kind}">{sample}</g>{_text(row.label)}</g>'
+    )
+
+
+def _colour(colour: int, *, is_faint: bool = False) -> str:
+    name = f"colour-{colour % len(palette.CUT_DASHES)}"
+    return f"{name} faint" if is_faint else name
+
+
+def _circle(kind: str, at: Point, radius: float) -> str:
+    return f'<circle class="{kind}"{_attributes(cx=at[0], cy=at[1], r=radius)}/>'
+
+
+def _text(label: Label | None, kind: str = "") -> str:
+    if label is None:
+        return ""
+    named = f" class={quoteattr(kind)}" if kind else ""
+    anchor = "" if label.anchor == "start" else f' text-anchor="{label.anchor}"'
+    place = _attributes(x=label.x, y=label.y)
+    return f"<text{named}{place}{anchor}>{_escape(label.text, TEXT_CHARS_MAX)}</text>"
+
+
+def _title(text: str) -> str:
+    return f"<title>{_escape(text, TEXT_CHARS_MAX)}</title>"
+
+
+def _key(what: str, *which: object) -> str:
+    key = text_metrics.clean(" ".join((what, *map(str, which))), char_count_max=KEY_CHARS_MAX)
+    return f" data-key={quoteattr(key)}"
+
+
+def _escape(text: str, char_count_max: int) -> str:
+    return escape(text_metrics.clean(text, char_count_max=char_count_max))
+
+
+def _between(first: Point, second: Point) -> Point:
+    return (first[0] + second[0]) / 2, (first[1] + second[1]) / 2
+
+
+def _attributes(**numbers: float) -> str:
+    return "".join(f' {name}="{_number(value)}"' for name, value in numbers.items())
+
+
+def _point(point: Point) -> str:
+    return f"{_number(point[0])},{_number(point[1])}"
+
+
+def _number(value: float) -> str:
+    """Return a number with at most one decimal, and no sign before zero."""
+    text = f"{value:.1f}".removesuffix(".0")
+    return "0" if text == "-0" else text

@@ -1,0 +1,82 @@
+"""Text in a diagram: what of it may be shown, and how much room it takes.
+
+Names come from foreign logs: they may be endless or hold what no file of text may hold.
+"""
+
+import unicodedata
+from functools import lru_cache
+
+ELLIPSIS = "…"
+SIZE = 12.0
+"""Height of the letters, in pixels."""
+
+_ADVANCE = 0.61
+"""Width of a letter in the usual fonts of fixed width, as a part of its height."""
+_ADVANCE_WIDE = 1.3
+"""The same for East Asian letters and pictures."""
+
+
+def clean(text: str, *, char_count_max: int) -> str:
+    """Return `text` on one line, without what cannot be printed, and not longer than allowed.
+
+    Control characters, changes of the writing direction and lone surrogates become a space or
+    nothing; an ellipsis stands for what was cut off.
+    """
+    if text.isprintable() and len(text) <= char_count_max and text == " ".join(text.split()):
+        return text
+    shown: list[str] = []
+    for char in text:
+        if char.isspace():
+            if shown and shown[-1] != " ":
+                shown.append(" ")
+        elif char.isprintable():
+            shown.append(char)
+            if len(shown) > char_count_max:
+                break
+    return shorten("".join(shown).rstrip(), char_count_max=char_count_max)
+
+
+def shorten(text: str, *, char_count_max: int) -> str:
+    """Return `text`, with an ellipsis for what is too much."""
+    if len(text) <= char_count_max:
+        return text
+    return text[: max(0, char_count_max - 1)].rstrip() + ELLIPSIS
+
+
+def shorten_name(name: str, *, char_count_max: int) -> str:
+    """Return `name`, with an ellipsis in its middle for what is too much: names that begin alike
+    often differ at the end."""
+    if len(name) <= char_count_max:
+        return name
+    tail = (char_count_max - 1) * 2 // 3
+    return name[: char_count_max - 1 - tail] + ELLIPSIS + name[len(name) - tail :]
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number of things, such as ``1 message`` or ``2 processes``."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
+
+
+def width(text: str, size: float = SIZE) -> float:
+    """Return how wide `text` is, in pixels, in a font of fixed width: rather too much."""
+    return size * sum(_advance(char) for char in text)
+
+
+@lru_cache(maxsize=1024)
+def fit(text: str, width_max: float, size: float = SIZE) -> str:
+    """Return as much of `text` as fits into `width_max` pixels, with an ellipsis for the rest."""
+    if width(text, size) <= width_max:
+        return text
+    room = width_max - width(ELLIPSIS, size)
+    end = 0
+    for char in text:
+        room -= size * _advance(char)
+        if room < 0:
+            break
+        end += 1
+    return text[:end].rstrip() + ELLIPSIS
+
+
+def _advance(char: str) -> float:
+    return _ADVANCE_WIDE if unicodedata.east_asian_width(char) in "WF" else _ADVANCE

@@ -1,0 +1,1 @@
+"""The pages that show executions, snapshots and running systems."""

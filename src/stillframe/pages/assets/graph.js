@@ -1,0 +1,263 @@
+// The graph of processes and channels: how they are, how much goes over them, and the markers.
+
+import { make, makeSvg, setText, count, duration, own } from "./dom.js";
+import { Wave } from "./marker_animation.js";
+
+const WIDTH = 760;
+const HEIGHT = 560;
+const BADGES_MAX = 60;
+const NAMES_MAX = 24;
+const ROW_HEIGHT = 170;
+const END_SIZE = 7;
+const SKIP_BOW = -0.35;
+const PARALLEL_BOW = 0.28;
+const BARRIER_LEGEND = "Green ring: has recorded. Orange ring: has its barriers and holds the snapshot up. Dashed: waits for barriers. Stroke across a log: the barrier.";
+export const STATUS_WORDS = { running: "runs", busy: "is in an action", silent: "does not answer", starting: "is starting", dead: "died", stopped: "does not run", absent: "has not joined", output: "" };
+
+/** Where everything is, and its elements. */
+export class Graph {
+  /** @param {Object} about - names of processes, and channels as pairs of their places. */
+  constructor(about) {
+    this.about = about;
+    this.isPipeline = about.kind === "pipeline";
+    this.size = sizeFor(about.processes.length);
+    const height = about.columns ? layeredHeight(about) : HEIGHT;
+    this.places = placesOf(about, this.size, height);
+    this.paths = about.channels.map((channel, index) => pathOf(channel, this.places, about, this.size, index));
+    this.edges = this.paths.map((path, index) => this.makeEdge(path, index));
+    this.discs = about.processes.map((process, index) => this.makeDisc(process, index));
+    this.above = make("div", { class: "markers", "aria-hidden": "true" });
+    this.caption = make("p", { class: "wave-caption quiet" }, "");
+    const picture = makeSvg(
+      "svg",
+      { class: this.isPipeline ? "graph wide" : "graph", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": graphLabel(about) },
+      makeSvg("g", {}, ...this.edges.map((edge) => edge.root)),
+      makeSvg("g", {}, ...this.discs.map((disc) => disc.root)),
+    );
+    this.stage = make("div", { class: "stage" }, picture, this.above);
+    const box = this.isPipeline ? make("div", { class: "scrolling", tabindex: 0, role: "region", "aria-label": "The graph" }, this.stage) : this.stage;
+    const legend = make("p", { class: "quiet" }, this.isPipeline ? "The wider a line, the more records a second; figures: records that the reader of a log is behind." : "The wider a line, the more messages a second; figures: messages on their way.");
+    this.root = make("div", { class: "graph-box" }, box, legend, this.caption);
+    this.wave = null;
+  }
+
+  makeEdge(path, index) {
+    const line = makeSvg("path", { class: "edge", d: path.d });
+    const place = this.isPipeline ? path.at(0.5) : path.at(0.62);
+    const badge = this.paths.length <= BADGES_MAX ? makeSvg("text", { class: "badge", x: place.x, y: place.y + (this.isPipeline ? 16 : 4) }) : null;
+    const name = channelName(this.about, index);
+    const title = makeSvg("title", {}, name);
+    const isNamed = this.isPipeline && this.paths.length <= NAMES_MAX;
+    const label = isNamed ? makeSvg("text", { class: "log-name", x: place.x, y: place.y - 6 }, this.about.logs[index]) : null;
+    const barrier = this.isPipeline ? makeSvg("path", { class: "barrier" }) : null;
+    return { root: makeSvg("g", { class: "channel" }, title, line, label, badge, barrier), badge, title, barrier, name, kind: "" };
+  }
+
+  makeDisc([name, kind], index) {
+    const { x, y, labelX, labelY, anchor } = this.places[index];
+    const isEnd = kind === "output";
+    const ring = isEnd ? null : makeSvg("circle", { class: "phase", cx: x, cy: y, r: this.size + 5 });
+    const disc = isEnd
+      ? makeSvg("rect", { class: "disc", x: x - END_SIZE, y: y - END_SIZE, width: 2 * END_SIZE, height: 2 * END_SIZE })
+      : makeSvg("circle", { class: "disc", cx: x, cy: y, r: this.size });
+    const label = makeSvg("text", { class: "process-name", x: labelX, y: labelY, "text-anchor": anchor }, name);
+    const more = makeSvg("text", { class: "process-more", x: labelX, y: labelY + 15, "text-anchor": anchor });
+    const title = makeSvg("title", {}, `${name}: ${kind}`);
+    return { root: makeSvg("g", { class: "process" }, title, ring, disc, label, more), title, more, name, kind, status: "" };
+  }
+
+  /** Show how the system is now. */
+  update(system) {
+    this.discs.forEach((disc, index) => {
+      const status = system.statuses[index];
+      const phases = (system.under_way ?? []).map((one) => own(one.phases, disc.name) ?? "idle");
+      const phase = phases.includes("recording") ? (this.isPipeline ? "holding" : "recording") : phases.includes("idle") ? "awaited" : phases.length ? "recorded" : "";
+      const kind = `process ${status} ${phase}`;
+      if (disc.status !== kind) {
+        disc.status = kind;
+        disc.root.setAttribute("class", kind);
+        setText(disc.title, `${disc.name} (${disc.kind}) ${STATUS_WORDS[status] ?? status}`);
+        if (this.discs.length <= 16 && !this.isPipeline) setText(disc.more, status === "running" ? "" : (STATUS_WORDS[status] ?? status));
+      }
+      if (this.isPipeline) setText(disc.more, status === "output" ? this.endSentence(system, index) : doing(system, index));
+    });
+    this.edges.forEach((edge, index) => this.updateEdge(edge, index, system));
+    if (this.isPipeline) setText(this.caption, system.under_way.length > 0 ? BARRIER_LEGEND : "");
+  }
+
+  endSentence(system, index) {
+    const sent = system.channels.sent[this.about.channels.findIndex(([, target]) => target === index)];
+    return sent === null ? "" : `${count(sent)} records`;
+  }
+
+  updateEdge(edge, index, system) {
+    const columns = system.channels;
+    const rate = columns?.rate[index] ?? null;
+    const held = columns?.in_transit[index] ?? null;
+    const isConnected = columns === undefined || columns.is_connected[index] !== 0;
+    const strength = rate === null || rate === 0 ? 0 : Math.min(5, 1 + Math.floor(Math.log10(1 + rate)));
+    const kind = `channel strength-${strength}${isConnected ? "" : " disconnected"}`;
+    if (edge.kind !== kind) {
+      edge.kind = kind;
+      edge.root.setAttribute("class", kind);
+    }
+    if (this.isPipeline) {
+      this.showLog(edge, index, system);
+      return;
+    }
+    if (edge.badge !== null) setText(edge.badge, held ? count(held) : "");
+    const told = columns === undefined ? "nothing is known" : `${rate === null ? "?" : count(Math.round(rate))} messages a second, about ${held === null ? "?" : count(held)} on their way${isConnected ? "" : ", not connected"}`;
+    setText(edge.title, `${edge.name}: ${told}`);
+  }
+
+  /** Show how far the target of a log is behind, and where the barrier is on it. */
+  showLog(edge, index, system) {
+    const held = system.channels.in_transit[index];
+    if (edge.badge !== null) setText(edge.badge, held ? `${count(held)} behind` : "");
+    const barrier = system.barriers[index];
+    const isAhead = barrier !== null && barrier[0] === "ahead";
+    edge.barrier.setAttribute("d", isAhead ? across(this.paths[index], barrier[1] === 0 ? 0.94 : 0.8) : "");
+    setText(edge.title, `${edge.name}: ${logSentence(system, index)}`);
+  }
+
+  /** Show how the markers of a snapshot went, slowly; not while others are shown. */
+  playWave(wave) {
+    if (this.wave !== null || !this.root.isConnected) return;
+    const places = new Map(this.about.processes.map(([name], index) => [name, index]));
+    this.wave = new Wave(wave, {
+      layer: this.above,
+      scale: () => this.stage.clientWidth / WIDTH,
+      pathOf: (source, target) => this.paths[this.about.channels.findIndex(([s, t]) => s === places.get(source) && t === places.get(target))],
+      cut: (process, isCut) => this.discs[places.get(process)]?.root.classList.toggle("cut", isCut),
+      ended: () => {
+        this.wave = null;
+      },
+    });
+    const took = wave.took_s === null ? "" : `, which took ${duration(wave.took_s)}`;
+    setText(this.caption, `The markers of ${wave.id}${took}, shown ${count(Math.round(this.wave.slowness))} times slower. Black: has recorded its state.`);
+    this.wave.play();
+  }
+
+  /** Draw no more. */
+  stop() {
+    this.wave?.stop();
+  }
+}
+
+function sizeFor(processCount) {
+  if (processCount <= 8) return 30;
+  if (processCount <= 16) return 22;
+  if (processCount <= 60) return 11;
+  return 6;
+}
+
+/** The name of a channel, as people know it. */
+export function channelName(about, index) {
+  if (about.names) return about.names[index];
+  const [source, target] = about.channels[index];
+  return `${about.processes[source][0]}->${about.processes[target][0]}`;
+}
+
+/** What a query or service does, in few words. */
+export function doing(system, index) {
+  const status = system.statuses[index];
+  const batch = system.batches[index];
+  if (status === "running" || status === "busy") return batch === null ? "" : `batch ${count(batch)}`;
+  const word = STATUS_WORDS[status] ?? status;
+  return batch === null || batch === undefined ? word : `${word}, batch ${count(batch)}`;
+}
+
+function logSentence(system, index) {
+  const { sent, rate, received, in_transit: held, items } = system.channels;
+  const told = (value) => (value === null ? "?" : count(value));
+  const appended = `${told(sent[index])} records appended, ${rate[index] === null ? "?" : count(Math.round(rate[index]))} a second`;
+  const barrier = system.barriers[index];
+  const where = barrier === null ? "" : barrier[0] === "passed" ? "; the barrier was passed" : `; the barrier is on it${barrier[1] === null ? "" : `, ${count(barrier[1])} items ahead`}`;
+  if (received[index] === null && items[index] === null) return `${appended}${where}`;
+  return `${appended}; ${told(received[index])} read, ${told(held[index])} behind, in ${told(items[index])} items${where}`;
+}
+
+/** A stroke across a path, as the outline of an SVG path. */
+function across(path, part) {
+  const here = path.at(part);
+  const next = path.at(part + 0.01);
+  const length = Math.hypot(next.x - here.x, next.y - here.y) || 1;
+  const dx = (-(next.y - here.y) / length) * 11;
+  const dy = ((next.x - here.x) / length) * 11;
+  return `M${here.x - dx} ${here.y - dy}L${here.x + dx} ${here.y + dy}`;
+}
+
+function placesOf(about, size, height) {
+  if (about.columns) return layered(about, size, height);
+  const total = about.processes.length;
+  const isSmall = total <= 8;
+  const radiusX = WIDTH / 2 - (isSmall ? size + 24 : size + 90);
+  const radiusY = HEIGHT / 2 - (isSmall ? size + 24 : size + 28);
+  const names = new Intl.Collator("en", { numeric: true });
+  const order = about.processes.map((_, index) => index).sort((a, b) => names.compare(about.processes[a][0], about.processes[b][0]));
+  const turns = new Map(order.map((index, turn) => [index, turn]));
+  return about.processes.map((_, index) => {
+    const angle = total === 1 ? 0 : (2 * Math.PI * turns.get(index)) / total - Math.PI / 2;
+    const x = WIDTH / 2 + (total === 1 ? 0 : radiusX * Math.cos(angle));
+    const y = HEIGHT / 2 + (total === 1 ? 0 : radiusY * Math.sin(angle));
+    if (isSmall) return { x, y, labelX: x, labelY: y + 4, anchor: "middle" };
+    const anchor = Math.abs(Math.cos(angle)) < 0.2 ? "middle" : Math.cos(angle) > 0 ? "start" : "end";
+    return { x, y, labelX: x + (size + 7) * Math.cos(angle), labelY: y + (size + 10) * Math.sin(angle) + 4, anchor };
+  });
+}
+
+/** Where things are that flow from left to right: each in its column. */
+function layeredHeight(about) {
+  const sizes = new Map();
+  for (const column of about.columns) sizes.set(column, (sizes.get(column) ?? 0) + 1);
+  return Math.min(HEIGHT, ROW_HEIGHT * (1 + Math.max(...sizes.values())));
+}
+
+function layered(about, size, height) {
+  const columnCount = 1 + Math.max(...about.columns);
+  return about.processes.map((_, index) => {
+    const column = about.columns[index];
+    const inColumn = about.columns.map((c, i) => [c, i]).filter(([c]) => c === column).map(([, i]) => i);
+    const x = ((column + 0.5) * WIDTH) / columnCount;
+    const y = ((inColumn.indexOf(index) + 0.5) * height) / inColumn.length;
+    return { x, y, labelX: x, labelY: y + size + 18, anchor: "middle" };
+  });
+}
+
+/** The way of a channel: bowed if there is one back, so that both are seen. */
+function pathOf([source, target], places, about, size, index) {
+  const from = places[source];
+  const to = places[target];
+  const dx = to.x - from.x;
+  const dy = to.y - from.y;
+  const length = Math.hypot(dx, dy) || 1;
+  const bow = bowOf([source, target], about, index);
+  const control = { x: (from.x + to.x) / 2 - dy * bow, y: (from.y + to.y) / 2 + dx * bow };
+  const begin = { x: from.x + (dx / length) * (size + 3), y: from.y + (dy / length) * (size + 3) };
+  const end = { x: to.x - (dx / length) * (size + 7), y: to.y - (dy / length) * (size + 7) };
+  const round = (value) => Math.round(value * 10) / 10;
+  const at = (part) => {
+    const rest = 1 - part;
+    return {
+      x: rest * rest * begin.x + 2 * part * rest * control.x + part * part * end.x,
+      y: rest * rest * begin.y + 2 * part * rest * control.y + part * part * end.y,
+    };
+  };
+  return { d: `M${round(begin.x)} ${round(begin.y)}Q${round(control.x)} ${round(control.y)} ${round(end.x)} ${round(end.y)}`, at };
+}
+
+function bowOf([source, target], { channels, columns }, index) {
+  if (channels.length > 3000) return 0;
+  if (columns) {
+    const alike = channels.map(([s, t], i) => [s, t, i]).filter(([s, t]) => s === source && t === target);
+    const place = alike.findIndex(([, , i]) => i === index) - (alike.length - 1) / 2;
+    const isNext = columns[target] === columns[source] + 1;
+    return PARALLEL_BOW * place + (isNext ? 0 : SKIP_BOW);
+  }
+  return channels.some(([s, t]) => s === target && t === source) ? 0.1 : 0;
+}
+
+function graphLabel(about) {
+  if (about.kind === "pipeline") return `A graph of ${about.participant_count} queries and services and the logs between them; the tables below say the same in words.`;
+  return `A graph of ${about.processes.length} processes and ${about.channels.length} channels; the tables below say the same in words.`;
+}

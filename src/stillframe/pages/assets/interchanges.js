@@ -1,0 +1,110 @@
+// EWD 864a: neighbours change places, one pair at a time, until every white event precedes every
+// red one. Which pairs, Python says (interchange_document.py).
+
+import { announce, count, counted, make, setText } from "./dom.js";
+import { stepControls } from "./stepping.js";
+
+/**
+ * Show the interchanges of a cut.
+ * @param {Object} held - the document of player_document.py.
+ * @param {Object} choice - one of its choices.
+ * @param {Element} section - is emptied, and gets them.
+ * @returns {function(): void} stops what plays by itself.
+ */
+export function showInterchanges(held, choice, section) {
+  const { events = [], swaps, total, problem, broken } = choice.interchanges;
+  section.onkeydown = null;
+  section.replaceChildren(
+    make("h2", {}, "All white before all red"),
+    make("p", { class: "quiet" }, "The same events in the order in which they happened. A red event and a white one right behind it, of different processes, can change places: the white one needs nothing of the red one."),
+  );
+  const row = make("ol", { class: "events" });
+  if (problem) section.append(make("p", { class: "bad problem" }, problem));
+  const chips = events.map(([process, label, isWhite], place) => eventChip(held, process, label, isWhite, broken.includes(place)));
+  row.append(...chips);
+  if (problem || swaps.length === 0) {
+    if (!problem) section.append(make("p", { class: "words" }, alreadySorted(events)));
+    section.append(row);
+    return () => {};
+  }
+  const said = make("p", { class: "words" });
+  const left = make("p", { class: "left" });
+  const orders = orderAfter(chips, swaps);
+  const controls = stepControls({ of: "the interchanges", noun: "interchange", last: swaps.length, onStep: show });
+
+  function show(step) {
+    const order = orders(step);
+    rearrange(row, order);
+    const [white, red] = step > 0 ? order.slice(swaps[step - 1], swaps[step - 1] + 2) : [];
+    const isSorted = step === total;
+    for (const [place, chip] of order.entries()) {
+      chip.classList.toggle("moved", chip === white || chip === red);
+      chip.classList.toggle("first-red", isSorted && isFirstRed(order, place));
+    }
+    setText(left, leftOver(total, step, swaps.length));
+    const words = step > 0
+      ? `${white.dataset.name} and ${red.dataset.name} changed places: the white one accepts nothing that the red one sent.`
+      : "In the order in which they happened.";
+    if (said.textContent !== "" && said.textContent !== words) announce(`${words} ${left.textContent}`);
+    setText(said, words);
+  }
+
+  section.append(make("div", { class: "row" }, controls.element), said, row, left);
+  section.onkeydown = controls.press;
+  controls.go(0);
+  return controls.pause;
+}
+
+function eventChip(held, process, label, isWhite, isBroken) {
+  const colour = isWhite ? "white" : "red";
+  const name = `${label} of ${held.processes[process]}`;
+  return make(
+    "li",
+    { class: `event-chip ${colour}${isBroken ? " broken" : ""}`, "data-name": name },
+    make("b", {}, label),
+    make("small", {}, held.processes[process]),
+    make("span", { class: "unseen" }, `, ${colour}`),
+  );
+}
+
+/** Put chips into an order; those that move are seen to move. */
+function rearrange(row, order) {
+  const moving = order.filter((chip, place) => row.children[place] !== chip);
+  const before = moving.map((chip) => chip.getBoundingClientRect());
+  order.forEach((chip, place) => {
+    if (row.children[place] !== chip) row.insertBefore(chip, row.children[place] ?? null);
+  });
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches || moving.length > 2) return;
+  moving.forEach((chip, number) => {
+    const after = chip.getBoundingClientRect();
+    const from = `translate(${before[number].left - after.left}px, ${before[number].top - after.top}px)`;
+    chip.animate([{ transform: from }, { transform: "none" }], { duration: 350, easing: "ease-in-out" });
+  });
+}
+
+function isFirstRed(order, place) {
+  const isRed = (chip) => chip?.classList.contains("red");
+  return place > 0 && isRed(order[place]) && !isRed(order[place - 1]);
+}
+
+/** Return what gives the order after some interchanges; each is undone by being made again. */
+function orderAfter(chips, swaps) {
+  const order = [...chips];
+  let made = 0;
+  const exchange = (place) => ([order[place], order[place + 1]] = [order[place + 1], order[place]]);
+  return (step) => {
+    while (made < step) exchange(swaps[made++]);
+    while (made > step) exchange(swaps[--made]);
+    return order;
+  };
+}
+
+function leftOver(total, step, shown) {
+  const left = total - step;
+  const inversions = left > 0 ? `${counted(left, "inversion")} left of ${count(total)}: pairs of a red event and a white one somewhere behind it.` : "No inversion is left: every white event precedes every red one, and the state in between is the recorded one.";
+  return step === shown && left > 0 ? `${inversions} Only the first ${count(shown)} interchanges are shown.` : inversions;
+}
+
+function alreadySorted(events) {
+  return events.length > 0 ? "Every white event precedes every red one already: there is no inversion." : "There are no events.";
+}

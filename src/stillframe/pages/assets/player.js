@@ -1,0 +1,164 @@
+// The player: an execution step by step, with the rule that each step follows, the colours of EWD
+// 864a, and what is recorded so far. The picture is Python's (animated_svg.py); here it is shown in part.
+
+import { announce, counted, letGrow, make, parseSvg } from "./dom.js";
+import { showInterchanges } from "./interchanges.js";
+import { recordedTables } from "./recording_lane.js";
+import { stepControls } from "./stepping.js";
+import { showTimed } from "./scrubber.js";
+
+/**
+ * Show a document of player_document.py.
+ * @param {Object} held - the document.
+ * @param {Element} main - where to.
+ */
+export function showPlay(held, main) {
+  const picture = letGrow(parseSvg(held.picture));
+  const rule = make("div", { class: "panel rule" });
+  const side = make("div", { class: "recorded" });
+  const scroller = make(
+    "div",
+    { class: "scrolling panel stage-picture", tabindex: 0, role: "region", "aria-label": "space-time diagram" },
+    picture,
+  );
+  const choice = choiceOf(held, () => choose(Number(choice.select.value)));
+  const changes = make("section", { class: "changes", "aria-label": "interchanges" });
+  const parts = findParts(picture);
+  let chosen = held.choices.length > 0 ? held.chosen : null;
+  let words = [];
+  let stop = () => {};
+
+  const controls = stepControls({ of: "the execution", noun: "step", last: held.steps.length, onStep: show });
+
+  function show(step) {
+    for (const part of parts) part.element.classList.toggle("away", !isThere(part, step, chosen));
+    mark(parts, step, scroller);
+    const lines = step > 0 ? held.steps[step - 1] : [beginning(held)];
+    if (lines.join("\n") !== words.join("\n")) {
+      words = lines;
+      rule.replaceChildren(...told(lines));
+      announce(lines.join(". "));
+    }
+    if (chosen !== null) side.replaceChildren(...recordedTables(held, held.choices[chosen], step));
+    address(held, chosen, step);
+  }
+
+  function choose(number, step = controls.step()) {
+    chosen = number;
+    choice.select.value = String(number);
+    stop();
+    stop = showInterchanges(held, held.choices[number], changes);
+    controls.go(step);
+  }
+
+  /** Do what the address says; a name that is none changes nothing. */
+  function follow() {
+    const wanted = new URLSearchParams(location.hash.slice(1));
+    const named = held.choices.findIndex((one) => one.name === wanted.get("snapshot"));
+    const step = wanted.has("step") ? Number(wanted.get("step")) : controls.step();
+    const number = named >= 0 ? named : chosen;
+    if (number === null) controls.go(step);
+    else if (number !== chosen || changes.childElementCount === 0) choose(number, step);
+    else controls.go(step);
+  }
+
+  for (const { element, step } of parts) {
+    if (step !== null) element.addEventListener("click", () => controls.go(step));
+  }
+  const play = make("section", { class: "play", "aria-label": "step by step" });
+  play.append(make("div", { class: "row" }, choice.element, controls.element), rule);
+  const drawn = make("div", { class: "drawn" }, scroller, legendOf(held));
+  play.append(make("div", { class: chosen === null ? "stage" : "stage sided" }, drawn, side));
+  main.append(make("div", { class: "player" }, headOf(held), play, changes, timedOf(held)));
+  document.addEventListener("keydown", (event) => {
+    if (!event.target.closest?.(".changes, .timed")) controls.press(event);
+  });
+  addEventListener("hashchange", follow);
+  follow();
+}
+
+function headOf(held) {
+  const notices = [held.notice, held.unlisted > 0 ? `${counted(held.unlisted, "snapshot")} cannot be chosen here` : ""];
+  return make(
+    "header",
+    {},
+    make("h1", {}, held.title),
+    make("p", { class: "quiet" }, held.about),
+    ...notices.filter(Boolean).map((text) => make("p", { class: "warn" }, text)),
+  );
+}
+
+function beginning(held) {
+  return held.steps.length > 0 ? "Nothing has happened yet." : "Nothing happens in this execution.";
+}
+
+function choiceOf(held, onChange) {
+  const options = held.choices.map((one, number) =>
+    make("option", { value: number }, one.is_snapshot ? `snapshot ${one.name}` : "the cut asked for"),
+  );
+  const select = make("select", { on: { change: onChange } }, ...options);
+  return { select, element: options.length > 1 ? make("label", { class: "row" }, "colours of", select) : "" };
+}
+
+function told([first, ...others]) {
+  const rows = others.map((line) => make("li", { class: line.startsWith("  ") ? "inner" : "" }, line.trim()));
+  return [make("p", { class: "rule-sentence" }, first), rows.length > 0 ? make("ul", {}, ...rows) : null].filter(Boolean);
+}
+
+/** Return what of the picture is there only at times, or can be pointed at. */
+function findParts(picture) {
+  const found = picture.querySelectorAll("[data-from], [data-to], [data-choices], [data-step]");
+  return [...found].map((element) => ({
+    element,
+    from: Number(element.dataset.from ?? 0),
+    to: Number(element.dataset.to ?? Infinity),
+    choices: element.dataset.choices?.split(" ").map(Number) ?? null,
+    step: element.dataset.step === undefined ? null : Number(element.dataset.step),
+  }));
+}
+
+function isThere(part, step, chosen) {
+  return part.from <= step && step < part.to && (part.choices === null || part.choices.includes(chosen));
+}
+
+/** Point at what happens in a step, and let it be seen. */
+function mark(parts, step, scroller) {
+  for (const part of parts) {
+    const isNow = part.step === step && !part.element.classList.contains("away");
+    part.element.classList.toggle("now", isNow);
+    if (isNow) reveal(part.element, scroller);
+  }
+}
+
+function reveal(element, scroller) {
+  const [one, all] = [element.getBoundingClientRect(), scroller.getBoundingClientRect()];
+  const margin = Math.min(60, all.width / 4);
+  if (one.left < all.left + margin) scroller.scrollLeft -= all.left + margin - one.left;
+  if (one.right > all.right - margin) scroller.scrollLeft += one.right - all.right + margin;
+}
+
+function timedOf(held) {
+  if (held.timed === null) return "";
+  const section = make("section", { class: "timed", "aria-label": "the snapshot to drag" });
+  showTimed(held.timed, section);
+  return section;
+}
+
+function legendOf(held) {
+  if (held.choices.length === 0) return make("p", { class: "quiet" }, "No snapshot was taken in this execution.");
+  const chip = (colour) => make("span", { class: `colour-chip ${colour}`, "aria-hidden": "true" });
+  return make(
+    "p",
+    { class: "quiet row colour-key" },
+    make("span", {}, chip("white"), " white: before the cut of its process"),
+    make("span", {}, chip("red"), " red: after it"),
+    make("span", {}, "ringed: in a recorded state"),
+    make("span", {}, "dotted: markers"),
+    make("span", {}, "thick: a message that its channel held"),
+  );
+}
+
+function address(held, chosen, step) {
+  const named = chosen === null ? "" : `snapshot=${encodeURIComponent(held.choices[chosen].name)}&`;
+  history.replaceState(null, "", `#${named}step=${step}`);
+}

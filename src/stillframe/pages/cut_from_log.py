@@ -1,0 +1,382 @@
+"""The diagram of a snapshot's cut as an event log has it: what the processes did around it.
+
+A log may hold 10^8 events, and a diagram a few hundred. It has the steps of the snapshot, the
+messages that the channels held, those that came last before the cut or were sent first after it,
+and what each process did right before and after. Only messages of which both ends are in the
+diagram have arrows. Beside it the steps are explained, rule by rule (Chandy & Lamport, TOCS 1985,
+section 3.2).
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stillframe.diagram import legend
+from stillframe.diagram.cut_styles import StyledCut, name_of
+from stillframe.diagram.layout import STEP_COUNT_MAX, Plan
+from stillframe.diagram.shapes import Diagram, Label, LegendRow, Role, Sample
+from stillframe.diagram.text_metrics import count
+from stillframe.eventlog.around import Lane, Wanted, around
+from stillframe.eventlog.grouping import Row, grouped
+from stillframe.eventlog.merging import Merging
+from stillframe.eventlog.schema import ACCEPTED, MARKER_ACCEPTED, MARKER_SENT, RECORDED, SENT
+from stillframe.model import Channel, ChannelState, ProcessId, Snapshot, SnapshotId
+from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace
+
+HELD_MAX, HELD_OF_CHANNEL_MAX = 60, 4
+"""So many messages that channels held are drawn, and so many of one channel: its first."""
+NEAR_CHANNELS_MAX, NEAR = 24, 2
+"""With no more channels than this, so many messages of each before and after the cut are drawn."""
+NEAREST_EVENTS_MAX = 100
+MARKER_STEPS_MAX = 140
+STEPS_MAX = 400
+_LISTED_MAX = 6
+SENDING = (
+    "Marker-sending rule: for each channel c directed away from p, p sends one marker along c "
+    "after p records its state and before p sends further messages along c."
+)
+RECEIVING_FIRST = (
+    "Marker-receiving rule: if q has not recorded its state then q records its state; q records "
+    "the state of c as the empty sequence."
+)
+RECEIVING_LATER = (
+    "Marker-receiving rule: else q records the state of c as the sequence of messages received "
+    "along c after q's state was recorded and before q received the marker along c."
+)
+
+
+class LoggedStep(NamedTuple):
+    """One step of a process in the snapshot, as the log has it.
+
+    Attributes:
+        step: what it is.
+        event_count: how many actions the process had done before it.
+        recorded: the numbers of the messages that were recorded on the marker's channel, as ranges;
+            None if nothing was.
+    """
+
+    step: MarkerStep
+    event_count: int
+    recorded: tuple[range, ...] | None
+
+
+class LoggedCut(NamedTuple):
+    """A diagram with all that the log says of the cut.
+
+    `left_out` says in a sentence what is not drawn; `steps` are all steps of the snapshot, drawn or
+    not, in a possible order.
+    """
+
+    diagram: Diagram
+    left_out: str
+    lanes: dict[ProcessId, Lane]
+    steps: tuple[LoggedStep, ...]
+
+
+def lay_out(snapshot: Snapshot, log: Path) -> LoggedCut:
+    """Return the diagram of `snapshot` with what the event log in the directory `log` says.
+
+    Raises:
+        NotInLog: the log has not the cuts of all processes.
+        UsageError, Damaged, OSError: there is no event log, or it cannot be read.
+    """
+    lanes = around(log, snapshot, _wanted(snapshot))
+    steps = _in_order([step for p, lane in lanes.items() for step in _marker_steps(p, lane)])
+    drawn = _drawn_steps(steps, snapshot)
+    plan = _LoggedPlan(snapshot, _Lines(lanes, drawn))
+    return LoggedCut(plan.draw(plan.step_count), plan.left_out, lanes, tuple(steps))
+
+
+def _wanted(snapshot: Snapshot) -> Wanted:
+    channels = snapshot.state.channels
+    held = [state for state in channels if state.message_count]
+    most = max(1, min(HELD_OF_CHANNEL_MAX, HELD_MAX // max(1, len(held))))
+    near = NEAR if len(channels) <= NEAR_CHANNELS_MAX else 0
+    chosen = [*held[:HELD_MAX], *(state for state in channels if near and not state.message_count)]
+    nearest = max(1, min(2, NEAREST_EVENTS_MAX // (2 * max(1, len(snapshot.state.processes)))))
+    return Wanted(nearest, {state.channel: _ranges(state, most, near) for state in chosen})
+
+
+def _ranges(state: ChannelState, most: int, near: int) -> Sequence[range]:
+    received, sent = state.received_count, state.sent_count
+    return (
+        range(max(1, received + 1 - near), received + 1),
+        range(received + 1, received + 1 + min(most, state.message_count)),
+        range(sent + 1, sent + 1 + near),
+    )
+
+
+def _channel(row: Row) -> Channel:
+    source, _, target = (row.channel or "").partition("->")
+    return Channel(source, target)
+
+
+def _marker_steps(process: ProcessId, lane: Lane) -> Iterator[LoggedStep]:
+    for rows in grouped(lane.rows):
+        if rows[0].snapshot is None:
+            continue
+        marker = next((row for row in rows if row.kind == MARKER_ACCEPTED), None)
+        at = rows[0].at
+        step = MarkerStep(
+            process,
+            SnapshotId.parse(rows[0].snapshot),
+            source=None if marker is None else _channel(marker).source,
+            is_cut=any(row.kind == RECORDED for row in rows),
+            targets=tuple(_channel(row).target for row in rows if row.kind == MARKER_SENT),
+            at=None if at is None else at / 1e6,
+        )
+        recorded = None
+        if marker is not None and marker.recorded is not None:
+            found = (range(r["first"], r["first"] + r["count"]) for r in marker.recorded)
+            recorded = tuple(filter(None, found))
+        yield LoggedStep(step, rows[0].event, recorded)
+
+
+def _in_order(steps: list[LoggedStep]) -> list[LoggedStep]:
+    """Return steps in the order of their times, as far as that is possible: the clocks of two
+    machines may say of a marker that it came before it was sent."""
+    waiting = sorted(steps, key=lambda logged: logged.step.at or 0.0)
+    recorded: set[ProcessId] = set()
+    ordered: list[LoggedStep] = []
+    while waiting:
+        ready = next((each for each in waiting if _can_come(each.step, recorded)), waiting[0])
+        waiting.remove(ready)
+        ordered.append(ready)
+        if ready.step.is_cut:
+            recorded.add(ready.step.process)
+    return ordered
+
+
+def _can_come(step: MarkerStep, recorded: set[ProcessId]) -> bool:
+    is_sent = step.source is None or step.source in recorded
+    return is_sent and (step.is_cut or step.process in recorded)
+
+
+def _drawn_steps(steps: Sequence[LoggedStep], snapshot: Snapshot) -> set[MarkerStep]:
+    """Return which steps have a place in the diagram: the cuts, then those that found messages."""
+    ranked = sorted(steps, key=lambda each: (not each.step.is_cut, not each.recorded))
+    most = max(MARKER_STEPS_MAX, len(snapshot.state.processes))
+    return {each.step for each in ranked[:most]}
+
+
+class _Lines:
+    """What each process does in the diagram.
+
+    Attributes:
+        trace: only what is drawn.
+        numbers: of each process, the true numbers of its events.
+    """
+
+    def __init__(self, lanes: Mapping[ProcessId, Lane], drawn: set[MarkerStep]) -> None:
+        rows = [row for lane in lanes.values() for row in lane.rows]
+        sent, accepted = (
+            {MessageId(_channel(row), row.number or 0) for row in rows if row.kind == kind}
+            for kind in (SENT, ACCEPTED)
+        )
+        self._whole = sent & accepted
+        self.numbers: dict[ProcessId, list[int]] = {process: [] for process in lanes}
+        lines: dict[ProcessId, deque[Step]] = {process: deque() for process in lanes}
+        came = {(step.source, step.process) for step in drawn}
+        for process, lane in lanes.items():
+            markers = iter(_marker_steps(process, lane))
+            for own in grouped(lane.rows):
+                if own[0].snapshot is None:
+                    self.numbers[process].append(own[0].event)
+                    lines[process].append(self._event(process, own))
+                elif (step := next(markers).step) in drawn:
+                    targets = tuple(t for t in step.targets if (process, t) in came)
+                    lines[process].append(msgspec.structs.replace(step, targets=targets))
+        channels = sorted({message.channel for message in self._whole})
+        self.trace = Trace(lanes, Merging(lines).steps(), channels)
+
+    def _event(self, process: ProcessId, rows: Sequence[Row]) -> Event:
+        def messages(kind: str) -> tuple[MessageId, ...]:
+            found = (MessageId(_channel(r), r.number or 0) for r in rows if r.kind == kind)
+            return tuple(message for message in found if message in self._whole)
+
+        return Event(process, accepted=messages(ACCEPTED), sent=messages(SENT))
+
+
+class _LoggedPlan(Plan):
+    """The diagram, with words about all of the snapshot: the trace is only what is drawn of it."""
+
+    def __init__(self, snapshot: Snapshot, lines: _Lines) -> None:
+        self._numbers = lines.numbers
+        self._name = name_of(snapshot.id)
+        self._held = count(snapshot.state.message_count, "message")
+        super().__init__(lines.trace, snapshot.id, (), 1, STEP_COUNT_MAX, is_sequence=False)
+        caught = sum(1 for role in self.roles.values() if role is Role.CAUGHT)
+        sentences = [f"{caught:,} of {self._held} that channels held are drawn"]
+        sentences += [self.notice] if self.notice else []
+        is_whole = caught == snapshot.state.message_count and not self.notice
+        self.left_out = "" if is_whole else "; ".join(sentences)
+
+    def legend_rows(self, step_count: int) -> Iterator[legend.Row]:
+        """Yield the words below the diagram; `step_count` makes no difference to them."""
+        what = f"the cut of snapshot {self._name}, with {self._held} in transit"
+        yield legend.Row(Sample.CUT, 0, what)
+        yield legend.Row(Sample.RECORDED, 0, "event before the cut")
+        yield legend.Row(Sample.MARKER, 0, "marker")
+        if Role.CAUGHT in self.roles.values():
+            sentence = "message that a channel held: sent before the cut, accepted after it"
+            yield legend.Row(Sample.CAUGHT, 0, sentence)
+        yield legend.Row(Sample.NOTHING, 0, "between two events of a process may be others")
+
+    def words(self, rows: Sequence[LegendRow], notices: Sequence[Label]) -> tuple[str, str]:
+        """Return the title and the description."""
+        lines = count(len(self.window.processes), "process")
+        events = count(sum(at is not None for at in self.window.positions), "event")
+        messages = count(len(self.window.messages), "message")
+        return (
+            f"What {lines} did around snapshot {self._name}",
+            f"{rows[0].full}. {events} and {messages} around it are drawn.",
+        )
+
+    def number(self, position: Position) -> Position:
+        """Return the number that an event has in the log."""
+        return Position(position.process, self._numbers[position.process][position.index - 1])
+
+    def words_of_message(self, message: MessageId) -> str:
+        """Return what is known of a message: the events have no names."""
+        fate = {
+            Role.CAUGHT: ", which the channel held",
+            Role.ORPHAN: ": accepted before the cut, sent after it",
+        }
+        return f"message {message}{fate.get(self.roles.get(message, Role.PLAIN), '')}"
+
+    def words_of_cut(self, cut: StyledCut, step_count: int) -> str:
+        """Return what the legend says of it."""
+        return next(self.legend_rows(step_count)).text
+
+
+def steps(cut: LoggedCut, snapshot: Snapshot) -> tuple[list[dict[str, Any]], int]:
+    """Return the steps of the snapshot for a page: of each a sentence, the rule that it follows,
+    and the keys of what it is in the diagram; and how many are left out, if they are many."""
+    chosen = list(cut.steps)
+    if len(chosen) > STEPS_MAX:
+        chosen = [each for each in chosen if each.step.is_cut or each.recorded][:STEPS_MAX]
+    drawn = _Drawn(cut.diagram, snapshot)
+    last_cut = max((i for i, each in enumerate(chosen) if each.step.is_cut), default=-1)
+    shown = [
+        {
+            "process": each.step.process,
+            "at": each.step.at,
+            "sentence": _sentence(each),
+            "rule": _rule(each),
+            "keys": [*drawn.keys(each), *(drawn.cuts if index == last_cut else ())],
+        }
+        for index, each in enumerate(chosen)
+    ]
+    return shown, len(cut.steps) - len(chosen)
+
+
+def contradictions(cut: LoggedCut, snapshot: Snapshot) -> list[str]:
+    """Return in what the log says something else than the snapshot."""
+    states = {str(state.channel): state for state in snapshot.state.channels}
+    found = [*_wrong_counts(cut.lanes, states)]
+    for each in cut.steps:
+        if each.step.source is None or each.recorded is None:
+            continue
+        channel = Channel(each.step.source, each.step.process)
+        state = states[str(channel)]
+        numbers = [number for part in each.recorded for number in part[: state.message_count + 1]]
+        held = range(state.received_count + 1, state.sent_count + 1)
+        if numbers != [*held]:
+            found.append(
+                f"channel {channel} held {_numbers((held,))}, and the log has recorded "
+                f"{_numbers(each.recorded)}"
+            )
+    return found
+
+
+def _wrong_counts(
+    lanes: Mapping[ProcessId, Lane], states: Mapping[str, ChannelState]
+) -> Iterator[str]:
+    for process, lane in lanes.items():
+        for (kind, channel), number in lane.counts.items():
+            state = states[channel]
+            counted = {SENT: state.sent_count, ACCEPTED: state.received_count}[kind]
+            if number != counted:
+                yield (
+                    f"at its cut {process} had {kind} {counted:,} messages on {channel}, and in "
+                    f"the log the last before it is #{number:,}"
+                )
+
+
+def _rule(each: LoggedStep) -> str:
+    if each.step.source is None:
+        return SENDING
+    return RECEIVING_FIRST if each.step.is_cut else RECEIVING_LATER
+
+
+def _sentence(each: LoggedStep) -> str:
+    step = each.step
+    after = f"after {count(each.event_count, 'event')}"
+    if step.source is None:
+        how = "initiates" if step.snapshot.initiator == step.process else "begins"
+        return f"{step.process} {how} {step.snapshot}: {after} it records its state{_sends(each)}."
+    came = f"{step.process} gets the marker from {step.source}"
+    channel = Channel(step.source, step.process)
+    if step.is_cut:
+        return (
+            f"{came}, its first: {after} it records its state, and channel {channel} as "
+            f"empty{_sends(each)}."
+        )
+    if each.recorded is None:
+        return f"{came}, and takes no part in the snapshot any more."
+    if not each.recorded:
+        return f"{came}: it records channel {channel} as empty; nothing came since its cut."
+    return (
+        f"{came}: it records channel {channel} as {_numbers(each.recorded)}, which came since its "
+        "cut."
+    )
+
+
+def _sends(each: LoggedStep) -> str:
+    channels = [str(Channel(each.step.process, target)) for target in each.step.targets]
+    if not channels:
+        return ""
+    more = len(channels) - _LISTED_MAX
+    listed = ", ".join(channels[:_LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
+    return f", and sends a marker on {listed}"
+
+
+def _numbers(ranges: Sequence[range]) -> str:
+    """Return messages as people say them: 32 messages, #5 to #36."""
+    total = sum(map(len, ranges))
+    if not total:
+        return "nothing"
+    first, last = ranges[0][0], ranges[-1][-1]
+    span = f"#{first:,}" if total == 1 else f"#{first:,} to #{last:,}"
+    return f"{count(total, 'message')}, {span}"
+
+
+class _Drawn:
+    """What of a snapshot is in a diagram, by the keys that its SVG has."""
+
+    def __init__(self, diagram: Diagram, snapshot: Snapshot) -> None:
+        self._marks = {(mark.process, mark.source) for mark in diagram.marks}
+        self._markers = {(arrow.source, arrow.target) for arrow in diagram.markers}
+        self._messages: dict[Channel, list[MessageId]] = {}
+        for arrow in diagram.messages:
+            self._messages.setdefault(arrow.message.channel, []).append(arrow.message)
+        self._name = str(snapshot.id)
+        self.cuts = [f"cut {curve.name}" for curve in diagram.curves]
+
+    def keys(self, each: LoggedStep) -> Iterator[str]:
+        """Yield the keys of what a step is, its own mark first."""
+        process, source = each.step.process, each.step.source
+        if (process, source) in self._marks:
+            yield f"step {self._name} {process}" + (f" {source}" if source is not None else "")
+        if source is not None and (source, process) in self._markers:
+            yield f"marker {self._name} {source}->{process}"
+        for target in each.step.targets:
+            if (process, target) in self._markers:
+                yield f"marker {self._name} {process}->{target}"
+        if source is not None and not each.step.is_cut:
+            for message in self._messages.get(Channel(source, process), ()):
+                if any(message.number in part for part in each.recorded or ()):
+                    yield f"message {message}"

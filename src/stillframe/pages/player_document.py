@@ -1,0 +1,187 @@
+"""The document of the player: an execution to go through step by step, forwards and backwards."""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from stillframe.diagram import animated_svg, layout, window
+from stillframe.diagram.recording_intervals import Choice, record
+from stillframe.diagram.text_metrics import count
+from stillframe.errors import NotConsistent, UsageError
+from stillframe.model import SnapshotId
+from stillframe.pages import narration
+from stillframe.pages.narration import Story
+from stillframe.pages.scrubber_document import scrubber_document
+from stillframe.protocol.equivalent import equivalent, interchanges
+from stillframe.sim.scenario import Played
+from stillframe.trace import Cut, MarkerStep, Position, Trace, clean_label
+
+STEP_COUNT_MAX = 200
+"""A picture of all steps takes time with the square of their number."""
+SNAPSHOT_COUNT_MAX = 8
+"""Of more snapshots only the first can be chosen, and the one that was asked for."""
+CHANNELS_MAX = 24
+"""Of more channels those are listed that hold something, and the first of the others."""
+EVENT_COUNT_MAX = 200
+"""The events of a longer trace are not shown in a row."""
+INTERCHANGE_COUNT_MAX = 500
+"""Interchanges that are shown; a page says how many there would be."""
+
+
+def player_document(
+    trace: Trace,
+    *,
+    title: str,
+    played: Played | None = None,
+    snapshot: SnapshotId | None = None,
+    cuts: Sequence[Cut] = (),
+    first: int = 1,
+    step_count_max: int = STEP_COUNT_MAX,
+) -> dict[str, Any]:
+    """Return what ``player.js`` shows.
+
+    Args:
+        trace: what happened.
+        title: what it is called.
+        played: the script that it is of, if it is of one; it tells more.
+        snapshot: the one that is chosen at first.
+        cuts: cuts to choose from besides those of snapshots; at most one.
+        first: the step of the trace to begin with, from 1.
+        step_count_max: how many steps are shown; the page says what it leaves out.
+
+    Raises:
+        UsageError: the trace has no such snapshot, cut or step.
+    """
+    shown = window.select(trace, first=first, step_count_max=step_count_max)
+    story = (
+        narration.of_trace(trace, shown) if played is None else narration.of_script(played, shown)
+    )
+    choices, unlisted = _choices(shown, snapshot, cuts)
+    wanted = [c.snapshot == snapshot if snapshot is not None else bool(c.cut) for c in choices]
+    return {
+        "kind": "play",
+        "title": clean_label(title),
+        "about": ", ".join(
+            (
+                count(len(trace.processes), "process"),
+                count(len(trace.channels), "channel"),
+                count(trace.event_count, "event"),
+                count(trace.message_count, "message"),
+            )
+        ),
+        "notice": layout.left_out(trace, first=first, step_count_max=step_count_max),
+        "unlisted": unlisted,
+        "picture": animated_svg.draw(trace, choices, first=first, step_count_max=step_count_max),
+        "processes": [clean_label(process) for process in trace.processes],
+        "steps": [[clean_label(line) for line in lines] for lines in story.lines],
+        "choices": [_choice(story, choice, shown) for choice in choices],
+        "timed": scrubber_document(trace, story.name, played=played),
+        "chosen": wanted.index(True) if True in wanted else 0,
+    }
+
+
+def _choices(
+    shown: window.Window, snapshot: SnapshotId | None, cuts: Sequence[Cut]
+) -> tuple[list[Choice], int]:
+    """Return the cuts to choose from, and how many snapshots are not among them."""
+    there = dict.fromkeys(s.snapshot for s in shown.steps if isinstance(s, MarkerStep))
+    listed = list(there)[:SNAPSHOT_COUNT_MAX]
+    if snapshot is not None and snapshot not in listed:
+        listed = [*listed[: SNAPSHOT_COUNT_MAX - 1], snapshot]
+    unlisted = len({*there} - {*listed})
+    return [*map(Choice, listed), *(Choice(cut=cut) for cut in cuts)], unlisted
+
+
+def _choice(story: Story, choice: Choice, shown: window.Window) -> dict[str, Any]:
+    """Return what is known of a cut, and after how many of the steps that are shown."""
+    trace, recording = story.trace, record(story.trace, choice)
+    before = shown.before_count
+
+    def at(step: int | None) -> int | None:
+        return None if step is None else max(0, step - before)
+
+    full = [c for c, found in recording.channels.items() if found.caught or found.orphans]
+    listed = {*[*dict.fromkeys([*full, *trace.channels])][:CHANNELS_MAX]}
+    return {
+        "name": choice.name,
+        "is_snapshot": choice.snapshot is not None,
+        "states": [
+            [at(recording.reached.get(process)), clean_label(state)]
+            for process, event_count in zip(trace.processes, recording.whites, strict=True)
+            for state in [story.state(choice.snapshot, process, event_count)]
+        ],
+        "channels": [
+            {
+                "name": clean_label(str(channel)),
+                "begin": at(found.begin),
+                "end": at(found.end),
+                "holds": [
+                    [at(number), clean_label(story.name(message))]
+                    for message, number in found.caught
+                    if number is not None
+                ],
+                "orphans": [clean_label(story.name(message)) for message in found.orphans],
+            }
+            for channel, found in recording.channels.items()
+            if channel in listed
+        ],
+        "unlisted": len(recording.channels) - len(listed),
+        "interchanges": interchange_document(trace, choice),
+    }
+
+
+def interchange_document(trace: Trace, choice: Choice) -> dict[str, Any]:
+    """Return the row of events, and the interchanges that bring the white ones before the red.
+
+    ``swaps`` has for each interchange the place, from 0, of the red event that changes places with
+    the white one behind it. ``problem`` is a sentence, if there are none to show; ``broken`` has
+    the places of the two events that make them impossible.
+    """
+    if trace.event_count > EVENT_COUNT_MAX:
+        events = count(trace.event_count, "event")
+        return _without(
+            f"Not shown: there are {events}, and a row of up to {EVENT_COUNT_MAX} can be read."
+        )
+    try:
+        cut = trace.cut_of(choice.snapshot) if choice.snapshot is not None else choice.cut
+    except UsageError as error:
+        return _without(clean_label(f"Not possible: {error}."))
+    assert cut is not None, choice
+    order = [position for position, _ in trace.positions()]
+    whites = dict(zip(trace.processes, cut, strict=True))
+    found = {
+        "events": [
+            [
+                trace.index_of[position.process],
+                clean_label(trace.event(position).label or str(position)),
+                position.index <= whites[position.process],
+            ]
+            for position in order
+        ]
+    }
+    try:
+        total = equivalent(trace, cut).inversion_count
+    except NotConsistent as error:
+        orphan = next(trace.orphans(cut))
+        accepter = trace.accepted_in(orphan)
+        assert accepter is not None, orphan
+        broken = [order.index(trace.sent_in(orphan)), order.index(accepter)]
+        return found | _without(clean_label(f"Not possible: {error}.")) | {"broken": broken}
+    places = {position: place for place, position in enumerate(order)}
+    swaps = [
+        _swap(places, change.red, change.white)
+        for change in islice(interchanges(trace, cut), INTERCHANGE_COUNT_MAX)
+    ]
+    return found | {"swaps": swaps, "total": total, "problem": "", "broken": []}
+
+
+def _without(problem: str) -> dict[str, Any]:
+    return {"swaps": [], "total": 0, "problem": problem, "broken": []}
+
+
+def _swap(places: dict[Position, int], red: Position, white: Position) -> int:
+    """Let two neighbours change places; return where the first of them was."""
+    place = places[red]
+    assert places[white] == place + 1, (red, white)
+    places[red], places[white] = place + 1, place
+    return place

@@ -1,0 +1,347 @@
+"""An execution in which a reader drags the snapshot: when it is initiated, by whom, and how long
+each marker travels.
+
+What the application does is the same whatever the snapshot does. A script by the clock is played
+without its snapshot, and time is counted in its ticks; elsewhere it is counted in steps. What the
+application does is at full ones, and what the reader drags between two. In the document these are
+even and odd numbers, of half ticks or half steps: no two things that matter are at the same time.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from stillframe.diagram import svg, text_metrics
+from stillframe.diagram.scene import CUT_OVERHANG, PADDING, PROCESS_CHARS_MAX, TOP
+from stillframe.diagram.shapes import (
+    Diagram,
+    Dot,
+    Extent,
+    Label,
+    Line,
+    MessageArrow,
+    Path,
+    Point,
+    Role,
+)
+from stillframe.errors import UsageError
+from stillframe.model import Channel, ProcessId
+from stillframe.sim.scenario import SEPARATOR, Played, play_text
+from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace, clean_label
+
+TICK = "tick"
+STEP = "step"
+TIME_MAX = 100
+EVENT_COUNT_MAX = 100
+LABEL_CHARS_MAX = 28
+"""So many characters of a label are drawn, if there is room to the next event."""
+MARGIN = 4
+"""So many halves are shown behind the last event: a marker may come late."""
+HALF_WIDTH = 16.0
+"""How far halves are apart, in pixels."""
+ROW_HEIGHT = 92.0
+BESIDE = 11.0
+"""How far events of one process and tick are apart, in pixels."""
+
+
+def scrubber_document(
+    trace: Trace, name: Callable[[MessageId], str], *, played: Played | None = None
+) -> dict[str, Any] | None:
+    """Return what ``timed.js`` shows; None if there is not just one snapshot, all of whose markers
+    came in order, or if it is too long to be dragged in.
+
+    Args:
+        trace: what happened.
+        name: how a message is called.
+        played: the script that it is of, if it is of one.
+    """
+    if not 0 < trace.event_count <= EVENT_COUNT_MAX or not _is_one_snapshot(trace):
+        return None
+    plain, unit, begins = without_snapshot(trace, played)
+    steps = plain.steps if unit == STEP else trace.steps
+    markers = [step for step in steps if isinstance(step, MarkerStep)]
+    last = max(_half(step) for step in (*plain.steps, *markers))
+    if last > 2 * TIME_MAX or not _keeps_apart(plain):
+        return None
+    begin = next(step for step in markers if step.source is None)
+    events = list(plain.positions())
+    number_of = {position: number for number, (position, _) in enumerate(events)}
+    sent = [message for _, event in events for message in event.sent]
+    names = {message: clean_label(name(message)) for message in sent}
+    end = last + MARGIN + 1 - last % 2
+    return {
+        "unit": unit,
+        "snapshot": str(begin.snapshot),
+        "processes": [clean_label(process) for process in plain.processes],
+        "end": end,
+        "initiator": plain.index_of[begin.process],
+        "at": _half(begin) + begins,
+        "channels": [
+            [plain.index_of[c.source], plain.index_of[c.target], _delay(markers, c)]
+            for c in plain.channels
+        ],
+        "events": [
+            [plain.index_of[position.process], _label(position, event), _half(event)]
+            for position, event in events
+        ],
+        "messages": [
+            [
+                name,
+                plain.channels.index(message.channel),
+                *(number_of[p] for p in _ends(plain, message)),
+            ]
+            for message, name in names.items()
+        ],
+        "x": [_x(plain, 0), HALF_WIDTH],
+        "y": [TOP, ROW_HEIGHT],
+        "picture": _draw(plain, names, number_of, end, unit),
+    }
+
+
+def without_snapshot(trace: Trace, played: Played | None) -> tuple[Trace, str, int]:
+    """Return what the application does, and when.
+
+    Returns:
+        the execution, in steps with its markers; what its time is counted in, ``TICK`` or
+        ``STEP``; and where between two of them the snapshot is initiated: 1 for behind what the
+        application does then, -1 for before.
+    """
+    again = None if played is None else _played_without_snapshot(played)
+    if again is not None:
+        plain = again.world.epoch.trace(again.world.description)
+        if _is_beside(trace, plain):
+            return plain, TICK, 1
+    return _by_steps(trace), STEP, -1
+
+
+def _is_beside(trace: Trace, plain: Trace) -> bool:
+    """Return whether the snapshot in `trace` kept nothing waiting that is in `plain`, and whatever
+    a cut or a marker divides is in different ticks, or before it: so the clock says all of it."""
+    if {p: e.at for p, e in trace.positions()} != {p: e.at for p, e in plain.positions()}:
+        return False
+    cuts, came = set[tuple[ProcessId, float | None]](), set[tuple[Channel, float | None]]()
+    for step in trace.steps:
+        if isinstance(step, Event):
+            accepted = {(message.channel, step.at) for message in step.accepted}
+            if (step.process, step.at) in cuts or accepted & came:
+                return False
+        elif step.is_cut:
+            cuts.add((step.process, step.at))
+        if isinstance(step, MarkerStep) and step.source is not None:
+            came.add((Channel(step.source, step.process), step.at))
+    return True
+
+
+def _played_without_snapshot(played: Played) -> Played | None:
+    """Return the script played without its snapshot; None if it does not say when all happens."""
+    if len(played.blocks) != 2:
+        return None
+    system, run = (
+        [line.strip() for line in block.commands if not line.strip().startswith("#")]
+        for block in played.blocks
+    )
+    if run[0] != "ticks" or any(line.startswith("delays ") for line in run):
+        return None
+    kept = [line for line in run if " initiates " not in line and not line.startswith("marker ")]
+    try:
+        return play_text("\n".join([*system, SEPARATOR, "", *kept, SEPARATOR, ""]))
+    except UsageError:
+        return None  # the application waited for what a marker held up: it is not on its own
+
+
+def _by_steps(trace: Trace) -> Trace:
+    """Return the same execution with the number of each step, from 1, as its time."""
+    steps = (
+        msgspec.structs.replace(step, at=float(number))
+        for number, step in enumerate(trace.steps, 1)
+    )
+    return Trace(trace.processes, steps, trace.channels)
+
+
+def _is_one_snapshot(trace: Trace) -> bool:
+    """Return whether there is one snapshot with one initiator, whose markers all came, none of
+    them overtaking a message or overtaken by one."""
+    cuts, came, initiated_count = set[ProcessId](), set[Channel](), 0
+    sent, accepted = Counter[Channel](), Counter[Channel]()
+    before_marker: dict[Channel, int] = {}
+    for step in trace.steps:
+        if isinstance(step, Event):
+            sent.update(message.channel for message in step.sent)
+            accepted.update(message.channel for message in step.accepted)
+            continue
+        if step.source is None:
+            initiated_count += 1
+        else:
+            channel = Channel(step.source, step.process)
+            if before_marker.get(channel) != accepted[channel]:
+                return False
+            came.add(channel)
+        if step.is_cut:
+            cuts.add(step.process)
+            own = [channel for channel in trace.channels if channel.source == step.process]
+            before_marker |= {channel: sent[channel] for channel in own}
+    awaited = {channel for channel in trace.channels if channel.source in cuts}
+    return len(trace.snapshots) == 1 and initiated_count == 1 and came == awaited
+
+
+def _label(position: Position, event: Event) -> str:
+    return clean_label(event.label or str(position))
+
+
+def _half(step: Step) -> int:
+    assert step.at is not None, step
+    return 2 * round(step.at)
+
+
+def _delay(markers: list[MarkerStep], channel: Channel) -> int:
+    """Return how many halves the marker of a channel took; two where none was sent."""
+    cuts = {step.process: _half(step) for step in markers if step.is_cut}
+    came = {(step.source, step.process): _half(step) for step in markers}
+    arrival = came.get((channel.source, channel.target))
+    return 2 if arrival is None else arrival - cuts[channel.source]
+
+
+def _keeps_apart(trace: Trace) -> bool:
+    """Return whether messages keep the order of their channel, with room for a marker between any
+    two arrivals, and nothing is on its way for ever."""
+    arrivals: dict[Channel, list[tuple[int, int]]] = {channel: [] for channel in trace.channels}
+    place_of: dict[MessageId, int] = {}
+    sent = Counter[Channel]()
+    for _, event in trace.positions():
+        for message in event.sent:
+            place_of[message] = sent[message.channel]
+            sent[message.channel] += 1
+        for message in event.accepted:
+            arrivals[message.channel].append((place_of[message], _half(event)))
+    is_apart = all(
+        place + 1 == next_place and at < next_at
+        for found in arrivals.values()
+        for (place, at), (next_place, next_at) in pairwise(found)
+    )
+    return is_apart and trace.message_count == sum(map(len, arrivals.values()))
+
+
+def _name(process: ProcessId) -> str:
+    return text_metrics.shorten_name(process, char_count_max=PROCESS_CHARS_MAX)
+
+
+def _x(trace: Trace, half: int) -> float:
+    names = map(_name, trace.processes)
+    return PADDING + max(map(text_metrics.width, names)) + 24 + HALF_WIDTH * half
+
+
+def _places(trace: Trace) -> dict[Position, Point]:
+    """Return where each event is: those of one process and tick are side by side."""
+    found: dict[Position, Point] = {}
+    count: dict[tuple[ProcessId, int], int] = {}
+    for position, event in trace.positions():
+        half = _half(event)
+        beside = count.get((position.process, half), 0)
+        count[position.process, half] = beside + 1
+        y = TOP + ROW_HEIGHT * trace.index_of[position.process]
+        found[position] = (_x(trace, half) + BESIDE * beside, y)
+    return found
+
+
+def _labels(trace: Trace, places: dict[Position, Point], width: float) -> dict[Position, str]:
+    """Return as much of the label of each event as there is room for beside its neighbours, and in
+    the picture."""
+    found: dict[Position, str] = {}
+    for process in trace.processes:
+        own = [(p, event.label) for p, event in trace.positions() if p.process == process]
+        xs = [places[position][0] for position, _ in own]
+        # As if the picture went on beyond its edges as in a mirror.
+        xs = [*(-x for x in xs[:1]), *xs, *(2 * width - x for x in xs[-1:])]
+        places_of_three = zip(xs, xs[1:], xs[2:], strict=False)
+        for (position, label), (before, x, behind) in zip(own, places_of_three, strict=True):
+            text = text_metrics.clean(label, char_count_max=LABEL_CHARS_MAX)
+            found[position] = text_metrics.fit(text, min(x - before, behind - x))
+    return found
+
+
+def _draw(
+    trace: Trace, names: dict[MessageId, str], number_of: dict[Position, int], end: int, unit: str
+) -> str:
+    """Return the picture of what the application does: the rest is drawn over it as it is
+    dragged."""
+    places, left = _places(trace), _x(trace, 0)
+    width = _x(trace, end) + PADDING
+    labels = _labels(trace, places, width)
+    shown = Diagram(
+        width=width,
+        height=TOP + ROW_HEIGHT * (len(trace.processes) - 1) + CUT_OVERHANG + 3 * PADDING,
+        lines=tuple(
+            Line(process, y, left - 8, _x(trace, end), (Label(PADDING, y + 4, _name(process)),))
+            for process, index in trace.index_of.items()
+            for y in [TOP + ROW_HEIGHT * index]
+        ),
+        messages=tuple(
+            _arrow(message, name, places, _ends(trace, message)) for message, name in names.items()
+        ),
+        dots=tuple(
+            Dot(
+                position=position,
+                x=x,
+                y=y,
+                label=Label(x, y + _label_below(trace, event), labels[position], "middle"),
+                is_recorded=True,
+                full=f"{_label(position, event)} at {unit} {_half(event) // 2}",
+            )
+            for position, event in trace.positions()
+            for x, y in [places[position]]
+        ),
+    )
+    parts = []
+    message_numbers = {message: number for number, message in enumerate(names)}
+    for shapes, put in svg.layers(shown):
+        for shape in shapes:
+            drawn = put(shape)
+            if isinstance(shape, Dot):
+                drawn = f'<g data-event="{number_of[shape.position]}">{drawn}</g>'
+            elif isinstance(shape, MessageArrow):
+                drawn = f'<g data-message="{message_numbers[shape.message]}">{drawn}</g>'
+            parts.append(drawn)
+    size = f'width="{shown.width:.0f}" height="{shown.height:.0f}"'
+    box = f'viewBox="0 0 {shown.width:.0f} {shown.height:.0f}"'
+    begin = f'<svg xmlns="http://www.w3.org/2000/svg" class="diagram" role="group" {size} {box}>'
+    return "\n".join((begin, *_axis(trace, end, shown.height, unit), *parts, "</svg>\n"))
+
+
+def _label_below(trace: Trace, event: Event) -> float:
+    """Return how far the label is below the event: where fewer arrows are."""
+    others = [message.channel.target for message in event.sent]
+    others += [message.channel.source for message in event.accepted]
+    own = trace.index_of[event.process]
+    up_minus_down = sum(1 if trace.index_of[other] < own else -1 for other in others)
+    return 22 if up_minus_down > 0 else -14
+
+
+def _ends(trace: Trace, message: MessageId) -> tuple[Position, Position]:
+    """Return where a message was sent and accepted."""
+    accepted = trace.accepted_in(message)
+    assert accepted is not None, message
+    return trace.sent_in(message), accepted
+
+
+def _arrow(
+    message: MessageId, name: str, places: dict[Position, Point], ends: tuple[Position, Position]
+) -> MessageArrow:
+    begin, to = (places[position] for position in ends)
+    middle = (begin[0] + to[0]) / 2, (begin[1] + to[1]) / 2
+    return MessageArrow(message, Path(begin, middle, to), Extent.WHOLE, Role.PLAIN, name)
+
+
+def _axis(trace: Trace, end: int, height: float, unit: str) -> list[str]:
+    parts = [f'<text class="notice" x="{PADDING}" y="{height - PADDING:.1f}">{unit}</text>']
+    for half in range(0, end + 1, 2):
+        x = _x(trace, half)
+        bottom = height - 2 * PADDING
+        parts.append(f'<line class="tick" x1="{x:.1f}" y1="8" x2="{x:.1f}" y2="{bottom:.1f}"/>')
+        parts.append(
+            f'<text class="notice" x="{x:.1f}" y="{height - PADDING:.1f}" text-anchor="middle">'
+            f"{half // 2}</text>"
+        )
+    return parts

@@ -1,1 +1,0 @@
-"""Pictures of executions: space-time diagrams as coordinates, and as SVG."""
