@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import resvg_py
 
-from stillframe.diagram import layout, palette, png
+from stillframe.diagram import layout, palette, svg
 from stillframe.errors import Unavailable
 from stillframe.trace import Event, Trace
 from tests.diagram.runs import lecture
@@ -25,11 +25,11 @@ def size(content: bytes) -> tuple[int, int]:
 def test_it_is_of_twice_the_size_unless_it_is_huge() -> None:
     """Sharp, but bounded."""
     shown = layout.lay_out(lecture())
-    assert size(png.draw(shown)) == (2 * shown.width, 2 * shown.height)
+    assert size(svg.draw_png(shown)) == (2 * shown.width, 2 * shown.height)
     names = [f"P{number}" for number in range(30)]
     huge = layout.lay_out(Trace(names, [Event("P0", "abcdefghi") for _ in range(200)]))
-    assert huge.width * huge.height * 4 > png.PIXEL_COUNT_MAX
-    assert size(png.draw(huge))[0] < huge.width + 1
+    assert huge.width * huge.height * 4 > svg.PIXEL_COUNT_MAX
+    assert size(svg.draw_png(huge))[0] < huge.width + 1
 
 
 def test_its_style_has_colours_and_no_variables() -> None:
@@ -48,7 +48,7 @@ def test_its_style_has_colours_and_no_variables() -> None:
 def test_text_is_drawn() -> None:
     """A label more makes another picture of the same size."""
     pictures = [
-        png.draw(layout.lay_out(Trace(["P1"], [Event("P1", label)]))) for label in ("a", "b")
+        svg.draw_png(layout.lay_out(Trace(["P1"], [Event("P1", label)]))) for label in ("a", "b")
     ]
     assert pictures[0] != pictures[1]
     assert size(pictures[0]) == size(pictures[1])
@@ -59,11 +59,11 @@ def test_without_a_font_there_is_no_picture(monkeypatch: pytest.MonkeyPatch) -> 
     without = partial(resvg_py.svg_to_bytes, skip_system_fonts=True)
     monkeypatch.setattr(resvg_py, "svg_to_bytes", without)
     with pytest.raises(Unavailable, match=r"has no font of fixed width.*fonts-dejavu-core"):
-        png.draw(layout.lay_out(lecture()))
+        svg.draw_png(layout.lay_out(lecture()))
 
 
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the command that installs it."""
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     with pytest.raises(Unavailable, match=r"pip install 'stillframe\[png\]'"):
-        png.draw(layout.lay_out(lecture()))
+        svg.draw_png(layout.lay_out(lecture()))

@@ -158,7 +158,7 @@ def test_a_cut_that_is_not_in_the_log_is_said(tmp_path: Path) -> None:
     for file in (tmp_path / "e1" / "P1").iterdir():
         file.unlink()
     with pytest.raises(NotInLog, match="does not have the cut of P1"):
-        cut_from_log.lay_out(snapshot, tmp_path)
+        cut_from_log.load(snapshot, tmp_path)
     picture = cut_diagram.load(snapshot, tmp_path)
     assert "does not have the cut of P1" in picture.note
     assert (picture.steps, picture.diagram.dots) == ([], ())

@@ -70,7 +70,7 @@ def by_chance(seed: int) -> Played:
 
 
 LOOK = """() => {
-    const all = (selector) => [...document.querySelectorAll(".timed " + selector)];
+    const all = (selector) => [...document.querySelectorAll(".scrubber " + selector)];
     const rows = (name) => all(`.${name} tbody tr`).map(
         row => [...row.children].map(cell => cell.textContent));
     const words = document.querySelector('[aria-label="initiation"]');
@@ -214,7 +214,7 @@ def test_whatever_is_dragged_is_what_the_simulator_records(
     script = played(which) if isinstance(which, str) else by_chance(which)
     show(page, tmp_path / "page.html", script)
     page.set_viewport_size(ROOMY)
-    page.locator(".timed").evaluate("section => section.scrollIntoView()")
+    page.locator(".scrubber").evaluate("section => section.scrollIntoView()")
     rng = random.Random(which)
     look = Look(page)
     assert look.recorded == simulated(script, look)
@@ -279,14 +279,14 @@ def test_messages_of_the_same_name_are_not_taken_for_each_other(page: Page, tmp_
     )
     page.goto((tmp_path / "page.html").as_uri())
     assert Look(page).channels == {"A->B": "pay→paid", "B->A": "empty"}
-    assert page.locator(".timed svg .caught").count() == 1
+    assert page.locator(".scrubber svg .caught").count() == 1
 
 
 def test_a_marker_overtakes_no_message_and_none_overtakes_it(page: Page, tmp_path: Path) -> None:
     """H>D was sent on P2->P1 before the marker, and comes at tick 9; E>K on P1->P3 behind it, and
     comes at tick 12."""
     show(page, tmp_path / "page.html", played("lecture-ticks"))
-    page.locator(".timed").evaluate("section => section.scrollIntoView()")
+    page.locator(".scrubber").evaluate("section => section.scrollIntoView()")
     first = marker(page, "P2->P1")
     first.press("Home")
     assert first.get_attribute("aria-valuenow") == "9.5"
@@ -319,14 +319,14 @@ def test_events_and_messages_are_coloured_by_what_is_dragged(page: Page, tmp_pat
     show(page, tmp_path / "page.html", played("lecture-ticks"))
     for key in ("End", "Home"):
         initiation(page).press(key)
-        white = page.locator(".timed .white text").all_text_contents()
+        white = page.locator(".scrubber .white text").all_text_contents()
         look = Look(page)
         states = [
             words.partition("}")[0].strip("{").split(", ") for words in look.processes.values()
         ]
         assert sorted(white) == sorted(label for labels in states for label in labels if label)
         held = [words for words in look.channels.values() if words != "empty"]
-        assert page.locator(".timed svg .caught").count() == len(
+        assert page.locator(".scrubber svg .caught").count() == len(
             ", ".join(held).split(", ")
         ) * bool(held)
 

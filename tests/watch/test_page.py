@@ -98,7 +98,7 @@ def test_a_snapshot_is_taken_kept_and_restored_by_clicking(page: Page, system: R
     store = system.store
     before, epoch = len(Store.open(store).entries()), Store.open(store).epoch
     page.get_by_role("button", name="Take a snapshot").click()
-    expect(page.locator(".bar .said")).to_contain_text("was taken in")
+    expect(page.locator(".bar .action-status")).to_contain_text("was taken in")
     assert len(Store.open(store).entries()) == before + 1
     taken = newest(store)
     row = page.locator(".snapshots tbody tr").filter(has_text=taken)
@@ -111,7 +111,7 @@ def test_a_snapshot_is_taken_kept_and_restored_by_clicking(page: Page, system: R
     page.get_by_role("button", name="Take a savepoint").click()
     page.get_by_label("Name").fill("good.one")
     page.keyboard.press("Enter")
-    expect(page.locator(".bar .said")).to_contain_text("there is a savepoint 'good.one'")
+    expect(page.locator(".bar .action-status")).to_contain_text("there is a savepoint 'good.one'")
     page.get_by_role("button", name=f"Restore {taken}").click()
     page.get_by_role("button", name="Leave it").click()
     assert Store.open(store).epoch == epoch
@@ -119,7 +119,7 @@ def test_a_snapshot_is_taken_kept_and_restored_by_clicking(page: Page, system: R
     page.get_by_role("button", name="Restore", exact=True).click()
     expect(page.locator(".state")).to_have_text(f"runs · epoch {epoch + 1}")
     assert str(Store.open(store).restored_from) == taken
-    expect(page.locator(".happening.restore").first).to_contain_text(
+    expect(page.locator(".event-entry.restore").first).to_contain_text(
         f"epoch {epoch + 1} began from snapshot {taken}"
     )
 
@@ -134,7 +134,7 @@ def test_a_killed_process_and_its_return_are_shown(page: Page, system: Running) 
     page.get_by_role("button", name="Take a snapshot").click()
     expect(page.locator(".under-way").first).to_contain_text("P3 does not answer")
     os.kill(running(system.store).children["P3"].pid, signal.SIGKILL)
-    expect(page.locator(".happening.death")).to_contain_text("process P3 died")
+    expect(page.locator(".event-entry.death")).to_contain_text("process P3 died")
     expect(page.locator(".state")).to_have_text(again)
     until(lambda: status_of(page, "P3") in ("running", "busy"), "P3 is back")
 
@@ -163,7 +163,7 @@ def test_the_page_says_when_the_system_and_when_the_server_is_gone(
             expect(page.get_by_text("no system is running on the store")).to_be_visible()
             expect(page.locator(".snapshots tbody tr").first).to_contain_text(newest(store))
             expect(page.get_by_role("button", name="Take a snapshot")).to_be_disabled()
-        expect(page.locator(".lost")).to_contain_text("is gone since")
+        expect(page.locator(".connection-lost")).to_contain_text("is gone since")
 
 
 def test_the_link_of_a_snapshot_leads_to_its_state(

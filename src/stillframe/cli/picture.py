@@ -10,7 +10,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 from stillframe.cli import execution, output, quantities
 from stillframe.cli.cut_option import parse_cut
 from stillframe.cli.execution import Execution
-from stillframe.diagram import layout, png, svg
+from stillframe.diagram import layout, svg
 from stillframe.diagram.shapes import Diagram, Sample
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
@@ -22,7 +22,7 @@ from stillframe.whole_file import write_whole
 SVG, PNG, HTML = ".svg", ".png", ".html"
 DRAWN: dict[str, Callable[[Diagram], bytes]] = {
     SVG: lambda shown: svg.draw(shown).encode(),
-    PNG: png.draw,
+    PNG: svg.draw_png,
 }
 """Suffix -> what makes a file of a diagram."""
 NUMBER_DIGITS_MIN = 3

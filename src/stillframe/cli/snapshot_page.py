@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from stillframe.cli import output, quantities
-from stillframe.diagram import png, svg
+from stillframe.diagram import svg
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pages import cut_diagram, self_contained_page
@@ -134,7 +134,7 @@ def _snapshot(
     for words in (cut.left_out, "" if log is not None and cut.steps else cut.note):
         if words:
             output.say(words)
-    content = png.draw(cut.diagram) if suffix == ".png" else svg.draw(cut.diagram).encode()
+    content = svg.draw_png(cut.diagram) if suffix == ".png" else svg.draw(cut.diagram).encode()
     return content, f"the cut of snapshot {snapshot}"
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from stillframe.diagram import cut_styles, legend, text_metrics, window
 from stillframe.diagram.cut_styles import StyledCut
-from stillframe.diagram.scene import PADDING, TEXT_ROW, Scene, drawn
+from stillframe.diagram.scene import PADDING, TEXT_ROW, Scene
 from stillframe.diagram.shapes import (
     Curve,
     Diagram,
@@ -189,7 +189,7 @@ class Plan:
 
     @cached_property
     def _message_words(self) -> list[str]:
-        return [self.words_of_message(link.message) for link, _ in self._scene.messages]
+        return [self.words_of_message(link.name) for link, _ in self._scene.messages]
 
     @cached_property
     def _lines(self) -> tuple[Line, ...]:
@@ -236,25 +236,24 @@ class Plan:
     def _messages(self, step_count: int) -> Iterator[MessageArrow]:
         scene = self._scene
         for (link, path), words in zip(scene.messages, self._message_words, strict=True):
-            if there := drawn(path, link.sent, link.accepted, step_count, scene.row_height):
-                channel = link.message.channel
+            if there := scene.drawn(link, path, step_count):
                 is_known = self.chosen is not None and self.chosen.is_between_reached(
-                    channel, step_count
+                    link.channel, step_count
                 )
-                role = self.roles.get(link.message, Role.PLAIN) if is_known else Role.PLAIN
-                yield MessageArrow(link.message, *there, role, words)
+                role = self.roles.get(link.name, Role.PLAIN) if is_known else Role.PLAIN
+                yield MessageArrow(link.name, *there, role, words)
 
     def _markers(self, step_count: int) -> Iterator[MarkerArrow]:
         for link, path in self._scene.markers:
-            if there := drawn(path, link.sent, link.came, step_count, self._scene.row_height):
+            if there := self._scene.drawn(link, path, step_count):
                 yield MarkerArrow(
-                    link.snapshot,
-                    link.source,
-                    link.target,
-                    self._colours[link.snapshot],
+                    link.name,
+                    link.channel.source,
+                    link.channel.target,
+                    self._colours[link.name],
                     *there,
-                    self._is_faint(link.snapshot),
-                    f"marker of {link.snapshot}, {link.source}->{link.target}",
+                    self._is_faint(link.name),
+                    f"marker of {link.name}, {link.channel}",
                 )
 
     def _curves(self, step_count: int) -> Iterator[Curve]:

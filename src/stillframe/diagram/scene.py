@@ -17,9 +17,9 @@ from stillframe.diagram import text_metrics
 from stillframe.diagram.arrows import STUB_WIDTH_MAX, Router, under_way
 from stillframe.diagram.cut_styles import StyledCut, name_of
 from stillframe.diagram.shapes import Extent, Label, Path, Point
-from stillframe.diagram.window import MessageLink, Window
-from stillframe.model import ProcessId
-from stillframe.trace import Event, Trace
+from stillframe.diagram.window import Link, Window
+from stillframe.model import ProcessId, SnapshotId
+from stillframe.trace import Event, MessageId, Trace
 
 PADDING = 14.0
 TEXT_ROW = 18.0
@@ -135,16 +135,10 @@ class Scene(Rows):
             lines.setdefault(place.y, []).append(place.x)
         self._xs_at = {y: sorted(line) for y, line in lines.items()}
         router = Router(self._xs_at, self.row_height)
-        self.messages = [
-            (link, self._route(router, link.sent, link.accepted, *_ends(link)))
-            for link in window.messages
-        ]
-        self.markers = [
-            (link, self._route(router, link.sent, link.came, link.source, link.target))
-            for link in window.markers
-        ]
+        self.messages = [(link, self._route(router, link)) for link in window.messages]
+        self.markers = [(link, self._route(router, link)) for link in window.markers]
 
-    def y_of(self, process: ProcessId) -> float:
+    def _y_of(self, process: ProcessId) -> float:
         """Return the y of a process; if it has no line, one between the lines."""
         return self.ys[process] if process in self.ys else self._y_of_hidden[process]
 
@@ -158,6 +152,26 @@ class Scene(Rows):
                 yield max(free_from, wanted) + NAME_MARGIN
                 wanted = max(free_from, wanted) + NAME_EVERY
             free_from = right
+
+    def drawn(
+        self, link: Link[MessageId] | Link[SnapshotId], path: Path, step_count: int
+    ) -> tuple[Path, Extent] | None:
+        """Return what is there of an arrow after so many steps; None if nothing is.
+
+        Args:
+            link: what the arrow is of.
+            path: all of it.
+            step_count: how many steps have happened.
+        """
+        has_come = link.came is not None and link.came < step_count
+        if link.sent is None:
+            return (path, Extent.ENTERING) if has_come else None
+        if link.sent >= step_count:
+            return None
+        if has_come:
+            return path, Extent.WHOLE
+        part = path if link.came is None else under_way(path, self.row_height)
+        return part, Extent.LEAVING
 
     def points(self, cut: StyledCut) -> tuple[Point, ...]:
         """Return where `cut` crosses each line, from the top down; every process reached it."""
@@ -217,13 +231,12 @@ class Scene(Rows):
     def _labels_above(self) -> list[bool]:
         """Return of each step whether its label is above the line: where fewer arrows are."""
         up_minus_down = [0] * len(self._window.steps)
-        for link in self._window.messages:
-            source, target = (self.y_of(process) for process in _ends(link))
-            _tally(up_minus_down, link.sent, target - source)
-            _tally(up_minus_down, link.accepted, source - target)
-        for marker in self._window.markers:
-            source, target = self.y_of(marker.source), self.y_of(marker.target)
-            _tally(up_minus_down, marker.sent, target - source)
+        for link in (*self._window.messages, *self._window.markers):
+            source, target = self._y_of(link.channel.source), self._y_of(link.channel.target)
+            if link.sent is not None:
+                up_minus_down[link.sent] += 1 if target < source else -1
+            if link.came is not None and isinstance(link.name, MessageId):
+                up_minus_down[link.came] += 1 if source < target else -1
         return [difference <= 0 for difference in up_minus_down]
 
     def _alternate(self, above: list[bool], texts: list[str]) -> list[bool]:
@@ -239,54 +252,16 @@ class Scene(Rows):
                 last[process] = index
         return sides
 
-    def _route(
-        self,
-        router: Router,
-        begin: int | None,
-        end: int | None,
-        source: ProcessId,
-        target: ProcessId,
-    ) -> Path:
-        if begin is None:
-            assert end is not None
-            return router.entering(self._point(end), self.y_of(source))
-        if end is None:
-            return router.leaving(self._point(begin), self.y_of(target))
-        return router.whole(self._point(begin), self._point(end))
+    def _route(self, router: Router, link: Link[MessageId] | Link[SnapshotId]) -> Path:
+        if link.sent is None:
+            assert link.came is not None, link
+            return router.entering(self._point(link.came), self._y_of(link.channel.source))
+        if link.came is None:
+            return router.leaving(self._point(link.sent), self._y_of(link.channel.target))
+        return router.whole(self._point(link.sent), self._point(link.came))
 
     def _point(self, index: int) -> Point:
         return self.places[index].x, self.places[index].y
-
-
-def drawn(
-    path: Path, begin: int | None, end: int | None, step_count: int, row_height: float
-) -> tuple[Path, Extent] | None:
-    """Return what is there of an arrow after so many steps; None if nothing is.
-
-    Args:
-        path: all of it.
-        begin: the step in which it begins; None if outside the window.
-        end: the step in which it ends; None if outside the window.
-        step_count: how many steps have happened.
-        row_height: from one line to the next, in pixels.
-    """
-    has_come = end is not None and end < step_count
-    if begin is None:
-        return (path, Extent.ENTERING) if has_come else None
-    if begin >= step_count:
-        return None
-    if has_come:
-        return path, Extent.WHOLE
-    return (path if end is None else under_way(path, row_height)), Extent.LEAVING
-
-
-def _tally(up_minus_down: list[int], index: int | None, direction: float) -> None:
-    if index is not None:
-        up_minus_down[index] += 1 if direction < 0 else -1
-
-
-def _ends(link: MessageLink) -> tuple[ProcessId, ProcessId]:
-    return link.message.channel.source, link.message.channel.target
 
 
 def _between(

@@ -3,6 +3,10 @@
 The same diagram gives the same bytes. Everything that comes from a trace is escaped, and what XML
 cannot hold is left out. What a page may point at has a ``data-key``: a word that says what it is,
 and which one.
+
+As PNG it is in the light colours, drawn by resvg: no browser and no system library. Its letters
+come from the fonts of this machine. Without a font resvg omits all text and reports no error, so
+one letter is drawn first, in the fonts of the diagram.
 """
 
 import math
@@ -27,6 +31,7 @@ from stillframe.diagram.shapes import (
     Role,
     Sample,
 )
+from stillframe.errors import Unavailable
 from stillframe.model import Channel
 
 DOT_RADIUS = 4.0
@@ -37,6 +42,14 @@ DESCRIPTION_CHARS_MAX = 4000
 KEY_CHARS_MAX = 250
 _FADING = ((0.0, 0.55, "1"), (0.55, 0.8, "0.6"), (0.8, 1.0, "0.3"))
 """(from, to, opacity) of the parts of an arrow that does not arrive."""
+PNG_ZOOM = 2
+"""Pixels of a PNG to one of the diagram: sharp on the screens of today, and in print."""
+PIXEL_COUNT_MAX = 40_000_000
+"""A PNG that would have more is not enlarged: each takes four bytes while it is drawn."""
+_LETTER = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">'
+    f'<text y="15" font-family="{palette.FONT}">{{}}</text></svg>'
+)
 
 
 def draw(diagram: Diagram, *, has_style: bool = True, is_plain: bool = False) -> str:
@@ -64,6 +77,31 @@ def draw(diagram: Diagram, *, has_style: bool = True, is_plain: bool = False) ->
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def draw_png(diagram: Diagram) -> bytes:
+    """Return `diagram` as a PNG file.
+
+    Raises:
+        Unavailable: resvg is not installed, or this machine has no font.
+    """
+    if _rasterize(_LETTER.format("A")) == _rasterize(_LETTER.format("")):
+        raise Unavailable(
+            "this machine has no font of fixed width, and a PNG would be without its text: install "
+            "one, such as Debian's fonts-dejavu-core, or take an --out that ends in .svg"
+        )
+    is_huge = diagram.width * diagram.height * PNG_ZOOM**2 > PIXEL_COUNT_MAX
+    return _rasterize(draw(diagram, is_plain=True), zoom=1 if is_huge else PNG_ZOOM)
+
+
+def _rasterize(text: str, zoom: int = 1) -> bytes:
+    try:
+        import resvg_py  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            "pictures as PNG need resvg: install it with pip install 'stillframe[png]'"
+        ) from error
+    return bytes(resvg_py.svg_to_bytes(svg_string=text, zoom=zoom))
 
 
 def layers(diagram: Diagram) -> Iterator[tuple[Sequence[Any], Callable[[Any], str]]]:

@@ -1,36 +1,26 @@
 """Which steps of a trace are drawn, and what connects them."""
 
 from itertools import islice
+from typing import Generic, TypeVar
 
 import msgspec
 
 from stillframe.errors import UsageError
-from stillframe.model import ProcessId, SnapshotId
-from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace
+from stillframe.model import Channel, ProcessId, SnapshotId
+from stillframe.trace import Event, MessageId, Position, Step, Trace
+
+Name = TypeVar("Name", MessageId, SnapshotId)
 
 PROCESS_COUNT_MAX = 60
 """If there are more, those that take no step in the window are left out."""
 
 
-class MessageLink(msgspec.Struct, frozen=True):
-    """In which steps of the window a message was sent and accepted; None: not in the window."""
+class Link(msgspec.Struct, Generic[Name], frozen=True):
+    """A message or marker on a channel, and in which steps of the window it was sent and came;
+    None: not in the window. `name` is the message, or the snapshot of the marker."""
 
-    message: MessageId
-    sent: int | None
-    accepted: int | None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it does not arrive in the window."""
-        return self.accepted is None
-
-
-class MarkerLink(msgspec.Struct, frozen=True):
-    """In which steps of the window a marker was sent and came; None: not in the window."""
-
-    snapshot: SnapshotId
-    source: ProcessId
-    target: ProcessId
+    channel: Channel
+    name: Name
     sent: int | None
     came: int | None
 
@@ -57,8 +47,8 @@ class Window(msgspec.Struct, frozen=True):
     steps: tuple[Step, ...]
     positions: tuple[Position | None, ...]
     processes: tuple[ProcessId, ...]
-    messages: tuple[MessageLink, ...]
-    markers: tuple[MarkerLink, ...]
+    messages: tuple[Link[MessageId], ...]
+    markers: tuple[Link[SnapshotId], ...]
     previous: tuple[int | None, ...]
     causes: tuple[tuple[int, ...], ...]
 
@@ -90,15 +80,11 @@ def select(trace: Trace, *, first: int, step_count_max: int) -> Window:
     if len(processes) > PROCESS_COUNT_MAX:
         busy = {step.process for step in steps}
         processes = tuple(process for process in processes if process in busy)
-    messages = _link_messages(steps)
-    markers = _link_markers(steps)
+    messages, markers = _links(steps)
     causes: list[list[int]] = [[] for _ in steps]
-    for begin, end in (
-        *((link.sent, link.accepted) for link in messages),
-        *((link.sent, link.came) for link in markers),
-    ):
-        if begin is not None and end is not None:
-            causes[end].append(begin)
+    for link in (*messages, *markers):
+        if link.sent is not None and link.came is not None:
+            causes[link.came].append(link.sent)
     return Window(
         before_count=first - 1,
         done=done,
@@ -121,28 +107,26 @@ def _previous(steps: tuple[Step, ...]) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-def _link_messages(steps: tuple[Step, ...]) -> tuple[MessageLink, ...]:
-    links: dict[MessageId, MessageLink] = {}
+def _links(
+    steps: tuple[Step, ...],
+) -> tuple[tuple[Link[MessageId], ...], tuple[Link[SnapshotId], ...]]:
+    """Return the links of messages, and those of markers."""
+    messages: dict[MessageId, list[int | None]] = {}
+    markers: dict[tuple[SnapshotId, Channel], list[int | None]] = {}
     for index, step in enumerate(steps):
         if isinstance(step, Event):
             for message in step.accepted:
-                sent = links[message].sent if message in links else None
-                links[message] = MessageLink(message, sent, index)
+                messages.setdefault(message, [None, None])[1] = index
             for message in step.sent:
-                links[message] = MessageLink(message, index, None)
-    return tuple(links.values())
-
-
-def _link_markers(steps: tuple[Step, ...]) -> tuple[MarkerLink, ...]:
-    links: dict[tuple[SnapshotId, ProcessId, ProcessId], MarkerLink] = {}
-    for index, step in enumerate(steps):
-        if isinstance(step, MarkerStep):
-            snapshot, process = step.snapshot, step.process
+                messages.setdefault(message, [index, None])
+        else:
             if step.source is not None:
-                key = (snapshot, step.source, process)
-                sent = links[key].sent if key in links else None
-                links[key] = MarkerLink(snapshot, step.source, process, sent, index)
+                key = step.snapshot, Channel(step.source, step.process)
+                markers.setdefault(key, [None, None])[1] = index
             for target in step.targets:
-                key = (snapshot, process, target)
-                links.setdefault(key, MarkerLink(snapshot, process, target, index, None))
-    return tuple(links.values())
+                key = step.snapshot, Channel(step.process, target)
+                markers.setdefault(key, [index, None])
+    return (
+        tuple(Link(message.channel, message, *ends) for message, ends in messages.items()),
+        tuple(Link(channel, snapshot, *ends) for (snapshot, channel), ends in markers.items()),
+    )

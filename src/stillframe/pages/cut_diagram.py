@@ -8,9 +8,7 @@ its target's.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from stillframe.diagram import shapes
 from stillframe.diagram.cut_styles import name_of
@@ -23,6 +21,7 @@ from stillframe.diagram.window import PROCESS_COUNT_MAX
 from stillframe.eventlog.around import NotInLog
 from stillframe.model import ChannelState, ProcessId, Snapshot
 from stillframe.pages import cut_from_log
+from stillframe.pages.cut_from_log import CutDiagram
 from stillframe.trace import MessageId
 
 WITHOUT_LOG = (
@@ -31,11 +30,6 @@ WITHOUT_LOG = (
     "below each other here, and only the order of messages on one channel is true. "
     "Let the system write an event log ('stillframe run --log DIR') and give it with --log DIR."
 )
-WITH_LOG = (
-    "From the event log: the steps of the snapshot, the messages that channels held, and what "
-    "happened right before and after the cut. The order from left to right is what happened before "
-    "what, not a clock."
-)
 MESSAGE_COUNT_MAX, CHANNEL_MESSAGES_MAX = 120, 8
 """Messages drawn without a log, and of one channel: its first."""
 CROWDED_COUNT_MAX = 60
@@ -43,26 +37,6 @@ CROWDED_COUNT_MAX = 60
 _SLOT_MIN, _SLOT_MAX, _SIDE = 9.0, 24.0, 600.0
 _NEAR = 26.0
 """How far from the cut the nearest end of an arrow is."""
-
-
-class CutDiagram(msgspec.Struct, frozen=True):
-    """A diagram with what there is to say of it.
-
-    Attributes:
-        diagram: the cut.
-        left_out: what of the cut is not drawn, in a sentence; empty if all is.
-        note: where it comes from, and what is not known.
-        contradictions: in what the log says something else than the snapshot.
-        steps: of the recording, for a page; none without a log.
-        steps_left_out_count: how many more there are.
-    """
-
-    diagram: Diagram
-    left_out: str
-    note: str
-    contradictions: list[str] = []
-    steps: list[dict[str, Any]] = []
-    steps_left_out_count: int = 0
 
 
 def load(snapshot: Snapshot, log: Path | None) -> CutDiagram:
@@ -79,17 +53,9 @@ def load(snapshot: Snapshot, log: Path | None) -> CutDiagram:
     note = WITHOUT_LOG
     if log is not None:
         try:
-            logged = cut_from_log.lay_out(snapshot, log)
+            return cut_from_log.load(snapshot, log)
         except NotInLog as error:
             note = f"{str(error)[:1].upper()}{str(error)[1:]}. {WITHOUT_LOG}"
-        else:
-            return CutDiagram(
-                logged.diagram,
-                logged.left_out,
-                WITH_LOG,
-                cut_from_log.contradictions(logged, snapshot),
-                *cut_from_log.steps(logged, snapshot),
-            )
     layout = _StoreLayout(snapshot)
     return CutDiagram(layout.draw(), layout.left_out, note)
 

@@ -8,7 +8,7 @@ section 3.2).
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +26,15 @@ from stillframe.eventlog.schema import ACCEPTED, MARKER_ACCEPTED, MARKER_SENT, R
 from stillframe.model import Channel, ChannelState, ProcessId, Snapshot, SnapshotId
 from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace
 
+NOTE = (
+    "From the event log: the steps of the snapshot, the messages that channels held, and what "
+    "happened right before and after the cut. The order from left to right is what happened before "
+    "what, not a clock."
+)
 HELD_MAX, HELD_OF_CHANNEL_MAX = 60, 4
-"""So many messages that channels held are drawn, and so many of one channel: its first."""
+"""Messages drawn that channels held, and of one channel: its first."""
 NEAR_CHANNELS_MAX, NEAR = 24, 2
-"""With no more channels than this, so many messages of each before and after the cut are drawn."""
+"""With at most this many channels, this many messages of each are drawn on each side of the cut."""
 NEAREST_EVENTS_MAX = 100
 MARKER_STEPS_MAX = 140
 STEPS_MAX = 400
@@ -63,20 +68,28 @@ class LoggedStep(NamedTuple):
     recorded: tuple[range, ...] | None
 
 
-class LoggedCut(NamedTuple):
-    """A diagram with all that the log says of the cut.
+class CutDiagram(msgspec.Struct, frozen=True):
+    """The diagram of a snapshot's cut, with what there is to say of it.
 
-    `left_out` says in a sentence what is not drawn; `steps` are all steps of the snapshot, drawn or
-    not, in a possible order.
+    Attributes:
+        diagram: the cut.
+        left_out: what of the cut is not drawn, in a sentence; empty if all is.
+        note: where it comes from, and what is not known.
+        contradictions: in what the log says something else than the snapshot.
+        steps: of the recording, for a page: of each a sentence, the rule that it follows, and the
+            keys of what it is in the diagram; none without a log.
+        steps_left_out_count: how many more there are.
     """
 
     diagram: Diagram
     left_out: str
-    lanes: dict[ProcessId, Lane]
-    steps: tuple[LoggedStep, ...]
+    note: str
+    contradictions: list[str] = []
+    steps: list[dict[str, Any]] = []
+    steps_left_out_count: int = 0
 
 
-def lay_out(snapshot: Snapshot, log: Path) -> LoggedCut:
+def load(snapshot: Snapshot, log: Path) -> CutDiagram:
     """Return the diagram of `snapshot` with what the event log in the directory `log` says.
 
     Raises:
@@ -85,9 +98,19 @@ def lay_out(snapshot: Snapshot, log: Path) -> LoggedCut:
     """
     lanes = around(log, snapshot, _wanted(snapshot))
     steps = _in_order([step for p, lane in lanes.items() for step in _marker_steps(p, lane)])
-    drawn = _drawn_steps(steps, snapshot)
-    plan = _LoggedPlan(snapshot, _Lines(lanes, drawn))
-    return LoggedCut(plan.draw(plan.step_count), plan.left_out, lanes, tuple(steps))
+    plan = _LoggedPlan(snapshot, _Lines(lanes, _drawn_steps(steps, snapshot)))
+    diagram = plan.draw(plan.step_count)
+    listed = steps
+    if len(steps) > STEPS_MAX:
+        listed = [each for each in steps if each.step.is_cut or each.recorded][:STEPS_MAX]
+    return CutDiagram(
+        diagram,
+        plan.left_out,
+        NOTE,
+        list(_contradictions(lanes, steps, snapshot)),
+        list(_explain(listed, _Keys(diagram, snapshot))),
+        len(steps) - len(listed),
+    )
 
 
 def _wanted(snapshot: Snapshot) -> Wanted:
@@ -252,32 +275,21 @@ class _LoggedPlan(Plan):
         return next(self.legend_rows(step_count)).text
 
 
-def steps(cut: LoggedCut, snapshot: Snapshot) -> tuple[list[dict[str, Any]], int]:
-    """Return the steps of the snapshot for a page: of each a sentence, the rule that it follows,
-    and the keys of what it is in the diagram; and how many are left out, if they are many."""
-    chosen = list(cut.steps)
-    if len(chosen) > STEPS_MAX:
-        chosen = [each for each in chosen if each.step.is_cut or each.recorded][:STEPS_MAX]
-    drawn = _Drawn(cut.diagram, snapshot)
-    last_cut = max((i for i, each in enumerate(chosen) if each.step.is_cut), default=-1)
-    shown = [
-        {
-            "process": each.step.process,
-            "at": each.step.at,
-            "sentence": _sentence(each),
-            "rule": _rule(each),
-            "keys": [*drawn.keys(each), *(drawn.cuts if index == last_cut else ())],
-        }
-        for index, each in enumerate(chosen)
-    ]
-    return shown, len(cut.steps) - len(chosen)
-
-
-def contradictions(cut: LoggedCut, snapshot: Snapshot) -> list[str]:
-    """Return in what the log says something else than the snapshot."""
+def _contradictions(
+    lanes: Mapping[ProcessId, Lane], steps: Iterable[LoggedStep], snapshot: Snapshot
+) -> Iterator[str]:
+    """Yield in what the log says something else than the snapshot."""
     states = {str(state.channel): state for state in snapshot.state.channels}
-    found = [*_wrong_counts(cut.lanes, states)]
-    for each in cut.steps:
+    for process, lane in lanes.items():
+        for (kind, name), number in lane.counts.items():
+            state = states[name]
+            counted = {SENT: state.sent_count, ACCEPTED: state.received_count}[kind]
+            if number != counted:
+                yield (
+                    f"at its cut {process} had {kind} {counted:,} messages on {name}, and in "
+                    f"the log the last before it is #{number:,}"
+                )
+    for each in steps:
         if each.step.source is None or each.recorded is None:
             continue
         channel = Channel(each.step.source, each.step.process)
@@ -285,25 +297,50 @@ def contradictions(cut: LoggedCut, snapshot: Snapshot) -> list[str]:
         numbers = [number for part in each.recorded for number in part[: state.message_count + 1]]
         held = range(state.received_count + 1, state.sent_count + 1)
         if numbers != [*held]:
-            found.append(
+            yield (
                 f"channel {channel} held {_numbers((held,))}, and the log has recorded "
                 f"{_numbers(each.recorded)}"
             )
-    return found
 
 
-def _wrong_counts(
-    lanes: Mapping[ProcessId, Lane], states: Mapping[str, ChannelState]
-) -> Iterator[str]:
-    for process, lane in lanes.items():
-        for (kind, channel), number in lane.counts.items():
-            state = states[channel]
-            counted = {SENT: state.sent_count, ACCEPTED: state.received_count}[kind]
-            if number != counted:
-                yield (
-                    f"at its cut {process} had {kind} {counted:,} messages on {channel}, and in "
-                    f"the log the last before it is #{number:,}"
-                )
+class _Keys:
+    """The keys that what is drawn of a snapshot has in the SVG."""
+
+    def __init__(self, diagram: Diagram, snapshot: Snapshot) -> None:
+        self._marks = {(mark.process, mark.source) for mark in diagram.marks}
+        self._markers = {(arrow.source, arrow.target) for arrow in diagram.markers}
+        self._messages: dict[Channel, list[MessageId]] = {}
+        for arrow in diagram.messages:
+            self._messages.setdefault(arrow.message.channel, []).append(arrow.message)
+        self._name = str(snapshot.id)
+        self.cuts = [f"cut {curve.name}" for curve in diagram.curves]
+
+    def of(self, each: LoggedStep) -> Iterator[str]:
+        """Yield the keys of what a step is, its own mark first."""
+        process, source = each.step.process, each.step.source
+        if (process, source) in self._marks:
+            yield f"step {self._name} {process}" + (f" {source}" if source is not None else "")
+        if source is not None and (source, process) in self._markers:
+            yield f"marker {self._name} {source}->{process}"
+        for target in each.step.targets:
+            if (process, target) in self._markers:
+                yield f"marker {self._name} {process}->{target}"
+        if source is not None and not each.step.is_cut:
+            for message in self._messages.get(Channel(source, process), ()):
+                if any(message.number in part for part in each.recorded or ()):
+                    yield f"message {message}"
+
+
+def _explain(steps: Sequence[LoggedStep], keys: _Keys) -> Iterator[dict[str, Any]]:
+    last_cut = max((i for i, each in enumerate(steps) if each.step.is_cut), default=-1)
+    for index, each in enumerate(steps):
+        yield {
+            "process": each.step.process,
+            "at": each.step.at,
+            "sentence": _sentence(each),
+            "rule": _rule(each),
+            "keys": [*keys.of(each), *(keys.cuts if index == last_cut else ())],
+        }
 
 
 def _rule(each: LoggedStep) -> str:
@@ -352,31 +389,3 @@ def _numbers(ranges: Sequence[range]) -> str:
     first, last = ranges[0][0], ranges[-1][-1]
     span = f"#{first:,}" if total == 1 else f"#{first:,} to #{last:,}"
     return f"{count(total, 'message')}, {span}"
-
-
-class _Drawn:
-    """What of a snapshot is in a diagram, by the keys that its SVG has."""
-
-    def __init__(self, diagram: Diagram, snapshot: Snapshot) -> None:
-        self._marks = {(mark.process, mark.source) for mark in diagram.marks}
-        self._markers = {(arrow.source, arrow.target) for arrow in diagram.markers}
-        self._messages: dict[Channel, list[MessageId]] = {}
-        for arrow in diagram.messages:
-            self._messages.setdefault(arrow.message.channel, []).append(arrow.message)
-        self._name = str(snapshot.id)
-        self.cuts = [f"cut {curve.name}" for curve in diagram.curves]
-
-    def keys(self, each: LoggedStep) -> Iterator[str]:
-        """Yield the keys of what a step is, its own mark first."""
-        process, source = each.step.process, each.step.source
-        if (process, source) in self._marks:
-            yield f"step {self._name} {process}" + (f" {source}" if source is not None else "")
-        if source is not None and (source, process) in self._markers:
-            yield f"marker {self._name} {source}->{process}"
-        for target in each.step.targets:
-            if (process, target) in self._markers:
-                yield f"marker {self._name} {process}->{target}"
-        if source is not None and not each.step.is_cut:
-            for message in self._messages.get(Channel(source, process), ()):
-                if any(message.number in part for part in each.recorded or ()):
-                    yield f"message {message}"

@@ -75,7 +75,7 @@ def player_document(
         "processes": [clean_label(process) for process in trace.processes],
         "steps": [[clean_label(line) for line in lines] for lines in story.lines],
         "choices": [_choice(story, choice, shown) for choice in choices],
-        "timed": scrubber_document(trace, story.name, played=played),
+        "scrubber": scrubber_document(trace, story.name, played=played),
         "chosen": wanted.index(True) if True in wanted else 0,
     }
 

@@ -8,7 +8,7 @@ even and odd numbers, of half ticks or half steps: no two things that matter are
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -37,9 +37,9 @@ STEP = "step"
 TIME_MAX = 100
 EVENT_COUNT_MAX = 100
 LABEL_CHARS_MAX = 28
-"""So many characters of a label are drawn, if there is room to the next event."""
+"""Characters of a label that are drawn, if there is room to the next event."""
 MARGIN = 4
-"""So many halves are shown behind the last event: a marker may come late."""
+"""Halves that are shown behind the last event: a marker may come late."""
 HALF_WIDTH = 16.0
 """How far halves are apart, in pixels."""
 ROW_HEIGHT = 92.0
@@ -50,8 +50,8 @@ BESIDE = 11.0
 def scrubber_document(
     trace: Trace, name: Callable[[MessageId], str], *, played: Played | None = None
 ) -> dict[str, Any] | None:
-    """Return what ``timed.js`` shows; None if there is not just one snapshot, all of whose markers
-    came in order, or if it is too long to be dragged in.
+    """Return what ``scrubber.js`` shows; None if there is not just one snapshot, all of whose
+    markers came in order, or if it is too long to be dragged in.
 
     Args:
         trace: what happened.
@@ -67,16 +67,12 @@ def scrubber_document(
     if last > 2 * TIME_MAX or not _keeps_apart(plain):
         return None
     begin = next(step for step in markers if step.source is None)
-    events = list(plain.positions())
-    number_of = {position: number for number, (position, _) in enumerate(events)}
-    sent = [message for _, event in events for message in event.sent]
-    names = {message: clean_label(name(message)) for message in sent}
-    end = last + MARGIN + 1 - last % 2
+    layout = _Layout(plain, name, last + MARGIN + 1 - last % 2, unit)
     return {
         "unit": unit,
         "snapshot": str(begin.snapshot),
         "processes": [clean_label(process) for process in plain.processes],
-        "end": end,
+        "end": layout.end,
         "initiator": plain.index_of[begin.process],
         "at": _half(begin) + begins,
         "channels": [
@@ -85,19 +81,19 @@ def scrubber_document(
         ],
         "events": [
             [plain.index_of[position.process], _label(position, event), _half(event)]
-            for position, event in events
+            for position, event in plain.positions()
         ],
         "messages": [
             [
-                name,
+                layout.names[message],
                 plain.channels.index(message.channel),
-                *(number_of[p] for p in _ends(plain, message)),
+                *(layout.numbers[position] for position in ends),
             ]
-            for message, name in names.items()
+            for message, ends in layout.ends.items()
         ],
-        "x": [_x(plain, 0), HALF_WIDTH],
+        "x": [layout.x(0), HALF_WIDTH],
         "y": [TOP, ROW_HEIGHT],
-        "picture": _draw(plain, names, number_of, end, unit),
+        "picture": layout.draw(),
     }
 
 
@@ -224,124 +220,138 @@ def _keeps_apart(trace: Trace) -> bool:
     return is_apart and trace.message_count == sum(map(len, arrivals.values()))
 
 
-def _name(process: ProcessId) -> str:
-    return text_metrics.shorten_name(process, char_count_max=PROCESS_CHARS_MAX)
+class _Layout:
+    """The picture of what the application does: the rest is drawn over it as it is dragged.
 
+    Attributes:
+        end: the last half that is shown.
+        numbers: of each event, its number in the document.
+        ends: of each message, where it was sent and accepted.
+        names: how each message is called.
+    """
 
-def _x(trace: Trace, half: int) -> float:
-    names = map(_name, trace.processes)
-    return PADDING + max(map(text_metrics.width, names)) + 24 + HALF_WIDTH * half
+    def __init__(self, trace: Trace, name: Callable[[MessageId], str], end: int, unit: str) -> None:
+        self.end = end
+        self.numbers = {position: n for n, (position, _) in enumerate(trace.positions())}
+        self.ends: dict[MessageId, tuple[Position, Position]] = {}
+        for _, event in trace.positions():
+            for message in event.sent:
+                accepted = trace.accepted_in(message)
+                assert accepted is not None, message
+                self.ends[message] = trace.sent_in(message), accepted
+        self.names = {message: clean_label(name(message)) for message in self.ends}
+        self._trace = trace
+        self._unit = unit
+        self._process_names = {
+            process: text_metrics.shorten_name(process, char_count_max=PROCESS_CHARS_MAX)
+            for process in trace.processes
+        }
+        self._left = PADDING + max(map(text_metrics.width, self._process_names.values())) + 24
+        self._width = self.x(end) + PADDING
+        rows_height = ROW_HEIGHT * (len(trace.processes) - 1)
+        self._height = TOP + rows_height + CUT_OVERHANG + 3 * PADDING
+        self._places = self._place_events()
 
+    def x(self, half: int) -> float:
+        """Return where a half is."""
+        return self._left + HALF_WIDTH * half
 
-def _places(trace: Trace) -> dict[Position, Point]:
-    """Return where each event is: those of one process and tick are side by side."""
-    found: dict[Position, Point] = {}
-    count: dict[tuple[ProcessId, int], int] = {}
-    for position, event in trace.positions():
-        half = _half(event)
-        beside = count.get((position.process, half), 0)
-        count[position.process, half] = beside + 1
-        y = TOP + ROW_HEIGHT * trace.index_of[position.process]
-        found[position] = (_x(trace, half) + BESIDE * beside, y)
-    return found
+    def draw(self) -> str:
+        """Return the picture as the text of an SVG element, in which events and messages have
+        their numbers."""
+        shown = Diagram(
+            self._width,
+            self._height,
+            lines=tuple(self._lines()),
+            messages=tuple(self._messages()),
+            dots=tuple(self._dots()),
+        )
+        message_numbers = {message: number for number, message in enumerate(self.ends)}
+        parts = []
+        for shapes, put in svg.layers(shown):
+            for shape in shapes:
+                drawn = put(shape)
+                if isinstance(shape, Dot):
+                    drawn = f'<g data-event="{self.numbers[shape.position]}">{drawn}</g>'
+                elif isinstance(shape, MessageArrow):
+                    drawn = f'<g data-message="{message_numbers[shape.message]}">{drawn}</g>'
+                parts.append(drawn)
+        size = f'width="{self._width:.0f}" height="{self._height:.0f}"'
+        begin = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="diagram" role="group" {size} '
+            f'viewBox="0 0 {self._width:.0f} {self._height:.0f}">'
+        )
+        return "\n".join((begin, *self._axis(), *parts, "</svg>\n"))
 
+    def _y(self, process: ProcessId) -> float:
+        return TOP + ROW_HEIGHT * self._trace.index_of[process]
 
-def _labels(trace: Trace, places: dict[Position, Point], width: float) -> dict[Position, str]:
-    """Return as much of the label of each event as there is room for beside its neighbours, and in
-    the picture."""
-    found: dict[Position, str] = {}
-    for process in trace.processes:
-        own = [(p, event.label) for p, event in trace.positions() if p.process == process]
-        xs = [places[position][0] for position, _ in own]
-        # As if the picture went on beyond its edges as in a mirror.
-        xs = [*(-x for x in xs[:1]), *xs, *(2 * width - x for x in xs[-1:])]
-        places_of_three = zip(xs, xs[1:], xs[2:], strict=False)
-        for (position, label), (before, x, behind) in zip(own, places_of_three, strict=True):
-            text = text_metrics.clean(label, char_count_max=LABEL_CHARS_MAX)
-            found[position] = text_metrics.fit(text, min(x - before, behind - x))
-    return found
+    def _place_events(self) -> dict[Position, Point]:
+        """Those of one process and tick are side by side."""
+        found: dict[Position, Point] = {}
+        beside = Counter[tuple[ProcessId, int]]()
+        for position, event in self._trace.positions():
+            process, half = position.process, _half(event)
+            found[position] = self.x(half) + BESIDE * beside[process, half], self._y(process)
+            beside[process, half] += 1
+        return found
 
+    def _lines(self) -> Iterator[Line]:
+        for process, name in self._process_names.items():
+            y = self._y(process)
+            label = Label(PADDING, y + 4, name)
+            yield Line(process, y, self.x(0) - 8, self.x(self.end), (label,))
 
-def _draw(
-    trace: Trace, names: dict[MessageId, str], number_of: dict[Position, int], end: int, unit: str
-) -> str:
-    """Return the picture of what the application does: the rest is drawn over it as it is
-    dragged."""
-    places, left = _places(trace), _x(trace, 0)
-    width = _x(trace, end) + PADDING
-    labels = _labels(trace, places, width)
-    shown = Diagram(
-        width=width,
-        height=TOP + ROW_HEIGHT * (len(trace.processes) - 1) + CUT_OVERHANG + 3 * PADDING,
-        lines=tuple(
-            Line(process, y, left - 8, _x(trace, end), (Label(PADDING, y + 4, _name(process)),))
-            for process, index in trace.index_of.items()
-            for y in [TOP + ROW_HEIGHT * index]
-        ),
-        messages=tuple(
-            _arrow(message, name, places, _ends(trace, message)) for message, name in names.items()
-        ),
-        dots=tuple(
-            Dot(
+    def _messages(self) -> Iterator[MessageArrow]:
+        for message, ends in self.ends.items():
+            begin, end = (self._places[position] for position in ends)
+            middle = (begin[0] + end[0]) / 2, (begin[1] + end[1]) / 2
+            path = Path(begin, middle, end)
+            yield MessageArrow(message, path, Extent.WHOLE, Role.PLAIN, self.names[message])
+
+    def _dots(self) -> Iterator[Dot]:
+        labels = self._labels()
+        for position, event in self._trace.positions():
+            x, y = self._places[position]
+            yield Dot(
                 position=position,
                 x=x,
                 y=y,
-                label=Label(x, y + _label_below(trace, event), labels[position], "middle"),
+                label=Label(x, y + self._label_below(event), labels[position], "middle"),
                 is_recorded=True,
-                full=f"{_label(position, event)} at {unit} {_half(event) // 2}",
+                full=f"{_label(position, event)} at {self._unit} {_half(event) // 2}",
             )
-            for position, event in trace.positions()
-            for x, y in [places[position]]
-        ),
-    )
-    parts = []
-    message_numbers = {message: number for number, message in enumerate(names)}
-    for shapes, put in svg.layers(shown):
-        for shape in shapes:
-            drawn = put(shape)
-            if isinstance(shape, Dot):
-                drawn = f'<g data-event="{number_of[shape.position]}">{drawn}</g>'
-            elif isinstance(shape, MessageArrow):
-                drawn = f'<g data-message="{message_numbers[shape.message]}">{drawn}</g>'
-            parts.append(drawn)
-    size = f'width="{shown.width:.0f}" height="{shown.height:.0f}"'
-    box = f'viewBox="0 0 {shown.width:.0f} {shown.height:.0f}"'
-    begin = f'<svg xmlns="http://www.w3.org/2000/svg" class="diagram" role="group" {size} {box}>'
-    return "\n".join((begin, *_axis(trace, end, shown.height, unit), *parts, "</svg>\n"))
 
+    def _labels(self) -> dict[Position, str]:
+        """Return as much of the label of each event as there is room for beside its neighbours,
+        and in the picture."""
+        found: dict[Position, str] = {}
+        for process in self._trace.processes:
+            own = [(p, e.label) for p, e in self._trace.positions() if p.process == process]
+            xs = [self._places[position][0] for position, _ in own]
+            # As if the picture went on beyond its edges as in a mirror.
+            xs = [*(-x for x in xs[:1]), *xs, *(2 * self._width - x for x in xs[-1:])]
+            places_of_three = zip(xs, xs[1:], xs[2:], strict=False)
+            for (position, label), (before, x, behind) in zip(own, places_of_three, strict=True):
+                text = text_metrics.clean(label, char_count_max=LABEL_CHARS_MAX)
+                found[position] = text_metrics.fit(text, min(x - before, behind - x))
+        return found
 
-def _label_below(trace: Trace, event: Event) -> float:
-    """Return how far the label is below the event: where fewer arrows are."""
-    others = [message.channel.target for message in event.sent]
-    others += [message.channel.source for message in event.accepted]
-    own = trace.index_of[event.process]
-    up_minus_down = sum(1 if trace.index_of[other] < own else -1 for other in others)
-    return 22 if up_minus_down > 0 else -14
+    def _label_below(self, event: Event) -> float:
+        """Return how far the label is below the event: where fewer arrows are."""
+        others = [message.channel.target for message in event.sent]
+        others += [message.channel.source for message in event.accepted]
+        own = self._y(event.process)
+        up_minus_down = sum(1 if self._y(other) < own else -1 for other in others)
+        return 22 if up_minus_down > 0 else -14
 
-
-def _ends(trace: Trace, message: MessageId) -> tuple[Position, Position]:
-    """Return where a message was sent and accepted."""
-    accepted = trace.accepted_in(message)
-    assert accepted is not None, message
-    return trace.sent_in(message), accepted
-
-
-def _arrow(
-    message: MessageId, name: str, places: dict[Position, Point], ends: tuple[Position, Position]
-) -> MessageArrow:
-    begin, to = (places[position] for position in ends)
-    middle = (begin[0] + to[0]) / 2, (begin[1] + to[1]) / 2
-    return MessageArrow(message, Path(begin, middle, to), Extent.WHOLE, Role.PLAIN, name)
-
-
-def _axis(trace: Trace, end: int, height: float, unit: str) -> list[str]:
-    parts = [f'<text class="notice" x="{PADDING}" y="{height - PADDING:.1f}">{unit}</text>']
-    for half in range(0, end + 1, 2):
-        x = _x(trace, half)
-        bottom = height - 2 * PADDING
-        parts.append(f'<line class="tick" x1="{x:.1f}" y1="8" x2="{x:.1f}" y2="{bottom:.1f}"/>')
-        parts.append(
-            f'<text class="notice" x="{x:.1f}" y="{height - PADDING:.1f}" text-anchor="middle">'
-            f"{half // 2}</text>"
-        )
-    return parts
+    def _axis(self) -> Iterator[str]:
+        y, bottom = self._height - PADDING, self._height - 2 * PADDING
+        yield f'<text class="notice" x="{PADDING}" y="{y:.1f}">{self._unit}</text>'
+        for half in range(0, self.end + 1, 2):
+            x = self.x(half)
+            yield f'<line class="tick" x1="{x:.1f}" y1="8" x2="{x:.1f}" y2="{bottom:.1f}"/>'
+            yield (
+                f'<text class="notice" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">'
+                f"{half // 2}</text>"
+            )

@@ -2,8 +2,8 @@
 
 import { make, setText } from "./dom.js";
 
-const READ_MS_MAX = 60_000;
-const ACT_MS_MAX = 300_000;
+const READ_TIMEOUT_MS = 60_000;
+const ACTION_TIMEOUT_MS = 300_000;
 
 /**
  * Read a document of the server.
@@ -11,52 +11,52 @@ const ACT_MS_MAX = 300_000;
  * @returns what it says.
  * @throws {Error} with a sentence for people: it is not there, or there was no answer.
  */
-export async function ask(path) {
-  let answer;
+export async function fetchDocument(path) {
+  let response;
   try {
-    answer = await fetch(path, { signal: AbortSignal.timeout(READ_MS_MAX) });
+    response = await fetch(path, { signal: AbortSignal.timeout(READ_TIMEOUT_MS) });
   } catch (error) {
     throw new Error(`The server did not answer (${error.message}): try again when it is back.`);
   }
-  const isJson = answer.headers.get("Content-Type") === "application/json";
-  const told = isJson ? await answer.json() : { detail: await answer.text() };
-  if (!answer.ok) throw new Error(told.detail);
-  return told;
+  const content = await contentOf(response);
+  if (!response.ok) throw new Error(content.detail);
+  return content;
+}
+
+async function contentOf(response) {
+  const isJson = response.headers.get("Content-Type") === "application/json";
+  return isJson ? response.json() : { detail: await response.text() };
 }
 
 /**
- * Ask the server to do something, and say what came of it.
- * @param {Object} wish - as the server reads it: `type` and what belongs to it.
- * @param {Element} said - gets the sentence.
+ * Let the server do something, and say what came of it.
+ * @param {Object} action - as the server reads it: `type` and what belongs to it.
+ * @param {Element} status - gets the sentence.
  * @param {HTMLButtonElement} button - cannot be used meanwhile.
  */
-export async function act(wish, said, button) {
+export async function performAction(action, status, button) {
   button.disabled = true;
-  said.className = "said quiet";
-  setText(said, "…");
-  let sentence;
-  let isDone = false;
+  status.className = "action-status muted";
+  setText(status, "…");
+  let outcome;
   try {
-    const answer = await fetch("/api/action", {
+    const response = await fetch("/api/action", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(wish),
-      signal: AbortSignal.timeout(ACT_MS_MAX),
+      body: JSON.stringify(action),
+      signal: AbortSignal.timeout(ACTION_TIMEOUT_MS),
     });
-    const isJson = answer.headers.get("Content-Type") === "application/json";
-    const outcome = isJson ? await answer.json() : { detail: await answer.text() };
-    isDone = outcome.is_done === true;
-    sentence = outcome.sentence ?? outcome.detail;
+    outcome = await contentOf(response);
   } catch (error) {
-    sentence = `the server did not answer (${error.message}); whether it was done is not known`;
+    outcome = { detail: `the server did not answer (${error.message}); whether it was done is not known` };
   }
-  said.className = `said ${isDone ? "good" : "bad"}`;
-  setText(said, sentence);
+  status.className = `action-status ${outcome.is_done === true ? "good" : "bad"}`;
+  setText(status, outcome.sentence ?? outcome.detail);
   button.disabled = false;
 }
 
 /** Ask for the name of a savepoint; null if somebody thinks better of it. */
-export function askForName(title, text) {
+export function promptForName(title, text) {
   const input = make("input", {
     id: "savepoint-name",
     name: "name",
@@ -66,20 +66,20 @@ export function askForName(title, text) {
     autocomplete: "off",
   });
   const label = make("label", { for: "savepoint-name" }, "Name ", input);
-  return question(title, [make("p", {}, text), label], "Take it", () => input.value);
+  return openDialog(title, [make("p", {}, text), label], "Take it", () => input.value);
 }
 
 /** Ask whether to go on; true or null. */
 export function confirm(title, text, word) {
-  return question(title, [make("p", {}, text)], word, () => true);
+  return openDialog(title, [make("p", {}, text)], word, () => true);
 }
 
 /** Say what has to be done elsewhere. */
 export function explain(title, content) {
-  return question(title, content, null, () => true);
+  return openDialog(title, content, null, () => true);
 }
 
-function question(title, content, word, value) {
+function openDialog(title, content, word, value) {
   const form = make(
     "form",
     { method: "dialog" },
@@ -88,7 +88,7 @@ function question(title, content, word, value) {
     make(
       "div",
       { class: "row" },
-      word === null ? null : make("button", { class: "chief", value: "yes" }, word),
+      word === null ? null : make("button", { class: "primary", value: "yes" }, word),
       make("button", { type: "button", on: { click: () => dialog.close() } }, word === null ? "Close" : "Leave it"),
     ),
   );

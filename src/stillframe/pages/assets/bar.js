@@ -1,29 +1,29 @@
 // What stands above everything: which system it is, whether it runs, and what can be done with it.
 
 import { make, setText, clock } from "./dom.js";
-import { act, askForName } from "./actions.js";
+import { performAction, promptForName } from "./actions.js";
 
 /**
  * Make the bar.
- * @param {Object} known - what the page knows; it is looked at in `update`.
+ * @param {Object} model - what the page knows; it is looked at in `update`.
  */
-export function makeBar(known) {
+export function makeBar(model) {
   const title = make("h1", {}, "Stillframe");
   const state = make("span", { class: "state", role: "status" }, "connecting …");
-  const take = make("button", { class: "chief", type: "button", disabled: true }, "Take a snapshot");
+  const take = make("button", { class: "primary", type: "button", disabled: true }, "Take a snapshot");
   const save = make("button", { type: "button", disabled: true }, "Take a savepoint …");
-  const lost = make("p", { class: "lost", role: "alert", hidden: true });
-  const said = make("p", { class: "said", role: "status" });
+  const connectionLost = make("p", { class: "connection-lost", role: "alert", hidden: true });
+  const status = make("p", { class: "action-status", role: "status" });
   let isConnected = false;
 
-  take.addEventListener("click", () => act({ type: "take" }, said, take));
+  take.addEventListener("click", () => performAction({ type: "take" }, status, take));
   save.addEventListener("click", async () => {
-    const name = await askForName("Take a savepoint", "A savepoint is a snapshot with a name; it stays until it is dropped.");
-    if (name !== null) act({ type: "take", name }, said, save);
+    const name = await promptForName("Take a savepoint", "A savepoint is a snapshot with a name; it stays until it is dropped.");
+    if (name !== null) performAction({ type: "take", name }, status, save);
   });
 
   function update() {
-    const { about, system } = known;
+    const { about, system } = model;
     if (about !== null) {
       setText(title, about.store.split("/").filter(Boolean).at(-1) ?? about.store);
       title.title = about.store;
@@ -41,25 +41,25 @@ export function makeBar(known) {
     root: make(
       "div",
       { class: "bar" },
-      make("div", { class: "row" }, title, state, make("span", { class: "spring" }), take, save),
-      said,
-      lost,
+      make("div", { class: "row" }, title, state, make("span", { class: "spacer" }), take, save),
+      status,
+      connectionLost,
     ),
     update,
     connected() {
       isConnected = true;
-      lost.hidden = true;
+      connectionLost.hidden = true;
       document.body.classList.remove("stale");
       update();
     },
     disconnected(why) {
       if (why !== undefined) {
-        setText(lost, why);
-      } else if (isConnected || lost.hidden) {
-        setText(lost, `The connection to 'stillframe watch' is gone since ${clock(Date.now() / 1000)}: what you see is from then. Trying again …`);
+        setText(connectionLost, why);
+      } else if (isConnected || connectionLost.hidden) {
+        setText(connectionLost, `The connection to 'stillframe watch' is gone since ${clock(Date.now() / 1000)}: what you see is from then. Trying again …`);
       }
       isConnected = false;
-      lost.hidden = false;
+      connectionLost.hidden = false;
       document.body.classList.add("stale");
       update();
     },

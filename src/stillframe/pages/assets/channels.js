@@ -1,6 +1,6 @@
 // Processes and channels in words and figures: the same as the graph shows.
 
-import { make, setText, count, bytes, duration } from "./dom.js";
+import { make, makeRow, makeTable, setText, count, bytes, duration } from "./dom.js";
 import { STATUS_WORDS, channelName } from "./graph.js";
 
 const CHANNELS_SHOWN = 40;
@@ -24,7 +24,7 @@ export class ChannelTable {
     const words = this.isPipeline ? OF_PIPELINE : OF_SYSTEM;
     this.processes = about.processes.slice(0, about.participant_count).map(([name, kind]) => {
       const cells = words.processes.slice(2).map(() => make("td", {}));
-      return { cells, row: make("tr", {}, make("th", { scope: "row", class: "mono" }, name), make("td", {}, kind), cells) };
+      return { cells, row: makeRow(make("th", { scope: "row", class: "mono" }, name), kind, ...cells) };
     });
     this.rows = Array.from({ length: Math.min(CHANNELS_SHOWN, about.channels.length) }, () => {
       const kinds = words.channels.map((_, column) => (column === 0 ? "mono" : "number"));
@@ -48,31 +48,31 @@ export class ChannelTable {
     this.root = this.details;
   }
 
-  /** Show how the system is now, if anybody has opened the tables. */
+  /** Show how the system is now, if the tables are open. */
   update(system) {
     this.system = system;
     if (!this.details.open) return;
-    this.processes.forEach(({ cells }, index) => this.tellProcess(cells, system, index));
+    this.processes.forEach(({ cells }, index) => this.showProcess(cells, system, index));
     const { channels } = system;
     if (channels === undefined) return;
     const order = this.about.channels.map((_, index) => index);
     if (order.length > this.rows.length) order.sort((a, b) => (channels.rate[b] ?? 0) - (channels.rate[a] ?? 0));
     this.rows.forEach(({ cells }, position) => {
       const index = order[position];
-      const told = (column, say) => (channels[column][index] === null ? "?" : say(channels[column][index]));
+      const shown = (column, format) => (channels[column][index] === null ? "?" : format(channels[column][index]));
       setText(cells[0], channelName(this.about, index));
-      setText(cells[1], told("rate", (rate) => count(Math.round(rate))));
+      setText(cells[1], shown("rate", (rate) => count(Math.round(rate))));
       if (this.isPipeline) {
-        ["sent", "received", "in_transit", "items"].forEach((column, place) => setText(cells[2 + place], told(column, count)));
+        ["sent", "received", "in_transit", "items"].forEach((column, place) => setText(cells[2 + place], shown(column, count)));
         return;
       }
-      setText(cells[2], told("in_transit", count));
-      setText(cells[3], told("bytes", bytes));
-      setText(cells[4], told("is_connected", (isConnected) => (isConnected ? "connected" : "not connected")));
+      setText(cells[2], shown("in_transit", count));
+      setText(cells[3], shown("bytes", bytes));
+      setText(cells[4], shown("is_connected", (isConnected) => (isConnected ? "connected" : "not connected")));
     });
   }
 
-  tellProcess(cells, system, index) {
+  showProcess(cells, system, index) {
     const status = system.statuses[index];
     setText(cells[0], this.isPipeline ? STATUS_WORDS[status] : status);
     if (!this.isPipeline) return;
@@ -86,12 +86,6 @@ function tableOf(heads, rows, caption) {
   return make(
     "div",
     { class: "scrolling", tabindex: 0, role: "region", "aria-label": caption },
-    make(
-      "table",
-      {},
-      make("caption", {}, caption),
-      make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))),
-      make("tbody", {}, rows),
-    ),
+    makeTable({}, heads, rows, caption),
   );
 }

@@ -1,29 +1,28 @@
 // The diagram of a snapshot's cut, and the steps in which it was recorded, rule by rule.
 
-import { make, parseSvg, setText, announce, count } from "./dom.js";
+import { make, makePanel, parseSvg, setText, announce, count } from "./dom.js";
 import { stepControls } from "./stepping.js";
 
 const SCROLL_MARGIN = 60;
 
 /**
  * Return the section with the diagram; if the steps are known, with what goes through them.
- * @param {Object} held - the document of the snapshot.
+ * @param {Object} snapshot - the document of the snapshot.
  * @param {Object} place - as `fragmentPlace` returns it: has the step, and is told.
  */
-export function showCut(held, place) {
-  const picture = parseSvg(held.diagram.svg);
+export function showCut(snapshot, place) {
+  const picture = parseSvg(snapshot.diagram.svg);
   const box = make("div", { class: "scrolling picture", tabindex: 0, role: "region", "aria-label": "diagram of the cut" }, picture);
-  const has = held.steps.length > 0;
+  const has = snapshot.steps.length > 0;
   if (!has) requestAnimationFrame(() => bringToMiddle(box, box.querySelector("[data-key^='cut']")));
-  return make(
-    "section",
-    { class: "panel cut-panel", "aria-labelledby": "the-cut" },
-    make("h2", { id: "the-cut" }, "The cut"),
-    has ? recordingSteps(held, place, box) : null,
+  return makePanel(
+    "The cut",
+    { id: "the-cut", kind: "cut-panel" },
+    has ? recordingSteps(snapshot, place, box) : null,
     box,
-    make("ul", { class: "samples" }, held.diagram.legend.map(legendSample)),
-    held.diagram.left_out === "" ? null : make("p", { class: "left-out" }, `${held.diagram.left_out}.`),
-    make("p", { class: "quiet" }, held.diagram.note),
+    make("ul", { class: "samples" }, snapshot.diagram.legend.map(legendSample)),
+    snapshot.diagram.left_out === "" ? null : make("p", { class: "left-out" }, `${snapshot.diagram.left_out}.`),
+    make("p", { class: "muted" }, snapshot.diagram.note),
   );
 }
 
@@ -31,12 +30,12 @@ function legendSample(row) {
   return make("li", {}, make("span", { class: `sample ${row.sample}`, "aria-hidden": "true" }), row.text);
 }
 
-function recordingSteps(held, place, box) {
-  const { steps } = held;
+function recordingSteps(snapshot, place, box) {
+  const { steps } = snapshot;
   const parts = new Map([...box.querySelectorAll("[data-key]")].map((part) => [part.dataset.key, part]));
   const since = firstSteps(steps);
   const sentence = make("p", { class: "sentence" });
-  const rule = make("p", { class: "quiet rule-quoted" });
+  const rule = make("p", { class: "muted rule-quoted" });
   const items = steps.map((step, index) => make("li", {}, make("button", { type: "button", class: "step", on: { click: () => controls.go(index + 1) } }, step.sentence)));
   const controls = stepControls({ of: "the recording", noun: "step", last: steps.length, onStep: show });
 
@@ -49,7 +48,7 @@ function recordingSteps(held, place, box) {
     setText(sentence, now === 0 ? "The whole cut. Go through the steps in which it was recorded." : step.sentence);
     setText(rule, now === 0 ? "" : step.rule);
     items.forEach((item, index) => item.firstChild.setAttribute("aria-current", index + 1 === now ? "step" : "false"));
-    place.put({ snapshot: held.id, step: now === 0 ? undefined : now });
+    place.put({ snapshot: snapshot.id, step: now === 0 ? undefined : now });
     if (now > 0) announce(`Step ${now}: ${step.sentence}`);
     requestAnimationFrame(() => bringToMiddle(box, now === 0 ? parts.get(steps[0].keys[0]) : parts.get(step.keys[0])));
   }
@@ -57,7 +56,7 @@ function recordingSteps(held, place, box) {
   listenWhile(box, "keydown", controls.press);
   listenWhile(box, "hashchange", () => controls.go(stepOf(new URLSearchParams(location.hash.slice(1)))), window);
   controls.go(stepOf(place.parameters));
-  const leftOut = held.steps_left_out_count;
+  const leftOut = snapshot.steps_left_out_count;
   return [
     controls.element,
     sentence,
@@ -67,7 +66,7 @@ function recordingSteps(held, place, box) {
       {},
       make("summary", {}, "All steps"),
       make("ol", { class: "steps" }, items),
-      leftOut > 0 ? make("p", { class: "quiet" }, `and ${count(leftOut)} in which a marker found nothing to record`) : null,
+      leftOut > 0 ? make("p", { class: "muted" }, `and ${count(leftOut)} in which a marker found nothing to record`) : null,
     ),
   ];
 }

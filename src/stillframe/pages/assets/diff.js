@@ -1,90 +1,86 @@
 // Two snapshots: in what they differ, field by field and channel by channel.
 
-import { make, count, counted, duration, bytes } from "./dom.js";
+import { make, makePanel, makeRest, makeRow, makeTable, count, counted, duration, bytes, moment } from "./dom.js";
 import { shownValue, filtered, foldable } from "./state_table.js";
-import { moment } from "./time_scale.js";
 
 const COUNT_NAMES = ["sent", "received", "in the channel"];
 const PREVIEW_MAX = 60;
 
 /**
  * Show in what two snapshots differ.
- * @param {Object} held - what comparison_document() in Python returns.
+ * @param {Object} diff - what diff_document() in Python returns.
  * @param {Element} root - is emptied, and gets it.
  */
-export function showComparison(held, root) {
+export function showDiff(diff, root) {
   root.replaceChildren(
-    comparisonHead(held),
-    make("div", { class: "columns" }, fieldDifferences(held), channelDifferences(held)),
+    diffHead(diff),
+    make("div", { class: "columns" }, fieldDifferences(diff), channelDifferences(diff)),
   );
 }
 
-function comparisonHead(held) {
-  const names = [held.before.id, held.after.id].map((id) => make("span", { class: "mono" }, id));
+function diffHead(diff) {
+  const names = [diff.before.id, diff.after.id].map((id) => make("span", { class: "mono" }, id));
   return make(
     "header",
     { class: "snapshot-head" },
     make("h1", {}, "From ", names[0], " to ", names[1]),
-    make("p", { class: "verdict" }, comparisonSentence(held)),
-    held.note === "" ? null : make("p", { class: "quiet" }, held.note),
-    make("div", { class: "scrolling", tabindex: 0, role: "group", "aria-label": "the two snapshots" }, headTable(held)),
+    make("p", { class: "verdict" }, diffSentence(diff)),
+    diff.note === "" ? null : make("p", { class: "muted" }, diff.note),
+    make("div", { class: "scrolling", tabindex: 0, role: "group", "aria-label": "the two snapshots" }, headTable(diff)),
   );
 }
 
-function comparisonSentence(held) {
-  if (held.is_equal) return held.equal;
-  const fields = `${counted(held.field_count, "field")} of ${counted(held.process_count, "process")}`;
-  return `They differ in ${fields} and in ${counted(held.channel_count, "channel")}.`;
+function diffSentence(diff) {
+  if (diff.is_equal) return diff.equal;
+  const fields = `${counted(diff.field_count, "field")} of ${counted(diff.process_count, "process")}`;
+  return `They differ in ${fields} and in ${counted(diff.channel_count, "channel")}.`;
 }
 
-function headTable(held) {
+function headTable(diff) {
   const rows = [
     ["initiated", (each) => moment(each.initiated_at)],
     ["epoch", (each) => String(each.epoch)],
     ["processes", (each) => count(each.process_count)],
     ["channels", (each) => count(each.channel_count)],
-    [`${held.noun}s caught`, (each) => count(each.message_count)],
+    [`${diff.noun}s caught`, (each) => count(each.message_count)],
     ["recorded in", (each) => duration(each.recorded_s)],
     ["size", (each) => bytes(each.bytes)],
   ];
-  const head = make("tr", {}, make("td"), snapshotColumns(held));
-  const body = rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value(held.before)), make("td", {}, value(held.after))));
-  return make("table", { class: "narrow" }, make("thead", {}, head), make("tbody", {}, body));
+  const body = rows.map(([name, value]) => makeRow(name, value(diff.before), value(diff.after)));
+  return makeTable({ class: "narrow" }, [make("td"), ...snapshotColumns(diff)], body);
 }
 
-function snapshotColumns(held) {
-  return [held.before.id, held.after.id].map((id) => make("th", { scope: "col", class: "mono" }, id));
+function snapshotColumns(diff) {
+  return [diff.before.id, diff.after.id].map((id) => make("th", { scope: "col", class: "mono" }, id));
 }
 
-function fieldDifferences(held) {
+function fieldDifferences(diff) {
   const byProcess = new Map();
-  for (const found of held.fields) {
+  for (const found of diff.fields) {
     byProcess.set(found.process, [...(byProcess.get(found.process) ?? []), found]);
   }
   const entries = [...byProcess].map(([process, fields]) => ({
     text: `${process} ${JSON.stringify(fields)}`.toLowerCase(),
-    make: (isOpen) => processDifference(held, process, fields, isOpen),
+    make: (isOpen) => processDifference(diff, process, fields, isOpen),
   }));
-  const left = held.field_count - held.fields.length;
-  return make(
-    "section",
-    { class: "panel", "aria-labelledby": "states" },
-    make("h2", { id: "states" }, "States"),
-    held.field_count === 0 ? make("p", {}, "Every process recorded the same.") : filtered("states", "processes", entries),
-    left > 0 ? make("p", { class: "quiet" }, `and ${counted(left, "field")} more: stillframe diff has them all`) : null,
+  return makePanel(
+    "States",
+    { id: "states" },
+    diff.field_count === 0 ? make("p", {}, "Every process recorded the same.") : filtered("states", "processes", entries),
+    makeRest(diff.field_count - diff.fields.length, "field", ": stillframe diff has them all"),
   );
 }
 
-function processDifference(held, process, fields, isOpen) {
-  const only = held.only_before.includes(process) ? `only in ${held.before.id}` : held.only_after.includes(process) ? `only in ${held.after.id}` : "";
+function processDifference(diff, process, fields, isOpen) {
+  const only = diff.only_before.includes(process) ? `only in ${diff.before.id}` : diff.only_after.includes(process) ? `only in ${diff.after.id}` : "";
   const summary = make(
     "summary",
     {},
     make("span", { class: "name" }, process),
-    make("span", { class: "quiet" }, fields.map(differencePreview).join(", ")),
+    make("span", { class: "muted" }, fields.map(differencePreview).join(", ")),
     only === "" ? null : make("span", { class: "warn" }, only),
   );
-  return foldable(process, summary, isOpen, () => fields.map((found) => fieldDifference(held, found)));
+  return foldable(process, summary, isOpen, () => fields.map((found) => fieldDifference(diff, found)));
 }
 
 function differencePreview(found) {
@@ -93,56 +89,49 @@ function differencePreview(found) {
   return text.length <= PREVIEW_MAX ? text : found.field;
 }
 
-function fieldDifference(held, found) {
-  const head = make("tr", {}, make("th", { scope: "col" }, found.keys === undefined ? "field" : "key"), snapshotColumns(held));
+function fieldDifference(diff, found) {
+  const properties = { class: "pair", "aria-label": `${found.process} ${found.field}` };
   if (found.keys === undefined) {
-    const row = make("tr", {}, make("th", { scope: "row", class: "mono" }, found.field), make("td", {}, shownValue(found.before)), make("td", {}, shownValue(found.after)));
-    return make("table", { class: "pair", "aria-label": `${found.process} ${found.field}` }, make("thead", {}, head), make("tbody", {}, row));
+    const name = make("th", { scope: "row", class: "mono" }, found.field);
+    return makeTable(properties, ["field", ...snapshotColumns(diff)], [makeRow(name, shownValue(found.before), shownValue(found.after))]);
   }
-  const rows = found.keys.map((row) => make("tr", {}, make("th", { scope: "row" }, shownValue(row.key)), make("td", {}, side(row.before)), make("td", {}, side(row.after))));
+  const rows = found.keys.map((row) => makeRow(shownValue(row.key), side(row.before), side(row.after)));
   const counts = ["added", "removed", "changed"].map((what) => `${count(found[`${what}_count`])} ${what}`).join(", ");
-  const left = found.keys_left_out_count;
   return [
-    make("h3", {}, make("span", { class: "mono" }, found.field), make("span", { class: "quiet" }, ` keys: ${counts}`)),
-    make("table", { class: "pair", "aria-label": `${found.process} ${found.field}` }, make("thead", {}, head), make("tbody", {}, rows)),
-    left > 0 ? make("p", { class: "left-out quiet" }, `and ${counted(left, "key")} more`) : null,
+    make("h3", {}, make("span", { class: "mono" }, found.field), make("span", { class: "muted" }, ` keys: ${counts}`)),
+    makeTable(properties, ["key", ...snapshotColumns(diff)], rows),
+    makeRest(found.keys_left_out_count, "key"),
   ];
 }
 
 function side(value) {
-  return value === undefined ? make("span", { class: "quiet" }, "not there") : shownValue(value);
+  return value === undefined ? make("span", { class: "muted" }, "not there") : shownValue(value);
 }
 
-function channelDifferences(held) {
-  const left = held.channel_count - held.channels.length;
-  return make(
-    "section",
-    { class: "panel", "aria-labelledby": "channels" },
-    make("h2", { id: "channels" }, "Channels"),
-    held.channel_count === 0 ? make("p", {}, "Every channel counted and held the same.") : filtered("channels", "channels", channelRows(held)),
-    left > 0 ? make("p", { class: "quiet" }, `and ${counted(left, "channel")} more`) : null,
+function channelDifferences(diff) {
+  const entries = diff.channels.map((found) => ({
+    text: found.channel.toLowerCase(),
+    make: (isOpen) => channelDifference(diff, found, isOpen),
+  }));
+  return makePanel(
+    "Channels",
+    { id: "channels" },
+    diff.channel_count === 0 ? make("p", {}, "Every channel counted and held the same.") : filtered("channels", "channels", entries),
+    makeRest(diff.channel_count - diff.channels.length, "channel"),
   );
 }
 
-function channelRows(held) {
-  return held.channels.map((found) => ({
-    text: found.channel.toLowerCase(),
-    make: (isOpen) => channelDifference(held, found, isOpen),
-  }));
-}
-
-function channelDifference(held, found, isOpen) {
+function channelDifference(diff, found, isOpen) {
   const kept = [found.before[2], found.after[2]].map(count);
-  const note = found.is_same_count ? held.same_count : `held ${kept[0]}, then ${kept[1]}`;
-  const summary = make("summary", {}, make("span", { class: "name" }, found.channel), make("span", { class: "quiet" }, note));
+  const note = found.is_same_count ? diff.same_count : `held ${kept[0]}, then ${kept[1]}`;
+  const summary = make("summary", {}, make("span", { class: "name" }, found.channel), make("span", { class: "muted" }, note));
   return foldable(found.channel, summary, isOpen, () => {
-    const head = make("tr", {}, make("th", { scope: "col" }, `${held.noun}s`), snapshotColumns(held), make("th", { scope: "col" }, "more by"));
     const rows = COUNT_NAMES.map((name, index) => {
       const [before, after] = [found.before[index], found.after[index]];
       const cells = [count(before), count(after), before === after ? "" : signed(after - before)];
-      return make("tr", {}, make("th", { scope: "row" }, name), cells.map((cell) => make("td", { class: "number" }, cell)));
+      return makeRow(name, ...cells.map((cell) => make("td", { class: "number" }, cell)));
     });
-    return make("table", { "aria-label": `counts of ${found.channel}` }, make("thead", {}, head), make("tbody", {}, rows));
+    return makeTable({ "aria-label": `counts of ${found.channel}` }, [`${diff.noun}s`, ...snapshotColumns(diff), "more by"], rows);
   });
 }
 

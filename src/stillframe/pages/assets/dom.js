@@ -33,6 +33,39 @@ function fill(element, properties, children) {
   return element;
 }
 
+/**
+ * Make a table.
+ * @param {Object} properties - attributes of the table.
+ * @param {(Node|string)[]} heads - what stands above the columns; a cell, or its text.
+ * @param {Element[]|Element} rows - the rows, or the body that holds them.
+ * @param {string} [caption] - what the table is about.
+ */
+export function makeTable(properties, heads, rows, caption) {
+  const cells = heads.map((head) => (isCell(head) ? head : make("th", { scope: "col" }, head)));
+  const body = Array.isArray(rows) ? make("tbody", {}, rows) : rows;
+  return make("table", properties, caption === undefined ? null : make("caption", {}, caption), make("thead", {}, make("tr", {}, cells)), body);
+}
+
+/** Make a row of a table from the cell that names it and the others, or from what is in them. */
+export function makeRow(head, ...cells) {
+  const name = isCell(head) ? head : make("th", { scope: "row" }, head);
+  return make("tr", {}, name, cells.map((cell) => (isCell(cell) ? cell : make("td", {}, cell))));
+}
+
+function isCell(content) {
+  return content instanceof HTMLTableCellElement;
+}
+
+/** Say how many more there are, and where; null if there are none. */
+export function makeRest(left, noun, where = "") {
+  return left > 0 ? make("p", { class: "left-out muted" }, `and ${counted(left, noun)} more${where}`) : null;
+}
+
+/** Make a section of the page; `id` is that of its heading. */
+export function makePanel(title, { id, kind = "" }, ...content) {
+  return make("section", { class: `panel ${kind}`.trim(), "aria-labelledby": id }, make("h2", { id }, title), ...content);
+}
+
 /** Return the element that a picture in SVG describes; it holds no script, and none would run. */
 export function parseSvg(text) {
   const parsed = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
@@ -57,7 +90,7 @@ export function setText(element, text) {
 export function announce(text) {
   let region = document.getElementById("announcements");
   if (region === null) {
-    region = make("div", { id: "announcements", role: "status", class: "unseen" });
+    region = make("div", { id: "announcements", role: "status", class: "visually-hidden" });
     document.body.append(region);
   }
   region.textContent = text;
@@ -105,6 +138,11 @@ export function duration(seconds) {
   if (seconds < 99.95) return `${seconds.toFixed(1)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
   return `${Math.round(seconds / 3600)} h`;
+}
+
+/** Return a moment, in seconds since 1970, as date and time of day, the same everywhere. */
+export function moment(seconds) {
+  return new Date(seconds * 1000).toISOString().replace("T", " ").replace("Z", " UTC");
 }
 
 /** Return a moment, in seconds since 1970, as the time of day here. */

@@ -1,10 +1,10 @@
 // The script of a file to send: shows the document that lies in the file itself.
 
-import { showPlay } from "./player.js";
+import { showPlayer } from "./player.js";
 import { showSnapshot } from "./snapshot.js";
-import { showComparison } from "./diff.js";
+import { showDiff } from "./diff.js";
 
-const shows = { play: showPlay, snapshot: showSnapshot, comparison: showComparison };
+const shows = { play: showPlayer, snapshot: showSnapshot, comparison: showDiff };
 
-const held = JSON.parse(document.getElementById("document").textContent);
-shows[held.kind](held, document.querySelector("main"));
+const content = JSON.parse(document.getElementById("document").textContent);
+shows[content.kind](content, document.querySelector("main"));

@@ -1,7 +1,7 @@
 // The graph of processes and channels: how they are, how much goes over them, and the markers.
 
 import { make, makeSvg, setText, count, duration, own } from "./dom.js";
-import { Wave } from "./marker_animation.js";
+import { MarkerAnimation } from "./marker_animation.js";
 
 const WIDTH = 760;
 const HEIGHT = 560;
@@ -27,7 +27,7 @@ export class Graph {
     this.edges = this.paths.map((path, index) => this.makeEdge(path, index));
     this.discs = about.processes.map((process, index) => this.makeDisc(process, index));
     this.above = make("div", { class: "markers", "aria-hidden": "true" });
-    this.caption = make("p", { class: "wave-caption quiet" }, "");
+    this.caption = make("p", { class: "marker-caption muted" }, "");
     const picture = makeSvg(
       "svg",
       { class: this.isPipeline ? "graph wide" : "graph", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": graphLabel(about) },
@@ -36,9 +36,9 @@ export class Graph {
     );
     this.stage = make("div", { class: "stage" }, picture, this.above);
     const box = this.isPipeline ? make("div", { class: "scrolling", tabindex: 0, role: "region", "aria-label": "The graph" }, this.stage) : this.stage;
-    const legend = make("p", { class: "quiet" }, this.isPipeline ? "The wider a line, the more records a second; figures: records that the reader of a log is behind." : "The wider a line, the more messages a second; figures: messages on their way.");
+    const legend = make("p", { class: "muted" }, this.isPipeline ? "The wider a line, the more records a second; figures: records that the reader of a log is behind." : "The wider a line, the more messages a second; figures: messages on their way.");
     this.root = make("div", { class: "graph-box" }, box, legend, this.caption);
-    this.wave = null;
+    this.animation = null;
   }
 
   makeEdge(path, index) {
@@ -71,7 +71,7 @@ export class Graph {
     this.discs.forEach((disc, index) => {
       const status = system.statuses[index];
       const phases = (system.under_way ?? []).map((one) => own(one.phases, disc.name) ?? "idle");
-      const phase = phases.includes("recording") ? (this.isPipeline ? "holding" : "recording") : phases.includes("idle") ? "awaited" : phases.length ? "recorded" : "";
+      const phase = phases.includes("recording") ? (this.isPipeline ? "straggler" : "recording") : phases.includes("idle") ? "pending" : phases.length ? "recorded" : "";
       const kind = `process ${status} ${phase}`;
       if (disc.status !== kind) {
         disc.status = kind;
@@ -79,7 +79,7 @@ export class Graph {
         setText(disc.title, `${disc.name} (${disc.kind}) ${STATUS_WORDS[status] ?? status}`);
         if (this.discs.length <= 16 && !this.isPipeline) setText(disc.more, status === "running" ? "" : (STATUS_WORDS[status] ?? status));
       }
-      if (this.isPipeline) setText(disc.more, status === "output" ? this.endSentence(system, index) : doing(system, index));
+      if (this.isPipeline) setText(disc.more, status === "output" ? this.endSentence(system, index) : activityOf(system, index));
     });
     this.edges.forEach((edge, index) => this.updateEdge(edge, index, system));
     if (this.isPipeline) setText(this.caption, system.under_way.length > 0 ? BARRIER_LEGEND : "");
@@ -106,8 +106,8 @@ export class Graph {
       return;
     }
     if (edge.badge !== null) setText(edge.badge, held ? count(held) : "");
-    const told = columns === undefined ? "nothing is known" : `${rate === null ? "?" : count(Math.round(rate))} messages a second, about ${held === null ? "?" : count(held)} on their way${isConnected ? "" : ", not connected"}`;
-    setText(edge.title, `${edge.name}: ${told}`);
+    const traffic = columns === undefined ? "nothing is known" : `${rate === null ? "?" : count(Math.round(rate))} messages a second, about ${held === null ? "?" : count(held)} on their way${isConnected ? "" : ", not connected"}`;
+    setText(edge.title, `${edge.name}: ${traffic}`);
   }
 
   /** Show how far the target of a log is behind, and where the barrier is on it. */
@@ -121,26 +121,26 @@ export class Graph {
   }
 
   /** Show how the markers of a snapshot went, slowly; not while others are shown. */
-  playWave(wave) {
-    if (this.wave !== null || !this.root.isConnected) return;
+  playMarkers(timeline) {
+    if (this.animation !== null || !this.root.isConnected) return;
     const places = new Map(this.about.processes.map(([name], index) => [name, index]));
-    this.wave = new Wave(wave, {
+    this.animation = new MarkerAnimation(timeline, {
       layer: this.above,
       scale: () => this.stage.clientWidth / WIDTH,
       pathOf: (source, target) => this.paths[this.about.channels.findIndex(([s, t]) => s === places.get(source) && t === places.get(target))],
       cut: (process, isCut) => this.discs[places.get(process)]?.root.classList.toggle("cut", isCut),
       ended: () => {
-        this.wave = null;
+        this.animation = null;
       },
     });
-    const took = wave.took_s === null ? "" : `, which took ${duration(wave.took_s)}`;
-    setText(this.caption, `The markers of ${wave.id}${took}, shown ${count(Math.round(this.wave.slowness))} times slower. Black: has recorded its state.`);
-    this.wave.play();
+    const took = timeline.took_s === null ? "" : `, which took ${duration(timeline.took_s)}`;
+    setText(this.caption, `The markers of ${timeline.id}${took}, shown ${count(Math.round(this.animation.slowness))} times slower. Black: has recorded its state.`);
+    this.animation.play();
   }
 
   /** Draw no more. */
   stop() {
-    this.wave?.stop();
+    this.animation?.stop();
   }
 }
 
@@ -159,7 +159,7 @@ export function channelName(about, index) {
 }
 
 /** What a query or service does, in few words. */
-export function doing(system, index) {
+export function activityOf(system, index) {
   const status = system.statuses[index];
   const batch = system.batches[index];
   if (status === "running" || status === "busy") return batch === null ? "" : `batch ${count(batch)}`;
@@ -169,12 +169,12 @@ export function doing(system, index) {
 
 function logSentence(system, index) {
   const { sent, rate, received, in_transit: held, items } = system.channels;
-  const told = (value) => (value === null ? "?" : count(value));
-  const appended = `${told(sent[index])} records appended, ${rate[index] === null ? "?" : count(Math.round(rate[index]))} a second`;
+  const shown = (value) => (value === null ? "?" : count(value));
+  const appended = `${shown(sent[index])} records appended, ${rate[index] === null ? "?" : count(Math.round(rate[index]))} a second`;
   const barrier = system.barriers[index];
   const where = barrier === null ? "" : barrier[0] === "passed" ? "; the barrier was passed" : `; the barrier is on it${barrier[1] === null ? "" : `, ${count(barrier[1])} items ahead`}`;
   if (received[index] === null && items[index] === null) return `${appended}${where}`;
-  return `${appended}; ${told(received[index])} read, ${told(held[index])} behind, in ${told(items[index])} items${where}`;
+  return `${appended}; ${shown(received[index])} read, ${shown(held[index])} behind, in ${shown(items[index])} items${where}`;
 }
 
 /** A stroke across a path, as the outline of an SVG path. */

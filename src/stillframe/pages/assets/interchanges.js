@@ -6,28 +6,28 @@ import { stepControls } from "./stepping.js";
 
 /**
  * Show the interchanges of a cut.
- * @param {Object} held - the document of player_document.py.
+ * @param {Object} execution - the document of player_document.py.
  * @param {Object} choice - one of its choices.
  * @param {Element} section - is emptied, and gets them.
  * @returns {function(): void} stops what plays by itself.
  */
-export function showInterchanges(held, choice, section) {
+export function showInterchanges(execution, choice, section) {
   const { events = [], swaps, total, problem, broken } = choice.interchanges;
   section.onkeydown = null;
   section.replaceChildren(
     make("h2", {}, "All white before all red"),
-    make("p", { class: "quiet" }, "The same events in the order in which they happened. A red event and a white one right behind it, of different processes, can change places: the white one needs nothing of the red one."),
+    make("p", { class: "muted" }, "The same events in the order in which they happened. A red event and a white one right behind it, of different processes, can change places: the white one needs nothing of the red one."),
   );
   const row = make("ol", { class: "events" });
   if (problem) section.append(make("p", { class: "bad problem" }, problem));
-  const chips = events.map(([process, label, isWhite], place) => eventChip(held, process, label, isWhite, broken.includes(place)));
+  const chips = events.map(([process, label, isWhite], place) => eventChip(execution, process, label, isWhite, broken.includes(place)));
   row.append(...chips);
   if (problem || swaps.length === 0) {
     if (!problem) section.append(make("p", { class: "words" }, alreadySorted(events)));
     section.append(row);
     return () => {};
   }
-  const said = make("p", { class: "words" });
+  const status = make("p", { class: "words" });
   const left = make("p", { class: "left" });
   const orders = orderAfter(chips, swaps);
   const controls = stepControls({ of: "the interchanges", noun: "interchange", last: swaps.length, onStep: show });
@@ -45,25 +45,25 @@ export function showInterchanges(held, choice, section) {
     const words = step > 0
       ? `${white.dataset.name} and ${red.dataset.name} changed places: the white one accepts nothing that the red one sent.`
       : "In the order in which they happened.";
-    if (said.textContent !== "" && said.textContent !== words) announce(`${words} ${left.textContent}`);
-    setText(said, words);
+    if (status.textContent !== "" && status.textContent !== words) announce(`${words} ${left.textContent}`);
+    setText(status, words);
   }
 
-  section.append(make("div", { class: "row" }, controls.element), said, row, left);
+  section.append(make("div", { class: "row" }, controls.element), status, row, left);
   section.onkeydown = controls.press;
   controls.go(0);
   return controls.pause;
 }
 
-function eventChip(held, process, label, isWhite, isBroken) {
+function eventChip(execution, process, label, isWhite, isBroken) {
   const colour = isWhite ? "white" : "red";
-  const name = `${label} of ${held.processes[process]}`;
+  const name = `${label} of ${execution.processes[process]}`;
   return make(
     "li",
     { class: `event-chip ${colour}${isBroken ? " broken" : ""}`, "data-name": name },
     make("b", {}, label),
-    make("small", {}, held.processes[process]),
-    make("span", { class: "unseen" }, `, ${colour}`),
+    make("small", {}, execution.processes[process]),
+    make("span", { class: "visually-hidden" }, `, ${colour}`),
   );
 }
 

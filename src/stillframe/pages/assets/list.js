@@ -1,7 +1,7 @@
 // The list of snapshots, the newest first: some at a time, however many there are.
 
 import { make, setText, count, counted, bytes, duration, clock, own } from "./dom.js";
-import { act, ask, askForName, confirm, explain } from "./actions.js";
+import { performAction, fetchDocument, promptForName, confirm, explain } from "./actions.js";
 
 const STEP = 25;
 const VERDICT_WORDS = {
@@ -12,20 +12,20 @@ const VERDICT_WORDS = {
 
 /** The list; `update` after rows have come or gone. */
 export class SnapshotList {
-  /** @param {Object} known - what the page knows. */
-  constructor(known) {
-    this.known = known;
-    this.isPipeline = known.about?.kind === "pipeline";
+  /** @param {Object} model - what the page knows. */
+  constructor(model) {
+    this.model = model;
+    this.isPipeline = model.about?.kind === "pipeline";
     this.shownCount = STEP;
     this.shown = new Map();
-    this.summary = make("p", { class: "quiet" }, "");
+    this.summary = make("p", { class: "muted" }, "");
     this.body = make("tbody", {});
     this.body.addEventListener("compare", () => {
       for (const button of this.body.querySelectorAll(".compare")) button.rename();
     });
     this.body.addEventListener("mouseleave", () => this.catchUp());
     this.body.addEventListener("focusout", () => this.catchUp());
-    this.said = make("p", { class: "said", role: "status" });
+    this.status = make("p", { class: "action-status", role: "status" });
     this.older = make("button", { type: "button", on: { click: () => this.showOlder() } }, "Show older ones");
     const heads = this.isPipeline
       ? ["snapshot", "published", "recorded in", "published after", "on channels", "size", "mode", "kept as", "what to do"]
@@ -34,7 +34,7 @@ export class SnapshotList {
       "div",
       {},
       this.summary,
-      this.said,
+      this.status,
       make(
         "div",
         { class: "scrolling", tabindex: 0, role: "group", "aria-label": "Rows of snapshots" },
@@ -57,9 +57,9 @@ export class SnapshotList {
   update() {
     this.isBehind = this.isInUse() && this.shown.size > 0;
     if (this.isBehind) {
-      const newer = [...this.known.rows.values()].filter((row) => row.number > this.newest).length;
-      setText(this.summary, `${counted(this.known.count, "snapshot")} in the store; ${count(newer)} newer than these come when you leave the list.`);
-      for (const [id, one] of this.shown) this.keep(one, this.known.rows.get(id));
+      const newer = [...this.model.rows.values()].filter((row) => row.number > this.newest).length;
+      setText(this.summary, `${counted(this.model.count, "snapshot")} in the store; ${count(newer)} newer than these come when you leave the list.`);
+      for (const [id, one] of this.shown) this.updateNames(one, this.model.rows.get(id));
       return;
     }
     this.redraw();
@@ -75,7 +75,7 @@ export class SnapshotList {
   }
 
   redraw() {
-    const { rows, count: total } = this.known;
+    const { rows, count: total } = this.model;
     const newest = [...rows.values()].sort((a, b) => b.number - a.number).slice(0, this.shownCount);
     this.newest = newest[0]?.number ?? -1;
     const wanted = new Set(newest.map((row) => row.id));
@@ -88,10 +88,10 @@ export class SnapshotList {
     let before = null;
     for (const row of newest) {
       let one = this.shown.get(row.id);
-      if (one !== undefined) this.keep(one, row);
+      if (one !== undefined) this.updateNames(one, row);
       if (one === undefined || one.row !== row) {
         const made = { row, verdicts: make("td", { class: "verdicts" }), kept: make("span", {}) };
-        made.element = this.makeRow(row, made);
+        made.element = this.rowOf(row, made);
         one?.element.replaceWith(made.element);
         this.shown.set(row.id, made);
         one = made;
@@ -111,7 +111,7 @@ export class SnapshotList {
   }
 
   showVerdict(one) {
-    const judged = this.known.judged.get(one.row.id);
+    const judged = this.model.judged.get(one.row.id);
     if (one.judged === judged) return;
     one.judged = judged;
     const chips = Object.entries(judged.verdicts).map(([name, { holds, sentence }]) => {
@@ -123,13 +123,13 @@ export class SnapshotList {
   }
 
   /** Take what may change of a row that is shown: under which names it is kept. */
-  keep(one, row) {
+  updateNames(one, row) {
     if (row === undefined || row === one.row || Boolean(row.trouble) !== Boolean(one.row.trouble)) return;
     one.row = row;
     setText(one.kept, (row.savepoints ?? []).join(", "));
   }
 
-  makeRow(row, { verdicts, kept }) {
+  rowOf(row, { verdicts, kept }) {
     if (row.trouble) {
       return make("tr", {}, make("th", { scope: "row", class: "mono" }, row.id), make("td", { colspan: 8, class: "bad" }, row.trouble));
     }
@@ -146,7 +146,7 @@ export class SnapshotList {
       number(bytes(row.bytes)),
       this.isPipeline ? make("td", {}, modeOf(row)) : verdicts,
       make("td", {}, kept, this.isPipeline ? storesOf(row) : null),
-      make("td", { class: "row" }, this.isPipeline ? [this.compareButton(row), this.backButton(row)] : [this.compareButton(row), this.keepButton(row), this.restoreButton(row)]),
+      make("td", { class: "row" }, this.compareButton(row), this.isPipeline ? null : this.keepButton(row), this.restoreButton(row)),
     );
   }
 
@@ -175,39 +175,30 @@ export class SnapshotList {
   }
 
   keepButton(row) {
-    const button = make("button", { type: "button", "aria-label": `Keep ${row.id} as a savepoint` }, "Keep …");
-    button.addEventListener("click", async () => {
-      const name = await askForName(`Keep ${row.id}`, "It stays under this name until it is dropped.");
-      if (name !== null) act({ type: "keep", snapshot: row.id, name }, this.said, button);
-    });
+    const keep = async () => {
+      const name = await promptForName(`Keep ${row.id}`, "It stays under this name until it is dropped.");
+      if (name !== null) performAction({ type: "keep", snapshot: row.id, name }, this.status, button);
+    };
+    const button = make("button", { type: "button", "aria-label": `Keep ${row.id} as a savepoint`, on: { click: keep } }, "Keep …");
     return button;
   }
 
+  /** A pipeline is restored when nothing of it runs; else the page explains what to do first. */
   restoreButton(row) {
-    const button = make("button", { type: "button", "aria-label": `Restore ${row.id}` }, "Restore …");
-    button.addEventListener("click", async () => {
-      const text = "All processes and channels go back to it together. What happened since is undone, except for effects outside.";
-      if (await confirm(`Take the system back to ${row.id}?`, text, "Restore")) {
-        act({ type: "restore", snapshot: row.id }, this.said, button);
-      }
-    });
-    return button;
-  }
-
-  /** A pipeline goes back when nothing of it runs; else say what to do first. */
-  backButton(row) {
-    const button = make("button", { type: "button", "aria-label": `Restore ${row.id}` }, "Restore …");
-    button.addEventListener("click", async () => {
-      const { about, system } = this.known;
-      const title = `Take the pipeline back to ${row.id}?`;
-      if (system.running.length > 0) {
+    const restore = async () => {
+      const { about, system } = this.model;
+      const title = `Take the ${this.isPipeline ? "pipeline" : "system"} back to ${row.id}?`;
+      if (this.isPipeline && system.running.length > 0) {
         const text = `A restore would take the ground from under what runs: ${system.running.join(", ")}. Stop these programs first. Then press Restore here, or type:`;
         await explain(title, [make("p", {}, text), make("pre", {}, `${about.restore_command} ${row.id}`)]);
         return;
       }
-      const text = "All queries, services and channels go back to it together, verified before anything is changed. Then start the programs again.";
-      if (await confirm(title, text, "Restore")) act({ type: "restore", snapshot: row.id }, this.said, button);
-    });
+      const text = this.isPipeline
+        ? "All queries, services and channels go back to it together, verified before anything is changed. Then start the programs again."
+        : "All processes and channels go back to it together. What happened since is undone, except for effects outside.";
+      if (await confirm(title, text, "Restore")) performAction({ type: "restore", snapshot: row.id }, this.status, button);
+    };
+    const button = make("button", { type: "button", "aria-label": `Restore ${row.id}`, on: { click: restore } }, "Restore …");
     return button;
   }
 
@@ -216,13 +207,13 @@ export class SnapshotList {
     this.shownCount += STEP;
     try {
       // Rows may have gone in between: the gap is filled from the lowest that is without one.
-      if (this.known.rows.size < this.shownCount) {
-        const oldest = Math.min(...[...this.known.rows.values()].map((row) => row.number));
-        const told = await ask(`/api/snapshots?before=${oldest}`);
-        for (const row of told.rows) this.known.rows.set(row.id, row);
+      if (this.model.rows.size < this.shownCount) {
+        const oldest = Math.min(...[...this.model.rows.values()].map((row) => row.number));
+        const older = await fetchDocument(`/api/snapshots?before=${oldest}`);
+        for (const row of older.rows) this.model.rows.set(row.id, row);
       }
     } catch (error) {
-      setText(this.said, error.message);
+      setText(this.status, error.message);
     }
     this.older.disabled = false;
     this.redraw();
@@ -234,5 +225,5 @@ function modeOf(row) {
 }
 
 function storesOf(row) {
-  return row.systems.map(({ name, store, snapshot }) => make("div", { class: "quiet" }, `system ${name}: ${snapshot} in ${store}`));
+  return row.systems.map(({ name, store, snapshot }) => make("div", { class: "muted" }, `system ${name}: ${snapshot} in ${store}`));
 }

@@ -10,19 +10,19 @@ const REST_MS = 900;
 const MARKERS_MAX = 200;
 const STATIONS = 12;
 
-/** One wave; `play` shows it once. */
-export class Wave {
+/** The markers of one snapshot; `play` shows them once. */
+export class MarkerAnimation {
   /**
-   * @param {Object} wave - cuts of processes and arrivals of markers, in seconds after its beginning.
+   * @param {Object} timeline - cuts of processes and arrivals of markers, in seconds after its beginning.
    * @param {Object} stage - `layer` for the markers, `scale()` from the picture's units to pixels,
    *     `pathOf(source, target)`, `cut(process, isCut)`, and `ended()`.
    */
-  constructor(wave, stage) {
+  constructor(timeline, stage) {
     this.stage = stage;
-    this.cuts = Object.entries(wave.cuts);
-    this.flights = wave.came.filter(([source]) => own(wave.cuts, source) !== undefined).slice(0, MARKERS_MAX);
-    this.sent = wave.cuts;
-    const last = Math.max(1e-6, ...this.cuts.map(([, at]) => at), ...wave.came.map(([, , at]) => at));
+    this.cuts = Object.entries(timeline.cuts);
+    this.flights = timeline.came.filter(([source]) => own(timeline.cuts, source) !== undefined).slice(0, MARKERS_MAX);
+    this.sent = timeline.cuts;
+    const last = Math.max(1e-6, ...this.cuts.map(([, at]) => at), ...timeline.came.map(([, , at]) => at));
     this.slowness = Math.max(1, SHOWN_MS / 1000 / last);
     this.timers = [];
     this.marks = [];
@@ -46,7 +46,7 @@ export class Wave {
     const path = this.stage.pathOf(source, target);
     if (path === undefined) return;
     const begin = this.shownMs(own(this.sent, source));
-    const mark = make("div", { class: "flying" });
+    const mark = make("div", { class: "flying-marker" });
     const stations = Array.from({ length: STATIONS + 1 }, (_, station) => {
       const { x, y } = path.at(station / STATIONS);
       return { transform: `translate(${x * scale}px, ${y * scale}px) rotate(45deg)`, opacity: 1 };

@@ -1,19 +1,19 @@
-// The running system at a glance: its graph, who is awaited, totals, what happened, its snapshots.
+// The running system at a glance: its graph, what is pending, totals, events, its snapshots.
 
-import { make, setText, clock, duration } from "./dom.js";
+import { make, makePanel, setText, clock, duration } from "./dom.js";
 import { Graph } from "./graph.js";
 import { ChannelTable } from "./channels.js";
 import { SnapshotList } from "./list.js";
 import { showTotals } from "./totals.js";
 
-const HAPPENINGS_SHOWN = 30;
+const EVENTS_SHOWN = 30;
 const TOTALS_S = 2;
 
 /** The view of the running system. */
 export class Overview {
-  /** @param {Object} known - what the page knows. */
-  constructor(known) {
-    this.known = known;
+  /** @param {Object} model - what the page knows. */
+  constructor(model) {
+    this.model = model;
     this.isVisible = false;
     this.stale = new Set();
     this.totalsAt = 0;
@@ -24,28 +24,28 @@ export class Overview {
 
   /** Make everything anew: another system, or its topology has changed. */
   begin() {
-    const { about } = this.known;
+    const { about } = this.model;
     this.graph?.stop();
     this.graph = about === null ? null : new Graph(about);
     this.channels = about === null ? null : new ChannelTable(about);
     const isPipeline = about?.kind === "pipeline";
-    if (this.list === undefined || this.list.isPipeline !== isPipeline) this.list = new SnapshotList(this.known);
-    this.awaited = make("div", {});
+    if (this.list === undefined || this.list.isPipeline !== isPipeline) this.list = new SnapshotList(this.model);
+    this.pending = make("div", {});
     this.totals ??= make("div", {});
-    this.happened ??= make("ol", { class: "happenings" });
-    this.note = make("p", { class: "quiet" }, "Waiting for the server …");
+    this.events ??= make("ol", { class: "event-log" });
+    this.note = make("p", { class: "muted" }, "Waiting for the server …");
     this.root.replaceChildren(
       panel(isPipeline ? "The pipeline" : "The system", "graph-panel", this.note, this.graph?.root ?? null, this.channels?.root ?? null),
       make(
         "div",
         { class: "side" },
-        panel("Under way", "awaited", this.awaited),
+        panel("Under way", "pending", this.pending),
         isPipeline ? null : panel("Conserved totals", "totals", this.totals),
-        panel("What happened", "happened", make("div", { class: "scrolling low", tabindex: 0, role: "group", "aria-label": "Happenings, the newest first" }, this.happened)),
+        panel("What happened", "happened", make("div", { class: "scrolling low", tabindex: 0, role: "group", "aria-label": "Happenings, the newest first" }, this.events)),
       ),
       panel("Snapshots", "snapshots", this.list.root),
     );
-    for (const what of ["system", "snapshots", "judged", "happenings"]) this.update(what);
+    for (const what of ["system", "snapshots", "judged", "events"]) this.update(what);
   }
 
   /** Whether the row of a snapshot is on the page. */
@@ -80,18 +80,18 @@ export class Overview {
   }
 
   draw_system() {
-    const { about, system } = this.known;
+    const { about, system } = this.model;
     if (about === null || system === null) return;
     this.note.hidden = about.kind === "pipeline" ? system.why_not === "" : system.is_running;
     setText(this.note, system.why_not || "The processes are starting.");
     this.graph.update(system);
     this.channels.update(system);
-    showAwaited(this.awaited, system);
+    showPending(this.pending, system);
     if (system.naive && system.at - this.totalsAt > TOTALS_S) this.update("judged");
   }
 
-  draw_wave() {
-    if (this.known.wave !== null) this.graph?.playWave(this.known.wave);
+  draw_timeline() {
+    if (this.model.timeline !== null) this.graph?.playMarkers(this.model.timeline);
   }
 
   draw_snapshots() {
@@ -99,32 +99,32 @@ export class Overview {
   }
 
   draw_judged() {
-    this.totalsAt = this.known.system?.at ?? 0;
-    if (this.known.about?.kind !== "pipeline") showTotals(this.totals, this.known);
+    this.totalsAt = this.model.system?.at ?? 0;
+    if (this.model.about?.kind !== "pipeline") showTotals(this.totals, this.model);
     this.list.updateVerdicts();
   }
 
-  draw_happenings() {
-    const rows = this.known.happenings.slice(-HAPPENINGS_SHOWN).reverse();
-    this.happened.replaceChildren(
+  draw_events() {
+    const rows = this.model.events.slice(-EVENTS_SHOWN).reverse();
+    this.events.replaceChildren(
       ...rows.map(({ at, kind, sentence }) =>
-        make("li", { class: `happening ${kind}` }, make("time", {}, clock(at)), " ", sentence),
+        make("li", { class: `event-entry ${kind}` }, make("time", {}, clock(at)), " ", sentence),
       ),
     );
-    if (rows.length === 0) this.happened.append(make("li", { class: "quiet" }, "nothing yet"));
+    if (rows.length === 0) this.events.append(make("li", { class: "muted" }, "nothing yet"));
   }
 }
 
-function panel(title, id, ...content) {
-  return make("section", { class: `panel ${id}`, "aria-labelledby": `title-${id}` }, make("h2", { id: `title-${id}` }, title), ...content);
+function panel(title, kind, ...content) {
+  return makePanel(title, { id: `title-${kind}`, kind }, ...content);
 }
 
 /** Say which snapshots are under way, and who holds them up. */
-function showAwaited(root, system) {
+function showPending(root, system) {
   const underWay = system.under_way ?? [];
   if (underWay.length === 0) {
-    if (root.childElementCount !== 1 || root.firstChild.className !== "quiet") {
-      root.replaceChildren(make("p", { class: "quiet" }, "No snapshot is under way; nobody is awaited."));
+    if (root.childElementCount !== 1 || root.firstChild.className !== "muted") {
+      root.replaceChildren(make("p", { class: "muted" }, "No snapshot is under way; nobody is awaited."));
     }
     return;
   }
@@ -135,7 +135,7 @@ function showAwaited(root, system) {
         { class: "under-way" },
         make("h3", {}, `${one.id}: under way for ${duration(Math.max(0, system.at - one.initiated_at))}`),
         one.recorded === undefined ? null : make("p", {}, `${one.mode}; recorded: ${Object.keys(one.recorded).join(", ") || "nobody yet"}`),
-        make("p", {}, `missing: ${one.missing.join(", ")}; given up in ${duration(Math.max(0, one.deadline - system.at))}`),
+        make("p", {}, `missing: ${one.missing.join(", ")}; abandoned in ${duration(Math.max(0, one.deadline - system.at))}`),
         make("ul", {}, one.sentences.map((sentence) => make("li", {}, sentence))),
       ),
     ),

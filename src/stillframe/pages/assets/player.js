@@ -3,17 +3,17 @@
 
 import { announce, counted, letGrow, make, parseSvg } from "./dom.js";
 import { showInterchanges } from "./interchanges.js";
-import { recordedTables } from "./recording_lane.js";
+import { recordedTables } from "./recording_table.js";
 import { stepControls } from "./stepping.js";
-import { showTimed } from "./scrubber.js";
+import { showScrubber } from "./scrubber.js";
 
 /**
  * Show a document of player_document.py.
- * @param {Object} held - the document.
+ * @param {Object} execution - the document.
  * @param {Element} main - where to.
  */
-export function showPlay(held, main) {
-  const picture = letGrow(parseSvg(held.picture));
+export function showPlayer(execution, main) {
+  const picture = letGrow(parseSvg(execution.picture));
   const rule = make("div", { class: "panel rule" });
   const side = make("div", { class: "recorded" });
   const scroller = make(
@@ -21,40 +21,40 @@ export function showPlay(held, main) {
     { class: "scrolling panel stage-picture", tabindex: 0, role: "region", "aria-label": "space-time diagram" },
     picture,
   );
-  const choice = choiceOf(held, () => choose(Number(choice.select.value)));
+  const choice = choiceOf(execution, () => choose(Number(choice.select.value)));
   const changes = make("section", { class: "changes", "aria-label": "interchanges" });
   const parts = findParts(picture);
-  let chosen = held.choices.length > 0 ? held.chosen : null;
+  let chosen = execution.choices.length > 0 ? execution.chosen : null;
   let words = [];
   let stop = () => {};
 
-  const controls = stepControls({ of: "the execution", noun: "step", last: held.steps.length, onStep: show });
+  const controls = stepControls({ of: "the execution", noun: "step", last: execution.steps.length, onStep: show });
 
   function show(step) {
     for (const part of parts) part.element.classList.toggle("away", !isThere(part, step, chosen));
     mark(parts, step, scroller);
-    const lines = step > 0 ? held.steps[step - 1] : [beginning(held)];
+    const lines = step > 0 ? execution.steps[step - 1] : [beginning(execution)];
     if (lines.join("\n") !== words.join("\n")) {
       words = lines;
-      rule.replaceChildren(...told(lines));
+      rule.replaceChildren(...ruleLines(lines));
       announce(lines.join(". "));
     }
-    if (chosen !== null) side.replaceChildren(...recordedTables(held, held.choices[chosen], step));
-    address(held, chosen, step);
+    if (chosen !== null) side.replaceChildren(...recordedTables(execution, execution.choices[chosen], step));
+    address(execution, chosen, step);
   }
 
   function choose(number, step = controls.step()) {
     chosen = number;
     choice.select.value = String(number);
     stop();
-    stop = showInterchanges(held, held.choices[number], changes);
+    stop = showInterchanges(execution, execution.choices[number], changes);
     controls.go(step);
   }
 
   /** Do what the address says; a name that is none changes nothing. */
   function follow() {
     const wanted = new URLSearchParams(location.hash.slice(1));
-    const named = held.choices.findIndex((one) => one.name === wanted.get("snapshot"));
+    const named = execution.choices.findIndex((one) => one.name === wanted.get("snapshot"));
     const step = wanted.has("step") ? Number(wanted.get("step")) : controls.step();
     const number = named >= 0 ? named : chosen;
     if (number === null) controls.go(step);
@@ -67,40 +67,40 @@ export function showPlay(held, main) {
   }
   const play = make("section", { class: "play", "aria-label": "step by step" });
   play.append(make("div", { class: "row" }, choice.element, controls.element), rule);
-  const drawn = make("div", { class: "drawn" }, scroller, legendOf(held));
+  const drawn = make("div", { class: "drawn" }, scroller, legendOf(execution));
   play.append(make("div", { class: chosen === null ? "stage" : "stage sided" }, drawn, side));
-  main.append(make("div", { class: "player" }, headOf(held), play, changes, timedOf(held)));
+  main.append(make("div", { class: "player" }, headOf(execution), play, changes, scrubberOf(execution)));
   document.addEventListener("keydown", (event) => {
-    if (!event.target.closest?.(".changes, .timed")) controls.press(event);
+    if (!event.target.closest?.(".changes, .scrubber")) controls.press(event);
   });
   addEventListener("hashchange", follow);
   follow();
 }
 
-function headOf(held) {
-  const notices = [held.notice, held.unlisted > 0 ? `${counted(held.unlisted, "snapshot")} cannot be chosen here` : ""];
+function headOf(execution) {
+  const notices = [execution.notice, execution.unlisted > 0 ? `${counted(execution.unlisted, "snapshot")} cannot be chosen here` : ""];
   return make(
     "header",
     {},
-    make("h1", {}, held.title),
-    make("p", { class: "quiet" }, held.about),
+    make("h1", {}, execution.title),
+    make("p", { class: "muted" }, execution.about),
     ...notices.filter(Boolean).map((text) => make("p", { class: "warn" }, text)),
   );
 }
 
-function beginning(held) {
-  return held.steps.length > 0 ? "Nothing has happened yet." : "Nothing happens in this execution.";
+function beginning(execution) {
+  return execution.steps.length > 0 ? "Nothing has happened yet." : "Nothing happens in this execution.";
 }
 
-function choiceOf(held, onChange) {
-  const options = held.choices.map((one, number) =>
+function choiceOf(execution, onChange) {
+  const options = execution.choices.map((one, number) =>
     make("option", { value: number }, one.is_snapshot ? `snapshot ${one.name}` : "the cut asked for"),
   );
   const select = make("select", { on: { change: onChange } }, ...options);
   return { select, element: options.length > 1 ? make("label", { class: "row" }, "colours of", select) : "" };
 }
 
-function told([first, ...others]) {
+function ruleLines([first, ...others]) {
   const rows = others.map((line) => make("li", { class: line.startsWith("  ") ? "inner" : "" }, line.trim()));
   return [make("p", { class: "rule-sentence" }, first), rows.length > 0 ? make("ul", {}, ...rows) : null].filter(Boolean);
 }
@@ -137,19 +137,19 @@ function reveal(element, scroller) {
   if (one.right > all.right - margin) scroller.scrollLeft += one.right - all.right + margin;
 }
 
-function timedOf(held) {
-  if (held.timed === null) return "";
-  const section = make("section", { class: "timed", "aria-label": "the snapshot to drag" });
-  showTimed(held.timed, section);
+function scrubberOf(execution) {
+  if (execution.scrubber === null) return "";
+  const section = make("section", { class: "scrubber", "aria-label": "the snapshot to drag" });
+  showScrubber(execution.scrubber, section);
   return section;
 }
 
-function legendOf(held) {
-  if (held.choices.length === 0) return make("p", { class: "quiet" }, "No snapshot was taken in this execution.");
+function legendOf(execution) {
+  if (execution.choices.length === 0) return make("p", { class: "muted" }, "No snapshot was taken in this execution.");
   const chip = (colour) => make("span", { class: `colour-chip ${colour}`, "aria-hidden": "true" });
   return make(
     "p",
-    { class: "quiet row colour-key" },
+    { class: "muted row colour-key" },
     make("span", {}, chip("white"), " white: before the cut of its process"),
     make("span", {}, chip("red"), " red: after it"),
     make("span", {}, "ringed: in a recorded state"),
@@ -158,7 +158,7 @@ function legendOf(held) {
   );
 }
 
-function address(held, chosen, step) {
-  const named = chosen === null ? "" : `snapshot=${encodeURIComponent(held.choices[chosen].name)}&`;
+function address(execution, chosen, step) {
+  const named = chosen === null ? "" : `snapshot=${encodeURIComponent(execution.choices[chosen].name)}&`;
   history.replaceState(null, "", `#${named}step=${step}`);
 }

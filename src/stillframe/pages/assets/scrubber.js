@@ -1,9 +1,9 @@
 // A snapshot to drag: when it is initiated and by whom, and when each marker comes. What the
 // application does is Python's picture (scrubber_document.py); the snapshot is drawn over it as it is dragged.
 
-import { announce, counted, letGrow, make, makeSvg, parseSvg } from "./dom.js";
-import { recordedRow, recordedTable } from "./recording_lane.js";
-import { markerRoom, takeTimedSnapshot } from "./scrubber_rules.js";
+import { announce, counted, letGrow, make, makeSvg, makeTable, parseSvg } from "./dom.js";
+import { recordedRow } from "./recording_table.js";
+import { markerWindow, simulateSnapshot } from "./scrubber_rules.js";
 
 /** Of more events than these, only their number is said: as the player does. */
 const LABELS_MAX = 8;
@@ -13,31 +13,31 @@ const LABELS_MAX = 8;
  * @param {Object} model - the document of scrubber_document.py.
  * @param {Element} section - where to.
  */
-export function showTimed(model, section) {
+export function showScrubber(model, section) {
   const picture = letGrow(parseSvg(model.picture));
   picture.setAttribute("aria-label", "the execution, with the snapshot to drag");
   const over = makeSvg("g", { class: "over colour-0" });
   picture.append(over);
   const side = make("div", { class: "recorded" });
   const outcome = make("p", { class: "outcome" });
-  const wish = asItWas(model);
-  const view = { model, wish, taken: null, picture, handles: [], refresh };
+  const request = originalRequest(model);
+  const view = { model, request, snapshot: null, picture, handles: [], refresh };
   const curve = makeSvg("path", { class: "cut" });
   over.append(curve);
   model.channels.forEach((_, channel) => view.handles.push(markerHandle(view, channel, over)));
   view.handles.push(initiationHandle(view, over));
 
   function refresh() {
-    view.taken = takeTimedSnapshot(model, wish);
+    view.snapshot = simulateSnapshot(model, request);
     colour(view);
     curve.setAttribute("d", cutPath(view));
     for (const handle of view.handles) handle.place();
-    side.replaceChildren(...timedTables(view));
+    side.replaceChildren(...snapshotTables(view));
     outcome.replaceChildren(outcomeOf(view));
   }
 
   const again = () => {
-    Object.assign(wish, asItWas(model));
+    Object.assign(request, originalRequest(model));
     refresh();
     announce(`as it was: ${summaryOf(view)}`);
   };
@@ -45,7 +45,7 @@ export function showTimed(model, section) {
     make("h2", {}, "Drag the snapshot"),
     make(
       "p",
-      { class: "quiet" },
+      { class: "muted" },
       `${model.unit === "tick" ? "The same execution by the clock" : "The same execution, whatever the snapshot does"}. Drag the diamond to say when the snapshot is initiated, and up or down to another process; drag the end of a marker to say when it comes. With the keyboard: Tab, then the arrow keys. A marker overtakes no message of its channel, and none overtakes it.`,
     ),
     make("div", { class: "row" }, make("button", { type: "button", on: { click: again } }, "As it was"), outcome),
@@ -59,15 +59,15 @@ export function showTimed(model, section) {
   refresh();
 }
 
-function asItWas(model) {
+function originalRequest(model) {
   return { initiator: model.initiator, at: model.at, delays: model.channels.map(([, , delay]) => delay) };
 }
 
-function timedX(model, half) {
+function xOf(model, half) {
   return model.x[0] + model.x[1] * Math.min(half, model.end);
 }
 
-function timedY(model, process) {
+function yOf(model, process) {
   return model.y[0] + model.y[1] * process;
 }
 
@@ -86,21 +86,21 @@ function markerName({ model }, channel) {
   return `${model.processes[source]}->${model.processes[target]}`;
 }
 
-function colour({ model, taken, picture }) {
+function colour({ model, snapshot, picture }) {
   for (const element of picture.querySelectorAll("[data-event]")) {
-    const isWhite = taken.whites[Number(element.dataset.event)];
+    const isWhite = snapshot.whites[Number(element.dataset.event)];
     element.classList.toggle("white", isWhite);
     element.classList.toggle("red", !isWhite);
   }
   for (const element of picture.querySelectorAll("[data-message]")) {
     const number = Number(element.dataset.message);
     const [, channel] = model.messages[number];
-    element.classList.toggle("caught", taken.held[channel].includes(number));
+    element.classList.toggle("caught", snapshot.held[channel].includes(number));
   }
 }
 
-function cutPath({ model, taken }) {
-  const points = taken.cuts.map((cut, process) => [timedX(model, cut), timedY(model, process)]);
+function cutPath({ model, snapshot }) {
+  const points = snapshot.cuts.map((cut, process) => [xOf(model, cut), yOf(model, process)]);
   const [first, last] = [points[0], points[points.length - 1]];
   const all = [[first[0], first[1] - 26], ...points, [last[0], last[1] + 26]];
   return all.reduce((path, [x, y], number) => {
@@ -154,55 +154,55 @@ function pointAt(picture, event) {
 }
 
 function initiationHandle(view, over) {
-  const { model, wish } = view;
+  const { model, request } = view;
   const latest = model.end;
   const set = (at, process) => {
-    wish.at = Math.min(Math.max(1, at), latest);
-    wish.initiator = Math.min(Math.max(0, process), model.processes.length - 1);
+    request.at = Math.min(Math.max(1, at), latest);
+    request.initiator = Math.min(Math.max(0, process), model.processes.length - 1);
     return true;
   };
   const handle = handleOf(view, "initiation", makeSvg("polygon", { class: "head", points: "0,-10 10,0 0,10 -10,0" }), {
-    origin: () => [timedX(model, wish.at), timedY(model, wish.initiator)],
+    origin: () => [xOf(model, request.at), yOf(model, request.initiator)],
     move: (x, y) => set(nearestOdd((x - model.x[0]) / model.x[1]), Math.round((y - model.y[0]) / model.y[1])),
     press: (key) => {
       const steps = { ArrowLeft: [-2, 0], ArrowRight: [2, 0], ArrowUp: [0, -1], ArrowDown: [0, 1], Home: [-latest, 0], End: [latest, 0] };
-      return key in steps && set(nearestOdd(wish.at + steps[key][0]), wish.initiator + steps[key][1]);
+      return key in steps && set(nearestOdd(request.at + steps[key][0]), request.initiator + steps[key][1]);
     },
-    value: () => [wish.at, 1, latest, `${model.processes[wish.initiator]} initiates ${timeOf(model, wish.at)}`],
+    value: () => [request.at, 1, latest, `${model.processes[request.initiator]} initiates ${timeOf(model, request.at)}`],
   });
   over.append(handle.element);
-  return { place: () => handle.place(timedX(model, wish.at), timedY(model, wish.initiator)) };
+  return { place: () => handle.place(xOf(model, request.at), yOf(model, request.initiator)) };
 }
 
 function markerHandle(view, channel, over) {
-  const { model, wish } = view;
+  const { model, request } = view;
   const [source, target] = model.channels[channel];
   const name = markerName(view, channel);
-  const room = () => markerRoom(model, channel, view.taken.cuts[source]);
+  const room = () => markerWindow(model, channel, view.snapshot.cuts[source]);
   const set = (arrival) => {
     const [low, high] = room();
-    wish.delays[channel] = Math.min(Math.max(arrival, low), high) - view.taken.cuts[source];
+    request.delays[channel] = Math.min(Math.max(arrival, low), high) - view.snapshot.cuts[source];
     return true;
   };
   const arrow = makeSvg("path", { class: "arrow" });
   const come = makeSvg("polygon", { class: "open", points: "0,-4 4,0 0,4 -4,0" });
   const handle = handleOf(view, `marker ${name}`, makeSvg("circle", { class: "end", r: 6 }), {
-    origin: () => [timedX(model, view.taken.arrivals[channel]), timedY(model, target)],
+    origin: () => [xOf(model, view.snapshot.arrivals[channel]), yOf(model, target)],
     move: (x) => set(nearestOdd((x - model.x[0]) / model.x[1])),
     press: (key) => {
-      const arrival = view.taken.arrivals[channel];
+      const arrival = view.snapshot.arrivals[channel];
       const moves = { ArrowLeft: arrival - 2, ArrowDown: arrival - 2, ArrowRight: arrival + 2, ArrowUp: arrival + 2, Home: 0, End: model.end };
       return key in moves && set(moves[key]);
     },
-    value: () => [view.taken.arrivals[channel], ...room(), `marker ${name} comes ${timeOf(model, view.taken.arrivals[channel])}`],
+    value: () => [view.snapshot.arrivals[channel], ...room(), `marker ${name} comes ${timeOf(model, view.snapshot.arrivals[channel])}`],
   });
   over.append(makeSvg("g", { class: "marker colour-0" }, arrow, come, handle.element));
   function place() {
-    const isThere = view.taken.arrivals[channel] !== Infinity;
+    const isThere = view.snapshot.arrivals[channel] !== Infinity;
     for (const element of [arrow, come, handle.element]) element.classList.toggle("away", !isThere);
     if (!isThere) return;
-    const begin = [timedX(model, view.taken.cuts[source]), timedY(model, source)];
-    const end = [timedX(model, view.taken.arrivals[channel]), timedY(model, target)];
+    const begin = [xOf(model, view.snapshot.cuts[source]), yOf(model, source)];
+    const end = [xOf(model, view.snapshot.arrivals[channel]), yOf(model, target)];
     const length = Math.hypot(end[0] - begin[0], end[1] - begin[1]) || 1;
     const [x, y] = [0, 1].map((axis) => end[axis] - ((end[axis] - begin[axis]) / length) * 20);
     arrow.setAttribute("d", `M${begin} L${end}`);
@@ -212,36 +212,36 @@ function markerHandle(view, channel, over) {
   return { place };
 }
 
-function stateOf({ model, taken }, process) {
-  const labels = model.events.filter(([own], number) => own === process && taken.whites[number]).map(([, label]) => label);
+function stateOf({ model, snapshot }, process) {
+  const labels = model.events.filter(([own], number) => own === process && snapshot.whites[number]).map(([, label]) => label);
   return labels.length > LABELS_MAX ? `after ${counted(labels.length, "event")}` : `{${labels.join(", ")}}`;
 }
 
-function heldOn({ model, taken }, channel) {
-  return taken.held[channel].map((message) => model.messages[message][0]).join(", ");
+function heldOn({ model, snapshot }, channel) {
+  return snapshot.held[channel].map((message) => model.messages[message][0]).join(", ");
 }
 
-function timedTables(view) {
-  const { model, taken } = view;
+function snapshotTables(view) {
+  const { model, snapshot } = view;
   const states = model.processes.map((process, number) =>
-    recordedRow(process, taken.cuts[number] === Infinity ? "never" : `${stateOf(view, number)} ${timeOf(model, taken.cuts[number])}`, "known"),
+    recordedRow(process, snapshot.cuts[number] === Infinity ? "never" : `${stateOf(view, number)} ${timeOf(model, snapshot.cuts[number])}`, "known"),
   );
   const channels = model.channels.map((_, channel) => {
     const held = heldOn(view, channel);
     return recordedRow(markerName(view, channel), held || "empty", held ? "known caught" : "known");
   });
-  return [recordedTable("processes", ["process", "recorded state"], states), recordedTable("channels", ["channel", "held"], channels)];
+  return [makeTable({ class: "processes" }, ["process", "recorded state"], states), makeTable({ class: "channels" }, ["channel", "held"], channels)];
 }
 
-function outcomeOf({ model, taken }) {
-  const missing = model.processes.filter((_, process) => taken.cuts[process] === Infinity);
+function outcomeOf({ model, snapshot }) {
+  const missing = model.processes.filter((_, process) => snapshot.cuts[process] === Infinity);
   if (missing.length > 0) return `The snapshot is never complete: no marker comes to ${missing.join(", ")}.`;
-  if (!taken.wasPresent) return "The system was never in this state, but it could have been.";
-  return `So it was after ${counted(taken.whiteCount, "event")}.`;
+  if (!snapshot.wasPresent) return "The system was never in this state, but it could have been.";
+  return `So it was after ${counted(snapshot.whiteCount, "event")}.`;
 }
 
 function summaryOf(view) {
   const states = view.model.processes.map((process, number) => `${process} ${stateOf(view, number)}`);
-  const held = view.taken.held.flatMap((messages, channel) => (messages.length > 0 ? [`${markerName(view, channel)} held ${heldOn(view, channel)}`] : []));
+  const held = view.snapshot.held.flatMap((messages, channel) => (messages.length > 0 ? [`${markerName(view, channel)} held ${heldOn(view, channel)}`] : []));
   return [...states, ...(held.length > 0 ? held : ["all channels are empty"])].join("; ");
 }

@@ -4,17 +4,17 @@
 /**
  * Take a snapshot.
  * @param {Object} model - the document of scrubber_document.py.
- * @param {{initiator: number, at: number, delays: number[]}} wish - who initiates when, and how long
+ * @param {{initiator: number, at: number, delays: number[]}} request - who initiates when, and how long
  *     the marker of each channel would travel if nothing was in its way.
  * @returns {{cuts: number[], arrivals: number[], whites: boolean[], held: number[][],
  *     wasPresent: boolean, whiteCount: number}} when each process records its state and each marker
  *     comes (Infinity: never), which events are before the cut, which messages each channel holds,
  *     and whether the system was ever in that state.
  */
-export function takeTimedSnapshot(model, wish) {
+export function simulateSnapshot(model, request) {
   const cuts = model.processes.map(() => Infinity);
   const arrivals = model.channels.map(() => Infinity);
-  cuts[wish.initiator] = wish.at;
+  cuts[request.initiator] = request.at;
   const open = new Set(cuts.keys());
   while (open.size > 0) {
     const process = [...open].reduce((first, other) => (cuts[other] < cuts[first] ? other : first));
@@ -22,7 +22,7 @@ export function takeTimedSnapshot(model, wish) {
     if (cuts[process] === Infinity) break;
     model.channels.forEach(([source, target], channel) => {
       if (source !== process) return;
-      arrivals[channel] = markerArrival(model, channel, cuts[process], wish.delays[channel]);
+      arrivals[channel] = markerArrival(model, channel, cuts[process], request.delays[channel]);
       cuts[target] = Math.min(cuts[target], arrivals[channel]);
     });
   }
@@ -32,7 +32,7 @@ export function takeTimedSnapshot(model, wish) {
     cuts,
     arrivals,
     whites,
-    held: model.channels.map((_, channel) => heldBy(model, channel, cuts)),
+    held: model.channels.map((_, channel) => inFlight(model, channel, cuts)),
     wasPresent: firstRed < 0 || !whites.includes(true, firstRed),
     whiteCount: whites.filter(Boolean).length,
   };
@@ -40,7 +40,7 @@ export function takeTimedSnapshot(model, wish) {
 
 /** Return between which times a marker can come that is sent at `cut`: it overtakes no message that
  * was sent before it, and none that is sent after it overtakes it. */
-export function markerRoom(model, channel, cut) {
+export function markerWindow(model, channel, cut) {
   let [low, high] = [cut, model.end];
   for (const [, on, sent, accepted] of model.messages) {
     if (on !== channel) continue;
@@ -52,11 +52,11 @@ export function markerRoom(model, channel, cut) {
 }
 
 function markerArrival(model, channel, cut, delay) {
-  const [low, high] = markerRoom(model, channel, cut);
+  const [low, high] = markerWindow(model, channel, cut);
   return Math.min(Math.max(cut + delay, low), high);
 }
 
-function heldBy(model, channel, cuts) {
+function inFlight(model, channel, cuts) {
   const [source, target] = model.channels[channel];
   return model.messages
     .map((message, number) => [number, ...message])

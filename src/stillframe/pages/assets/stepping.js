@@ -6,11 +6,11 @@ const PAUSE_MS = 1200;
 
 /**
  * Make the controls of something that has steps.
- * @param {Object} wish
- * @param {string} wish.of - what is gone through, for those who cannot see it: "the execution".
- * @param {string} wish.noun - what a step is called: "step".
- * @param {number} wish.last - the number of the last step; there is always a step 0.
- * @param {function(number): void} wish.onStep - is called with the step to show.
+ * @param {Object} options
+ * @param {string} options.of - what is gone through, for those who cannot see it: "the execution".
+ * @param {string} options.noun - what a step is called: "step".
+ * @param {number} options.last - the number of the last step; there is always a step 0.
+ * @param {function(number): void} options.onStep - is called with the step to show.
  * @returns {{element: Element, go: function(number): void, pause: function(): void,
  *     step: function(): number, press: function(KeyboardEvent): void}}
  */
@@ -19,34 +19,34 @@ export function stepControls({ of, noun, last, onStep }) {
   let step = 0;
   let timer = null;
   const button = (label, sign, move) =>
-    make("button", { type: "button", "aria-label": label, title: label, on: { click: () => take(move()) } }, sign);
+    make("button", { type: "button", "aria-label": label, title: label, on: { click: () => jump(move()) } }, sign);
   const begin = button(`to the beginning of ${of}`, "|◀", () => 0);
   const back = button(`one ${noun} back`, "◀", () => step - 1);
   const on = button(`one ${noun} on`, "▶", () => step + 1);
   const finish = button(`to the end of ${of}`, "▶|", () => end);
-  const play = make("button", { type: "button", class: "chief playing", on: { click: toggle } }, "Play");
+  const play = make("button", { type: "button", class: "primary playing", on: { click: toggle } }, "Play");
   const slider = make("input", {
     type: "range",
     min: 0,
     max: end,
     value: 0,
     "aria-label": `${noun} of ${of}`,
-    on: { input: () => take(Number(slider.value)) },
+    on: { input: () => jump(Number(slider.value)) },
   });
   const place = make("span", { class: "place" });
   const element = make("div", { class: "row controls" }, begin, back, play, on, finish, slider, place);
 
-  function take(wanted) {
+  function jump(wanted) {
     pause();
     go(wanted);
   }
 
   function go(wanted) {
     step = Math.min(Math.max(0, Math.trunc(wanted) || 0), end);
-    const said = `${noun} ${count(step)} of ${count(end)}`;
+    const words = `${noun} ${count(step)} of ${count(end)}`;
     slider.value = step;
-    slider.setAttribute("aria-valuetext", said);
-    setText(place, said);
+    slider.setAttribute("aria-valuetext", words);
+    setText(place, words);
     for (const one of [begin, back]) one.disabled = step === 0;
     for (const one of [on, finish]) one.disabled = step === end;
     for (const one of [play, slider]) one.disabled = end === 0;
@@ -66,16 +66,16 @@ export function stepControls({ of, noun, last, onStep }) {
     setText(play, "Play");
   }
 
-  return { element, go: take, pause, step: () => step, press: (event) => pressed(event, take, step, end) };
+  return { element, go: jump, pause, step: () => step, press: (event) => pressed(event, jump, step, end) };
 }
 
 /** Take a key that means a step, unless what has the focus needs it itself. */
-function pressed(event, take, step, end) {
+function pressed(event, jump, step, end) {
   if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
   if (event.target.closest?.("input, select, textarea, [role=slider], .scrolling")) return;
   const moves = { ArrowLeft: step - 1, ArrowRight: step + 1, Home: 0, End: end };
   if (event.key in moves) {
     event.preventDefault();
-    take(moves[event.key]);
+    jump(moves[event.key]);
   }
 }

@@ -9,18 +9,18 @@ const PAD = 6;
 /**
  * Show a chart and a sentence for each conserved quantity.
  * @param {Element} root - is filled.
- * @param {Object} known - what the page knows.
+ * @param {Object} model - what the page knows.
  */
-export function showTotals(root, known) {
-  const judged = [...known.judged.values()].sort((a, b) => a.at - b.at);
+export function showTotals(root, model) {
+  const judged = [...model.judged.values()].sort((a, b) => a.at - b.at);
   const quantities = new Set(judged.flatMap((one) => Object.keys(one.totals)));
-  for (const [, totals] of known.naive) for (const quantity of Object.keys(totals)) quantities.add(quantity);
+  for (const [, totals] of model.naive) for (const quantity of Object.keys(totals)) quantities.add(quantity);
   if (quantities.size === 0) {
-    const trouble = known.system?.quantities_trouble;
-    root.replaceChildren(make("p", { class: trouble ? "bad" : "quiet" }, trouble || "No process says that anything is conserved: write a method 'conserved' for those that have it."));
+    const trouble = model.system?.quantities_trouble;
+    root.replaceChildren(make("p", { class: trouble ? "bad" : "muted" }, trouble || "No process says that anything is conserved: write a method 'conserved' for those that have it."));
     return;
   }
-  root.replaceChildren(...[...quantities].sort().slice(0, 6).map((quantity) => showQuantity(quantity, judged, known.naive)));
+  root.replaceChildren(...[...quantities].sort().slice(0, 6).map((quantity) => showQuantity(quantity, judged, model.naive)));
 }
 
 function showQuantity(quantity, judged, naive) {
