@@ -98,3 +98,16 @@ def test_what_is_always_there_is_there_once() -> None:
     trace = trace_of("two-initiators")
     lines = animated_svg.draw(trace, choices_of(trace)).splitlines()
     assert sum(line.startswith('<line class="line"') for line in lines) == len(trace.processes)
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_a_cut_is_inside_the_element(first: int) -> None:
+    """Its curve goes beyond the first and the last line, and none of it is cut off."""
+    trace = lecture()
+    picture = animated_svg.draw(trace, [Choice(trace.snapshots[0])], first=first)
+    box = re.search(r'viewBox="0 (\d+) \d+ (\d+)"', picture)
+    assert box is not None
+    (curve,) = re.findall(r'class="cut" d="([^"]+)"', picture)
+    ys = [float(y) for y in re.findall(r",([\d.]+)", curve)]
+    assert int(box[1]) <= min(ys)
+    assert max(ys) <= int(box[1]) + int(box[2])

@@ -77,8 +77,7 @@ def draw(
                 ("data-choices", " ".join(numbers) if len(numbers) < len(wanted) else None),
             )
             groups.append(f"<g{attributes}>{drawn}</g>" if attributes else drawn)
-    end = layout.lay_out(trace, first=first, step_count_max=step_count_max)
-    return "\n".join((_begin(end), *groups, "</svg>\n"))
+    return "\n".join((_begin(picture), *groups, "</svg>\n"))
 
 
 def _fragments(
