@@ -26,6 +26,7 @@ from stillframe.model import (
     Reason,
     SnapshotId,
 )
+from stillframe.pages.values import plain
 from stillframe.pipeline.dataflow import Dataflow, Log
 from stillframe.pipeline.head import Head as PipelineHead
 from stillframe.pipeline.head import Stretch
@@ -55,7 +56,6 @@ from stillframe.store.manifest import Entry, FileRecord, Head, Manifest
 from stillframe.store.seal import seal
 from stillframe.topology import Description
 from stillframe.trace import Event, MarkerStep, MessageId, Step
-from stillframe.view.plain import plain
 
 
 class Case(NamedTuple):

@@ -21,7 +21,7 @@ def test_a_trace_is_told_as_the_narrator_does(name: str) -> None:
     """Each rule in the same words, made from the steps alone."""
     trace = trace_of(name)
     story = narration.of_script(played(name), whole(trace))
-    told = narration.Teller(trace, whole(trace), story.name).lines()
+    told = narration.Narrator(trace, whole(trace), story.name).lines()
     assert [lines[0] for lines in story.lines] == [line for (line,) in told]
 
 

@@ -1,11 +1,10 @@
-"""One SVG of all steps: what is there only from one step to another says so, and a page shows it
-and hides it.
+"""One SVG of all steps, in which a page shows and hides groups to move from step to step.
 
-After each step what is shown is the diagram that ``layout`` has of that step. A group has
-``data-from``, after how many steps it appears; ``data-to``, after how many it is gone again; and
-``data-choices``, for which of the cuts to choose from it is there: all of it left out where it says
-nothing. An event is white if its process had not reached the chosen cut, and red afterwards
-(Dijkstra, EWD 864a); ``data-step`` says which step an event or a mark is.
+What a page shows after each step is the diagram that ``layout`` draws of that step. ``data-from``
+is the step count at which a group appears, ``data-to`` the one at which it disappears, and
+``data-choices`` lists the selectable cuts with which it is shown; each is omitted where it makes no
+difference. An event is white before the chosen cut of its process and red after it (Dijkstra, EWD
+864a); ``data-step`` is the number of the step that an event or a mark shows.
 """
 
 import math
@@ -26,7 +25,7 @@ _Span = tuple[int, int]
 
 
 class _Fragment(msgspec.Struct, frozen=True):
-    """A shape in its layer, with its number if it is a step, and its colour if it has one."""
+    """A shape in its layer; a step has a number, and an event a colour if a cut is chosen."""
 
     layer: int
     shape: Any
@@ -83,8 +82,8 @@ def draw(
 def _fragments(
     picture: Diagram, window: Window, counts: Mapping[ProcessId, int] | None
 ) -> Iterator[_Fragment]:
-    """Yield what is in a diagram; `counts` says how many events of a process are white, all if it
-    is not there."""
+    """Yield the shapes of a diagram; `counts` has the number of white events of each process, all
+    of them where it is missing."""
     events = (index for index, position in enumerate(window.positions) if position is not None)
     others = (index for index, position in enumerate(window.positions) if position is None)
     for layer, (shapes, _) in enumerate(svg.layers(picture)):
@@ -102,7 +101,7 @@ def _fragments(
 
 
 def _by_span(spans: Sequence[Sequence[_Span]]) -> dict[_Span, list[str]]:
-    """Return for each span the choices with which a fragment is there just so long."""
+    """Return for each span the numbers of the choices with which a fragment is shown during it."""
     found: dict[_Span, list[str]] = {}
     for number, own in enumerate(spans):
         for span in own:
@@ -119,9 +118,5 @@ def _begin(picture: Diagram) -> str:
     ys = [line.y for line in picture.lines] or [TOP]
     top, bottom = min(ys) - TOP, max(ys) + CUT_OVERHANG + PADDING
     width, height = math.ceil(picture.width), math.ceil(bottom - top)
-    kind = "diagram crowded" if picture.is_crowded else "diagram"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" role="img" width="{width}" '
-        f'height="{height}" viewBox="0 {top:.0f} {width} {height}">'
-        f"<title>{picture.title}</title>"
-    )
+    start = svg.start_element(width, height, top=round(top), is_crowded=picture.is_crowded)
+    return f"{start}<title>{picture.title}</title>"

@@ -1,16 +1,16 @@
-"""The paths of arrows: always to the right, around the dots of lines in between."""
+"""Route arrows: always to the right, and around the dots of the lines in between."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from stillframe.diagram.shapes import Path, Point
+from stillframe.diagram.shapes import Path, Point, midpoint
 
 BENDS = (0.0, 12.0, -12.0, 24.0, -24.0, 40.0, -40.0)
 CLEARANCE = 7.0
 STUB_WIDTH = 24.0
 STUB_STEP = 7.0
 STUB_COUNT = 4
-"""Arrows from one event that come nowhere are fanned out, this many of them."""
+"""Number of arrows without a target that are fanned out at one event."""
 
 STUB_WIDTH_MAX = STUB_WIDTH + STUB_STEP * (STUB_COUNT - 1)
 
@@ -34,7 +34,7 @@ class Router:
         """Return the path of an arrow; `end` is to the right of `begin`."""
         if begin[1] == end[1]:
             return self._arch(begin, end)
-        x, y = _middle(begin, end)
+        x, y = midpoint(begin, end)
         controls = (min(max(x + bend, begin[0] + 1), end[0] - 1) for bend in BENDS)
         paths = [Path(begin, (control, y), end) for control in controls]
         free = [path for path in paths if path not in self._taken] or paths
@@ -46,13 +46,13 @@ class Router:
         """Return the path of an arrow that does not arrive: a stub towards another line."""
         width, height = self._stub(begin, y_towards, is_leaving=True)
         end = (begin[0] + width, begin[1] + height)
-        return Path(begin, _middle(begin, end), end)
+        return Path(begin, midpoint(begin, end), end)
 
     def entering(self, end: Point, y_from: float) -> Path:
         """Return the path of an arrow that comes from outside: a stub from another line."""
         width, height = self._stub(end, y_from, is_leaving=False)
         begin = (end[0] - width, end[1] + height)
-        return Path(begin, _middle(begin, end), end)
+        return Path(begin, midpoint(begin, end), end)
 
     def _stub(self, at: Point, y: float, *, is_leaving: bool) -> Point:
         number = self._stub_count.get((at, is_leaving), 0)
@@ -62,7 +62,7 @@ class Router:
 
     def _arch(self, begin: Point, end: Point) -> Path:
         """Return an arch over a line, for a process that sends to itself."""
-        x, y = _middle(begin, end)
+        x, y = midpoint(begin, end)
         height = self._row_height * 0.7
         path = Path(begin, (x, y - height), end)
         while path in self._taken and height > 1:
@@ -86,8 +86,8 @@ class Router:
 
 
 def under_way(path: Path, row_height: float) -> Path:
-    """Return about the first half of a path: the arrow is under way, and ends between two lines,
-    for on one it would seem to have come there."""
+    """Return about the first half of a path. The arrow is in flight and ends between two lines: on
+    a line it would look like an arrival."""
     rows = round(abs(path.end[1] - path.begin[1]) / row_height)
     part = 0.5 if rows % 2 or not rows else 0.5 - 0.5 / rows
     control = (
@@ -95,7 +95,3 @@ def under_way(path: Path, row_height: float) -> Path:
         path.begin[1] + (path.control[1] - path.begin[1]) * part,
     )
     return Path(path.begin, control, path.at(part))
-
-
-def _middle(first: Point, second: Point) -> Point:
-    return ((first[0] + second[0]) / 2, (first[1] + second[1]) / 2)

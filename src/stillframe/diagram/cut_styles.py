@@ -1,4 +1,4 @@
-"""Which cuts a diagram shows, in which colour, and what each message and event is to them."""
+"""Select the cuts that a diagram shows, with their colours, messages and positions."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ class StyledCut(msgspec.Struct, frozen=True):
     """A cut in a diagram.
 
     Attributes:
-        name: what people call it.
+        name: as the legend shows it.
         snapshot: whose cut it is; None for one that was asked for.
         colour: the index of its colour.
         counts: how many events of each process lie before it; a process that did not record its
@@ -25,8 +25,8 @@ class StyledCut(msgspec.Struct, frozen=True):
         reached: in which step of the window each process reached it; -1 if before the window, and
             the number of steps if after it.
         end: how many steps the window has.
-        in_transit: what it catches on each channel between processes that reached it.
-        orphans: what it shows as accepted and not as sent.
+        in_transit: the messages in transit on each channel between processes that reached it.
+        orphans: the messages accepted before the cut and sent after it.
     """
 
     name: str
@@ -50,7 +50,7 @@ class StyledCut(msgspec.Struct, frozen=True):
 
 
 def name_of(snapshot: SnapshotId) -> str:
-    """Return the id of a snapshot, not too long for a diagram."""
+    """Return the id of a snapshot, shortened for a diagram."""
     return text_metrics.shorten(str(snapshot), char_count_max=SNAPSHOT_CHARS_MAX)
 
 

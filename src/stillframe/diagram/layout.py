@@ -81,14 +81,14 @@ def frames(
 
 
 def left_out(trace: Trace, *, first: int = 1, step_count_max: int = STEP_COUNT_MAX) -> str:
-    """Return in a sentence what a diagram does not show; empty if it shows everything."""
+    """Return a sentence on the steps and processes that are not shown; empty if all are."""
     return _left_out(trace, window.select(trace, first=first, step_count_max=step_count_max))
 
 
 class Plan:
     """Everything that the diagrams of a sequence share.
 
-    A diagram of a part of an execution says other things of it: it is a plan with other words.
+    Subclasses replace the texts, such as for a diagram of a part of an execution.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Plan:
         )
 
     def legend_rows(self, step_count: int) -> Iterator[legend.Row]:
-        """Yield the words below the diagram after so many steps."""
+        """Yield the rows of the legend after `step_count` steps."""
         links = self.window.messages, self.window.markers
         if self._is_sequence or any(link.is_open for some in links for link in some):
             yield legend.Row(Sample.IN_TRANSIT, 0, "message or marker that has not come yet")
@@ -168,16 +168,16 @@ class Plan:
         return position
 
     def words_of_message(self, message: MessageId) -> str:
-        """Return all that there is to say of a message."""
+        """Return the full description of a message."""
         return f"message {message}: {legend.name_of(self.trace, message)}"
 
     def words_of_cut(self, cut: StyledCut, step_count: int) -> str:
-        """Return what is known of a cut after so many steps."""
+        """Return what is known of a cut after `step_count` steps."""
         return legend.summary(self.trace, cut, step_count)
 
     @cached_property
     def _words(self) -> list[str]:
-        """Of each step all that there is to say."""
+        """The full description of each step."""
         words = []
         for step, at in zip(self.window.steps, self.window.positions, strict=True):
             if isinstance(step, MarkerStep):

@@ -1,4 +1,4 @@
-"""The words below a diagram: what is drawn how, and what each cut holds."""
+"""The legend below a diagram: the symbols, and the contents of each cut."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +18,7 @@ NAME_CHARS_MAX = 24
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A sample of what is drawn, and words about it."""
+    """A symbol and its explanation."""
 
     sample: Sample
     colour: int
@@ -34,7 +34,7 @@ def rows(
 ) -> Iterator[Row]:
     """Yield the legend of the diagram after `step_count` steps of the window.
 
-    What is there after a step is still there after the next.
+    A row that is present after a step is still present after the next.
     """
     if chosen is not None:
         yield Row(Sample.RECORDED, chosen.colour, f"event before {_the(chosen)}")
@@ -51,7 +51,7 @@ def rows(
 
 
 def summary(trace: Trace, cut: StyledCut, step_count: int) -> str:
-    """Return in a sentence what is known of `cut` after `step_count` steps of the window."""
+    """Return a sentence on what is known of `cut` after `step_count` steps of the window."""
     known = sum(cut.has_reached(process, step_count) for process in trace.processes)
     if known < len(trace.processes):
         did = "recorded their states" if cut.snapshot is not None else "reached it"
@@ -63,7 +63,7 @@ def summary(trace: Trace, cut: StyledCut, step_count: int) -> str:
 
 
 def name_of(trace: Trace, message: MessageId) -> str:
-    """Return what people call a message: after the events that send and accept it, else its
+    """Return the name of a message: the labels of the events that send and accept it, else its
     number."""
     target = trace.accepted_in(message)
     sender = _label(trace, trace.sent_in(message))

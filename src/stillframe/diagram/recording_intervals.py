@@ -1,4 +1,4 @@
-"""When each process and each channel was recorded for a cut, as a trace shows it, step by step.
+"""Find the steps in which each process and each channel of a trace was recorded for a cut.
 
 A channel is recorded from the step in which its target records its state, until its marker has come
 and all that was sent before the cut of its source. If channels keep order, the marker comes last
@@ -16,11 +16,11 @@ from stillframe.trace import Cut, Event, MessageId, Trace
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A cut that is looked at: that of a snapshot, or one that was asked for.
+    """A selected cut: that of a snapshot, or one that the user gave.
 
     Attributes:
-        snapshot: whose cut it is; None for one that was asked for.
-        cut: the one that was asked for; None for that of a snapshot.
+        snapshot: whose cut it is; None for one that the user gave.
+        cut: the one that the user gave; None for that of a snapshot.
     """
 
     snapshot: SnapshotId | None = None
@@ -28,7 +28,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What an address of the page calls it."""
+        """Its name in the address of a page."""
         return "cut" if self.snapshot is None else str(self.snapshot)
 
 

@@ -1,4 +1,4 @@
-"""Where everything of a window of a trace is, whether it has happened yet or not.
+"""Place everything in a window of a trace, whether it has happened yet or not.
 
 A step's place from left to right follows from what happened before what, not from time: clocks of
 different processes disagree and often nobody noted the time at all, whereas layers need no clock,
@@ -17,8 +17,8 @@ from stillframe.diagram import text_metrics
 from stillframe.diagram.arrows import STUB_WIDTH_MAX, Router, under_way
 from stillframe.diagram.cut_styles import StyledCut, name_of
 from stillframe.diagram.shapes import Extent, Label, Path, Point
-from stillframe.diagram.window import Link, Window
-from stillframe.model import ProcessId, SnapshotId
+from stillframe.diagram.window import AnyLink, Window
+from stillframe.model import ProcessId
 from stillframe.trace import Event, MessageId, Trace
 
 PADDING = 14.0
@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """How much room a step needs, in pixels.
+    """The room that a step needs, in pixels.
 
     Attributes:
         radius: of the step itself.
@@ -143,7 +143,7 @@ class Scene(Rows):
         return self.ys[process] if process in self.ys else self._y_of_hidden[process]
 
     def free_for_name(self, process: ProcessId) -> Iterator[float]:
-        """Yield where on a long line there is room for the name of its process once more."""
+        """Yield each x on a long line where the name of its process is repeated."""
         width = text_metrics.width(self.names[process]) + 2 * NAME_MARGIN
         free_from, wanted = self.x_from, self.x_from + NAME_EVERY
         end = max(self.x_from, self.x_to - NAME_EVERY / 2)
@@ -153,15 +153,13 @@ class Scene(Rows):
                 wanted = max(free_from, wanted) + NAME_EVERY
             free_from = right
 
-    def drawn(
-        self, link: Link[MessageId] | Link[SnapshotId], path: Path, step_count: int
-    ) -> tuple[Path, Extent] | None:
-        """Return what is there of an arrow after so many steps; None if nothing is.
+    def drawn(self, link: AnyLink, path: Path, step_count: int) -> tuple[Path, Extent] | None:
+        """Return the visible part of an arrow after `step_count` steps; None if there is none.
 
         Args:
-            link: what the arrow is of.
-            path: all of it.
-            step_count: how many steps have happened.
+            link: the message or marker.
+            path: of the whole arrow.
+            step_count: number of steps that have happened.
         """
         has_come = link.came is not None and link.came < step_count
         if link.sent is None:
@@ -231,7 +229,8 @@ class Scene(Rows):
     def _labels_above(self) -> list[bool]:
         """Return of each step whether its label is above the line: where fewer arrows are."""
         up_minus_down = [0] * len(self._window.steps)
-        for link in (*self._window.messages, *self._window.markers):
+        links: list[AnyLink] = [*self._window.messages, *self._window.markers]
+        for link in links:
             source, target = self._y_of(link.channel.source), self._y_of(link.channel.target)
             if link.sent is not None:
                 up_minus_down[link.sent] += 1 if target < source else -1
@@ -252,7 +251,7 @@ class Scene(Rows):
                 last[process] = index
         return sides
 
-    def _route(self, router: Router, link: Link[MessageId] | Link[SnapshotId]) -> Path:
+    def _route(self, router: Router, link: AnyLink) -> Path:
         if link.sent is None:
             assert link.came is not None, link
             return router.entering(self._point(link.came), self._y_of(link.channel.source))

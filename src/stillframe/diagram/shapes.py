@@ -1,4 +1,4 @@
-"""What a space-time diagram is made of: frozen shapes with coordinates in pixels.
+"""The parts of a space-time diagram: frozen shapes with coordinates in pixels.
 
 x goes to the right with what happened before what, y goes down from process to process.
 """
@@ -12,6 +12,11 @@ from stillframe.model import ProcessId, SnapshotId
 from stillframe.trace import MessageId, Position
 
 Point = tuple[float, float]
+
+
+def midpoint(first: Point, second: Point) -> Point:
+    """Return the point in the middle between two others."""
+    return (first[0] + second[0]) / 2, (first[1] + second[1]) / 2
 
 
 class Label(msgspec.Struct, frozen=True):
@@ -45,13 +50,13 @@ class Extent(enum.Enum):
 
     WHOLE = "whole"
     LEAVING = "leaving"
-    """It was sent and has not come yet."""
+    """It was sent and has not arrived yet."""
     ENTERING = "entering"
-    """It was sent before what the diagram shows."""
+    """It was sent before the first step in the diagram."""
 
 
 class Role(enum.Enum):
-    """What a message is to the chosen cut."""
+    """The relation of a message to the chosen cut."""
 
     PLAIN = "plain"
     CAUGHT = "caught"
@@ -77,7 +82,7 @@ class Dot(msgspec.Struct, frozen=True):
         position: which event.
         label: its name; None if it has none.
         is_recorded: whether it lies before the chosen cut, and that is known already.
-        full: all that there is to say of it.
+        full: its full description.
     """
 
     position: Position
@@ -122,7 +127,7 @@ class MessageArrow(msgspec.Struct, frozen=True):
 
 
 class MarkerArrow(msgspec.Struct, frozen=True):
-    """A marker, from the step that sent it to the step in which it came."""
+    """A marker, from the step that sent it to the step in which it arrived."""
 
     snapshot: SnapshotId
     source: ProcessId
@@ -146,7 +151,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class Sample(enum.Enum):
-    """What a row of the legend shows before its words."""
+    """The symbol in a row of the legend."""
 
     NOTHING = "nothing"
     CUT = "cut"

@@ -1,4 +1,4 @@
-"""A diagram as SVG: text stays text, nothing is loaded, nothing runs; light and dark.
+"""Draw a diagram as SVG: text stays text, nothing is loaded, nothing runs; light and dark.
 
 The same diagram gives the same bytes. Everything that comes from a trace is escaped, and what XML
 cannot hold is left out. What a page may point at has a ``data-key``: a word that says what it is,
@@ -30,6 +30,7 @@ from stillframe.diagram.shapes import (
     Point,
     Role,
     Sample,
+    midpoint,
 )
 from stillframe.errors import Unavailable
 from stillframe.model import Channel
@@ -61,22 +62,30 @@ def draw(diagram: Diagram, *, has_style: bool = True, is_plain: bool = False) ->
         is_plain: whether that style is light and without variables, for programs that know none.
     """
     sheet = palette.plain_style_sheet() if is_plain else palette.style_sheet()
-    width, height = _number(math.ceil(diagram.width)), _number(math.ceil(diagram.height))
-    size = f'width="{width}" height="{height}"'
-    kind = "diagram crowded" if diagram.is_crowded else "diagram"
-    start = f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" role="img" {size}'
+    width, height = math.ceil(diagram.width), math.ceil(diagram.height)
     parts = [
-        f'{start} viewBox="0 0 {width} {height}">',
+        start_element(width, height, is_crowded=diagram.is_crowded),
         _title(diagram.title),
         f"<desc>{_escape(diagram.description, DESCRIPTION_CHARS_MAX)}</desc>",
         *([f"<style>\n{sheet}\n</style>"] if has_style else []),
-        f'<rect class="paper" {size}/>',
+        f'<rect class="paper" width="{width}" height="{height}"/>',
         *(_text(label, "notice") for label in diagram.notices),
         *(put(shape) for shapes, put in layers(diagram) for shape in shapes),
         *map(_legend_row, diagram.legend),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def start_element(
+    width: int, height: int, *, top: int = 0, is_crowded: bool = False, role: str = "img"
+) -> str:
+    """Return the beginning of the SVG element of a diagram, in which y begins at `top`."""
+    kind = "diagram crowded" if is_crowded else "diagram"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" role="{role}" width="{width}" '
+        f'height="{height}" viewBox="0 {top} {width} {height}">'
+    )
 
 
 def draw_png(diagram: Diagram) -> bytes:
@@ -105,8 +114,8 @@ def _rasterize(text: str, zoom: int = 1) -> bytes:
 
 
 def layers(diagram: Diagram) -> Iterator[tuple[Sequence[Any], Callable[[Any], str]]]:
-    """Yield the shapes of a diagram, layer by layer from below, with what draws one of them; but
-    for its notices and its legend."""
+    """Yield the shapes of a diagram, layer by layer from the lowest, each with the function that
+    draws one of them. Notices and legend are not among them."""
     yield diagram.lines, _line
     yield diagram.markers, _marker
     yield diagram.messages, _message
@@ -162,7 +171,7 @@ def _arrow(path: Path, extent: Extent) -> str:
         return "".join(_fading(path)) + _circle("open", path.end, 3.0)
     begin = path.at(0.35) if extent is Extent.ENTERING else path.begin
     tip, heel, left, right = _head(path)
-    control = path.control if extent is Extent.WHOLE else _between(begin, heel)
+    control = path.control if extent is Extent.WHOLE else midpoint(begin, heel)
     return (
         f'<path class="arrow" d="M{_point(begin)} Q{_point(control)} {_point(heel)}"/>'
         f'<path class="head" d="M{_point(tip)} L{_point(left)} L{_point(right)} Z"/>'
@@ -262,10 +271,6 @@ def _key(what: str, *which: object) -> str:
 
 def _escape(text: str, char_count_max: int) -> str:
     return escape(text_metrics.clean(text, char_count_max=char_count_max))
-
-
-def _between(first: Point, second: Point) -> Point:
-    return (first[0] + second[0]) / 2, (first[1] + second[1]) / 2
 
 
 def _attributes(**numbers: float) -> str:

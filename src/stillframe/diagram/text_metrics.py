@@ -1,4 +1,4 @@
-"""Text in a diagram: what of it may be shown, and how much room it takes.
+"""Clean, shorten and measure the text of a diagram.
 
 Names come from foreign logs: they may be endless or hold what no file of text may hold.
 """
@@ -37,15 +37,15 @@ def clean(text: str, *, char_count_max: int) -> str:
 
 
 def shorten(text: str, *, char_count_max: int) -> str:
-    """Return `text`, with an ellipsis for what is too much."""
+    """Return `text`, cut off with an ellipsis if it is too long."""
     if len(text) <= char_count_max:
         return text
     return text[: max(0, char_count_max - 1)].rstrip() + ELLIPSIS
 
 
 def shorten_name(name: str, *, char_count_max: int) -> str:
-    """Return `name`, with an ellipsis in its middle for what is too much: names that begin alike
-    often differ at the end."""
+    """Return `name`, with an ellipsis in its middle if it is too long: names that begin alike often
+    differ at the end."""
     if len(name) <= char_count_max:
         return name
     tail = (char_count_max - 1) * 2 // 3
@@ -59,7 +59,7 @@ def count(number: int, noun: str) -> str:
 
 
 def width(text: str, size: float = SIZE) -> float:
-    """Return how wide `text` is, in pixels, in a font of fixed width: rather too much."""
+    """Return the estimated width of `text` in a monospaced font, in pixels; rather too much."""
     return size * sum(_advance(char) for char in text)
 
 

@@ -1,4 +1,4 @@
-"""Which steps of a trace are drawn, and what connects them."""
+"""Select the steps of a trace that are drawn, and the messages and markers between them."""
 
 from itertools import islice
 from typing import Generic, TypeVar
@@ -12,7 +12,7 @@ from stillframe.trace import Event, MessageId, Position, Step, Trace
 Name = TypeVar("Name", MessageId, SnapshotId)
 
 PROCESS_COUNT_MAX = 60
-"""If there are more, those that take no step in the window are left out."""
+"""Maximum number of lines; beyond it, processes without a step in the window are left out."""
 
 
 class Link(msgspec.Struct, Generic[Name], frozen=True):
@@ -28,6 +28,9 @@ class Link(msgspec.Struct, Generic[Name], frozen=True):
     def is_open(self) -> bool:
         """Whether it does not arrive in the window."""
         return self.came is None
+
+
+AnyLink = Link[MessageId] | Link[SnapshotId]
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -82,7 +85,8 @@ def select(trace: Trace, *, first: int, step_count_max: int) -> Window:
         processes = tuple(process for process in processes if process in busy)
     messages, markers = _links(steps)
     causes: list[list[int]] = [[] for _ in steps]
-    for link in (*messages, *markers):
+    links: list[AnyLink] = [*messages, *markers]
+    for link in links:
         if link.sent is not None and link.came is not None:
             causes[link.came].append(link.sent)
     return Window(

@@ -1,8 +1,8 @@
-"""The diagram of a snapshot's cut: of what an event log says, or of what a store knows.
+"""The diagram of a snapshot's cut, from an event log or from the store alone.
 
-When a process did what, and which marker came first, is in no store. So without a log the cuts
-stand below each other, and a message goes from somewhere before its source's cut to somewhere after
-its target's.
+A store does not record when a process acted or which marker arrived first. So without a log the
+cuts of all processes are drawn below each other, and a message goes from some point before the cut
+of its source to some point after the cut of its target.
 """
 
 from collections import Counter
@@ -69,7 +69,7 @@ class _Arrow(NamedTuple):
 
 
 class _StoreLayout(Rows):
-    """Each process's cut, and the messages that were on the channels."""
+    """The cut of each process, and the messages in transit on the channels."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         held = [state for state in snapshot.state.channels if state.message_count]
@@ -145,7 +145,7 @@ class _StoreLayout(Rows):
             back = leaving[channel.source] - 1 - arrow.leaves
             begin = self._x_cut - _NEAR - self._slot * back, self.ys[channel.source]
             end = self._x_cut + _NEAR + self._slot * arrow.comes, self.ys[channel.target]
-            middle = (begin[0] + end[0]) / 2, (begin[1] + end[1]) / 2
+            middle = shapes.midpoint(begin, end)
             if begin[1] == end[1]:
                 middle = middle[0], begin[1] - 30
             path = shapes.Path(begin, middle, end)

@@ -1,4 +1,4 @@
-"""The diagram of a snapshot's cut as an event log has it: what the processes did around it.
+"""The diagram of a snapshot's cut from an event log: what the processes did around it.
 
 A log may hold 10^8 events, and a diagram a few hundred. It has the steps of the snapshot, the
 messages that the channels held, those that came last before the cut or were sent first after it,
@@ -73,9 +73,9 @@ class CutDiagram(msgspec.Struct, frozen=True):
 
     Attributes:
         diagram: the cut.
-        left_out: what of the cut is not drawn, in a sentence; empty if all is.
-        note: where it comes from, and what is not known.
-        contradictions: in what the log says something else than the snapshot.
+        left_out: a sentence on what is not drawn; empty if everything is.
+        note: its source, and what is not known.
+        contradictions: the differences between the log and the snapshot.
         steps: of the recording, for a page: of each a sentence, the rule that it follows, and the
             keys of what it is in the diagram; none without a log.
         steps_left_out_count: how many more there are.
@@ -278,7 +278,7 @@ class _LoggedPlan(Plan):
 def _contradictions(
     lanes: Mapping[ProcessId, Lane], steps: Iterable[LoggedStep], snapshot: Snapshot
 ) -> Iterator[str]:
-    """Yield in what the log says something else than the snapshot."""
+    """Yield the differences between the log and the snapshot."""
     states = {str(state.channel): state for state in snapshot.state.channels}
     for process, lane in lanes.items():
         for (kind, name), number in lane.counts.items():
@@ -382,7 +382,7 @@ def _sends(each: LoggedStep) -> str:
 
 
 def _numbers(ranges: Sequence[range]) -> str:
-    """Return messages as people say them: 32 messages, #5 to #36."""
+    """Return the number and range of some messages: 32 messages, #5 to #36."""
     total = sum(map(len, ranges))
     if not total:
         return "nothing"

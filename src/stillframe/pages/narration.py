@@ -1,4 +1,4 @@
-"""What is told of an execution, step by step: by who simulated it, or from the trace alone."""
+"""Describe an execution step by step, from the narration of its simulation or the trace alone."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -14,11 +14,11 @@ from stillframe.sim.scenario import Played
 from stillframe.trace import Event, MarkerStep, MessageId, Position, Trace
 
 LABELS_MAX = 8
-"""Of more events than these, only their number is said."""
+"""Maximum number of events that are listed; of more only the number is given."""
 
 
 class Story(msgspec.Struct, frozen=True):
-    """What is told of an execution.
+    """The description of an execution.
 
     Attributes:
         trace: what happened.
@@ -41,7 +41,7 @@ class Story(msgspec.Struct, frozen=True):
 
 
 def of_script(played: Played, shown: Window) -> Story:
-    """Return what is told of the last epoch of a script, in the narrator's words."""
+    """Return the description of the last epoch of a script, in the words of its narrator."""
     world = played.world
     begin = shown.before_count
     return Story(
@@ -57,7 +57,7 @@ def of_script(played: Played, shown: Window) -> Story:
 
 
 def of_trace(trace: Trace, shown: Window) -> Story:
-    """Return what can be told of a trace from elsewhere."""
+    """Return the description of a trace of any origin."""
 
     def name(message: MessageId) -> str:
         return legend.name_of(trace, message)
@@ -75,8 +75,8 @@ def state_after(trace: Trace, process: ProcessId, event_count: int) -> str:
 
 
 class Narrator:
-    """Says what happens in a trace, with the rule that a step follows; as the narrator of a
-    simulated world does, who knows more.
+    """Describes the steps of a trace, each with the rule that it follows, in the words of the
+    narrator of a simulated world, which knows more.
 
     Args:
         trace: what happened.

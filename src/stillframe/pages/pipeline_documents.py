@@ -1,6 +1,7 @@
-"""What a page shows of a snapshot of a pipeline, or of the difference of two, as plain JSON: as far
-as their manifests and logs have it. What the queries hold is in checkpoints of Spark;
-``stillframe.spark.diff`` compares that.
+"""The JSON documents of the pages of a snapshot of a pipeline, and of the difference of two.
+
+They contain what the manifests and logs hold. The states of queries are in Spark's checkpoints;
+``stillframe.spark.diff`` compares those.
 """
 
 from collections.abc import Iterator

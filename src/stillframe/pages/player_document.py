@@ -17,15 +17,15 @@ from stillframe.sim.scenario import Played
 from stillframe.trace import Cut, MarkerStep, Position, Trace, clean_label
 
 STEP_COUNT_MAX = 200
-"""A picture of all steps takes time with the square of their number."""
+"""Drawing all steps takes time quadratic in their number."""
 SNAPSHOT_COUNT_MAX = 8
-"""Of more snapshots only the first can be chosen, and the one that was asked for."""
+"""Maximum number of selectable snapshots: the first, and the one that the user gave."""
 CHANNELS_MAX = 24
-"""Of more channels those are listed that hold something, and the first of the others."""
+"""Maximum number of listed channels: those with messages come first."""
 EVENT_COUNT_MAX = 200
-"""The events of a longer trace are not shown in a row."""
+"""Maximum number of events that are shown in a row."""
 INTERCHANGE_COUNT_MAX = 500
-"""Interchanges that are shown; a page says how many there would be."""
+"""Maximum number of interchanges that are shown; the page gives the total."""
 
 
 def player_document(

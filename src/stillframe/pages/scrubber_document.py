@@ -26,6 +26,7 @@ from stillframe.diagram.shapes import (
     Path,
     Point,
     Role,
+    midpoint,
 )
 from stillframe.errors import UsageError
 from stillframe.model import Channel, ProcessId
@@ -276,11 +277,7 @@ class _Layout:
                 elif isinstance(shape, MessageArrow):
                     drawn = f'<g data-message="{message_numbers[shape.message]}">{drawn}</g>'
                 parts.append(drawn)
-        size = f'width="{self._width:.0f}" height="{self._height:.0f}"'
-        begin = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="diagram" role="group" {size} '
-            f'viewBox="0 0 {self._width:.0f} {self._height:.0f}">'
-        )
+        begin = svg.start_element(round(self._width), round(self._height), role="group")
         return "\n".join((begin, *self._axis(), *parts, "</svg>\n"))
 
     def _y(self, process: ProcessId) -> float:
@@ -305,8 +302,7 @@ class _Layout:
     def _messages(self) -> Iterator[MessageArrow]:
         for message, ends in self.ends.items():
             begin, end = (self._places[position] for position in ends)
-            middle = (begin[0] + end[0]) / 2, (begin[1] + end[1]) / 2
-            path = Path(begin, middle, end)
+            path = Path(begin, midpoint(begin, end), end)
             yield MessageArrow(message, path, Extent.WHOLE, Role.PLAIN, self.names[message])
 
     def _dots(self) -> Iterator[Dot]:

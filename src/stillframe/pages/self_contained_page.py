@@ -1,8 +1,8 @@
-"""A page in one file that can be sent to anybody: style, script and document are inside, nothing is
-loaded, and nothing else can run.
+"""Write a page as one file, with its style, script and document inside; it loads nothing, and no
+other script can run in it.
 
-The script is the modules of the live page, one behind the other: they import names from each other
-and from nowhere else, and no two of them give one name to two things, or the browser refuses all.
+The script is the modules of the live page, concatenated. They import names only from each other,
+and no two of them define the same name, or the browser would refuse all of it.
 """
 
 import base64
@@ -19,9 +19,9 @@ from stillframe.diagram import palette
 from stillframe.trace import clean_label
 
 ENTRY = "file.js"
-"""The module that a file's script begins with; it is the last in it."""
+"""The entry module of the script in a file; it comes last."""
 SHEETS = ("play.css",)
-"""The styles of single parts of the page, which come behind the others."""
+"""The style sheets of single parts of the page, which follow the others."""
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_-]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(async )?(function|const|class) )", re.MULTILINE)

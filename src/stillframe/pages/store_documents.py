@@ -1,7 +1,7 @@
-"""What a page shows of a snapshot of a system, or of the difference of two, as plain JSON.
+"""The JSON documents of the pages of a snapshot of a system, and of the difference of two.
 
-Nothing in it is without bounds: a snapshot may hold 10^5 messages and values of many megabytes, and
-each place says what is not there, and how much that is.
+Every part is bounded, and reports how much is left out: a snapshot may hold 10^5 messages and
+values of many megabytes.
 """
 
 from collections.abc import Collection, Mapping, Sequence

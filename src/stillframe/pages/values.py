@@ -1,4 +1,4 @@
-"""Values as JSON and people can have them; in a page bounded, with the size of what is cut off.
+"""Encode values as printable JSON text, for a page with bounds and the size of what is cut off.
 
 A value can be anything that a process recorded: ten megabytes of text, a mapping of a million keys,
 or letters that turn the direction of writing around.
@@ -30,7 +30,7 @@ _COST = 60
 
 
 def plain(value: Any) -> Any:
-    """Return what JSON can hold: ids and channels as people write them, Structs as objects."""
+    """Return `value` in JSON types: ids and channels as text, Structs as objects."""
     match value:
         case SnapshotId() | Channel() | Path():
             return str(value)
@@ -60,7 +60,7 @@ def printable(text: str, *, kept: str = "") -> str:
 
 
 class Budget:
-    """How many characters of values there is room for.
+    """The number of characters of values that still fit into a document.
 
     Args:
         chars: in all.

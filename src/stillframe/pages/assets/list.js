@@ -111,14 +111,14 @@ export class SnapshotList {
   }
 
   showVerdict(one) {
-    const judged = this.model.judged.get(one.row.id);
-    if (one.judged === judged) return;
-    one.judged = judged;
-    const chips = Object.entries(judged.verdicts).map(([name, { holds, sentence }]) => {
+    const verdict = this.model.verdicts.get(one.row.id);
+    if (one.verdict === verdict) return;
+    one.verdict = verdict;
+    const chips = Object.entries(verdict.verdicts).map(([name, { holds, sentence }]) => {
       const [yes, no] = own(VERDICT_WORDS, name) ?? [`${name}: yes`, `${name}: no`];
       return make("span", { class: `chip ${holds ? "holds" : "not"}`, title: sentence }, holds ? yes : no);
     });
-    if (judged.why_not) chips.push(make("span", { class: "chip", title: judged.why_not }, "not judged"));
+    if (verdict.why_not) chips.push(make("span", { class: "chip", title: verdict.why_not }, "not judged"));
     one.verdicts.replaceChildren(...chips.flatMap((chip) => [chip, " "]));
   }
 

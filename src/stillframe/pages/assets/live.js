@@ -17,7 +17,7 @@ const model = {
   timeline: null,
   rows: new Map(),
   count: 0,
-  judged: new Map(),
+  verdicts: new Map(),
   naive: [],
   events: [],
 };
@@ -62,9 +62,9 @@ const handlers = {
     overview.update("snapshots");
   },
   judged(judged) {
-    model.judged.set(judged.snapshot, judged);
-    while (model.judged.size > POINTS_MAX) model.judged.delete(model.judged.keys().next().value);
-    overview.update("judged");
+    model.verdicts.set(judged.snapshot, judged);
+    while (model.verdicts.size > POINTS_MAX) model.verdicts.delete(model.verdicts.keys().next().value);
+    overview.update("verdicts");
   },
   happenings(events) {
     const seen = new Set(model.events.map(({ at, sentence }) => `${at} ${sentence}`));
@@ -74,9 +74,9 @@ const handlers = {
   },
   past({ naive, judged, happenings: events }) {
     model.naive = naive;
-    model.judged = new Map(judged.sort((a, b) => a.at - b.at).map((one) => [one.snapshot, one]));
+    model.verdicts = new Map(judged.sort((a, b) => a.at - b.at).map((one) => [one.snapshot, one]));
     model.events = events;
-    overview.update("judged");
+    overview.update("verdicts");
     overview.update("events");
   },
 };

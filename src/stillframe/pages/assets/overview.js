@@ -45,7 +45,7 @@ export class Overview {
       ),
       panel("Snapshots", "snapshots", this.list.root),
     );
-    for (const what of ["system", "snapshots", "judged", "events"]) this.update(what);
+    for (const what of ["system", "snapshots", "verdicts", "events"]) this.update(what);
   }
 
   /** Whether the row of a snapshot is on the page. */
@@ -87,7 +87,7 @@ export class Overview {
     this.graph.update(system);
     this.channels.update(system);
     showPending(this.pending, system);
-    if (system.naive && system.at - this.totalsAt > TOTALS_S) this.update("judged");
+    if (system.naive && system.at - this.totalsAt > TOTALS_S) this.update("verdicts");
   }
 
   draw_timeline() {
@@ -98,7 +98,7 @@ export class Overview {
     this.list.update();
   }
 
-  draw_judged() {
+  draw_verdicts() {
     this.totalsAt = this.model.system?.at ?? 0;
     if (this.model.about?.kind !== "pipeline") showTotals(this.totals, this.model);
     this.list.updateVerdicts();

@@ -12,19 +12,19 @@ const PAD = 6;
  * @param {Object} model - what the page knows.
  */
 export function showTotals(root, model) {
-  const judged = [...model.judged.values()].sort((a, b) => a.at - b.at);
-  const quantities = new Set(judged.flatMap((one) => Object.keys(one.totals)));
+  const verdicts = [...model.verdicts.values()].sort((a, b) => a.at - b.at);
+  const quantities = new Set(verdicts.flatMap((one) => Object.keys(one.totals)));
   for (const [, totals] of model.naive) for (const quantity of Object.keys(totals)) quantities.add(quantity);
   if (quantities.size === 0) {
     const trouble = model.system?.quantities_trouble;
     root.replaceChildren(make("p", { class: trouble ? "bad" : "muted" }, trouble || "No process says that anything is conserved: write a method 'conserved' for those that have it."));
     return;
   }
-  root.replaceChildren(...[...quantities].sort().slice(0, 6).map((quantity) => showQuantity(quantity, judged, model.naive)));
+  root.replaceChildren(...[...quantities].sort().slice(0, 6).map((quantity) => showQuantity(quantity, verdicts, model.naive)));
 }
 
-function showQuantity(quantity, judged, naive) {
-  const found = judged.filter((one) => Object.hasOwn(one.totals, quantity)).map((one) => ({ at: one.at, amount: one.totals[quantity] }));
+function showQuantity(quantity, verdicts, naive) {
+  const found = verdicts.filter((one) => Object.hasOwn(one.totals, quantity)).map((one) => ({ at: one.at, amount: one.totals[quantity] }));
   const asked = naive.filter(([, totals]) => Object.hasOwn(totals, quantity)).map(([at, totals]) => ({ at, amount: totals[quantity] }));
   const sentence = `${inSnapshots(found)} ${inAnswers(asked, found)}`;
   return make(
