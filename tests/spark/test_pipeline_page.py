@@ -55,7 +55,7 @@ def test_the_programs_of_the_page_add_up_and_its_commands_work(tmp_path: Path) -
         if command[1] == "watch":
             with a_server(tmp_path / command[2]) as link:
                 assert ask(link, "/")[0] == 200
-                assert b"stillframe_log_behind_records" in ask(link, "/metrics")[2]
+                assert b"stillframe_log_lag_records" in ask(link, "/metrics")[2]
             return
         done = subprocess.run(
             [str(STILLFRAME), *command[1:]],

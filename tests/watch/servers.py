@@ -24,8 +24,8 @@ from stillframe.errors import StillframeError
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.commands import TakeSnapshot, command
 from stillframe.runtime.running import RunningSystem, find
-from stillframe.watch.server import Watched
-from stillframe.watch.serving import serve
+from stillframe.watch.server import serve
+from stillframe.watch.target import Target
 
 STILLFRAME = Path(sys.executable).with_name("stillframe")
 ROOT = Path(__file__).parent.parent.parent
@@ -92,22 +92,22 @@ def running(store: Path) -> RunningSystem:
     return find(store)
 
 
-def shown(path: Path, *, otlp: str | None = None) -> AbstractContextManager[Watched]:
+def shown(path: Path, *, otlp: str | None = None) -> AbstractContextManager[Target]:
     """Return what ``stillframe watch`` shows of a store or a pipeline by default, while the body
     runs."""
-    return watch_page._watched(path, [], None, None, otlp)
+    return watch_page._target(path, [], None, None, otlp)
 
 
 @contextlib.contextmanager
 def page_of(path: Path) -> Iterator[str]:
     """Serve the page of a store or a pipeline in a thread, as ``stillframe watch`` does by default;
     yield the link."""
-    with shown(path) as watched, served(watched) as link:
+    with shown(path) as target, served(target) as link:
         yield link
 
 
 @contextlib.contextmanager
-def served(watched: Watched, *, token: str | None = None) -> Iterator[str]:
+def served(target: Target, *, token: str | None = None) -> Iterator[str]:
     """Serve a page in a thread, as ``stillframe watch`` does; yield the link."""
     listening: Future[Address] = Future()
     ends: list[Callable[[], object]] = []
@@ -122,7 +122,7 @@ def served(watched: Watched, *, token: str | None = None) -> Iterator[str]:
         loop.add_signal_handler = keep  # type: ignore[method-assign, assignment]
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             address = Address("127.0.0.1", 0)
-            runner.run(serve(watched, address, token=token, ready=listening.set_result))
+            runner.run(serve(target, address, token=token, ready=listening.set_result))
 
     with ThreadPoolExecutor(1) as thread:
         serving = thread.submit(run)

@@ -80,7 +80,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             watching(store.path, otlp=endpoint.url) as watcher,
         ):
             assert isinstance(await system.snapshot(), Entry)
-            scrape = await watcher.until("judged_snapshot_number", 1)
+            scrape = await watcher.until("evaluated_snapshot_number", 1)
         store.close()
         found: dict[str, set[str]] = {"up": set()}
         for name, labels in scrape.samples:

@@ -25,12 +25,20 @@ from stillframe.runtime.supervisor import Supervisor
 from stillframe.store.history import Tally
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
-from stillframe.watch import metrics, observer
-from stillframe.watch.families import Families, Histogram, exposed
-from stillframe.watch.meanings import COUNTER, MEANINGS, PIPELINES, TRACES
-from stillframe.watch.measured import ChannelsMeasured, Rise, SnapshotsMeasured
-from stillframe.watch.observer import LOOK_S_MAX, Observer
-from stillframe.watch.verdicts import USUAL, Judge
+from stillframe.watch import metrics, system_target, target
+from stillframe.watch.metrics import (
+    COUNTER,
+    METRICS,
+    PIPELINES,
+    TRACES,
+    Histogram,
+    MetricSet,
+    MonotonicCounter,
+    SystemCounters,
+    exposition,
+)
+from stillframe.watch.predicate_status import DEFAULT_PREDICATES, PredicateMonitor
+from stillframe.watch.system_target import ANSWER_S_MAX, SystemTarget
 from tests.calm import BANK, TOTAL
 from tests.runtime.programs import Sink
 from tests.watch.scraping import (
@@ -61,7 +69,7 @@ def check_store(scrape: Scrape, store: Store) -> None:
     counts = Counter(row["event"] for row in happened)
     restores = [row for row in happened if row.get("restored_from") is not None]
     assert scrape.of("store_snapshots") == len(listed)
-    assert scrape.of("snapshots_begun_total") == counts["SnapshotBegan"]
+    assert scrape.of("snapshots_started_total") == counts["SnapshotBegan"]
     assert scrape.of("snapshots_published_total") == counts["SnapshotPublished"]
     abandoned = scrape.all_of("snapshots_abandoned_total")
     assert sum(abandoned.values()) == counts["SnapshotAbandoned"]
@@ -104,10 +112,10 @@ async def live_through(system: Supervisor, store: Store, watcher: Watcher) -> Sc
     )
     assert second.of("snapshot_size_bytes_sum") == sum(entry.bytes for entry in new)
     assert second.of("snapshot_messages_sum") == sum(entry.message_count for entry in new)
-    judged = await watcher.until("judged_snapshot_number", new[-1].id.number)
+    judged = await watcher.until("evaluated_snapshot_number", new[-1].id.number)
     assert judged.of("conserved_amount", quantity="money") == TOTAL
     assert set(judged.all_of("predicate_holds").values()) == {0}
-    assert len(judged.all_of("predicate_holds")) == len(USUAL)
+    assert len(judged.all_of("predicate_holds")) == len(DEFAULT_PREDICATES)
     flowing = await until_messages_flow(watcher, judged)
     os.kill(system.children["P3"].pid, signal.SIGKILL)
     dead = await watcher.until("process_deaths_total", 1, process="P3")
@@ -138,7 +146,7 @@ async def taken(system: Supervisor, count: int) -> AsyncIterator[Entry]:
 def test_a_life_of_a_bank_in_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is scraped is what the store says; counters go up only, through a death, a restore and
     another watcher; and when the system is stopped that is told as well."""
-    monkeypatch.setattr(inquiry, "ANSWER_S", 0.9 * LOOK_S_MAX)  # the machine may be busy
+    monkeypatch.setattr(inquiry, "ANSWER_S", 0.9 * ANSWER_S_MAX)  # the machine may be busy
 
     async def main() -> None:
         description = load_topology(BANK).description
@@ -163,9 +171,9 @@ def test_a_life_of_a_bank_in_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyP
         check_store(stopped, store)
         unused = [
             name
-            for name, meaning in MEANINGS.items()
+            for name, metric in METRICS.items()
             if name not in TRACES | PIPELINES
-            and not told_of(last, name, is_histogram=bool(meaning.bounds))
+            and not told_of(last, name, is_histogram=bool(metric.bounds))
         ]
         assert unused == []
         store.close()
@@ -194,15 +202,15 @@ def test_a_snapshot_that_is_held_up_is_told_with_who_holds_it_up(tmp_path: Path)
             os.kill(system.children["P4"].pid, signal.SIGSTOP)
             result = await system.begin_snapshot("P2")
             held = await watcher.until("process_silent", 1, process="P4")
-            held = await watcher.until("process_holds_up", 1, process="P4")
+            held = await watcher.until("process_straggler", 1, process="P4")
             assert held.of("process_up", process="P4") == 0
-            assert held.of("process_awaited", process="P4") == 1
-            assert held.of("snapshots_under_way") == 1
-            assert 0 < held.of("oldest_snapshot_under_way_seconds") < TIMEOUT_S
+            assert held.of("process_pending", process="P4") == 1
+            assert held.of("snapshots_pending") == 1
+            assert 0 < held.of("oldest_pending_snapshot_seconds") < TIMEOUT_S
             os.kill(system.children["P4"].pid, signal.SIGCONT)
             assert isinstance(await result, Entry)
-            free = await watcher.until("snapshots_under_way", 0)
-            assert free.of("awaited_processes") == 0
+            free = await watcher.until("snapshots_pending", 0)
+            assert free.of("pending_processes") == 0
             os.kill(system.children["P4"].pid, signal.SIGSTOP)
             result = await system.begin_snapshot("P2")
             os.kill(system.children["P4"].pid, signal.SIGKILL)
@@ -234,17 +242,17 @@ def test_a_scrape_with_a_token_needs_the_token(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def observer_of(directory: Path) -> Observer:
+def target_of(directory: Path) -> SystemTarget:
     """Return what observes a system that never ran."""
     description = load_topology(BANK).description
     Store.create(directory / "store", description=description, reference=BANK).close()
     store = Store.open(directory / "store")
-    return Observer(store, Judge(store, USUAL, None), None)
+    return SystemTarget(store, PredicateMonitor(store, DEFAULT_PREDICATES, None), None)
 
 
-def parsed(families: Families) -> Scrape:
+def parsed(found: MetricSet) -> Scrape:
     """Return what is said, as whoever scrapes reads it."""
-    text, kind = exposed(families, OPEN_METRICS)
+    text, kind = exposition(found, OPEN_METRICS)
     assert kind.startswith("application/openmetrics-text")
     return Scrape(text.decode(), is_open=True)
 
@@ -253,14 +261,13 @@ def test_those_who_scrape_at_once_share_a_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And so do those who come right after it."""
-    observed = observer_of(tmp_path)
+    observed = target_of(tmp_path)
 
-    async def main() -> list[Families]:
+    async def main() -> list[MetricSet]:
         return await asyncio.gather(*(observed.metrics() for _ in range(20)))
 
-    monkeypatch.setattr(observer, "FRESH_S", 60.0)
-    observed._looked = -60.0
-    assert {parsed(f).of("watch_looks_total") for f in asyncio.run(main())} == {1}
+    monkeypatch.setattr(target, "FRESH_S", 60.0)
+    assert {parsed(f).of("watch_polls_total") for f in asyncio.run(main())} == {1}
 
 
 @pytest.mark.parametrize("how", ["broken", "hanging", "stopped"])
@@ -277,20 +284,20 @@ def test_a_system_that_cannot_be_asked_is_trouble_and_one_that_was_stopped_is_no
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr(observer, "observe", observe)
-    monkeypatch.setattr(observer, "LOOK_S_MAX", 0.01)
-    scrape = parsed(asyncio.run(observer_of(tmp_path).metrics()))
+    monkeypatch.setattr(system_target, "observe", observe)
+    monkeypatch.setattr(system_target, "ANSWER_S_MAX", 0.01)
+    scrape = parsed(asyncio.run(target_of(tmp_path).metrics()))
     assert scrape.of("up") == 0
-    assert scrape.of("watch_trouble", about="system") == (how != "stopped")
+    assert scrape.of("watch_error", about="system") == (how != "stopped")
     assert scrape.of("process_silent", process="P1") == (how != "stopped")
 
 
 def test_a_damaged_store_is_trouble(tmp_path: Path) -> None:
     """What can be told is told."""
-    observed = observer_of(tmp_path)
+    observed = target_of(tmp_path)
     (tmp_path / "store" / "history.ndjson").write_text("?\n")
     scrape = parsed(asyncio.run(observed.metrics()))
-    assert scrape.of("watch_trouble", about="store") == 1
+    assert scrape.of("watch_error", about="store") == 1
 
 
 def mesh(count: int) -> Topology:
@@ -301,7 +308,7 @@ def mesh(count: int) -> Topology:
 def test_series_are_bounded_and_what_is_left_out_is_added_up() -> None:
     """In a series without source and target, so that sums over all channels stay right."""
     description = mesh(40).description
-    channels = ChannelsMeasured()
+    counters = SystemCounters()
     for count in (100, 103):
         end = ChannelEnd(is_connected=True, unhandled_bytes=2, count=count)
         behind = ChannelEnd(is_connected=True, unhandled_bytes=5, count=count - 1)
@@ -318,24 +325,20 @@ def test_series_are_bounded_and_what_is_left_out_is_added_up() -> None:
                 for process in description.processes
             },
         )
-        channels.take(observed)
-    families = Families()
-    known = metrics.Known(
+        counters.add_messages(observed)
+    found = MetricSet()
+    sample = metrics.SystemSample(
         description=description,
         epoch=1,
-        observed=observed,
-        unheard="stopped",
-        at=5.0,
-        dead=frozenset(),
-        tally=Tally(deaths={"P1": 2, "gone": 3}, abandoned={"DEADLINE": 1, "LATER": 2}),
-        snapshots=SnapshotsMeasured(),
-        channels=channels,
-        judged=None,
+        status=observed,
+        process_statuses=["running"] * len(description.processes),
+        counts=Tally(deaths={"P1": 2, "gone": 3}, abandoned={"DEADLINE": 1, "LATER": 2}),
+        predicates=None,
         snapshot_count=0,
         savepoint_count=0,
     )
-    metrics.tell_system(families, known)
-    scrape = parsed(families)
+    metrics.collect_system(found, sample, counters)
+    scrape = parsed(found)
     count = len(description.channels)
     assert count > metrics.CHANNEL_COUNT_MAX
     for name, each in (
@@ -356,27 +359,27 @@ def test_series_are_bounded_and_what_is_left_out_is_added_up() -> None:
 
 def test_what_a_restore_takes_back_is_not_taken_for_a_rise() -> None:
     """Neither is what was counted before the watcher began."""
-    rise = Rise()
+    counter = MonotonicCounter()
     for epoch, count, total in [(1, 50, 0), (1, 70, 20), (2, 60, 20), (2, 61, 21), (4, 99, 21)]:
-        rise.take(epoch, count)
-        assert rise.total == total
+        counter.update(epoch, count)
+        assert counter.total == total
 
 
 def test_a_value_is_in_all_buckets_that_reach_it() -> None:
     """The bound of a bucket belongs to it, and the last one has all."""
     histogram = Histogram("snapshot_messages")
     for value in (0, 1, 2, 10, 11, 1e9):
-        histogram.take(value)
+        histogram.observe(value)
     assert histogram.buckets()[:4] == [("0.0", 1), ("1.0", 2), ("10.0", 4), ("100.0", 5)]
     assert histogram.buckets()[-1] == ("+Inf", 6)
 
 
 def test_names_follow_the_rules_of_prometheus() -> None:
     """Only counters end with `_total`; base units come last; each says what it means."""
-    for name, meaning in MEANINGS.items():
+    for name, metric in METRICS.items():
         assert re.fullmatch(r"[a-z][a-z_]*", name)
-        assert (meaning.kind == COUNTER) == name.endswith("_total")
-        assert meaning.words.endswith(".")
-        if meaning.unit in ("seconds", "bytes"):
-            assert name.removesuffix("_total").endswith(meaning.unit)
-        assert not {"le", "quantile", "job", "instance"} & set(meaning.labels)
+        assert (metric.kind == COUNTER) == name.endswith("_total")
+        assert metric.help.endswith(".")
+        if metric.unit in ("seconds", "bytes"):
+            assert name.removesuffix("_total").endswith(metric.unit)
+        assert not {"le", "quantile", "job", "instance"} & set(metric.labels)

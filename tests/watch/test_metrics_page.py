@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from stillframe.watch.families import PREFIX
-from stillframe.watch.meanings import SECTIONS
-from stillframe.watch.traced import ATTRIBUTES
+from stillframe.watch.metrics import PREFIX, SECTIONS
+from stillframe.watch.snapshot_spans import ATTRIBUTES
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
@@ -20,9 +19,9 @@ def tables() -> str:
             "| metric | kind | unit | what it says |",
             "|---|---|---|---|",
         ]
-        for name, (kind, unit, words, labels, _) in section.items():
+        for name, (kind, unit, text, labels, _) in section.items():
             told = f"`{{{', '.join(labels)}}}`" if labels else ""
-            lines.append(f"| `{PREFIX}{name}`{told} | {kind} | {unit} | {words} |")
+            lines.append(f"| `{PREFIX}{name}`{told} | {kind} | {unit} | {text} |")
         lines.append("")
     return "\n".join(lines)
 

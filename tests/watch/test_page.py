@@ -20,9 +20,9 @@ from stillframe.protocol.holdup import ChannelEnd, Standing
 from stillframe.runtime.commands import Observed, observe
 from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
-from stillframe.watch import observer
+from stillframe.watch import system_target
 from stillframe.watch.server import PAGE, page_file
-from stillframe.watch.shelf import Shelf, row_of
+from stillframe.watch.snapshot_list import StoreSnapshots, store_row
 from tests.browser import a_page, check_accessible, check_everybody_can_use
 from tests.cli.pipelines import add_up, resting_shop
 from tests.shapes import same_shape
@@ -261,7 +261,7 @@ def running_as_told(
         async def observe(*_: object) -> Observed:
             return told(topology)
 
-        monkeypatch.setattr(observer, "observe", observe)
+        monkeypatch.setattr(system_target, "observe", observe)
         description = topology.description
         store = Store.create(tmp_path / "store", description=description, reference=reference)
         store.raise_epoch(None)
@@ -314,16 +314,16 @@ def test_fifty_processes_are_in_the_graph(
     assert [box["y"] for box in ys if box] == sorted(box["y"] for box in ys if box)
 
 
-class LongShelf(Shelf):
+class LongList(StoreSnapshots):
     """A list of many snapshots, which all look like the one that is there."""
 
     def __init__(self, store: Store, count: int) -> None:
         super().__init__(store)
         (entry,) = store.entries()
-        self._like = row_of(entry)
+        self._like = store_row(entry)
         self._ids = [SnapshotId("A", number) for number in range(1, count + 1)]
 
-    def look(self) -> tuple[list[SnapshotId], list[SnapshotId]]:
+    def poll(self) -> tuple[list[SnapshotId], list[SnapshotId]]:
         """Find nothing new."""
         return [], []
 
@@ -337,8 +337,8 @@ def test_of_many_snapshots_some_are_listed_and_older_ones_on_demand(
     """The newest first, without a gap; the page never has all of them."""
     count = 260
     with shown(a_store(tmp_path, 1)) as watched:
-        assert isinstance(watched, observer.Observer)
-        watched.shelf = LongShelf(watched.store, count)
+        assert isinstance(watched, system_target.SystemTarget)
+        watched.snapshots = LongList(watched.store, count)
         page.goto(visit(served(watched)))
     rows = page.locator(".snapshots tbody tr th")
     expect(page.get_by_text(f"{count} snapshots in the store")).to_be_visible()

@@ -18,10 +18,10 @@ from stillframe.runtime.commands import Observed
 from stillframe.runtime.os_process import OsProcess, identify, is_stopped
 from stillframe.runtime.running import RunningSystem, announce, identity
 from stillframe.store.store import Store
-from stillframe.watch import observer
-from stillframe.watch.families import Families, exposed
-from stillframe.watch.observer import Observer
-from stillframe.watch.verdicts import Judge
+from stillframe.watch import system_target, target
+from stillframe.watch.metrics import MetricSet, exposition
+from stillframe.watch.predicate_status import PredicateMonitor
+from stillframe.watch.system_target import SystemTarget
 from tests.watch.published import REFERENCE, new_store
 from tests.watch.scraping import OPEN_METRICS, Scrape
 from tests.watch.servers import until
@@ -38,7 +38,7 @@ def supervisor() -> Iterator[OsProcess]:
     process.communicate()
 
 
-def observer_of(directory: Path, supervisor: OsProcess) -> Observer:
+def target_of(directory: Path, supervisor: OsProcess) -> SystemTarget:
     """Return what observes a system whose supervisor has announced it, and takes no commands."""
     new_store(directory).close()
     store = Store.open(directory / "store")
@@ -55,12 +55,12 @@ def observer_of(directory: Path, supervisor: OsProcess) -> Observer:
         pipeline=None,
     )
     announce(store.path, system)
-    return Observer(store, Judge(store, (), REFERENCE), None)
+    return SystemTarget(store, PredicateMonitor(store, (), REFERENCE), None)
 
 
-def scraped(observed: Observer) -> Scrape:
+def scraped(watched: SystemTarget) -> Scrape:
     """Return what it tells whoever scrapes."""
-    text, _ = exposed(asyncio.run(observed.metrics()), OPEN_METRICS)
+    text, _ = exposition(asyncio.run(watched.metrics()), OPEN_METRICS)
     return Scrape(text.decode(), is_open=True)
 
 
@@ -68,31 +68,31 @@ def test_a_system_that_starts_is_not_silent_and_one_that_stands_still_is(
     tmp_path: Path, supervisor: OsProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may wait long for processes to join: nothing is wrong then."""
-    monkeypatch.setattr(observer, "FRESH_S", 0.0)
-    observed = observer_of(tmp_path, supervisor)
-    scrape = scraped(observed)
+    monkeypatch.setattr(target, "FRESH_S", 0.0)
+    watched = target_of(tmp_path, supervisor)
+    scrape = scraped(watched)
     assert scrape.of("processes", status="starting") == 2
     assert scrape.of("process_silent", process="A") == 0
-    assert scrape.of("watch_trouble", about="system") == 0
-    assert "waits for processes to join" in observed.why_not
+    assert scrape.of("watch_error", about="system") == 0
+    assert "waits for processes to join" in watched.why_not
     os.kill(supervisor.pid, signal.SIGSTOP)
     until(lambda: is_stopped(supervisor), "it stands still")
-    scrape = scraped(observed)
+    scrape = scraped(watched)
     assert scrape.of("processes", status="silent") == 2
-    assert scrape.of("watch_trouble", about="system") == 1
+    assert scrape.of("watch_error", about="system") == 1
     os.kill(supervisor.pid, signal.SIGKILL)
-    until(lambda: scraped(observed).of("processes", status="stopped") == 2, "it is gone")
-    assert scraped(observed).of("watch_trouble", about="system") == 0
+    until(lambda: scraped(watched).of("processes", status="stopped") == 2, "it is gone")
+    assert scraped(watched).of("watch_error", about="system") == 0
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_a_system_that_takes_no_more_connections_is_silent(
-    run: Callable[[Coroutine[None, None, Families]], Families],
+    run: Callable[[Coroutine[None, None, MetricSet]], MetricSet],
     tmp_path: Path,
     supervisor: OsProcess,
 ) -> None:
     """It has not answered those who asked before, and does not start."""
-    observed = observer_of(tmp_path, supervisor)
+    watched = target_of(tmp_path, supervisor)
     with contextlib.ExitStack() as stack:
         nobody = stack.enter_context(socket.socket(socket.AF_UNIX))
         nobody.bind(str(tmp_path / "commands"))
@@ -105,19 +105,19 @@ def test_a_system_that_takes_no_more_connections_is_silent(
                 waiting.connect(str(tmp_path / "commands"))
             except BlockingIOError:
                 is_full = True
-        text, _ = exposed(run(observed.metrics()), OPEN_METRICS)
+        text, _ = exposition(run(watched.metrics()), OPEN_METRICS)
     scrape = Scrape(text.decode(), is_open=True)
     assert scrape.of("processes", status="silent") == 2
-    assert scrape.of("watch_trouble", about="system") == 1
-    assert "hangs, or too many ask at once" in observed.why_not
+    assert scrape.of("watch_error", about="system") == 1
+    assert "hangs, or too many ask at once" in watched.why_not
 
 
 def test_who_scrapes_while_somebody_looks_is_told_what_was_seen_last(
     tmp_path: Path, supervisor: OsProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing that is half of it, half of the look before."""
-    observed = observer_of(tmp_path, supervisor)
-    read = observed._read
+    watched = target_of(tmp_path, supervisor)
+    read = watched._read
 
     async def fails(*_: object) -> Observed:
         raise StillframeError("what it says cannot be read")
@@ -128,18 +128,18 @@ def test_who_scrapes_while_somebody_looks_is_told_what_was_seen_last(
 
     async def main() -> Scrape:
         async def read_while_somebody_looks() -> None:
-            monkeypatch.setattr(observer, "observe", hangs)
-            looking.append(asyncio.ensure_future(observed.look()))
+            monkeypatch.setattr(system_target, "observe", hangs)
+            looking.append(asyncio.ensure_future(watched.poll()))
             await asyncio.sleep(0)
             await read()
 
         looking: list[asyncio.Future[None]] = []
-        monkeypatch.setattr(observer, "observe", fails)
-        monkeypatch.setattr(observed, "_read", read_while_somebody_looks)
-        text, _ = exposed(await observed.metrics(), OPEN_METRICS)
+        monkeypatch.setattr(system_target, "observe", fails)
+        monkeypatch.setattr(watched, "_read", read_while_somebody_looks)
+        text, _ = exposition(await watched.metrics(), OPEN_METRICS)
         looking[0].cancel()
         return Scrape(text.decode(), is_open=True)
 
     scrape = asyncio.run(main())
     assert scrape.of("processes", status="silent") == 2
-    assert scrape.of("watch_trouble", about="system") == 1
+    assert scrape.of("watch_error", about="system") == 1

@@ -19,12 +19,11 @@ from stillframe.cli.app import app
 from stillframe.cli.watch_page import token_for
 from stillframe.runtime.addresses import Address
 from stillframe.store.store import Store
-from stillframe.watch.observer import Observer
-from stillframe.watch.pipeline_observer import PipelineObserver
-from stillframe.watch.server import BODY_BYTES_MAX, PAGE
-from stillframe.watch.serving import serve
-from stillframe.watch.verdicts import Judge
-from stillframe.watch.wishes import Keep, Restore, Take
+from stillframe.watch.pipeline_target import PipelineTarget
+from stillframe.watch.predicate_status import PredicateMonitor
+from stillframe.watch.server import BODY_BYTES_MAX, PAGE, serve
+from stillframe.watch.system_target import SystemTarget
+from stillframe.watch.target import CreateSavepoint, Restore, TriggerSnapshot
 from tests.cli.pipelines import resting_shop
 from tests.watch.published import REFERENCE, a_store, new_store, publish
 from tests.watch.servers import a_command, a_server, a_system, ask, page_of
@@ -93,22 +92,22 @@ def test_nothing_of_the_page_is_inline_or_from_elsewhere() -> None:
         assert re.findall(r"https?://(?!www\.w3\.org/)", code) == []
 
 
-def of_a_system(path: Path) -> Observer:
+def of_a_system(path: Path) -> SystemTarget:
     """Return who follows a system with three snapshots."""
     store = Store.open(a_store(path))
-    return Observer(store, Judge(store, (), REFERENCE), None)
+    return SystemTarget(store, PredicateMonitor(store, (), REFERENCE), None)
 
 
-def of_a_pipeline(path: Path) -> PipelineObserver:
+def of_a_pipeline(path: Path) -> PipelineTarget:
     """Return who follows a pipeline with a snapshot."""
     shop = resting_shop(path / "shop.pipeline")
     shop.snapshot("unaligned")
-    return PipelineObserver(shop.path)
+    return PipelineTarget(shop.path)
 
 
 @pytest.mark.parametrize("make", [of_a_system, of_a_pipeline])
 def test_a_page_that_comes_before_anything_was_read_is_told_all(
-    make: Callable[[Path], Observer | PipelineObserver], tmp_path: Path
+    make: Callable[[Path], SystemTarget | PipelineTarget], tmp_path: Path
 ) -> None:
     """Its list stayed empty until another snapshot was published."""
 
@@ -120,10 +119,12 @@ def test_a_page_that_comes_before_anything_was_read_is_told_all(
         raise AssertionError
 
     async def go() -> dict[str, Any]:
-        observer = make(tmp_path)
-        page = asyncio.ensure_future(told(observer.feed.listen(observer.first, observer.want)))
+        target = make(tmp_path)
+        page = asyncio.ensure_future(
+            told(target.stream.subscribe(target.initial_events, target.wake))
+        )
         await asyncio.wait([page], timeout=0.2)  # as far as it comes
-        following = asyncio.ensure_future(observer.run())
+        following = asyncio.ensure_future(target.run())
         found = await page
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -171,8 +172,14 @@ def test_a_wish_that_makes_no_sense_is_refused(store: Path) -> None:
         assert ask(link, "/api/action", "x" * (BODY_BYTES_MAX + 1))[0] == 400
         assert ask(link, "/api/action", {"type": "take"}, headers={})[0] == 403
         assert ask(link, "/api/action")[0] == 405
-        for wish in (Take(), Restore("A-1"), Restore("A-9"), Keep("A-9", "x"), Keep("A-1", "../x")):
-            status, _, answer = ask(link, "/api/action", wish)
+        for action in (
+            TriggerSnapshot(),
+            Restore("A-1"),
+            Restore("A-9"),
+            CreateSavepoint("A-9", "x"),
+            CreateSavepoint("A-1", "../x"),
+        ):
+            status, _, answer = ask(link, "/api/action", action)
             assert status == 200
             told = json.loads(answer)
             assert told["is_done"] is False
@@ -225,7 +232,7 @@ def test_a_system_is_followed_while_it_runs(tmp_path: Path) -> None:
         a_system(tmp_path, "--every", "never"),
         page_of(tmp_path / "store") as link,
     ):
-        told = json.loads(ask(link, "/api/action", Take("P2", "kept"))[2])
+        told = json.loads(ask(link, "/api/action", TriggerSnapshot("P2", "kept"))[2])
         assert told == {
             "is_done": True,
             "sentence": f"snapshot {told['snapshot']} is kept as 'kept'",
@@ -239,7 +246,7 @@ def test_a_system_is_followed_while_it_runs(tmp_path: Path) -> None:
         )
         assert found["wave"]["id"] == told["snapshot"]
         assert found["wave"]["marked_by"]["P2"] is None
-        unknown = json.loads(ask(link, "/api/action", Take("P9"))[2])
+        unknown = json.loads(ask(link, "/api/action", TriggerSnapshot("P9"))[2])
         assert (unknown["is_done"], "no process 'P9'" in unknown["sentence"]) == (False, True)
 
 
@@ -264,15 +271,15 @@ def test_the_command_of_the_page_prints_the_link(tmp_path: Path) -> None:
 
 def test_whoever_says_nothing_is_hung_up_on(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a request, in the middle of its head, and in the head of the next."""
-    monkeypatch.setattr("stillframe.watch.serving.HEAD_S_MAX", 0.1)
+    monkeypatch.setattr("stillframe.watch.server.HEAD_S_MAX", 0.1)
     head = b"GET /page/icon.svg HTTP/1.1\r\nHost: localhost\r\n"
 
     async def main() -> None:
         opened = Store.open(store)
-        observer = Observer(opened, Judge(opened, (), REFERENCE), None)
+        target = SystemTarget(opened, PredicateMonitor(opened, (), REFERENCE), None)
         listening = asyncio.get_running_loop().create_future()
         ready, loopback = listening.set_result, Address("127.0.0.1", 0)
-        serving = asyncio.ensure_future(serve(observer, loopback, token=None, ready=ready))
+        serving = asyncio.ensure_future(serve(target, loopback, token=None, ready=ready))
         port = (await listening).port
         for said in (b"", head, head + b"\r\n" + head):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -289,15 +296,15 @@ def test_whoever_says_nothing_is_hung_up_on(store: Path, monkeypatch: pytest.Mon
 def test_a_listener_misses_nothing_that_is_said_while_it_comes(tmp_path: Path) -> None:
     """What is published while the list is read for it comes behind the list."""
     with contextlib.closing(new_store(tmp_path)) as made:
-        observer = Observer(Store.open(made.path), Judge(made, (), REFERENCE), None)
+        target = SystemTarget(Store.open(made.path), PredicateMonitor(made, (), REFERENCE), None)
 
         async def main() -> list[str]:
-            await observer._read()
-            listening = observer.feed.listen(observer.first, observer.want)
+            await target._read()
+            listening = target.stream.subscribe(target.initial_events, target.wake)
             asking = asyncio.ensure_future(anext(listening))
             await asyncio.sleep(0)
             publish(made, 1)
-            await observer._read()
+            await target._read()
             told = [await asking]
             while b"A-1" not in told[-1]:
                 told.append(await anext(listening))

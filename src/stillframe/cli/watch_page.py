@@ -18,12 +18,12 @@ from stillframe.runtime.judging import check_named
 from stillframe.store.manifest import Entry
 from stillframe.store.opening import HEAD as STORE_HEAD
 from stillframe.store.store import Store
-from stillframe.watch.observer import Observer
-from stillframe.watch.pipeline_observer import PipelineObserver
-from stillframe.watch.server import Watched
-from stillframe.watch.serving import serve
-from stillframe.watch.traced import Tracing
-from stillframe.watch.verdicts import USUAL, Judge
+from stillframe.watch.pipeline_target import PipelineTarget
+from stillframe.watch.predicate_status import DEFAULT_PREDICATES, PredicateMonitor
+from stillframe.watch.server import serve
+from stillframe.watch.snapshot_spans import TraceBuilder
+from stillframe.watch.system_target import SystemTarget
+from stillframe.watch.target import Target
 
 PORT = 8641
 TOKEN_BYTES = 24
@@ -57,16 +57,16 @@ def watch(
         output.say(f"showing {path} there, until Ctrl-C")
 
     with (
-        _watched(path, predicates, reference, log, otlp) as watched,
+        _target(path, predicates, reference, log, otlp) as target,
         contextlib.suppress(KeyboardInterrupt),  # one that comes while it starts
     ):
-        uvloop.run(serve(watched, address, token=token, ready=ready))
+        uvloop.run(serve(target, address, token=token, ready=ready))
 
 
 @contextlib.contextmanager
-def _watched(
+def _target(
     path: Path, predicates: list[str], reference: str | None, log: Path | None, otlp: str | None
-) -> Iterator[Watched]:
+) -> Iterator[Target]:
     """Yield what the page shows: a pipeline or a system, by what is in the directory."""
     if (path / PIPELINE_HEAD).exists() and not (path / STORE_HEAD).exists():
         if predicates or reference is not None or log is not None or otlp is not None:
@@ -74,24 +74,24 @@ def _watched(
                 f"{path} is a pipeline: predicates, classes, an event log and traces are of a "
                 "system of processes; leave out --detect, --topology, --log and --otlp"
             )
-        yield PipelineObserver(path)
+        yield PipelineTarget(path)
         return
     store = Store.open(path)
     for name in predicates:
         check_named(name)
-    judge = Judge(store, predicates or USUAL, reference)
-    with _tracing_of(store, otlp) as tracing:
-        yield Observer(store, judge, log, tracing)
+    monitor = PredicateMonitor(store, predicates or DEFAULT_PREDICATES, reference)
+    with _trace_builder(store, otlp) as traces:
+        yield SystemTarget(store, monitor, log, traces)
 
 
 @contextlib.contextmanager
-def _tracing_of(store: Store, otlp: str | None) -> Iterator[Tracing | None]:
+def _trace_builder(store: Store, otlp: str | None) -> Iterator[TraceBuilder | None]:
     """Yield what makes traces, and sends them to an endpoint; None if there is none."""
     if otlp is None:
         yield None
         return
     try:
-        from stillframe.watch.otlp import Sender  # noqa: PLC0415 - an extra
+        from stillframe.watch.otlp_exporter import SpanExporter  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise UsageError("traces need the extra 'otel': pip install 'stillframe[otel]'") from error
 
@@ -100,8 +100,8 @@ def _tracing_of(store: Store, otlp: str | None) -> Iterator[Tracing | None]:
             return store.entry(snapshot)
         return None
 
-    with contextlib.closing(Sender(otlp, store.path, output.say)) as sender:
-        yield Tracing(entry_of, sender, output.say)
+    with contextlib.closing(SpanExporter(otlp, store.path, output.say)) as exporter:
+        yield TraceBuilder(entry_of, exporter, output.say)
 
 
 def token_for(address: Address, file: Path | None) -> str | None:

@@ -1,195 +1,522 @@
-"""The metrics of a system: what of all that is known of it goes to which metric."""
+"""Every metric, what it means, and how it is collected and exposed for Prometheus.
+
+Names follow Prometheus: base units last, and `_total` behind what only goes up.
+
+What a system counts goes back when it is restored from a snapshot. Prometheus would take that for
+a restart from zero, and a rate would jump: so increases are added up here, from poll to poll.
+"""
 
 import importlib.metadata
+import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import inf, isinf
 from typing import NamedTuple
 
-from stillframe.model import ProcessId, Reason, SnapshotId
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+
+from stillframe.model import Channel, Reason, SnapshotId
 from stillframe.runtime.commands import Observed
 from stillframe.store.history import Tally
+from stillframe.store.manifest import Entry
 from stillframe.topology import Description
-from stillframe.watch import picture
-from stillframe.watch.families import Families, zero_of
-from stillframe.watch.measured import ChannelNow, ChannelsMeasured, SnapshotsMeasured
-from stillframe.watch.traced import Tracing
-from stillframe.watch.verdicts import Judged
+from stillframe.watch.predicate_status import PredicateStatus
+from stillframe.watch.snapshot_spans import TraceBuilder
+from stillframe.watch.system_document import (
+    BUSY,
+    RUNNING,
+    SILENT,
+    STATUSES,
+    ChannelStatus,
+    channel_status,
+)
 
+GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
+PREFIX = "stillframe_"
 PROCESS_COUNT_MAX = 500
-"""So many processes have series of their own."""
+"""How many processes have series of their own."""
 CHANNEL_COUNT_MAX = 1000
-"""So many channels have."""
+"""How many channels have."""
 QUANTITY_COUNT_MAX = 32
-"""So many conserved quantities have."""
+"""How many conserved quantities have."""
 OTHER = "OTHER"
-"""The reason of what a newer version gave up for a reason that we do not know."""
+"""The label for a reason of a newer version, which this one does not know."""
+
+_DURATIONS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_PAUSES_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_BYTES = tuple(float(4**power) for power in range(6, 18))
+_COUNTS = (0.0, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7)
+_SUFFIX_UNITS = frozenset({"seconds", "bytes"})
+"""The units that OpenMetrics has a field for: names end with them."""
+
+Number = int | float
 
 
-class Known(NamedTuple):
-    """What is known of a system at one moment.
+class MetricDefinition(NamedTuple):
+    """What a metric is: gauge, counter or histogram; the unit of its values; what it means; the
+    names of its labels; and the upper bounds of the buckets of a histogram."""
+
+    kind: str
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+
+def _gauge(unit: str, text: str, *labels: str) -> MetricDefinition:
+    return MetricDefinition(GAUGE, unit, text, labels)
+
+
+def _flag(text: str, *labels: str) -> MetricDefinition:
+    return MetricDefinition(GAUGE, "0 or 1", text, labels)
+
+
+def _counter(unit: str, text: str, *labels: str) -> MetricDefinition:
+    return MetricDefinition(COUNTER, unit, text, labels)
+
+
+def _histogram(unit: str, text: str, bounds: tuple[float, ...]) -> MetricDefinition:
+    return MetricDefinition(HISTOGRAM, unit, text, (), bounds)
+
+
+_CHANNEL, _READER = ("source", "target"), ("log", "target")
+_LAST = "Of the last published snapshot."
+
+SYSTEM = {
+    "up": _flag("Every process runs and every channel is connected."),
+    "epoch": _gauge("number", "How often the system was started or restarted."),
+    "restores_total": _counter("restores", "The system started an epoch from a snapshot."),
+    "takeovers_total": _counter("takeovers", "A new supervisor replaced a dead one."),
+    "processes": _gauge(
+        "processes", "How many are running, busy, silent, starting, dead or stopped.", "status"
+    ),
+    "channels": _gauge("channels", "How many exist."),
+    "left_out": _gauge(
+        "processes or channels",
+        "How many have no series of their own, because there are too many; those of channels are "
+        "added up in a series without source and target.",
+        "kind",
+    ),
+}
+PROCESSES = {
+    "process_up": _flag("It answered the last poll.", "process"),
+    "process_busy": _flag("It answered in the middle of an atomic action.", "process"),
+    "process_silent": _flag("It, or the whole system, did not answer within 0.5 s.", "process"),
+    "process_pending": _flag("Its fragment of a pending snapshot is missing.", "process"),
+    "process_straggler": _flag("It delays a pending snapshot.", "process"),
+    "process_deaths_total": _counter(
+        "deaths", "Its crashes; without a process: of those that are left out or gone.", "process"
+    ),
+}
+CHANNELS = {
+    "channel_sent_messages_total": _counter(
+        "messages", "Sent by the source since the watcher's first poll.", *_CHANNEL
+    ),
+    "channel_received_messages_total": _counter(
+        "messages", "Received by the target since the watcher's first poll.", *_CHANNEL
+    ),
+    "channel_in_transit_messages": _gauge(
+        "messages", "Sent and not received; approximate, as both ends are polled.", *_CHANNEL
+    ),
+    "channel_unhandled_bytes": _gauge(
+        "bytes", "Sent and not handled: the larger number that an end reports.", *_CHANNEL
+    ),
+    "channel_connected": _flag("Both ends report a connection.", *_CHANNEL),
+}
+SNAPSHOTS = {
+    "snapshots_started_total": _counter("snapshots", "Given a number; each retry has its own."),
+    "snapshots_published_total": _counter("snapshots", "Published in the store."),
+    "snapshots_abandoned_total": _counter("snapshots", "Abandoned: not published.", "reason"),
+    "snapshots_pending": _gauge("snapshots", "Started, and neither published nor abandoned."),
+    "oldest_pending_snapshot_seconds": _gauge("seconds", "Its age; 0 if no snapshot is pending."),
+    "pending_processes": _gauge("processes", "With a fragment missing of any pending snapshot."),
+    "snapshot_duration_seconds": _histogram(
+        "seconds", "From the start until the last fragment was complete.", _DURATIONS_S
+    ),
+    "snapshot_pause_seconds": _histogram("seconds", "The longest pause of a process.", _PAUSES_S),
+    "snapshot_capture_seconds": _histogram(
+        "seconds", "The longest time until the fragment of a process was encoded.", _DURATIONS_S
+    ),
+    "snapshot_size_bytes": _histogram("bytes", "All its Parquet files together.", _BYTES),
+    "snapshot_messages": _histogram("messages", "Recorded on channels.", _COUNTS),
+    "last_snapshot_number": _gauge("number", _LAST),
+    "last_snapshot_timestamp_seconds": _gauge("seconds", "When it was complete, since 1970."),
+    "last_snapshot_duration_seconds": _gauge("seconds", _LAST),
+    "last_snapshot_pause_seconds": _gauge("seconds", _LAST),
+    "last_snapshot_capture_seconds": _gauge("seconds", _LAST),
+    "last_snapshot_size_bytes": _gauge("bytes", _LAST),
+    "last_snapshot_messages": _gauge("messages", _LAST),
+    "store_snapshots": _gauge("snapshots", "How many are in the store."),
+    "store_savepoints": _gauge("savepoints", "How many are kept under a name."),
+}
+PREDICATES = {
+    "predicate_holds": _flag("Its value in the last evaluated snapshot.", "predicate"),
+    "conserved_amount": _gauge("as declared", "In the last evaluated snapshot.", "quantity"),
+    "conserved_in_channels_amount": _gauge("as declared", "Of that, on channels.", "quantity"),
+    "evaluated_snapshot_number": _gauge("number", "Of the last evaluated snapshot."),
+    "evaluated_snapshot_timestamp_seconds": _gauge("seconds", "When it was complete, since 1970."),
+}
+WATCHER = {
+    "build_info": _gauge("1", "The version of Stillframe.", "version"),
+    "watch_start_timestamp_seconds": _gauge("seconds", "When it started, since 1970."),
+    "watch_polls_total": _counter("polls", "How often it polled what it watches."),
+    "watch_last_poll_timestamp_seconds": _gauge("seconds", "When it polled last, since 1970."),
+    "watch_poll_duration_seconds": _gauge("seconds", "How long the last answer took."),
+    "watch_pages": _gauge("pages", "How many are open and subscribed."),
+    "watch_error": _flag(
+        "It cannot poll the system that should run, read the store, evaluate the last snapshot, "
+        "or send traces.",
+        "about",
+    ),
+}
+TRACES = {
+    "traced_snapshots_total": _counter(
+        "snapshots", "Exported as a trace, with or without their marker timeline."
+    ),
+    "traced_snapshots_missed_total": _counter(
+        "snapshots", "Exported without it: the system no longer had their marker timeline."
+    ),
+    "spans_total": _counter("spans", "Sent to the endpoint, or dropped.", "outcome"),
+}
+PIPELINES = {
+    "participant_up": _flag("A program runs it.", "participant"),
+    "participant_pending": _flag("Its fragment of a pending snapshot is missing.", "participant"),
+    "participant_straggler": _flag("It is pending, and waits for no barrier.", "participant"),
+    "query_last_batch_number": _gauge("number", "Of its last committed micro-batch.", "query"),
+    "query_last_batch_timestamp_seconds": _gauge(
+        "seconds", "When it committed that, since 1970.", "query"
+    ),
+    "log_appended_records": _gauge(
+        "records", "Appended since the pipeline was created; a restore takes it back.", "log"
+    ),
+    "log_read_records": _gauge(
+        "records", "Committed by a query, or reported as read by a service.", *_READER
+    ),
+    "log_lag_records": _gauge("records", "What the target has still to read.", *_READER),
+    "log_lag_entries": _gauge("entries", "The same in entries, including barriers.", *_READER),
+}
+
+SECTIONS = {
+    "The system": SYSTEM,
+    "Processes": PROCESSES,
+    "Channels": CHANNELS,
+    "Snapshots": SNAPSHOTS,
+    "Predicates and conserved quantities": PREDICATES,
+    "The watcher": WATCHER,
+    "Pipelines": PIPELINES,
+    "Traces, with `--otlp`": TRACES,
+}
+METRICS = {name: metric for section in SECTIONS.values() for name, metric in section.items()}
+"""By the name without `stillframe_`, the prefix of all."""
+
+
+class Histogram:
+    """Counts the values of a metric by bucket."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sum = 0.0
+        self._bounds = METRICS[name].bounds
+        self._counts = [0] * (len(self._bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return the upper bounds of the buckets, as text, with the cumulative counts."""
+        found, count = [], 0
+        for bound, in_bucket in zip((*self._bounds, inf), self._counts, strict=True):
+            count += in_bucket
+            found.append(("+Inf" if isinf(bound) else str(bound), float(count)))
+        return found
+
+
+class MetricSet:
+    """The metrics of one scrape: a collector of prometheus-client."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Metric] = {}
+
+    def put(self, name: str, value: Number | None, *labels: str) -> None:
+        """Add a value of a gauge or a counter with its labels; an unknown one has no series."""
+        if value is None:
+            return
+        family = self._family(name)
+        assert isinstance(family, GaugeMetricFamily | CounterMetricFamily), name
+        family.add_metric(labels, value)
+
+    def put_all(self, name: str, values: Mapping[str, Number]) -> None:
+        """Add the values of a metric with one label."""
+        for label, value in values.items():
+            self.put(name, value, label)
+
+    def put_histogram(self, histogram: Histogram) -> None:
+        """Add what a histogram has counted."""
+        family = self._family(histogram.name)
+        assert isinstance(family, HistogramMetricFamily), histogram.name
+        family.add_metric((), buckets=histogram.buckets(), sum_value=histogram.sum)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics in the order of `METRICS`."""
+        yield from (self._families[name] for name in METRICS if name in self._families)
+
+    def _family(self, name: str) -> Metric:
+        if name not in self._families:
+            metric = METRICS[name]
+            make = {
+                GAUGE: GaugeMetricFamily,
+                COUNTER: CounterMetricFamily,
+                HISTOGRAM: HistogramMetricFamily,
+            }[metric.kind]
+            base = PREFIX + name.removesuffix("_total")
+            is_suffix = metric.unit in _SUFFIX_UNITS and base.endswith(f"_{metric.unit}")
+            unit = metric.unit if is_suffix else ""
+            self._families[name] = make(base, metric.help, labels=metric.labels, unit=unit)
+        return self._families[name]
+
+
+def exposition(metrics: MetricSet, accept: str) -> tuple[bytes, str]:
+    """Return the metrics in the text format that the header `accept` prefers, with its type."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    encode, media_type = choose_encoder(accept)
+    return encode(registry), media_type
+
+
+class MonotonicCounter:
+    """Adds up the increases of a count that may go back."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._epoch = 0
+        self._count: int | None = None
+
+    def update(self, epoch: int, count: int) -> None:
+        """Learn the count. Its increase between the last poll of an epoch and the first of the
+        next is not known, and left out."""
+        if self._count is not None and epoch == self._epoch:
+            self.total += max(0, count - self._count)
+        self._epoch, self._count = epoch, count
+
+
+_FIGURES: dict[str, Callable[[Entry], Number]] = {
+    "duration_seconds": lambda entry: entry.completed_at - entry.initiated_at,
+    "pause_seconds": lambda entry: entry.pause_s,
+    "capture_seconds": lambda entry: entry.capture_s,
+    "size_bytes": lambda entry: entry.bytes,
+    "messages": lambda entry: entry.message_count,
+}
+"""What has a histogram of the new snapshots, and a gauge of the last one."""
+
+
+class SystemCounters:
+    """What is counted while a system is watched: its new snapshots, and messages on channels."""
+
+    def __init__(self) -> None:
+        self._last: Entry | None = None
+        self._histograms = {name: Histogram(f"snapshot_{name}") for name in _FIGURES}
+        self._sent: dict[Channel, MonotonicCounter] = {}
+        self._received: dict[Channel, MonotonicCounter] = {}
+
+    def add_snapshot(self, entry: Entry, *, is_new: bool) -> None:
+        """Count a published snapshot; one that is not new existed when the watcher started."""
+        if self._last is None or entry.sequence > self._last.sequence or entry.id == self._last.id:
+            self._last = entry
+        if is_new:
+            for name, figure in _FIGURES.items():
+                self._histograms[name].observe(figure(entry))
+
+    def add_messages(self, status: Observed) -> None:
+        """Count the messages that the processes report."""
+        for process, answer in status.standings.items():
+            for target, end in answer.outgoing.items():
+                counter = self._sent.setdefault(Channel(process, target), MonotonicCounter())
+                counter.update(status.epoch, end.count)
+            for source, end in answer.incoming.items():
+                counter = self._received.setdefault(Channel(source, process), MonotonicCounter())
+                counter.update(status.epoch, end.count)
+
+    def channels(
+        self, description: Description, status: Observed | None
+    ) -> dict[Channel, ChannelStatus]:
+        """Return the channels with any count: their status, with the totals of both counters."""
+        answers = {} if status is None else status.standings
+        zero = MonotonicCounter()
+        return {
+            channel: channel_status(channel, answers)._replace(
+                sent=self._sent.get(channel, zero).total,
+                received=self._received.get(channel, zero).total,
+            )
+            for channel in description.channels
+            if channel in self._sent or channel in self._received
+        }
+
+    def collect(self, metrics: MetricSet) -> None:
+        """Add the metrics of the published snapshots."""
+        for histogram in self._histograms.values():
+            metrics.put_histogram(histogram)
+        if self._last is not None:
+            metrics.put("last_snapshot_number", self._last.id.number)
+            metrics.put("last_snapshot_timestamp_seconds", self._last.completed_at)
+            for name, figure in _FIGURES.items():
+                metrics.put(f"last_snapshot_{name}", figure(self._last))
+
+
+class PollCounters:
+    """Counts the polls of a watcher.
 
     Attributes:
-        description: its topology.
-        epoch: the one that it is in, or was in when it ran last.
-        observed: what it said; None if nothing.
-        unheard: how its processes are if it said nothing.
-        at: when.
-        dead: the processes that have died since it ran last.
-        tally: what happened since the store was made.
-        snapshots: figures of what was published.
-        channels: how many messages there were.
-        judged: the last snapshot that was judged.
-        snapshot_count: how many are in the store.
-        savepoint_count: how many of them have names.
+        errors: whether each thing fails that may fail.
+        finished_s: when the last poll was finished, by the monotonic clock.
     """
+
+    def __init__(self, *concerns: str) -> None:
+        self.errors = dict.fromkeys(concerns, False)
+        self.finished_s = -inf
+        self._started_at = time.time()
+        self._count = 0
+        self._duration_s = 0.0
+        self._finished_at = 0.0
+
+    def add(self, started_s: float) -> None:
+        """Count a poll that is finished now and was started then, by the monotonic clock."""
+        self._count += 1
+        self._finished_at, self.finished_s = time.time(), time.monotonic()
+        self._duration_s = self.finished_s - started_s
+
+    def collect(self, metrics: MetricSet, *, page_count: int) -> None:
+        """Add the metrics of the watcher itself."""
+        metrics.put("build_info", 1, importlib.metadata.version("stillframe"))
+        metrics.put("watch_start_timestamp_seconds", self._started_at)
+        metrics.put("watch_polls_total", self._count)
+        if self._count:
+            metrics.put("watch_last_poll_timestamp_seconds", self._finished_at)
+            metrics.put("watch_poll_duration_seconds", self._duration_s)
+        metrics.put("watch_pages", page_count)
+        metrics.put_all("watch_error", self.errors)
+
+
+class SystemSample(NamedTuple):
+    """What is known of a system at one moment: of a stopped one the last epoch, and no status.
+    `process_statuses` has the order of the topology; `counts` are those of the history."""
 
     description: Description
     epoch: int
-    observed: Observed | None
-    unheard: str
-    at: float
-    dead: frozenset[ProcessId]
-    tally: Tally
-    snapshots: SnapshotsMeasured
-    channels: ChannelsMeasured
-    judged: Judged | None
+    status: Observed | None
+    process_statuses: Sequence[str]
+    counts: Tally
+    predicates: PredicateStatus | None
     snapshot_count: int
     savepoint_count: int
 
 
-class Watching(NamedTuple):
-    """How the watcher itself is.
-
-    Attributes:
-        began_at: when it began.
-        look_count: how often it has looked.
-        looked_at: when the last time; 0 if it has not.
-        look_s: how long that took.
-        page_count: how many pages listen.
-        troubles: what may go wrong, and whether it does.
-    """
-
-    began_at: float
-    look_count: int
-    looked_at: float
-    look_s: float
-    page_count: int
-    troubles: Mapping[str, bool]
+def collect_system(metrics: MetricSet, sample: SystemSample, counters: SystemCounters) -> None:
+    """Add the metrics of a system."""
+    metrics.put("up", sample.status is not None and sample.status.is_running)
+    metrics.put("epoch", sample.epoch)
+    metrics.put("restores_total", sample.counts.restores)
+    metrics.put("takeovers_total", sample.counts.takeovers)
+    metrics.put("channels", len(sample.description.channels))
+    _collect_processes(metrics, sample)
+    _collect_channels(metrics, sample, counters)
+    _collect_snapshots(metrics, sample)
+    counters.collect(metrics)
+    if sample.predicates is not None:
+        _collect_predicates(metrics, sample.predicates)
 
 
-def tell_system(families: Families, known: Known) -> None:
-    """Say what is known of a system."""
-    observed = known.observed
-    families.put("up", observed is not None and observed.is_running)
-    families.put("epoch", known.epoch)
-    families.put("restores_total", known.tally.restores)
-    families.put("takeovers_total", known.tally.takeovers)
-    families.put("channels", len(known.description.channels))
-    _tell_processes(families, known)
-    _tell_channels(families, known)
-    _tell_snapshots(families, known)
-    if known.judged is not None:
-        _tell_findings(families, known.judged)
+def collect_traces(metrics: MetricSet, traces: TraceBuilder) -> None:
+    """Add the metrics of exported traces."""
+    metrics.put("traced_snapshots_total", traces.traced_count)
+    metrics.put("traced_snapshots_missed_total", traces.missed_count)
+    metrics.put("spans_total", traces.exporter.sent_count, "sent")
+    metrics.put("spans_total", traces.exporter.dropped_count, "dropped")
 
 
-def tell_watching(families: Families, watching: Watching) -> None:
-    """Say how the watcher itself is."""
-    families.put("build_info", 1, importlib.metadata.version("stillframe"))
-    families.put("watch_start_timestamp_seconds", watching.began_at)
-    families.put("watch_looks_total", watching.look_count)
-    if watching.look_count:
-        families.put("watch_last_look_timestamp_seconds", watching.looked_at)
-        families.put("watch_look_duration_seconds", watching.look_s)
-    families.put("watch_pages", watching.page_count)
-    families.put_all("watch_trouble", watching.troubles)
-
-
-def tell_tracing(families: Families, tracing: Tracing) -> None:
-    """Say how many traces there were."""
-    families.put("traced_snapshots_total", tracing.traced_count)
-    families.put("traced_snapshots_missed_total", tracing.missed_count)
-    families.put("spans_total", tracing.sender.sent_count, "sent")
-    families.put("spans_total", tracing.sender.dropped_count, "dropped")
-
-
-def _tell_processes(families: Families, known: Known) -> None:
-    processes = list(known.description.processes)
-    statuses = picture.statuses(
-        known.description, known.observed, known.dead, unheard=known.unheard
-    )
-    families.put_all("processes", {**zero_of(picture.STATUSES), **Counter(statuses)})
-    under_way = () if known.observed is None else known.observed.under_way
-    awaited = {process for snapshot in under_way for process in snapshot.missing}
-    at_fault = {process for snapshot in under_way for process in snapshot.at_fault}
-    families.put("awaited_processes", len(awaited))
-    shown = dict(zip(processes[:PROCESS_COUNT_MAX], statuses, strict=False))
-    families.put("left_out", len(processes) - len(shown), "process")
+def _collect_processes(metrics: MetricSet, sample: SystemSample) -> None:
+    processes = list(sample.description.processes)
+    counts = {**_zeros(STATUSES), **Counter(sample.process_statuses)}
+    metrics.put_all("processes", counts)
+    pending_snapshots = () if sample.status is None else sample.status.under_way
+    pending = {process for snapshot in pending_snapshots for process in snapshot.missing}
+    stragglers = {process for snapshot in pending_snapshots for process in snapshot.at_fault}
+    metrics.put("pending_processes", len(pending))
+    shown = dict(zip(processes[:PROCESS_COUNT_MAX], sample.process_statuses, strict=False))
+    metrics.put("left_out", len(processes) - len(shown), "process")
+    deaths = sample.counts.deaths
     for process, status in shown.items():
-        families.put("process_up", status in (picture.RUNNING, picture.BUSY), process)
-        families.put("process_busy", status == picture.BUSY, process)
-        families.put("process_silent", status == picture.SILENT, process)
-        families.put("process_awaited", process in awaited, process)
-        families.put("process_holds_up", process in at_fault, process)
-        families.put("process_deaths_total", known.tally.deaths.get(process, 0), process)
-    others = sum(count for name, count in known.tally.deaths.items() if name not in shown)
-    families.put("process_deaths_total", others, "")
+        metrics.put("process_up", status in (RUNNING, BUSY), process)
+        metrics.put("process_busy", status == BUSY, process)
+        metrics.put("process_silent", status == SILENT, process)
+        metrics.put("process_pending", process in pending, process)
+        metrics.put("process_straggler", process in stragglers, process)
+        metrics.put("process_deaths_total", deaths.get(process, 0), process)
+    others = sum(count for name, count in deaths.items() if name not in shown)
+    metrics.put("process_deaths_total", others, "")
 
 
-def _tell_channels(families: Families, known: Known) -> None:
-    now = known.channels.now(known.description, known.observed)
-    shown = known.description.channels[:CHANNEL_COUNT_MAX]
-    left_out = known.description.channels[CHANNEL_COUNT_MAX:]
-    families.put("left_out", len(left_out), "channel")
+def _collect_channels(metrics: MetricSet, sample: SystemSample, counters: SystemCounters) -> None:
+    def put(status: ChannelStatus, source: str, target: str) -> None:
+        for name, value in zip(CHANNELS, status, strict=True):
+            metrics.put(name, value, source, target)
+
+    known = counters.channels(sample.description, sample.status)
+    shown = sample.description.channels[:CHANNEL_COUNT_MAX]
+    left_out = sample.description.channels[CHANNEL_COUNT_MAX:]
+    metrics.put("left_out", len(left_out), "channel")
     for channel in shown:
-        if channel in now:
-            _tell_channel(families, now[channel], channel.source, channel.target)
-    others = [now[channel] for channel in left_out if channel in now]
+        if channel in known:
+            put(known[channel], channel.source, channel.target)
+    others = [known[channel] for channel in left_out if channel in known]
     if others:
-        _tell_channel(families, _added_up(others), "", "")
+        sent, received, in_transit, unhandled, connected = (
+            [value for value in column if value is not None] for column in zip(*others, strict=True)
+        )
+        total = ChannelStatus(
+            sum(sent),
+            sum(received),
+            sum(in_transit) if in_transit else None,
+            sum(unhandled) if unhandled else None,
+            all(connected) if connected else None,
+        )
+        put(total, "", "")
 
 
-def _tell_channel(families: Families, now: ChannelNow, source: str, target: str) -> None:
-    families.put("channel_sent_messages_total", now.sent, source, target)
-    families.put("channel_received_messages_total", now.received, source, target)
-    families.put("channel_in_transit_messages", now.in_transit, source, target)
-    families.put("channel_unhandled_bytes", now.unhandled_bytes, source, target)
-    families.put("channel_connected", now.is_connected, source, target)
-
-
-def _added_up(channels: list[ChannelNow]) -> ChannelNow:
-    in_transit = [now.in_transit for now in channels if now.in_transit is not None]
-    unhandled = [now.unhandled_bytes for now in channels if now.unhandled_bytes is not None]
-    connected = [now.is_connected for now in channels if now.is_connected is not None]
-    return ChannelNow(
-        sum(now.sent for now in channels),
-        sum(now.received for now in channels),
-        sum(in_transit) if in_transit else None,
-        sum(unhandled) if unhandled else None,
-        all(connected) if connected else None,
-    )
-
-
-def _tell_snapshots(families: Families, known: Known) -> None:
-    tally, under_way = known.tally, () if known.observed is None else known.observed.under_way
-    families.put("snapshots_begun_total", tally.begun)
-    families.put("snapshots_published_total", tally.published)
-    reasons = Counter(zero_of((*Reason.__members__, OTHER)))
-    for name, count in tally.abandoned.items():
+def _collect_snapshots(metrics: MetricSet, sample: SystemSample) -> None:
+    counts, pending = sample.counts, () if sample.status is None else sample.status.under_way
+    metrics.put("snapshots_started_total", counts.begun)
+    metrics.put("snapshots_published_total", counts.published)
+    reasons = Counter(_zeros((*Reason.__members__, OTHER)))
+    for name, count in counts.abandoned.items():
         reasons[name if name in Reason.__members__ else OTHER] += count
-    families.put_all("snapshots_abandoned_total", {n.lower(): c for n, c in reasons.items()})
-    families.put("snapshots_under_way", len(under_way))
-    now = 0.0 if known.observed is None else known.observed.now
-    oldest = min((snapshot.initiated_at for snapshot in under_way), default=now)
-    families.put("oldest_snapshot_under_way_seconds", max(0.0, now - oldest))
-    known.snapshots.tell(families)
-    families.put("store_snapshots", known.snapshot_count)
-    families.put("store_savepoints", known.savepoint_count)
+    metrics.put_all("snapshots_abandoned_total", {n.lower(): c for n, c in reasons.items()})
+    metrics.put("snapshots_pending", len(pending))
+    now = 0.0 if sample.status is None else sample.status.now
+    oldest = min((snapshot.initiated_at for snapshot in pending), default=now)
+    metrics.put("oldest_pending_snapshot_seconds", max(0.0, now - oldest))
+    metrics.put("store_snapshots", sample.snapshot_count)
+    metrics.put("store_savepoints", sample.savepoint_count)
 
 
-def _tell_findings(families: Families, judged: Judged) -> None:
-    families.put_all("predicate_holds", {n: v.holds for n, v in judged.verdicts.items()})
-    for name in list(judged.totals)[:QUANTITY_COUNT_MAX]:
-        families.put("conserved_amount", judged.totals[name], name)
-        families.put("conserved_in_channels_amount", judged.in_channels[name], name)
-    families.put("judged_snapshot_number", SnapshotId.parse(judged.snapshot).number)
-    families.put("judged_snapshot_timestamp_seconds", judged.at)
+def _collect_predicates(metrics: MetricSet, status: PredicateStatus) -> None:
+    metrics.put_all("predicate_holds", {n: v.holds for n, v in status.verdicts.items()})
+    for name in list(status.totals)[:QUANTITY_COUNT_MAX]:
+        metrics.put("conserved_amount", status.totals[name], name)
+        metrics.put("conserved_in_channels_amount", status.in_channels[name], name)
+    metrics.put("evaluated_snapshot_number", SnapshotId.parse(status.snapshot).number)
+    metrics.put("evaluated_snapshot_timestamp_seconds", status.at)
+
+
+def _zeros(names: Iterable[str]) -> dict[str, int]:
+    """Return zero for each name: a series that exists from the start shows its first increase."""
+    return dict.fromkeys(names, 0)

@@ -13,42 +13,53 @@ from stillframe.pipeline.ends import NOTE_S
 from stillframe.pipeline.head import checkpoint_path
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import LogReader
-from stillframe.watch.pipeline_look import BUSY, DEAD, RUNNING, STOPPED, Looker, Reading
+from stillframe.watch.pipeline_probe import (
+    BUSY,
+    DEAD,
+    RUNNING,
+    STOPPED,
+    PipelineProbe,
+    ReaderSample,
+)
 from tests.cli.pipelines import Books, Till, add_up, commit, make_shop, resting_shop, sales, sell
 from tests.pipeline.money import Account, changed, line, records
 
 
 def test_a_pipeline_that_nobody_has_begun_has_nothing(tmp_path: Path) -> None:
     """Services have not joined; logs are empty, and nobody is behind."""
-    look = Looker(make_shop(tmp_path / "shop.pipeline").path).look()
-    assert {name: one.status for name, one in look.participants.items()} == {
+    sample = PipelineProbe(make_shop(tmp_path / "shop.pipeline").path).sample()
+    assert {name: one.status for name, one in sample.participants.items()} == {
         "audit": STOPPED,
         "books": "absent",
         "till": "absent",
     }
-    assert look.logs["sales"].readings == {"books": Reading(0, 0)}
-    assert (look.logs["sales"].items, look.logs["sales"].records, look.progress) == (0, 0, None)
+    assert sample.logs["sales"].readers == {"books": ReaderSample(0, 0)}
+    assert (sample.logs["sales"].entries, sample.logs["sales"].records, sample.progress) == (
+        0,
+        0,
+        None,
+    )
 
 
 def test_what_was_appended_and_how_far_each_reader_is(tmp_path: Path) -> None:
     """The books have read one sale of three; the query has committed all totals that there are."""
     shop = resting_shop(tmp_path / "shop.pipeline")
-    looker = Looker(shop.path)
-    assert looker.look().logs["totals"].readings == {"audit": Reading(0, 0)}
+    probe = PipelineProbe(shop.path)
+    assert probe.sample().logs["totals"].readers == {"audit": ReaderSample(0, 0)}
     commit(shop, 0, 1)
-    look = looker.look()
-    assert (look.logs["sales"].items, look.logs["sales"].records) == (3, 3)
-    assert look.logs["sales"].readings == {"books": Reading(1, 1)}
-    assert look.logs["totals"].readings == {"audit": Reading(1, 1)}
-    assert look.participants["audit"].batch == 0
-    assert look.participants["audit"].since is not None
-    assert look.troubles == ()
+    sample = probe.sample()
+    assert (sample.logs["sales"].entries, sample.logs["sales"].records) == (3, 3)
+    assert sample.logs["sales"].readers == {"books": ReaderSample(1, 1)}
+    assert sample.logs["totals"].readers == {"audit": ReaderSample(1, 1)}
+    assert sample.participants["audit"].batch == 0
+    assert sample.participants["audit"].since is not None
+    assert sample.errors == ()
 
 
 def test_a_service_that_runs_says_where_it_stands(tmp_path: Path) -> None:
     """Within half a second, at its next boundary."""
     pipeline = line(tmp_path / "line.pipeline")
-    looker, turn = Looker(pipeline.path), threading.Event()
+    probe, turn = PipelineProbe(pipeline.path), threading.Event()
     with join("mint", pipeline=pipeline.path, state=Account()) as mint:
         mint.append("coins", records(1, 2))
         mint.append("coins", records(3))
@@ -56,11 +67,11 @@ def test_a_service_that_runs_says_where_it_stands(tmp_path: Path) -> None:
             assert till.receive(1) is not None
             turn.wait(NOTE_S)
             till.boundary()
-            look = looker.look()
-            assert look.participants["till"].status == RUNNING
-            assert look.logs["coins"].readings == {"till": Reading(1, 2)}
-            assert look.logs["coins"].records == 3
-    assert looker.look().participants["till"].status == STOPPED
+            sample = probe.sample()
+            assert sample.participants["till"].status == RUNNING
+            assert sample.logs["coins"].readers == {"till": ReaderSample(1, 2)}
+            assert sample.logs["coins"].records == 3
+    assert probe.sample().participants["till"].status == STOPPED
 
 
 def test_a_service_that_died_is_dead(tmp_path: Path) -> None:
@@ -68,7 +79,7 @@ def test_a_service_that_died_is_dead(tmp_path: Path) -> None:
     pipeline = line(tmp_path / "line.pipeline")
     with pytest.raises(RuntimeError), join("mint", pipeline=pipeline.path, state=Account()):
         raise RuntimeError
-    assert Looker(pipeline.path).look().participants["mint"].status == DEAD
+    assert PipelineProbe(pipeline.path).sample().participants["mint"].status == DEAD
 
 
 def test_a_query_in_a_micro_batch_is_busy(tmp_path: Path) -> None:
@@ -77,11 +88,11 @@ def test_a_query_in_a_micro_batch_is_busy(tmp_path: Path) -> None:
     commit(shop, 0, 1)
     directory = checkpoint_path(shop.path, 1, "audit")
     (directory / "offsets" / "1").write_text((directory / "offsets" / "0").read_text())
-    looker = Looker(shop.path)
-    assert looker.look().participants["audit"].status == STOPPED
+    probe = PipelineProbe(shop.path)
+    assert probe.sample().participants["audit"].status == STOPPED
     lock = participant_lock(shop.path, "audit")
     assert lock.try_take()
-    assert looker.look().participants["audit"].status == BUSY
+    assert probe.sample().participants["audit"].status == BUSY
     lock.release()
 
 
@@ -104,14 +115,14 @@ def test_nothing_is_read_that_has_not_changed(
         return item(reader, number)
 
     monkeypatch.setattr(LogReader, "item", read)
-    looker = Looker(pipeline.path)
-    assert looker.look().logs["coins"].readings == {"till": Reading(100, 100)}
-    looker.look()
+    probe = PipelineProbe(pipeline.path)
+    assert probe.sample().logs["coins"].readers == {"till": ReaderSample(100, 100)}
+    probe.sample()
     assert opened == [299, 99]
     with join("mint", pipeline=pipeline.path, state=Account()) as mint:
         mint.append("coins", records(1))
     opened.clear()
-    assert looker.look().logs["coins"].records == 301
+    assert probe.sample().logs["coins"].records == 301
     assert opened == [300]
 
 
@@ -123,36 +134,36 @@ def test_a_trimmed_log_is_counted_from_what_is_left(tmp_path: Path) -> None:
         outcome = shop.snapshot()
         assert not isinstance(outcome, Abandoned), str(outcome)
     shop.keep(1)
-    look = Looker(shop.path).look()
-    assert (look.logs["sales"].records, look.logs["totals"].records) == (3, 3)
-    assert look.logs["sales"].readings == {"books": Reading(3, 3)}
+    sample = PipelineProbe(shop.path).sample()
+    assert (sample.logs["sales"].records, sample.logs["totals"].records) == (3, 3)
+    assert sample.logs["sales"].readers == {"books": ReaderSample(3, 3)}
 
 
 def test_a_changed_byte_is_told_and_the_rest_is_shown(tmp_path: Path) -> None:
     """One damaged item keeps nobody from seeing the other logs."""
     shop = resting_shop(tmp_path / "shop.pipeline")
     changed(shop.path / "channels" / "sales" / "epoch-1" / f"{2:020d}.json")
-    look = Looker(shop.path).look()
-    assert "sales" not in look.logs
-    assert "totals" in look.logs
-    assert any("00002.json" in trouble for trouble in look.troubles)
+    sample = PipelineProbe(shop.path).sample()
+    assert "sales" not in sample.logs
+    assert "totals" in sample.logs
+    assert any("00002.json" in trouble for trouble in sample.errors)
 
 
 def test_a_restore_begins_another_epoch(tmp_path: Path) -> None:
-    """The same looker sees it: logs end at the cut, and services stand where they were put."""
+    """The same probe sees it: logs end at the cut, and services stand where they were put."""
     shop = resting_shop(tmp_path / "shop.pipeline")
-    looker = Looker(shop.path)
+    probe = PipelineProbe(shop.path)
     outcome = shop.snapshot()
     assert not isinstance(outcome, Abandoned), str(outcome)
     sell_more = Till()
     with join("till", pipeline=shop.path, state=sell_more) as me:
         me.append("sales", sales(8, 9))
-    assert looker.look().logs["sales"].records == 5
+    assert probe.sample().logs["sales"].records == 5
     shop.restore()
-    look = looker.look()
-    assert (look.head.epoch, look.logs["sales"].records) == (2, 3)
-    assert look.logs["sales"].readings == {"books": Reading(1, 1)}
-    assert look.participants["till"].status == STOPPED
+    sample = probe.sample()
+    assert (sample.head.epoch, sample.logs["sales"].records) == (2, 3)
+    assert sample.logs["sales"].readers == {"books": ReaderSample(1, 1)}
+    assert sample.participants["till"].status == STOPPED
     with join("books", pipeline=shop.path, state=Books(total=0)) as books:
         books.receive()
 
@@ -161,8 +172,8 @@ def test_a_pipeline_that_is_gone_is_refused(tmp_path: Path) -> None:
     """By name, each time."""
     shop = make_shop(tmp_path / "shop.pipeline")
     sell(shop, 1)
-    looker = Looker(shop.path)
-    looker.look()
+    probe = PipelineProbe(shop.path)
+    probe.sample()
     shutil.rmtree(shop.path)
     with pytest.raises(UsageError, match="does not exist"):
-        looker.look()
+        probe.sample()

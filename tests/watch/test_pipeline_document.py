@@ -9,28 +9,32 @@ from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress
 from stillframe.protocol.aligner import Mode
-from stillframe.watch import pipeline_picture as picture
-from stillframe.watch.pipeline_look import LogLook, Look, Looker
+from stillframe.watch import pipeline_document as document
+from stillframe.watch.pipeline_probe import LogSample, PipelineProbe, PipelineSample
 from tests.cli.pipelines import add_up, make_shop, resting_shop
 from tests.pipeline.money import Account, diamond, ring
 
 ROW = pa.schema([("amount", pa.int64())])
 
 
-def look_at(pipeline: Pipeline) -> Look:
-    """Look once."""
-    return Looker(pipeline.path).look()
+def look_at(pipeline: Pipeline) -> PipelineSample:
+    """PipelineSample once."""
+    return PipelineProbe(pipeline.path).sample()
 
 
 def test_queries_and_services_stand_in_layers(tmp_path: Path) -> None:
     """Each to the right of all that lead to it; the way back of a cycle does not count."""
-    assert picture.columns_of(diamond(tmp_path / "d.pipeline").dataflow) == {
+    assert document.assign_columns(diamond(tmp_path / "d.pipeline").dataflow) == {
         "mint": 0,
         "left": 1,
         "right": 1,
         "till": 2,
     }
-    assert picture.columns_of(ring(tmp_path / "r.pipeline").dataflow) == {"a": 0, "b": 1, "c": 2}
+    assert document.assign_columns(ring(tmp_path / "r.pipeline").dataflow) == {
+        "a": 0,
+        "b": 1,
+        "c": 2,
+    }
 
 
 def test_the_longest_way_counts(tmp_path: Path) -> None:
@@ -44,7 +48,7 @@ def test_the_longest_way_counts(tmp_path: Path) -> None:
             for name, (source, targets) in logs.items()
         ],
     )
-    about = picture.about("ways", pipeline.dataflow)
+    about = document.describe("ways", pipeline.dataflow)
     assert about["processes"][-1] == ["end", "output"]
     assert about["columns"] == [0, 1, 2, 3]
     assert dict(zip(about["names"], about["channels"], strict=True)) == {
@@ -61,8 +65,8 @@ def test_who_is_behind_and_how_fast_a_log_grows(tmp_path: Path) -> None:
     before = look_at(shop)
     add_up(shop, 1)
     now = msgspec.structs.replace(look_at(shop), at=before.at + 4)
-    columns = picture.channel_columns(now, before)
-    assert picture.about("", shop.dataflow)["names"] == [
+    columns = document.channel_columns(now, before)
+    assert document.describe("", shop.dataflow)["names"] == [
         "sales: till to books",
         "totals: books to audit",
     ]
@@ -70,17 +74,19 @@ def test_who_is_behind_and_how_fast_a_log_grows(tmp_path: Path) -> None:
     assert columns["received"] == [2, 0]
     assert columns["in_transit"] == columns["items"] == [1, 2]
     assert columns["rate"] == [0.0, 0.2]
-    assert picture.channel_columns(now, None)["rate"] == [None, None]
+    assert document.channel_columns(now, None)["rate"] == [None, None]
 
 
 def test_a_log_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     """It is not shown as empty."""
-    look = look_at(resting_shop(tmp_path / "shop.pipeline"))
-    look = msgspec.structs.replace(look, logs={"totals": LogLook(0, 0, {})}, troubles=("broken",))
-    look = msgspec.structs.replace(look, logs={})
-    columns = picture.channel_columns(look, None)
+    sample = look_at(resting_shop(tmp_path / "shop.pipeline"))
+    sample = msgspec.structs.replace(
+        sample, logs={"totals": LogSample(0, 0, {})}, errors=("broken",)
+    )
+    sample = msgspec.structs.replace(sample, logs={})
+    columns = document.channel_columns(sample, None)
     assert all(column == [None, None] for column in columns.values())
-    assert picture.trouble(look) == "broken"
+    assert document.obstacles(sample) == "broken"
 
 
 def progress(awaiting: tuple[Awaited, ...], recorded: dict[str, float]) -> Progress:
@@ -94,8 +100,8 @@ def test_where_the_barrier_stands(tmp_path: Path) -> None:
     books = Awaited("books", 101.0, (AwaitedChannel("sales", "till", None, 7),))
     audit = Awaited("audit", None, (AwaitedChannel("totals", "books", 2, None),))
     now = progress((audit, books), {"till": 101.0})
-    assert picture.barriers(flow, now) == [["ahead", None], None]
-    told = picture.under_way(now, 103.5)
+    assert document.barriers(flow, now) == [["ahead", None], None]
+    told = document.pending_snapshot(now, 103.5)
     assert told["phases"] == {"till": "recorded", "books": "recording", "audit": "idle"}
     assert told["at_fault"] == ["books"]
     assert told["sentences"] == [
@@ -104,47 +110,47 @@ def test_where_the_barrier_stands(tmp_path: Path) -> None:
     ]
     audit = Awaited("audit", 104.0, (AwaitedChannel("totals", "books", 2, 5),))
     now = progress((audit,), {"till": 101.0, "books": 104.0})
-    assert picture.barriers(flow, now) == [["passed", None], ["ahead", 3]]
+    assert document.barriers(flow, now) == [["passed", None], ["ahead", 3]]
 
 
 def test_a_snapshot_whose_coordinator_is_gone_says_so() -> None:
     """When it is still there a while after its deadline."""
     now = progress((), {})
-    assert picture.LEFT_OVER not in picture.under_way(now, 161.0)["sentences"]
-    assert picture.LEFT_OVER in picture.under_way(now, 170.0)["sentences"]
+    assert document.ORPHANED not in document.pending_snapshot(now, 161.0)["sentences"]
+    assert document.ORPHANED in document.pending_snapshot(now, 170.0)["sentences"]
 
 
 def test_what_happened_between_two_looks(tmp_path: Path) -> None:
     """Beginnings, ends and deaths of queries and services, and epochs."""
-    look = look_at(resting_shop(tmp_path / "shop.pipeline"))
+    sample = look_at(resting_shop(tmp_path / "shop.pipeline"))
 
-    def with_statuses(**statuses: str) -> Look:
+    def with_statuses(**statuses: str) -> PipelineSample:
         participants = {
             name: msgspec.structs.replace(one, status=statuses.get(name, one.status), batch=4)
-            for name, one in look.participants.items()
+            for name, one in sample.participants.items()
         }
-        return msgspec.structs.replace(look, participants=participants)
+        return msgspec.structs.replace(sample, participants=participants)
 
-    def told(now: Look, before: Look | None) -> list[str]:
-        return [one["sentence"] for one in picture.happenings(now, before)]
+    def told(now: PipelineSample, before: PipelineSample | None) -> list[str]:
+        return [one["sentence"] for one in document.events_between(before, now)]
 
-    assert told(look, None) == ["epoch 1 began afresh"]
+    assert told(sample, None) == ["epoch 1 began afresh"]
     runs = with_statuses(audit="busy", till="running")
-    assert told(runs, look) == ["query audit runs", "service till runs"]
+    assert told(runs, sample) == ["query audit runs", "service till runs"]
     assert told(runs, runs) == []
     over = with_statuses(audit="stopped", till="dead")
     assert told(over, runs) == [
         "query audit stopped after micro-batch 4",
         "service till died, and its state with it",
     ]
-    head = msgspec.structs.replace(look.head, epoch=2, restored_from=SnapshotId("shop", 1))
-    assert told(msgspec.structs.replace(look, head=head), runs) == [
+    head = msgspec.structs.replace(sample.head, epoch=2, restored_from=SnapshotId("shop", 1))
+    assert told(msgspec.structs.replace(sample, head=head), runs) == [
         "epoch 2 began from snapshot shop-1"
     ]
-    assert "restore the pipeline" in picture.trouble(over)
+    assert "restore the pipeline" in document.obstacles(over)
 
 
 def test_a_cycle_is_photographed_unaligned(tmp_path: Path) -> None:
     """No other mode ends there."""
-    assert picture.mode_for(ring(tmp_path / "r.pipeline").dataflow) is Mode.UNALIGNED
-    assert picture.mode_for(diamond(tmp_path / "d.pipeline").dataflow) is Mode.ALIGNED
+    assert document.snapshot_mode(ring(tmp_path / "r.pipeline").dataflow) is Mode.UNALIGNED
+    assert document.snapshot_mode(diamond(tmp_path / "d.pipeline").dataflow) is Mode.ALIGNED

@@ -9,10 +9,10 @@ from stillframe.errors import UsageError
 from stillframe.model import MarkerTimes, SnapshotId
 from stillframe.runtime.waves import Wave
 from stillframe.store.history import SnapshotPublished
-from stillframe.watch import otlp
-from stillframe.watch.happenings import Ended
-from stillframe.watch.otlp import Sender, Spans, endpoint_of
-from stillframe.watch.traced import Trace, trace_of
+from stillframe.watch import otlp_exporter
+from stillframe.watch.event_feed import SnapshotOutcome
+from stillframe.watch.otlp_exporter import SpanExporter, SpanFactory, traces_url
+from stillframe.watch.snapshot_spans import SnapshotTrace, to_trace
 from tests.watch.endpoint import Endpoint
 
 
@@ -24,7 +24,7 @@ def endpoint() -> Iterator[Endpoint]:
         yield found
 
 
-def trace(number: int, part_count: int = 1, marker_count: int = 1) -> Trace:
+def trace(number: int, part_count: int = 1, marker_count: int = 1) -> SnapshotTrace:
     """Return a trace of so many processes, to each of which so many markers came."""
     snapshot = SnapshotId("P1", number)
     sources = [f"S{index}" for index in range(marker_count)]
@@ -35,15 +35,15 @@ def trace(number: int, part_count: int = 1, marker_count: int = 1) -> Trace:
         dict.fromkeys(processes, times),
         dict.fromkeys(processes, 11.0),
     )
-    return trace_of(wave, Ended(SnapshotPublished(snapshot), 9.0, 12.0, ""), None)
+    return to_trace(wave, SnapshotOutcome(SnapshotPublished(snapshot), 9.0, 12.0, ""), None)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the sender try again at once."""
-    monkeypatch.setattr(otlp, "RETRY_S", 0.01)
-    monkeypatch.setattr(otlp, "TIMEOUT_S", 1.0)
-    monkeypatch.setattr(otlp, "TRY_COUNT", 10_000)
+    """Let the exporter try again at once."""
+    monkeypatch.setattr(otlp_exporter, "RETRY_S", 0.01)
+    monkeypatch.setattr(otlp_exporter, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(otlp_exporter, "TRY_COUNT", 10_000)
 
 
 @pytest.mark.slow
@@ -55,22 +55,22 @@ def test_what_an_endpoint_does_not_take_is_sent_again(tmp_path: Path, how: str) 
     endpoint = Endpoint()
     endpoint.status = 500
     with endpoint.open():
-        sender = Sender(endpoint.url, tmp_path, said.append)
+        exporter = SpanExporter(endpoint.url, tmp_path, said.append)
         if how == "refuses":
-            sender.put(trace(1))
+            exporter.put(trace(1))
             endpoint.until(lambda: endpoint.request_count >= 3)
     if how == "is not there":
-        sender.put(trace(1))
+        exporter.put(trace(1))
     while not said:
         pass
     endpoint.status = 200
     with endpoint.open():
-        sender.put(trace(2))
+        exporter.put(trace(2))
         endpoint.until(lambda: len({span.span_id for span in endpoint.spans}) == 4)
-        while sender.sent_count < 4:
+        while exporter.sent_count < 4:
             pass
-        sender.close()
-    assert (sender.sent_count, sender.dropped_count, sender.is_troubled) == (4, 0, False)
+        exporter.close()
+    assert (exporter.sent_count, exporter.dropped_count, exporter.is_failing) == (4, 0, False)
     assert [line.partition(" takes")[0].partition(" does")[0] for line in said] == [
         f"{endpoint.url}/v1/traces"
     ] * 2
@@ -81,15 +81,15 @@ def test_an_endpoint_that_refuses_for_ever_costs_what_it_refuses(
     tmp_path: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After some tries the traces are given up, and counted."""
-    monkeypatch.setattr(otlp, "RETRY_S", 0.0)
-    monkeypatch.setattr(otlp, "TRY_COUNT", 3)
+    monkeypatch.setattr(otlp_exporter, "RETRY_S", 0.0)
+    monkeypatch.setattr(otlp_exporter, "TRY_COUNT", 3)
     endpoint.status = 400
     said: list[str] = []
-    sender = Sender(endpoint.url, tmp_path, said.append)
-    sender.put(trace(1, part_count=4))
+    exporter = SpanExporter(endpoint.url, tmp_path, said.append)
+    exporter.put(trace(1, part_count=4))
     endpoint.until(lambda: endpoint.request_count == 3)
-    sender.close()
-    assert (sender.sent_count, sender.dropped_count, len(said)) == (0, 5, 1)
+    exporter.close()
+    assert (exporter.sent_count, exporter.dropped_count, len(said)) == (0, 5, 1)
     assert "400" in said[0]
 
 
@@ -97,22 +97,22 @@ def test_a_slow_endpoint_keeps_nobody_waiting(
     tmp_path: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What does not fit into the queue is dropped, the oldest first; closing does not wait long."""
-    monkeypatch.setattr(otlp, "SPAN_COUNT_MAX", 10)
-    monkeypatch.setattr(otlp, "CLOSE_S_MAX", 0.01)
+    monkeypatch.setattr(otlp_exporter, "SPAN_COUNT_MAX", 10)
+    monkeypatch.setattr(otlp_exporter, "CLOSE_S_MAX", 0.01)
     endpoint.may_answer.clear()
-    sender = Sender(endpoint.url, tmp_path, lambda line: None)
-    sender.put(trace(1))
+    exporter = SpanExporter(endpoint.url, tmp_path, lambda line: None)
+    exporter.put(trace(1))
     endpoint.until(lambda: endpoint.request_count == 1)
     for number in range(2, 12):
-        sender.put(trace(number))
-    assert (sender.sent_count, sender.dropped_count) == (0, 10)
-    sender.close()
+        exporter.put(trace(number))
+    assert (exporter.sent_count, exporter.dropped_count) == (0, 10)
+    exporter.close()
     assert endpoint.request_count == 1
 
 
 def test_no_marker_of_a_large_system_is_left_out(tmp_path: Path) -> None:
     """However many channels lead to a process."""
-    part, root = Spans(tmp_path).of(trace(1, marker_count=1000))
+    part, root = SpanFactory(tmp_path).spans(trace(1, marker_count=1000))
     assert len(part.events) == 1000
     assert (part.name, root.name) == ("part P0", "snapshot")
 
@@ -127,11 +127,11 @@ def test_no_marker_of_a_large_system_is_left_out(tmp_path: Path) -> None:
 )
 def test_the_path_is_added_if_there_is_none(url: str, expected: str) -> None:
     """As everybody who takes OTLP has it."""
-    assert endpoint_of(url) == expected
+    assert traces_url(url) == expected
 
 
 @pytest.mark.parametrize("url", ["localhost:4318", "http://", "http://x:y", "grpc://x", "[", ""])
 def test_what_is_no_endpoint_is_refused(url: str) -> None:
     """The error says how one is given."""
     with pytest.raises(UsageError, match="give one as http://localhost:4318"):
-        endpoint_of(url)
+        traces_url(url)

@@ -8,7 +8,7 @@ from stillframe.protocol.holdup import ChannelEnd, RecordingStanding, Standing, 
 from stillframe.protocol.recorder import Phase
 from stillframe.runtime.commands import Observed
 from stillframe.runtime.waves import Wave
-from stillframe.watch import picture
+from stillframe.watch import system_document as document
 from tests.runtime.programs import Sink, Source
 
 DESCRIPTION = Topology({"A": Source(), "B": Sink()}, [("A", "B")]).description
@@ -42,20 +42,20 @@ def test_a_channel_is_told_of_by_both_ends() -> None:
     """Messages on their way, and the rate since the last look; no number is negative."""
     before = observed(A=standing(sent=100, moment_s=7.0), B=standing(received=90))
     now = observed(A=standing(sent=150, moment_s=7.5), B=standing(received=160))
-    assert picture.channel_columns(DESCRIPTION, now, before) == {
+    assert document.channel_columns(DESCRIPTION, now, before) == {
         "sent": [150],
         "rate": [100.0],
         "in_transit": [0],
         "bytes": [9],
         "is_connected": [1],
     }
-    assert picture.channel_columns(DESCRIPTION, before, None)["in_transit"] == [10]
-    assert picture.channel_columns(DESCRIPTION, before, None)["rate"] == [None]
+    assert document.channel_columns(DESCRIPTION, before, None)["in_transit"] == [10]
+    assert document.channel_columns(DESCRIPTION, before, None)["rate"] == [None]
 
 
 def test_large_amounts_reach_the_browser_as_they_are() -> None:
     """It rounds whole numbers above 2^53: such come as text, and others as they are."""
-    assert picture.exactly({"a": 2**53 + 1, "b": 2**53, "c": -(2**60), "d": 0.5}) == {
+    assert document.exact_amounts({"a": 2**53 + 1, "b": 2**53, "c": -(2**60), "d": 0.5}) == {
         "a": "9007199254740993",
         "b": 2**53,
         "c": "-1152921504606846976",
@@ -66,11 +66,11 @@ def test_large_amounts_reach_the_browser_as_they_are() -> None:
 def test_what_nobody_told_is_not_known() -> None:
     """Of a silent process only the other end is."""
     silent = observed(A=standing(sent=7))
-    columns = picture.channel_columns(DESCRIPTION, silent, silent)
+    columns = document.channel_columns(DESCRIPTION, silent, silent)
     assert columns["sent"] == [7]
     assert columns["in_transit"] == [None]
     assert columns["is_connected"] == [1]
-    nothing = picture.channel_columns(DESCRIPTION, observed(), None)
+    nothing = document.channel_columns(DESCRIPTION, observed(), None)
     assert {name: column for name, (column,) in nothing.items()} == dict.fromkeys(nothing)
 
 
@@ -78,25 +78,25 @@ def test_each_process_has_one_status() -> None:
     """Whether it runs, is busy, silent, dead, starting, or stopped with the system."""
     nobody: frozenset[str] = frozenset()
     some = observed(A=standing(is_busy=True))
-    assert picture.statuses(DESCRIPTION, some, nobody) == ["busy", "silent"]
+    assert document.process_statuses(DESCRIPTION, some, nobody) == ["busy", "silent"]
     starting = Observed(4, is_running=False)
-    assert picture.statuses(DESCRIPTION, starting, frozenset("B")) == ["starting", "dead"]
-    assert picture.statuses(DESCRIPTION, None, frozenset("B")) == ["stopped", "stopped"]
-    unheard = picture.statuses(DESCRIPTION, None, frozenset("B"), unheard="silent")
+    assert document.process_statuses(DESCRIPTION, starting, frozenset("B")) == ["starting", "dead"]
+    assert document.process_statuses(DESCRIPTION, None, frozenset("B")) == ["stopped", "stopped"]
+    unheard = document.process_statuses(DESCRIPTION, None, frozenset("B"), unreachable="silent")
     assert unheard == ["silent", "silent"]
     both = observed(A=standing(), B=standing(received=0))
-    assert picture.statuses(DESCRIPTION, both, frozenset("B")) == ["running", "running"]
+    assert document.process_statuses(DESCRIPTION, both, frozenset("B")) == ["running", "running"]
 
 
 def test_a_naive_total_needs_every_answer() -> None:
     """One that is missing, or cannot say, makes it no total; the trouble is told."""
     a, b = standing(quantities={"money": 3}), standing(received=1, quantities={"money": 4})
-    assert picture.naive_totals(DESCRIPTION, observed(A=a, B=b)) == {"money": 7}
-    assert picture.naive_totals(DESCRIPTION, observed(A=a)) == {}
+    assert document.naive_totals(DESCRIPTION, observed(A=a, B=b)) == {"money": 7}
+    assert document.naive_totals(DESCRIPTION, observed(A=a)) == {}
     lost = observed(A=a, B=standing(received=1, quantities="B cannot say"))
-    assert picture.naive_totals(DESCRIPTION, lost) == {}
-    assert picture.quantities_trouble(lost) == "B cannot say"
-    assert picture.quantities_trouble(observed(A=a, B=b)) == ""
+    assert document.naive_totals(DESCRIPTION, lost) == {}
+    assert document.quantities_error(lost) == "B cannot say"
+    assert document.quantities_error(observed(A=a, B=b)) == ""
 
 
 def test_a_snapshot_under_way_says_who_is_awaited() -> None:
@@ -107,7 +107,7 @@ def test_a_snapshot_under_way_says_who_is_awaited() -> None:
         B=standing(received=0, recording=recording),
     )
     under_way = UnderWay(S, initiated_at=10.0, deadline=20.0, missing=("B",))
-    (told,) = picture.under_way(
+    (told,) = document.pending_snapshots(
         Observed(3, True, answers.standings, under_way=(under_way,), now=11.0)
     )
     assert told["phases"] == {"A": "recorded", "B": "recording"}
@@ -128,7 +128,7 @@ def test_a_wave_is_told_in_seconds_after_its_beginning(shift: float) -> None:
             "B": MarkerTimes(100.5 + shift, "A", {"A": 0.125}),
         },
     )
-    told = picture.wave_document(wave)
+    told = document.timeline_document(wave)
     assert told["took_s"] == 0.5
     assert told["marked_by"] == {"A": None, "B": "A"}
     cut = max(0.0, 0.5 + shift)

@@ -1,4 +1,4 @@
-"""What stable predicates say of snapshots, and what there is of conserved quantities in them."""
+"""Evaluates stable predicates and conserved quantities in the snapshots of a store."""
 
 import contextlib
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 
-USUAL = ("termination", "deadlock", "loss")
+DEFAULT_PREDICATES = ("termination", "deadlock", "loss")
 BYTES_MAX = 2**26
-"""A larger snapshot is not judged by itself: reading it would take long while nobody asked."""
+"""A larger snapshot is not evaluated automatically: reading it would take too long."""
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
+class PredicateStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What was found in one snapshot.
 
-    `verdicts` has a verdict for each predicate, `totals` how much of each conserved quantity is
-    there, and `in_channels` how much of that was on its way; `why_not` says what kept us from it.
+    `verdicts` has one for each predicate, `totals` the amount of each conserved quantity, and
+    `in_channels` how much of that was in transit; `why_not` says why nothing could be evaluated.
     """
 
     snapshot: str
@@ -38,13 +38,13 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     why_not: str = ""
 
 
-class Judge:
-    """Judges the snapshots of one store. Slow: to be called in a thread, one call at a time.
+class PredicateMonitor:
+    """Evaluates the snapshots of one store. Slow: to be called in a thread, one call at a time.
 
     Args:
         store: open for reading.
-        names: the predicates, as ``stillframe detect`` has them.
-        reference: where the topology is; None: where the store says.
+        names: the predicates, as for ``stillframe detect``.
+        reference: names the topology; None for the one that the store names.
     """
 
     def __init__(self, store: Store, names: Sequence[str], reference: str | None) -> None:
@@ -54,35 +54,38 @@ class Judge:
         self._topology: Topology | None = None
         self._predicates: dict[str, StablePredicate] = {}
 
-    def judge(self, snapshot: SnapshotId) -> Judged | None:
-        """Return what is in a snapshot; None if it is gone."""
+    def evaluate(self, snapshot: SnapshotId) -> PredicateStatus | None:
+        """Return what is found in a snapshot; None if it does not exist any more."""
         try:
             entry = self._store.entry(snapshot)
         except StillframeError:
             return None
-        judged: dict[str, Any] = {"snapshot": str(snapshot), "at": entry.completed_at}
-        judged["epoch"] = entry.epoch
+        found: dict[str, Any] = {
+            "snapshot": str(snapshot),
+            "at": entry.completed_at,
+            "epoch": entry.epoch,
+        }
         if self._read_bytes(entry) > BYTES_MAX:
-            return Judged(**judged, why_not="too large to be judged while nobody asks")
+            return PredicateStatus(**found, why_not="too large to be evaluated automatically")
         try:
-            return Judged(**judged, **self._findings(snapshot))
+            return PredicateStatus(**found, **self._evaluate(snapshot))
         except StillframeError as error:
             if not entry.directory.is_dir():
                 return None
-            return Judged(**judged, why_not=str(error))
+            return PredicateStatus(**found, why_not=str(error))
 
     def _read_bytes(self, entry: Entry) -> int:
-        """Return how many bytes it takes to read a snapshot, with those that it is based on."""
-        read: dict[SnapshotId, int] = {}
-        waiting = [entry]
-        while waiting:
-            one = waiting.pop()
-            read[one.id] = one.bytes
+        """Return the size of a snapshot together with all that it is based on."""
+        sizes: dict[SnapshotId, int] = {}
+        unread = [entry]
+        while unread:
+            one = unread.pop()
+            sizes[one.id] = one.bytes
             with contextlib.suppress(StillframeError):
-                waiting += [self._store.entry(base) for base in one.bases if base not in read]
-        return sum(read.values())
+                unread += [self._store.entry(base) for base in one.bases if base not in sizes]
+        return sum(sizes.values())
 
-    def _findings(self, snapshot: SnapshotId) -> dict[str, Any]:
+    def _evaluate(self, snapshot: SnapshotId) -> dict[str, Any]:
         topology = self._load(snapshot)
         view = view_of(self._store.load(snapshot), topology)
         places = places_of(view)
@@ -90,7 +93,7 @@ class Judge:
         verdicts = {}
         for name in self._names:
             if name == "loss" and not places:
-                continue  # nobody says what is conserved
+                continue  # no process declares what is conserved
             verdicts[name] = self._verdict(name, view, topology)
         return {
             "verdicts": verdicts,

@@ -13,10 +13,10 @@ from stillframe.errors import Unavailable, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, join
 from stillframe.pipeline.part import under_way
-from stillframe.watch import pipeline_observer
-from stillframe.watch.families import exposed
-from stillframe.watch.pipeline_observer import PipelineObserver
-from stillframe.watch.wishes import Keep, Restore, Take
+from stillframe.watch import pipeline_target
+from stillframe.watch.metrics import exposition
+from stillframe.watch.pipeline_target import PipelineTarget
+from stillframe.watch.target import CreateSavepoint, Restore, TriggerSnapshot
 from tests.cli.pipelines import Till, add_up, commit, resting_shop, sales
 from tests.pipeline.money import changed
 
@@ -24,18 +24,18 @@ WAIT_S = 60
 
 
 class Heard:
-    """Listens to an observer, and keeps the last news of each kind."""
+    """Listens to an target, and keeps the last news of each kind."""
 
-    def __init__(self, observer: PipelineObserver) -> None:
-        self.observer = observer
+    def __init__(self, target: PipelineTarget) -> None:
+        self.target = target
         self.last: dict[str, Any] = {}
         self.sentences: list[str] = []
         self._news = asyncio.Event()
 
     async def listen(self) -> None:
         """Listen until this is cancelled."""
-        observer = self.observer
-        async for event in observer.feed.listen(observer.first, observer.want):
+        target = self.target
+        async for event in target.stream.subscribe(target.initial_events, target.wake):
             if event.startswith(b":"):
                 continue
             kind, _, data = event.decode().partition("\n")
@@ -59,8 +59,8 @@ def watching(shop: Pipeline, act: Callable[[Heard], Awaitable[None]]) -> Heard:
     """Watch a pipeline while something is done."""
 
     async def go() -> Heard:
-        heard = Heard(observer := PipelineObserver(shop.path))
-        following = asyncio.ensure_future(observer.run())
+        heard = Heard(target := PipelineTarget(shop.path))
+        following = asyncio.ensure_future(target.run())
         listening = asyncio.ensure_future(heard.listen())
         await heard.until(lambda: "system" in heard.last and "snapshots" in heard.last)
         await act(heard)
@@ -77,11 +77,11 @@ def test_a_snapshot_is_taken_listed_and_shown(tmp_path: Path) -> None:
     commit(shop, 0, 1)
 
     async def act(heard: Heard) -> None:
-        done = await heard.observer.act(Take())
+        done = await heard.target.perform(TriggerSnapshot())
         assert done["is_done"], done
         assert done["snapshot"] == "shop-1"
         await heard.until(lambda: heard.last["snapshots"]["count"] == 1)
-        document = await heard.observer.snapshot("shop-1")
+        document = await heard.target.snapshot("shop-1")
         assert (document["kind"], document["noun"]) == ("snapshot", "record")
         assert [one["process"] for one in document["processes"]] == ["audit", "books", "till"]
         assert document["processes"][0]["fields"][0] == {"name": "after micro-batch", "text": "0"}
@@ -99,7 +99,7 @@ def test_what_was_on_a_channel_is_in_the_document(tmp_path: Path) -> None:
     assert not isinstance(shop.snapshot("unaligned"), Abandoned)
 
     async def act(heard: Heard) -> None:
-        document = await heard.observer.snapshot("shop-1")
+        document = await heard.target.snapshot("shop-1")
         sold = document["channels"][0]
         assert sold["channel"] == "sales: till->books"
         assert (sold["message_count"], sold["sent_count"], sold["received_count"]) == (2, 3, 1)
@@ -107,7 +107,7 @@ def test_what_was_on_a_channel_is_in_the_document(tmp_path: Path) -> None:
         assert [one["number"] for one in sold["messages"]] == [2, 3]
         for file in (shop.path / "channels" / "sales" / "epoch-1" / "data").iterdir():
             changed(file)
-        (sold, *_) = (await heard.observer.snapshot("shop-1"))["channels"]
+        (sold, *_) = (await heard.target.snapshot("shop-1"))["channels"]
         assert sold["messages"] == []
         assert ".parquet" in sold["error"]
 
@@ -122,12 +122,12 @@ def test_two_snapshots_are_compared(tmp_path: Path) -> None:
         add_up(shop, 1)
 
     async def act(heard: Heard) -> None:
-        document = await heard.observer.comparison("shop-1", "shop-2")
+        document = await heard.target.comparison("shop-1", "shop-2")
         assert (document["kind"], document["noun"]) == ("comparison", "record")
         assert document["channels"][0]["before"] == [3, 1, 2]
         assert document["channels"][0]["after"] == [3, 2, 1]
         with pytest.raises(UsageError, match="shop-9"):
-            await heard.observer.comparison("shop-1", "shop-9")
+            await heard.target.comparison("shop-1", "shop-9")
 
     watching(shop, act)
 
@@ -139,7 +139,7 @@ def test_who_holds_a_snapshot_up_is_told(tmp_path: Path) -> None:
 
     async def act(heard: Heard) -> None:
         with join("till", pipeline=shop.path, state=Till()) as till:
-            taking = asyncio.ensure_future(heard.observer.act(Take(name="before")))
+            taking = asyncio.ensure_future(heard.target.perform(TriggerSnapshot(name="before")))
             await heard.until(lambda: heard.last["system"]["under_way"])
             (one,) = heard.last["system"]["under_way"]
             assert one["sentences"][0].startswith("till has its barrier in sight")
@@ -178,11 +178,11 @@ def test_what_is_given_up_elsewhere_is_told_with_who_was_missing(tmp_path: Path)
             is_told.set()
             with pytest.raises(Enough):
                 await taking
-            await heard.until(lambda: "was given up" in str(heard.sentences))
+            await heard.until(lambda: "was abandoned" in str(heard.sentences))
 
     heard = watching(shop, act)
-    (told,) = (sentence for sentence in heard.sentences if "given up" in sentence)
-    assert told.startswith("snapshot shop-1 was given up; missing: audit, books, till: till has")
+    (told,) = (sentence for sentence in heard.sentences if "abandoned" in sentence)
+    assert told.startswith("snapshot shop-1 was abandoned; missing: audit, books, till: till has")
 
 
 def test_a_restore_is_done_when_nothing_runs_and_refused_else(
@@ -197,8 +197,8 @@ def test_a_restore_is_done_when_nothing_runs_and_refused_else(
         with join("till", pipeline=shop.path, state=Till()) as till:
             till.append("sales", sales(8))
             with pytest.raises(Unavailable, match="till is running"):
-                await heard.observer.act(Restore("before"))
-        done = await heard.observer.act(Restore("before"))
+                await heard.target.perform(Restore("before"))
+        done = await heard.target.perform(Restore("before"))
         assert done["sentence"].endswith("start its programs again: audit, books, till")
         await heard.until(lambda: heard.last["system"]["epoch"] == 2)
         assert heard.last["system"]["channels"]["sent"] == [3, 1]
@@ -214,22 +214,22 @@ def test_what_cannot_be_wished_is_refused(tmp_path: Path) -> None:
 
     async def act(heard: Heard) -> None:
         with pytest.raises(UsageError, match="heads of its dataflow"):
-            await heard.observer.act(Take(initiator="till"))
+            await heard.target.perform(TriggerSnapshot(initiator="till"))
         with pytest.raises(UsageError, match="take a savepoint"):
-            await heard.observer.act(Keep("shop-1", "name"))
+            await heard.target.perform(CreateSavepoint("shop-1", "name"))
 
     watching(shop, act)
 
 
 def test_nothing_stays_held_when_the_watcher_ends(tmp_path: Path) -> None:
-    """A snapshot that somebody wished for is given up with it."""
+    """A snapshot that somebody wished for is abandoned with it."""
     shop = resting_shop(tmp_path / "shop.pipeline")
     refused: list[BaseException] = []
 
     async def act(heard: Heard) -> None:
         async def take() -> None:
             try:
-                await heard.observer.act(Take())
+                await heard.target.perform(TriggerSnapshot())
             except Unavailable as error:
                 refused.append(error)
 
@@ -239,8 +239,8 @@ def test_nothing_stays_held_when_the_watcher_ends(tmp_path: Path) -> None:
     taking: list[asyncio.Future[None]] = []
 
     async def go() -> None:
-        heard = Heard(observer := PipelineObserver(shop.path))
-        following = asyncio.ensure_future(observer.run())
+        heard = Heard(target := PipelineTarget(shop.path))
+        following = asyncio.ensure_future(target.run())
         listening = asyncio.ensure_future(heard.listen())
         await act(heard)
         following.cancel()
@@ -250,7 +250,7 @@ def test_nothing_stays_held_when_the_watcher_ends(tmp_path: Path) -> None:
     with join("till", pipeline=shop.path, state=Till()):
         asyncio.run(go())
         assert under_way(shop.path) is None
-    assert "was given up" in str(refused)
+    assert "was abandoned" in str(refused)
 
 
 def test_trouble_is_told_once_and_does_not_end_it(tmp_path: Path) -> None:
@@ -274,26 +274,26 @@ def test_while_nobody_looks_it_looks_seldom(
 ) -> None:
     """And those who come later are told what happened."""
     shop = resting_shop(tmp_path / "shop.pipeline")
-    monkeypatch.setattr(pipeline_observer, "LOOK_SELDOM_S", 0.05)
+    monkeypatch.setattr(pipeline_target, "POLL_IDLE_S", 0.05)
 
-    class Remembers(PipelineObserver):
-        async def look(self) -> None:
-            await super().look()
-            if self.happenings:
+    class Remembers(PipelineTarget):
+        async def poll(self) -> None:
+            await super().poll()
+            if self.events:
                 begun.set()
-            if len(self.happenings) >= 2:
+            if len(self.events) >= 2:
                 remembered.set()
 
     begun, remembered = asyncio.Event(), asyncio.Event()
 
     async def go() -> list[str]:
-        observer = Remembers(shop.path)
-        following = asyncio.ensure_future(observer.run())
+        target = Remembers(shop.path)
+        following = asyncio.ensure_future(target.run())
         async with asyncio.timeout(WAIT_S):
             await begun.wait()
             with join("till", pipeline=shop.path, state=Till()):
                 await remembered.wait()
-        heard = Heard(observer)
+        heard = Heard(target)
         listening = asyncio.ensure_future(heard.listen())
         await heard.until(lambda: len(heard.sentences) >= 2)
         following.cancel()
@@ -308,17 +308,17 @@ def test_its_metrics_say_who_runs_and_who_is_behind(tmp_path: Path) -> None:
     shop = resting_shop(tmp_path / "shop.pipeline")
     commit(shop, 3, 1)
     assert not isinstance(shop.snapshot("unaligned"), Abandoned)
-    text = exposed(asyncio.run(PipelineObserver(shop.path).metrics()), "")[0].decode()
+    text = exposition(asyncio.run(PipelineTarget(shop.path).metrics()), "")[0].decode()
     for line in (
         "stillframe_up 0.0",
         'stillframe_participant_up{participant="till"} 0.0',
         'stillframe_query_last_batch_number{query="audit"} 3.0',
         'stillframe_log_appended_records{log="sales"} 3.0',
-        'stillframe_log_behind_records{log="sales",target="books"} 2.0',
-        'stillframe_log_behind_items{log="sales",target="books"} 3.0',
-        'stillframe_watch_trouble{about="pipeline"} 0.0',
+        'stillframe_log_lag_records{log="sales",target="books"} 2.0',
+        'stillframe_log_lag_entries{log="sales",target="books"} 3.0',
+        'stillframe_watch_error{about="pipeline"} 0.0',
         "stillframe_last_snapshot_number 1.0",
         "stillframe_last_snapshot_messages 2.0",
-        "stillframe_snapshots_under_way 0.0",
+        "stillframe_snapshots_pending 0.0",
     ):
         assert f"\n{line}\n" in text

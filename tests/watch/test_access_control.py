@@ -1,15 +1,30 @@
-"""A hostile page elsewhere can do nothing, and neither can who has no token."""
+"""A hostile page elsewhere can do nothing, and neither can another user or who has no token."""
 
 import asyncio
+import os
+import socket
 from http.cookies import SimpleCookie
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from stillframe.watch.guard import COOKIE, POLICY, Guard
+from stillframe.watch.access_control import (
+    COOKIE,
+    POLICY,
+    AccessControl,
+    is_allowed,
+    socket_owner,
+)
+from tests.watch.servers import a_server, ask
+from tests.watch.test_server import store
 
+__all__ = ["store"]
+
+NOBODY = 65534
 TOKEN = "t" * 32
 OWN = "http://localhost:8641"
 JSON = {"content-type": "application/json"}
@@ -47,7 +62,7 @@ def asked(
         async def send(message: Message) -> None:
             sent.append(message)
 
-        await Guard(app, token=token)(scope, receive, send)
+        await AccessControl(app, token=token)(scope, receive, send)
 
     asyncio.run(main())
     told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
@@ -158,3 +173,47 @@ def test_the_link_puts_the_token_into_a_cookie_that_scripts_cannot_read() -> Non
     assert asked(host, path="/api", query=f"token={TOKEN}", token=TOKEN)[0] == 401
     foreign = host | session | {"origin": "http://evil.example"} | JSON
     assert asked(foreign, method="POST", token=TOKEN)[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+)
+def test_our_own_connections_are_ours(family: socket.AddressFamily, host: str) -> None:
+    """Of one that nobody has, nobody is said to be the owner."""
+    with socket.create_server((host, 0), family=family) as server:
+        mine = server.getsockname()[:2]
+        with socket.create_connection(mine) as client:
+            peer = client.getsockname()[:2]
+            assert socket_owner(peer, mine) == os.geteuid()
+            assert is_allowed(peer, mine)
+        assert socket_owner((host, 1), mine) is None
+        assert socket_owner(("not an address", 1), mine) is None
+        assert not is_allowed((host, 1), mine)
+        assert not is_allowed(peer, mine)  # it is closed: nobody knows whose it was
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_of_the_machine_is_refused(store: Path) -> None:
+    """It is told what to do; the owner is answered."""
+    with a_server(store) as link:
+        assert ask(link, "/api/snapshot/A-1")[0] == 200
+        os.seteuid(NOBODY)  # whoever makes a socket owns it
+        try:
+            status, _, body = ask(link, "/api/snapshot/A-1")
+            port = urlsplit(link).port
+            assert port is not None
+            with socket.socket(socket.AF_INET6) as mapped:
+                mapped.connect(("::ffff:127.0.0.1", port))
+                mapped.sendall(b"GET /api/snapshot/A-1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                told = mapped.recv(2**16)
+            with socket.create_connection(("127.0.0.1", port)) as half:
+                half.sendall(b"GET /api/snapshot/A-1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                half.shutdown(socket.SHUT_WR)
+                closed = half.recv(2**16)
+        finally:
+            os.seteuid(0)
+        assert status == 403
+        assert b"--token-file" in body
+        assert told.startswith(b"HTTP/1.1 403")
+        assert not closed.startswith(b"HTTP/1.1 200")

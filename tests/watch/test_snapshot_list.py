@@ -5,30 +5,30 @@ from pathlib import Path
 
 from stillframe.model import SnapshotId
 from stillframe.store.store import Store
-from stillframe.watch.shelf import Shelf
+from stillframe.watch.snapshot_list import StoreSnapshots
 from tests.watch.published import new_store, publish
 
 
 def test_every_snapshot_is_on_one_page(tmp_path: Path) -> None:
     """The newest first, without a gap or a repetition, whatever was dropped."""
     with contextlib.closing(new_store(tmp_path)) as store:
-        shelf = Shelf(Store.open(store.path))
-        assert shelf.look() == ([], [])
+        snapshots = StoreSnapshots(Store.open(store.path))
+        assert snapshots.poll() == ([], [])
         numbers = [*range(1, 30)]
         for number in numbers:
             publish(store, number)
-        new, gone = shelf.look()
+        new, gone = snapshots.poll()
         assert ([i.number for i in new], gone) == (numbers, [])
-        assert shelf.look() == ([], [])
+        assert snapshots.poll() == ([], [])
         for number in (7, 8, 20):
             store.drop(f"A-{number}")
             numbers.remove(number)
-        new, gone = shelf.look()
+        new, gone = snapshots.poll()
         assert (new, sorted(i.number for i in gone)) == ([], [7, 8, 20])
-        assert shelf.count == len(numbers)
+        assert snapshots.count == len(numbers)
         told: list[int] = []
         before = None
-        while rows := shelf.rows_before(before, 4):
+        while rows := snapshots.rows_before(before, 4):
             assert len(rows) <= 4
             told += [row["number"] for row in rows]
             before = told[-1]
@@ -41,16 +41,16 @@ def test_a_row_says_what_the_store_says(tmp_path: Path) -> None:
         publish(store, 1)
         publish(store, 2)
         store.save(SnapshotId("A", 1), "kept")
-        shelf = Shelf(Store.open(store.path))
-        shelf.look()
-        second, first = shelf.rows_before(None)
+        snapshots = StoreSnapshots(Store.open(store.path))
+        snapshots.poll()
+        second, first = snapshots.rows_before(None)
         (entry, _) = store.entries()
         assert first["savepoints"] == ("kept",)
         assert (first["bytes"], first["duration_s"], first["number"]) == (entry.bytes, 0.5, 1)
         assert second["message_count"] == 0
         manifest = entry.directory / "manifest.json"
         manifest.write_text(manifest.read_text().replace("1", "2", 1))
-        damaged = shelf.rows_before(2)[0]
+        damaged = snapshots.rows_before(2)[0]
         assert damaged["id"] == "A-1"
         assert "manifest.json" in damaged["trouble"]
-        assert shelf.rows([SnapshotId("A", 9)]) == []
+        assert snapshots.rows([SnapshotId("A", 9)]) == []

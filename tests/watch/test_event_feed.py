@@ -8,7 +8,7 @@ import pytest
 from stillframe.model import SnapshotId
 from stillframe.store import history
 from stillframe.store.history import History
-from stillframe.watch.happenings import Happenings
+from stillframe.watch.event_feed import EventReader
 from tests.watch.published import new_store
 
 
@@ -19,8 +19,8 @@ def test_each_happening_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         contextlib.closing(new_store(tmp_path)) as store,
         contextlib.closing(History(store.path)) as writer,
     ):
-        often, seldom = Happenings(store.path), Happenings(store.path)
-        told = often.look()
+        often, seldom = EventReader(store.path), EventReader(store.path)
+        told = often.poll()
         for number in range(1, 4):
             snapshot = SnapshotId("A", number)
             for what in (
@@ -30,10 +30,10 @@ def test_each_happening_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 history.ProcessDied("B", "killed by signal 9"),
             ):
                 writer.note(what)
-                told += often.look()
+                told += often.poll()
             assert often.dead == {"B"}
         writer.note(history.TakenOver(3))
-        told += often.look()
+        told += often.poll()
         assert [one["kind"] for one in told] == [
             *("start", "abandoned", "death"),
             *("restore", "abandoned", "death"),
@@ -43,8 +43,8 @@ def test_each_happening_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert told[3]["sentence"] == "epoch 2 began from snapshot A-1"
         assert "process died" in told[4]["sentence"]
         assert told[5]["sentence"] == "process B died: killed by signal 9"
-        assert often.look() == []
-        last = seldom.look()
+        assert often.poll() == []
+        last = seldom.poll()
         assert last == told[-len(last) :]
         assert last
 
@@ -55,17 +55,17 @@ def test_a_changed_line_is_told_once_and_hides_no_other(tmp_path: Path) -> None:
         contextlib.closing(new_store(tmp_path)) as store,
         contextlib.closing(History(store.path)) as writer,
     ):
-        seen = Happenings(store.path)
+        seen = EventReader(store.path)
         for number in (1, 2, 3):
             writer.note(history.EpochBegan(number, None))
         path = store.path / history.NEWER
         path.write_bytes(path.read_bytes().replace(b'"epoch":2', b'"epoch":5'))
-        told = seen.look()
+        told = seen.poll()
         assert [one["kind"] for one in told] == ["start", "trouble", "start"]
         assert told[1]["sentence"].startswith(f"line 3 of {path} was changed")
         assert told[1]["at"] == told[0]["at"]
-        assert seen.tally.starts == 2
-        assert seen.look() == []
+        assert seen.counts.starts == 2
+        assert seen.poll() == []
 
 
 def test_the_dead_are_back_with_the_next_epoch(tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_the_dead_are_back_with_the_next_epoch(tmp_path: Path) -> None:
         contextlib.closing(new_store(tmp_path)) as store,
         contextlib.closing(History(store.path)) as writer,
     ):
-        seen = Happenings(store.path)
-        assert seen.look() == []
+        seen = EventReader(store.path)
+        assert seen.poll() == []
         writer.note(history.ProcessDied("A", "gone"))
-        seen.look()
+        seen.poll()
         assert seen.dead == {"A"}
         writer.note(history.EpochBegan(2, None))
-        seen.look()
+        seen.poll()
         assert seen.dead == frozenset()

@@ -23,9 +23,17 @@ from stillframe.store.history import SnapshotAbandoned, SnapshotPublished
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Description
-from stillframe.watch import otlp
-from stillframe.watch.happenings import Ended
-from stillframe.watch.traced import ATTRIBUTES, MARKER, PART, ROOT, Trace, Tracing, trace_of
+from stillframe.watch import otlp_exporter
+from stillframe.watch.event_feed import SnapshotOutcome
+from stillframe.watch.snapshot_spans import (
+    ATTRIBUTES,
+    FRAGMENT,
+    MARKER,
+    ROOT,
+    SnapshotTrace,
+    TraceBuilder,
+    to_trace,
+)
 from tests.calm import BANK
 from tests.nightly import by_night
 from tests.watch.endpoint import Endpoint, plain
@@ -82,7 +90,7 @@ def check_published(spans: list[Span], entry: Entry, description: Description) -
     assert parts.keys() == description.processes.keys()
     for process, part in parts.items():
         assert part.parent_span_id == root.span_id
-        assert part.name == f"{PART} {process}"
+        assert part.name == f"{FRAGMENT} {process}"
         sources = [plain(event.attributes)["stillframe.source"] for event in part.events]
         assert sorted(sources) == sorted(description.incoming(process))
         assert {event.name for event in part.events} == {MARKER}
@@ -134,7 +142,7 @@ def test_each_snapshot_of_a_bank_is_one_trace(tmp_path: Path, endpoint: Endpoint
                 scrape = await watcher.until("traced_snapshots_total", len(ended) + 1)
                 await asyncio.to_thread(endpoint.until, lambda: len(roots(endpoint)) == 7)
                 assert scrape.of("traced_snapshots_missed_total") == 0
-                assert scrape.of("watch_trouble", about="traces") == 0
+                assert scrape.of("watch_error", about="traces") == 0
             await system.until_running()
             last = await system.snapshot()
             async with watching_program(store.path, "--otlp", endpoint.url):
@@ -210,7 +218,7 @@ def test_an_endpoint_that_is_not_there_costs_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The watcher serves, says that once, and ends when it is told to."""
-    monkeypatch.setattr(otlp, "TIMEOUT_S", 2.0)  # room for a second try, after a second
+    monkeypatch.setattr(otlp_exporter, "TIMEOUT_S", 2.0)  # room for a second try, after a second
     gone = Endpoint()
     with gone.open():
         pass
@@ -225,7 +233,7 @@ def test_an_endpoint_that_is_not_there_costs_one_line(
             watching(store.path, otlp=gone.url) as watcher,
         ):
             await system.snapshot()
-            await watcher.until("watch_trouble", 1, about="traces")
+            await watcher.until("watch_error", 1, about="traces")
             await system.snapshot()
             await watcher.until("traced_snapshots_total", 2)
         store.close()
@@ -246,9 +254,11 @@ def test_clocks_that_differ_leave_times_in_order() -> None:
         )
         for cut_at in (90.0, 100.5, 110.0)
     ]
-    found = [trace_of(w, Ended(SnapshotPublished(FIRST), 100, 102, ""), None) for w in waves]
-    parts = [made.parts[0] for made in found]
-    assert [(part.began_at, part.ended_at) for part in parts] == [
+    found = [
+        to_trace(w, SnapshotOutcome(SnapshotPublished(FIRST), 100, 102, ""), None) for w in waves
+    ]
+    parts = [made.fragments[0] for made in found]
+    assert [(part.started_at, part.ended_at) for part in parts] == [
         (100.0, 101.0),
         (100.5, 101.0),
         (101.0, 101.0),
@@ -262,10 +272,10 @@ class Kept:
 
     def __init__(self) -> None:
         self.sent_count = self.dropped_count = 0
-        self.is_troubled = False
-        self.traces: list[Trace] = []
+        self.is_failing = False
+        self.traces: list[SnapshotTrace] = []
 
-    def put(self, trace: Trace) -> None:
+    def put(self, trace: SnapshotTrace) -> None:
         """Keep it."""
         self.traces.append(trace)
 
@@ -273,40 +283,40 @@ class Kept:
 def test_what_the_system_has_forgotten_is_traced_as_the_history_has_it() -> None:
     """Without processes, counted, and said once; what ended before the watcher began is left."""
     kept, said = Kept(), list[str]()
-    tracing = Tracing(lambda snapshot: None, kept, said.append)
-    old = {FIRST: Ended(SnapshotPublished(FIRST), 1.0, 2.0, "")}
+    builder = TraceBuilder(lambda snapshot: None, kept, said.append)
+    old = {FIRST: SnapshotOutcome(SnapshotPublished(FIRST), 1.0, 2.0, "")}
     given_up = SnapshotAbandoned(SECOND, "DEADLINE", ("P3",), "")
     third, fourth = SnapshotId("P1", 3), SnapshotId("P1", 4)
     new = {
-        SECOND: Ended(given_up, 3.0, 4.0, "snapshot P2-2 was abandoned"),
-        third: Ended(SnapshotPublished(third), 5.0, 6.0, ""),
+        SECOND: SnapshotOutcome(given_up, 3.0, 4.0, "snapshot P2-2 was abandoned"),
+        third: SnapshotOutcome(SnapshotPublished(third), 5.0, 6.0, ""),
     }
-    assert tracing.follow(old, None) == 0
-    assert tracing.follow(old | new, Observed(2, is_running=False)) == 0
+    assert builder.update(old, None) == 0
+    assert builder.update(old | new, Observed(2, is_running=False)) == 0
     waves = (Wave(third, 5.0, 6.0, True, epoch=3), Wave(fourth, 7.0, 8.0, True), Wave(FIRST, 9.0))
     running = Observed(3, is_running=True, waves=waves)
-    assert tracing.follow(old | new, running) == 2
-    assert tracing.follow(old | new, None) == 0
-    late = {fourth: Ended(SnapshotPublished(fourth), 7.1, 8.1, "")}
-    assert tracing.follow(old | new | late, None) == 1
-    assert (tracing.traced_count, tracing.missed_count, len(said)) == (3, 1, 1)
+    assert builder.update(old | new, running) == 2
+    assert builder.update(old | new, None) == 0
+    late = {fourth: SnapshotOutcome(SnapshotPublished(fourth), 7.1, 8.1, "")}
+    assert builder.update(old | new | late, None) == 1
+    assert (builder.traced_count, builder.missed_count, len(said)) == (3, 1, 1)
     first, second, last = kept.traces
-    assert (first.began_at, first.ended_at, first.parts) == (3.0, 4.0, ())
-    assert first.why_not == "snapshot P2-2 was abandoned"
+    assert (first.started_at, first.ended_at, first.fragments) == (3.0, 4.0, ())
+    assert first.error == "snapshot P2-2 was abandoned"
     assert first.attributes["stillframe.snapshot.missing"] == ("P3",)
     assert second.attributes["stillframe.snapshot.epoch"] == 3
-    assert (last.began_at, last.ended_at) == (7.0, 8.0)
+    assert (last.started_at, last.ended_at) == (7.0, 8.0)
 
 
 def test_without_the_extra_the_error_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of OpenTelemetry is needed otherwise."""
-    monkeypatch.setitem(sys.modules, "stillframe.watch.otlp", None)
+    monkeypatch.setitem(sys.modules, "stillframe.watch.otlp_exporter", None)
     store = Store.create(tmp_path / "store", description=load_topology(BANK).description)
     with (
         pytest.raises(UsageError, match=r"pip install 'stillframe\[otel\]'"),
-        watch_page._tracing_of(store, "http://localhost:4318"),
+        watch_page._trace_builder(store, "http://localhost:4318"),
     ):
         pass
     store.close()

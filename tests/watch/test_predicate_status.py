@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stillframe.model import SnapshotId
-from stillframe.watch import verdicts
-from stillframe.watch.verdicts import USUAL, Judge
+from stillframe.watch import predicate_status
+from stillframe.watch.predicate_status import DEFAULT_PREDICATES, PredicateMonitor
 from tests.watch.published import REFERENCE, new_store, publish
 
 
@@ -16,8 +16,10 @@ def test_a_loss_is_found_in_the_snapshot_that_has_it(tmp_path: Path) -> None:
     with contextlib.closing(new_store(tmp_path)) as store:
         publish(store, 1)
         publish(store, 2, lost=5)
-        judge = Judge(store, (*USUAL, "select sum(balance) < 1998 from processes"), None)
-        first, second = (judge.judge(SnapshotId("A", number)) for number in (1, 2))
+        monitor = PredicateMonitor(
+            store, (*DEFAULT_PREDICATES, "select sum(balance) < 1998 from processes"), None
+        )
+        first, second = (monitor.evaluate(SnapshotId("A", number)) for number in (1, 2))
         assert first is not None
         assert second is not None
         assert (first.totals, second.totals) == ({"money": 2000}, {"money": 1995})
@@ -35,18 +37,21 @@ def test_what_cannot_be_judged_says_why(tmp_path: Path, monkeypatch: pytest.Monk
     with contextlib.closing(new_store(tmp_path)) as store:
         publish(store, 1)
         snapshot = SnapshotId("A", 1)
-        missing = Judge(store, USUAL, "no.such:module").judge(snapshot)
+        missing = PredicateMonitor(store, DEFAULT_PREDICATES, "no.such:module").evaluate(snapshot)
         assert missing is not None
         assert "no.such" in missing.why_not
         assert missing.verdicts == {}
-        monkeypatch.setattr(verdicts, "BYTES_MAX", 10)
-        large = Judge(store, USUAL, REFERENCE).judge(snapshot)
+        monkeypatch.setattr(predicate_status, "BYTES_MAX", 10)
+        large = PredicateMonitor(store, DEFAULT_PREDICATES, REFERENCE).evaluate(snapshot)
         assert large is not None
         assert "too large" in large.why_not
         monkeypatch.undo()
-        assert Judge(store, USUAL, REFERENCE).judge(SnapshotId("A", 2)) is None
+        assert (
+            PredicateMonitor(store, DEFAULT_PREDICATES, REFERENCE).evaluate(SnapshotId("A", 2))
+            is None
+        )
         table = store.entry(snapshot).directory / "processes.parquet"
         table.write_bytes(table.read_bytes()[:-1] + b"x")
-        damaged = Judge(store, USUAL, REFERENCE).judge(snapshot)
+        damaged = PredicateMonitor(store, DEFAULT_PREDICATES, REFERENCE).evaluate(snapshot)
         assert damaged is not None
         assert "processes.parquet" in damaged.why_not

@@ -1,0 +1,117 @@
+"""Follows the history of a store while it is written, and turns its records into events."""
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stillframe.errors import Damaged
+from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
+from stillframe.store import history
+from stillframe.store.history import Line, SnapshotAbandoned, SnapshotPublished, Tally, counted
+from stillframe.store.tail import Place, beginning, read_on
+
+OUTCOME_COUNT_MAX = 1000
+"""How many snapshot outcomes are kept."""
+
+
+class SnapshotOutcome(NamedTuple):
+    """How a snapshot ended: the record, when it started and ended, and a sentence."""
+
+    record: SnapshotPublished | SnapshotAbandoned
+    started_at: float
+    ended_at: float
+    sentence: str
+
+
+class EventReader:
+    """Reads the events of the store in a directory: deaths, restores, takeovers, abandoned
+    snapshots.
+
+    Attributes:
+        dead: the processes that died in the last epoch.
+        counts: how often each thing happened.
+        outcomes: how the last snapshots ended, the oldest first.
+        is_damaged: whether a record was changed since it was written.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self.dead: frozenset[ProcessId] = frozenset()
+        self.counts = Tally()
+        self.outcomes: dict[SnapshotId, SnapshotOutcome] = {}
+        self.is_damaged = False
+        self._started: dict[SnapshotId, float] = {}
+        self._store = store
+        self._cursor: Place | None = None
+        self._last_at: float | None = None
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Return the events since the last poll.
+
+        A damaged record becomes an error event, and hides no other.
+
+        Raises:
+            StoreError: the history cannot be read.
+        """
+        events: list[dict[str, Any]] = []
+        while records := self._read():
+            events += [event for r in records if (event := self._event(r)) is not None]
+        return events
+
+    def _read(self) -> list[Line | Damaged]:
+        if self._cursor is not None:
+            steps = read_on(self._store, self._cursor)
+            if steps is not None:
+                if steps:
+                    self._cursor = steps[-1][1]
+                return [record for record, _ in steps]
+        first = beginning(self._store)
+        if first is None:
+            return []
+        record, self._cursor = first
+        return [record]
+
+    def _event(self, record: Line | Damaged) -> dict[str, Any] | None:
+        if isinstance(record, Damaged):
+            self.is_damaged = True
+            at = time.time() if self._last_at is None else self._last_at
+            return {"at": at, "kind": "trouble", "sentence": str(record)}
+        self._last_at = record.at
+        kind = sentence = None
+        self.counts = counted(self.counts, record.what)
+        match record.what:
+            case history.EpochBegan(epoch, restored_from):
+                self.dead = frozenset()
+                kind = "restore" if restored_from else "start"
+                origin = f"from snapshot {restored_from}" if restored_from else "afresh"
+                sentence = f"epoch {epoch} began {origin}"
+            case history.TakenOver(epoch):
+                kind, sentence = "takeover", f"a new supervisor took over in epoch {epoch}"
+            case history.ProcessDied(process, cause):
+                self.dead |= {process}
+                kind, sentence = "death", f"process {process} died: {cause}"
+            case history.SnapshotAbandoned(snapshot, name, missing, detail):
+                reason = Reason.__members__.get(name)
+                kind = "abandoned"
+                sentence = (
+                    str(Abandoned(snapshot, reason, missing, detail))
+                    if reason
+                    else f"snapshot {snapshot} was abandoned: {name}; {detail}"
+                )
+        self._keep_outcome(record, sentence or "")
+        return None if kind is None else {"at": record.at, "kind": kind, "sentence": sentence}
+
+    def _keep_outcome(self, record: Line, sentence: str) -> None:
+        match record.what:
+            case history.SnapshotBegan(snapshot):
+                self._started[snapshot] = record.at
+                _keep_last(self._started)
+            case history.SnapshotPublished(snapshot) | history.SnapshotAbandoned(snapshot):
+                started_at = self._started.pop(snapshot, record.at)
+                outcome = SnapshotOutcome(record.what, started_at, record.at, sentence)
+                self.outcomes[snapshot] = outcome
+                _keep_last(self.outcomes)
+
+
+def _keep_last(known: dict[SnapshotId, Any]) -> None:
+    while len(known) > OUTCOME_COUNT_MAX:
+        del known[next(iter(known))]

@@ -1,0 +1,255 @@
+"""Exports traces as OTLP over HTTP, in a thread of its own: nothing waits for the endpoint.
+
+The SDK makes the spans and its exporter sends them, with everything that its environment variables
+define: headers, compression, certificates. Its errors are reported once, in our words.
+"""
+
+import importlib.metadata
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Status, StatusCode, set_span_in_context
+
+from stillframe.errors import UsageError
+from stillframe.watch.snapshot_spans import FRAGMENT, MARKER, ROOT, SnapshotTrace
+
+TRACES_PATH = "/v1/traces"
+TIMEOUT_S = 5.0
+"""Timeout of one export attempt, in seconds."""
+RETRY_S = 5.0
+"""Time between two attempts, in seconds."""
+TRY_COUNT = 12
+"""Attempts before spans are dropped: an endpoint may be unreachable for a minute."""
+SPAN_COUNT_MAX = 20_000
+"""When more spans are queued, the oldest are dropped."""
+BATCH_COUNT_MAX = 64
+"""How many traces are sent at once."""
+WARN_S = 600.0
+"""Minimum time between two warnings, in seconds."""
+CLOSE_S_MAX = 2.0
+"""Time that queued spans have to be sent when the exporter is closed, in seconds."""
+
+
+def traces_url(endpoint: str) -> str:
+    """Return the URL to which the traces for an endpoint are sent.
+
+    Raises:
+        UsageError: it is no address of an endpoint.
+    """
+    try:
+        parts = urlsplit(endpoint)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+        _ = parts.port
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise UsageError(
+            f"{endpoint!r} is no OTLP endpoint: give one as http://localhost:4318, to which "
+            f"{TRACES_PATH} is added, or with a path of its own"
+        )
+    return parts._replace(path=TRACES_PATH).geturl() if parts.path in ("", "/") else endpoint
+
+
+class _GivenIds(IdGenerator):
+    """Returns the ids that were set before."""
+
+    trace_id = span_id = 0
+
+    def generate_span_id(self) -> int:
+        return self.span_id
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id
+
+
+class _EndedSpans(SpanProcessor):
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
+
+
+class _FirstMessage(logging.Handler):
+    """Keeps the exporter's first message on an attempt, which has the cause, and prints none."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.text:
+            self.text = record.getMessage().partition(" encountered while ")[0].rstrip(".")
+
+
+class SpanFactory:
+    """Makes the SDK's spans of traces.
+
+    Args:
+        store: names the system in the resource.
+    """
+
+    def __init__(self, store: Path) -> None:
+        version = importlib.metadata.version("stillframe")
+        own = Resource(
+            {
+                "service.name": "stillframe",
+                "service.version": version,
+                "stillframe.store": str(store.resolve()),
+            }
+        )
+        self._ids, self._ended = _GivenIds(), _EndedSpans()
+        unlimited = SpanLimits.UNSET
+        provider = TracerProvider(
+            sampler=ALWAYS_ON,
+            # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override our own attributes.
+            resource=own.merge(OTELResourceDetector().detect()),
+            shutdown_on_exit=False,
+            id_generator=self._ids,
+            span_limits=SpanLimits(max_events=unlimited, max_span_attributes=unlimited),
+        )
+        provider.add_span_processor(self._ended)
+        self._tracer = provider.get_tracer("stillframe", version)
+
+    def spans(self, trace: SnapshotTrace) -> list[ReadableSpan]:
+        """Return the spans of a trace."""
+        self._ids.trace_id, self._ids.span_id = trace.trace_id, trace.span_id
+        root = self._tracer.start_span(
+            ROOT, Context(), attributes=trace.attributes, start_time=_ns(trace.started_at)
+        )
+        for fragment in trace.fragments:
+            self._ids.span_id = fragment.span_id
+            span = self._tracer.start_span(
+                f"{FRAGMENT} {fragment.process}",
+                set_span_in_context(root, Context()),
+                attributes=fragment.attributes,
+                start_time=_ns(fragment.started_at),
+            )
+            for source, came_at in fragment.markers.items():
+                span.add_event(MARKER, {"stillframe.source": source}, _ns(came_at))
+            span.end(_ns(fragment.ended_at))
+        status = Status(StatusCode.ERROR, trace.error) if trace.error else Status(StatusCode.OK)
+        root.set_status(status)
+        root.end(_ns(trace.ended_at))
+        spans, self._ended.spans = self._ended.spans, []
+        return spans
+
+
+class SpanExporter:
+    """Sends traces to an endpoint, and drops them if it does not accept them for long.
+
+    Args:
+        endpoint: its URL.
+        store: of the system.
+        warn: prints a warning; called by another thread.
+
+    Raises:
+        UsageError: it is no address of an endpoint.
+
+    Attributes:
+        sent_count: how many spans the endpoint has accepted.
+        dropped_count: how many were dropped.
+        is_failing: whether the endpoint did not accept the last ones.
+    """
+
+    def __init__(self, endpoint: str, store: Path, warn: Callable[[str], None]) -> None:
+        self.sent_count = 0
+        self.dropped_count = 0
+        self.is_failing = False
+        self._url = traces_url(endpoint)
+        self._warn = warn
+        self._warned_at = -WARN_S
+        self._has_warned = False
+        self._factory = SpanFactory(store)
+        self._message = _FirstMessage()
+        logger = logging.getLogger("opentelemetry")
+        logger.addHandler(self._message)
+        logger.propagate = False
+        self._exporter = OTLPSpanExporter(endpoint=self._url, timeout=TIMEOUT_S)
+        self._queue: deque[SnapshotTrace] = deque()
+        self._queued_count = 0
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        # It must not keep the program from ending, whatever the endpoint does.
+        self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
+        self._thread.start()
+
+    def put(self, trace: SnapshotTrace) -> None:
+        """Queue a trace to be sent."""
+        with self._changed:
+            self._queue.append(trace)
+            self._queued_count += _span_count(trace)
+            while self._queued_count > SPAN_COUNT_MAX and len(self._queue) > 1:
+                dropped_count = _span_count(self._queue.popleft())
+                self._queued_count -= dropped_count
+                self.dropped_count += dropped_count
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Send what is queued, as far as that is quick, and stop."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify()
+        self._thread.join(CLOSE_S_MAX)
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            spans = [span for trace in batch for span in self._factory.spans(trace)]
+            if self._send(spans):
+                self.sent_count += len(spans)
+            else:
+                with self._changed:
+                    self.dropped_count += len(spans)
+
+    def _next_batch(self) -> list[SnapshotTrace]:
+        """Wait for traces, and return some; none once the exporter is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing.is_set())
+            batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_COUNT_MAX))]
+            self._queued_count -= sum(map(_span_count, batch))
+            return batch
+
+    def _send(self, spans: list[ReadableSpan]) -> bool:
+        for _ in range(TRY_COUNT):
+            self._message.text = ""
+            if self._exporter.export(spans) is SpanExportResult.SUCCESS:
+                self._succeeded()
+                return True
+            self._failed()
+            if self._closing.wait(RETRY_S):
+                return False
+        return False
+
+    def _succeeded(self) -> None:
+        if self.is_failing and self._has_warned:
+            self._warn(f"{self._url} takes traces again")
+        self.is_failing = self._has_warned = False
+
+    def _failed(self) -> None:
+        if not self.is_failing and time.monotonic() - self._warned_at >= WARN_S:
+            self._warned_at, self._has_warned = time.monotonic(), True
+            self._warn(
+                f"{self._url} does not take traces: {self._message.text or 'no cause is known'}. "
+                "They are kept for a while, and sent again; the metric stillframe_spans_total "
+                "counts those that were dropped"
+            )
+        self.is_failing = True
+
+
+def _span_count(trace: SnapshotTrace) -> int:
+    return 1 + len(trace.fragments)
+
+
+def _ns(at: float) -> int:
+    return int(at * 1e9)

@@ -1,0 +1,278 @@
+"""What the page shows of a pipeline, from samples of it: pure.
+
+Queries and services are the discs of its graph, and so is the end of each log without a target. A
+log is a channel to each of its targets.
+"""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from stillframe.pipeline.dataflow import Dataflow
+from stillframe.pipeline.member import OVERDUE_S
+from stillframe.pipeline.progress import Awaited, Progress
+from stillframe.protocol.aligner import Mode
+from stillframe.watch.pipeline_probe import ABSENT, DEAD, PipelineSample
+
+OUTPUT = "output"
+"""The kind and the status of the end of a log."""
+ORPHANED = (
+    "its deadline has passed and it is still there: the program that took it is gone; take "
+    "another, which clears this one away"
+)
+
+
+def channels_of(flow: Dataflow) -> list[tuple[str, str, str | None]]:
+    """Return every channel as log, source and target; the target is None where a log ends."""
+    return [
+        (log.name, log.source, target) for log in flow.logs for target in (log.targets or (None,))
+    ]
+
+
+def describe(path: str, flow: Dataflow) -> dict[str, Any]:
+    """Return what does not change while a pipeline runs: its graph."""
+    kinds = dict.fromkeys(flow.queries, "query")
+    kinds |= {service: f"service {kind}" for service, kind in flow.services.items()}
+    outputs = [log.name for log in flow.logs if not log.targets]
+    places = {name: index for index, name in enumerate(flow.participants)}
+    output_places = {log: len(places) + index for index, log in enumerate(outputs)}
+    columns = assign_columns(flow)
+    channels = channels_of(flow)
+    return {
+        "kind": "pipeline",
+        "store": path,
+        "processes": [
+            *([name, kinds[name]] for name in flow.participants),
+            *([log, OUTPUT] for log in outputs),
+        ],
+        "channels": [
+            [places[source], output_places[log] if target is None else places[target]]
+            for log, source, target in channels
+        ],
+        "names": [
+            f"{log}: {source} to {'the end' if target is None else target}"
+            for log, source, target in channels
+        ],
+        "logs": [log for log, _, _ in channels],
+        "columns": [
+            *(columns[name] for name in flow.participants),
+            *(columns[flow.log(log).source] + 1 for log in outputs),
+        ],
+        "participant_count": len(flow.participants),
+        "restore_command": f"stillframe spark restore {shlex.quote(path)}",
+    }
+
+
+def assign_columns(flow: Dataflow) -> dict[str, int]:
+    """Return the column of each query and service: the length of the longest path to it, without
+    the edges that lead back in a cycle."""
+    targets = {
+        name: sorted({target for log in flow.outgoing(name) for target in log.targets})
+        for name in flow.participants
+    }
+    finished: list[str] = []
+    entered: set[str] = set()
+    for start in (*flow.initiators(), *flow.participants):
+        path = [(start, iter(targets[start]))] if start not in entered else []
+        entered.add(start)
+        while path:
+            name, rest = path[-1]
+            following = next((target for target in rest if target not in entered), None)
+            if following is None:
+                finished.append(name)
+                path.pop()
+            else:
+                entered.add(following)
+                path.append((following, iter(targets[following])))
+    order = {name: place for place, name in enumerate(reversed(finished))}
+    columns = dict.fromkeys(flow.participants, 0)
+    for name, place in order.items():
+        for target in targets[name]:
+            if order[target] > place:
+                columns[target] = max(columns[target], columns[name] + 1)
+    return columns
+
+
+def system_document(sample: PipelineSample, before: PipelineSample | None) -> dict[str, Any]:
+    """Return how a pipeline is; rates are relative to the sample before, if there is one."""
+    flow, progress = sample.head.dataflow, sample.progress
+    participants = [sample.participants[name] for name in flow.participants]
+    outputs = [log.name for log in flow.logs if not log.targets]
+    running = [name for name in flow.participants if sample.is_running(name)]
+    return {
+        "at": sample.at,
+        "epoch": sample.head.epoch,
+        "is_running": bool(running),
+        "running": running,
+        "restored_from": sample.head.restored_from and str(sample.head.restored_from),
+        "why_not": obstacles(sample),
+        "statuses": [*(one.status for one in participants), *(OUTPUT for _ in outputs)],
+        "batches": [*(one.batch for one in participants), *(None for _ in outputs)],
+        "since": [*(one.since for one in participants), *(None for _ in outputs)],
+        "channels": channel_columns(sample, before),
+        "under_way": [] if progress is None else [pending_snapshot(progress, sample.at)],
+        "barriers": [None] * len(channels_of(flow))
+        if progress is None
+        else barriers(flow, progress),
+    }
+
+
+def obstacles(sample: PipelineSample) -> str:
+    """Return what keeps a pipeline from running, in sentences; empty if nothing does."""
+    sentences = list(sample.errors)
+    for name, one in sample.participants.items():
+        if one.status == DEAD:
+            sentences.append(
+                f"service {name} died, and its state with it: restore the pipeline from a snapshot "
+                "and start its programs again"
+            )
+        elif one.status == ABSENT:
+            sentences.append(f"service {name} has not joined yet")
+    return "; ".join(sentences)
+
+
+def channel_columns(sample: PipelineSample, before: PipelineSample | None) -> dict[str, list[Any]]:
+    """Return what is known of each channel, in the order of ``channels_of``.
+
+    Returns:
+        `sent`: records appended since the pipeline was created; `rate`: records appended per
+        second; `received`: records that the target has read, as far as it reports; `in_transit`:
+        records that it has still to read, and `items` in how many entries of the log. None is
+        what is not known.
+    """
+    names = ("sent", "rate", "received", "in_transit", "items", "is_connected")
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for log, _, target in channels_of(sample.head.dataflow):
+        now = sample.logs.get(log)
+        reader = None if now is None or target is None else now.readers[target]
+        position = None if reader is None else reader.position
+        received = None if reader is None else reader.records
+        sent = None if now is None else now.records
+        values = (
+            sent,
+            _rate(log, sample, before),
+            received,
+            None if sent is None or received is None else max(0, sent - received),
+            None if now is None or position is None else max(0, now.entries - position),
+            None,
+        )
+        for column, value in zip(columns.values(), values, strict=True):
+            column.append(value)
+    return columns
+
+
+def _rate(log: str, now: PipelineSample, before: PipelineSample | None) -> float | None:
+    if before is None or log not in before.logs or log not in now.logs or now.at <= before.at:
+        return None
+    increase = now.logs[log].records - before.logs[log].records
+    return round(max(0, increase) / (now.at - before.at), 1)
+
+
+def pending_snapshot(progress: Progress, now: float) -> dict[str, Any]:
+    """Return who has recorded for a pending snapshot, and who has not, why, and since when.
+
+    The phases are those of processes: a participant that waits for the barriers of others is idle;
+    one that has them and has not recorded is recording, and delays all others.
+    """
+    overdue = [ORPHANED] if now > progress.deadline_at + OVERDUE_S else []
+    phases = dict.fromkeys(progress.recorded, "recorded")
+    for one in progress.awaiting:
+        phases[one.participant] = "recording" if _is_straggler(one) else "idle"
+    return {
+        "id": str(progress.snapshot),
+        "mode": str(progress.mode),
+        "initiated_at": progress.initiated_at,
+        "deadline": progress.deadline_at,
+        "missing": list(progress.awaited),
+        "at_fault": [one.participant for one in progress.culprits],
+        "recorded": dict(sorted(progress.recorded.items())),
+        "sentences": [
+            *overdue,
+            *(
+                f"{one.sentence()}, for {_age(one.since or progress.initiated_at, now)}"
+                for one in sorted(progress.awaiting, key=_is_straggler, reverse=True)
+            ),
+        ],
+        "phases": phases,
+        "awaited": {one.participant: [c.log for c in one.channels] for one in progress.awaiting},
+    }
+
+
+def _is_straggler(pending: Awaited) -> bool:
+    return pending.since is not None or not pending.has_joined
+
+
+def barriers(flow: Dataflow, progress: Progress) -> list[list[Any] | None]:
+    """Return where the barrier of the pending snapshot is on each channel.
+
+    Returns:
+        "ahead" and how many entries the target is before it, None if only the target knows;
+        "passed"; None if the source has not appended it.
+    """
+    pending = {one.participant: one for one in progress.awaiting}
+    found: list[list[Any] | None] = []
+    for log, source, target in channels_of(flow):
+        if source not in progress.recorded:
+            found.append(None)
+        elif target is None or target not in pending:
+            found.append(["passed", None])
+        else:
+            found.append(["ahead", _entries_before(pending[target], log)])
+    return found
+
+
+def _entries_before(pending: Awaited, log: str) -> int | None:
+    for channel in pending.channels:
+        if channel.log == log and channel.position is not None and channel.barrier is not None:
+            return max(0, channel.barrier - channel.position)
+    return None
+
+
+def _age(since: float, now: float) -> str:
+    seconds = max(0.0, now - since)  # the clock of another machine may be ahead of ours
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def snapshot_mode(flow: Dataflow) -> Mode:
+    """Return the mode of snapshots that are triggered on the page."""
+    return Mode.UNALIGNED if flow.cycle() else Mode.ALIGNED
+
+
+def events_between(
+    before: PipelineSample | None, sample: PipelineSample
+) -> Sequence[dict[str, Any]]:
+    """Return the events between two samples: epochs, and participants that started or stopped."""
+    events = []
+    if before is None or before.head.epoch != sample.head.epoch:
+        head = sample.head
+        origin = f"from snapshot {head.restored_from}" if head.restored_from else "afresh"
+        kind = "restore" if head.restored_from else "start"
+        events.append(_event(sample.began_at, kind, f"epoch {head.epoch} began {origin}"))
+        before = None
+    for name, one in sample.participants.items():
+        earlier = None if before is None else before.participants.get(name)
+        is_query = name in sample.head.dataflow.queries
+        what = f"{'query' if is_query else 'service'} {name}"
+        was_running = before is not None and earlier is not None and before.is_running(name)
+        if one.status == DEAD and (earlier is None or earlier.status != DEAD):
+            events.append(_event(sample.at, "death", f"{what} died, and its state with it"))
+        elif was_running and not sample.is_running(name):
+            after = "" if one.batch is None else f" after micro-batch {one.batch:,}"
+            rest = f"stopped{after}" if is_query else "left, and its state is on the disk"
+            events.append(_event(sample.at, "stop", f"{what} {rest}"))
+        elif earlier is not None and not was_running and sample.is_running(name):
+            events.append(_event(sample.at, "begin", f"{what} runs"))
+    return events
+
+
+def abandoned_event(progress: Progress, at: float) -> dict[str, Any]:
+    """Return the event that a snapshot was abandoned, from its progress at the last poll."""
+    missing = ", ".join(progress.awaited)
+    sentence = f"snapshot {progress.snapshot} was abandoned"
+    if missing:
+        sentence += f"; missing: {missing}: {progress.culprit_sentence()}"
+    return _event(at, "abandoned", sentence)
+
+
+def _event(at: float, kind: str, sentence: str) -> dict[str, Any]:
+    return {"at": at, "kind": kind, "sentence": sentence}

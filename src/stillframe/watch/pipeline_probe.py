@@ -1,0 +1,252 @@
+"""Samples how a pipeline is, from its files alone and cheaply: it never reads a whole log.
+
+Of each log it reads the newest entry and the one at the position of each target: an entry says how
+many records come before it. What has not changed since the last sample is not read again.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import StillframeError
+from stillframe.model import SnapshotId
+from stillframe.pipeline import checkpoint
+from stillframe.pipeline.dataflow import Log
+from stillframe.pipeline.head import HEAD, Head, checkpoint_path, read_head
+from stillframe.pipeline.locks import POLL_S, is_running
+from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.part import Part, Request, read_part, under_way
+from stillframe.pipeline.progress import Progress, progress_of
+from stillframe.pipeline.resting import standing
+
+RUNNING, BUSY, STOPPED, DEAD, ABSENT = "running", "busy", "stopped", "dead", "absent"
+"""The statuses of a query or service. An absent service has not joined; a dead one has lost its
+state; a stopped one, as any query, resumes from the state on the disk."""
+
+_ATTEMPT_COUNT = 6
+
+
+class ParticipantSample(msgspec.Struct, frozen=True):
+    """How a query or service is: its status, its position on each log that it reads, the last
+    committed micro-batch of a query, and when it was committed or the positions were reported, in
+    seconds since 1970."""
+
+    status: str
+    positions: dict[str, int] = {}
+    batch: int | None = None
+    since: float | None = None
+
+
+class ReaderSample(msgspec.Struct, frozen=True):
+    """How far one target has read a log; `records` is None if the entry that says so is gone."""
+
+    position: int | None
+    records: int | None
+
+
+class LogSample(msgspec.Struct, frozen=True):
+    """How much was appended to a log since the pipeline was created, and how far each target has
+    read it."""
+
+    entries: int
+    records: int
+    readers: dict[str, ReaderSample]
+
+
+class PipelineSample(msgspec.Struct, frozen=True):
+    """How a pipeline was at a moment, in an epoch that began at another, in seconds since 1970;
+    `progress` is that of the pending snapshot, and `errors` says what could not be read."""
+
+    at: float
+    head: Head
+    began_at: float
+    participants: dict[str, ParticipantSample]
+    logs: dict[str, LogSample]
+    progress: Progress | None
+    errors: tuple[str, ...] = ()
+
+    def is_running(self, name: str) -> bool:
+        """Return whether a program runs a query or service."""
+        return self.participants[name].status in (RUNNING, BUSY)
+
+
+class PipelineProbe:
+    """Samples the pipeline in a directory repeatedly; one call at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._identity: tuple[int, int] | None = None
+        self._head: Head | None = None
+        self._began_at = 0.0
+        self._logs: dict[str, _LogProbe] = {}
+        self._queries: dict[str, _QueryProbe] = {}
+        self._were_running: set[str] = set()
+        self._fragments: dict[str, Part] = {}
+        self._snapshot: SnapshotId | None = None
+
+    def sample(self) -> PipelineSample:
+        """Return how the pipeline is now.
+
+        Raises:
+            UsageError: it does not exist any more.
+            Damaged, StoreError: its metadata cannot be read.
+        """
+        head = self._read_head()
+        errors: list[str] = []
+        names = head.dataflow.participants
+        participants = {name: self._participant(head, name, errors) for name in names}
+        logs = {}
+        for log in head.dataflow.logs:
+            with _collecting(errors):
+                logs[log.name] = self._logs[log.name].sample(
+                    {target: participants[target].positions.get(log.name) for target in log.targets}
+                )
+        progress = None
+        with _collecting(errors):
+            progress = self._progress(head)
+        return PipelineSample(
+            time.time(), head, self._began_at, participants, logs, progress, tuple(errors)
+        )
+
+    def _read_head(self) -> Head:
+        path = self._root / HEAD
+        status = path.stat() if path.exists() else None
+        identity = None if status is None else (status.st_ino, status.st_mtime_ns)
+        if self._head is None or status is None or identity != self._identity:
+            head = read_head(self._root)
+            self._head, self._identity = head, identity
+            self._began_at = 0.0 if status is None else status.st_mtime
+            self._logs = {log.name: _LogProbe(self._root, log, head) for log in head.dataflow.logs}
+            self._queries = {
+                query: _QueryProbe(checkpoint_path(self._root, head.epoch, query))
+                for query in head.dataflow.queries
+            }
+        return self._head
+
+    def _participant(self, head: Head, name: str, errors: list[str]) -> ParticipantSample:
+        runs = self._is_running(name)
+        with _collecting(errors):
+            if name in self._queries:
+                return self._queries[name].sample(head.starts[name], runs=runs)
+            stopped = standing(self._root, head, name)
+            if runs:
+                status = RUNNING
+            elif stopped.has_joined:
+                status = STOPPED if stopped.has_state else DEAD
+            else:
+                status = ABSENT
+            return ParticipantSample(status, stopped.positions, since=stopped.since)
+        return ParticipantSample(RUNNING if runs else STOPPED)
+
+    def _is_running(self, name: str) -> bool:
+        """Return whether a program runs a participant.
+
+        A program that takes a snapshot holds the locks of stopped participants for moments; one
+        that runs a participant holds its lock without interruption.
+        """
+        attempts = 1 if name in self._were_running else _ATTEMPT_COUNT
+        for attempt in range(attempts):
+            if not is_running(self._root, name):
+                self._were_running.discard(name)
+                return False
+            if attempt + 1 < attempts:
+                time.sleep(POLL_S)
+        self._were_running.add(name)
+        return True
+
+    def _progress(self, head: Head) -> Progress | None:
+        request = under_way(self._root)
+        if request is None or request.epoch != head.epoch:
+            return None
+        if request.snapshot != self._snapshot:
+            self._snapshot, self._fragments = request.snapshot, {}
+        for name in head.dataflow.participants:
+            if name not in self._fragments:
+                fragment = read_part(self._root, request.snapshot, name)
+                if fragment is not None:
+                    # The state of a service may be large, and is not needed here.
+                    self._fragments[name] = msgspec.structs.replace(fragment, service=None)
+        found = progress_of(self._root, head, request, self._fragments)
+        return found if self._is_still_pending(request) else None
+
+    def _is_still_pending(self, request: Request) -> bool:
+        """Return whether the snapshot did not end while it was read: files that its end removed
+        would look as if they had never existed."""
+        now = under_way(self._root)
+        return now is not None and now.snapshot == request.snapshot
+
+
+class _LogProbe:
+    def __init__(self, root: Path, log: Log, head: Head) -> None:
+        self._reader = LogReader(root, log, head.stretches[log.name])
+        self._tail = 0
+        self._totals: dict[int, int] = {0: 0}
+
+    def sample(self, positions: dict[str, int | None]) -> LogSample:
+        """Return how the log is, given the position of each target."""
+        known = [position for position in positions.values() if position is not None]
+        start = max([self._tail, *known])
+        if not (self._exists(start) or (start and self._exists(start - 1))):
+            start = max(start, self._reader.first_kept())
+        self._tail = tail = self._reader.tail(start)
+        totals = {0: 0, tail: self._total(tail) or 0}
+        for position in known:
+            total = self._total(position)
+            if total is not None:
+                totals[position] = total
+        self._reader.forget(tail)
+        self._totals = totals
+        readers = {
+            target: ReaderSample(position, None if position is None else totals.get(position))
+            for target, position in positions.items()
+        }
+        return LogSample(tail, totals[tail], readers)
+
+    def _total(self, position: int) -> int | None:
+        """Return the number of records before a position; None if the entry was trimmed."""
+        if position in self._totals:
+            return self._totals[position]
+        if not self._exists(position - 1):
+            return None
+        return sum(self._reader.offsets_at(position))
+
+    def _exists(self, number: int) -> bool:
+        return self._reader.item_path(number).exists()
+
+
+class _QueryProbe:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._changed: tuple[int, int] | None = None
+        self._committed: checkpoint.Committed | None = None
+        self._planned: int | None = None
+        self._since: float | None = None
+
+    def sample(self, start: dict[str, int], *, runs: bool) -> ParticipantSample:
+        """Return how the query is, given its positions at the start of the epoch."""
+        changed = checkpoint.changed_at(self._directory)
+        if changed != self._changed:
+            self._committed = checkpoint.last_committed(self._directory)
+            self._planned = checkpoint.planned_batch(self._directory)
+            self._since = None
+            if self._committed is not None:
+                self._since = checkpoint.committed_at(self._directory, self._committed.batch)
+            self._changed = changed
+        done = self._committed
+        batch = None if done is None else done.batch
+        is_busy = self._planned is not None and (batch is None or self._planned > batch)
+        status = (BUSY if is_busy else RUNNING) if runs else STOPPED
+        positions = start if done is None else done.positions
+        return ParticipantSample(status, positions, batch, self._since)
+
+
+@contextlib.contextmanager
+def _collecting(errors: list[str]) -> Iterator[None]:
+    """Collect the error of what cannot be read, so that the rest is shown."""
+    try:
+        yield
+    except StillframeError as error:
+        errors.append(str(error))
