@@ -24,21 +24,18 @@ from stillframe.importer.names import show_host
 HOST_COUNT_MAX = 4096
 PROGRESS_STEP = 20_000
 Progress = Callable[[str, int, int], None]
-"""Told now and then what is being done, how much of it is done, and how much there is."""
+"""Called now and then with what is being done, how much of it is done, and how much there is."""
 
 
 class ClockedEvent(msgspec.Struct):
-    """One event, as a log has it.
+    """One event, as a log has it in a line, counted from 1.
 
     Attributes:
-        line: where in the log, from 1.
-        host: whose event it is, by the log's name.
         clock: its vector clock; hosts that are left out count as 0.
-        label: what people call it.
-        fields: what else the log says of it.
-        sent_to: to which host it sent a message, if the log says so.
-        received_from: from which host it received one, if the log says so.
-        content: what the message was; tells messages of a channel apart.
+        fields: everything else that the log says of it.
+        sent_to: the host to which it sent a message, if the log says so.
+        received_from: the host from which it received one, if the log says so.
+        content: of the message; distinguishes the messages of a channel.
     """
 
     line: int
@@ -52,11 +49,9 @@ class ClockedEvent(msgspec.Struct):
 
 
 class Step(msgspec.Struct, gc=False):
-    """What a walk along a host meets.
+    """An event on a walk along a host: their numbers, and what the event learned.
 
     Attributes:
-        host: the index of the host.
-        event: the number that ``Clocks.add`` gave it.
         known: for each host, how many of its events the clock knows; valid until the next step.
         causes: the newest events of other hosts that it learned of and that none of the others
             that it learned of knew: who must have sent it something.
@@ -103,7 +98,7 @@ class Clocks:
         return self._index_of[host]
 
     def add(self, event: ClockedEvent) -> int:
-        """Take the clock of `event` and return its number: 0, 1, 2...
+        """Add the clock of `event` and return its number: 0, 1, 2...
 
         Raises:
             NotConsistent: it does not count itself.
@@ -210,7 +205,7 @@ class Clocks:
         return causes
 
     def describe(self, event: int) -> str:
-        """Return how errors name an event from the side of another."""
+        """Return how errors of another event name this one."""
         host = show_host(self.hosts[self._owners[event]])
         return f"event {self._owns[event]} of host {host} (line {self._lines[event]})"
 
@@ -223,15 +218,11 @@ class Clocks:
         return len(self._order[host])
 
     def own(self, event: int) -> int:
-        """Return the how-manieth event of its host it is, from 1."""
+        """Return its number among the events of its host, from 1."""
         return self._owns[event]
 
     def refuse(self, event: int, sentence: str) -> NoReturn:
-        """Say what is wrong with the clock of `event`.
-
-        Raises:
-            NotConsistent: always; log, line and host are named.
-        """
+        """Raise the error that the clock of `event` is wrong, with log, line and host."""
         host = show_host(self.hosts[self._owners[event]])
         raise NotConsistent(f"{self._where}, line {self._lines[event]}, host {host}: {sentence}")
 
@@ -291,7 +282,7 @@ class Clocks:
 
 
 class _Indexes(dict[str, int]):
-    """Gives each new host the next index; errors name the log, and the line it is at."""
+    """Gives each new host the next index; errors name the log and the current line."""
 
     def __init__(self, where: str) -> None:
         super().__init__()

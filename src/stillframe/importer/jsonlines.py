@@ -84,7 +84,7 @@ def read_json_lines(
 
 
 class _Reading:
-    """Goes through a file once."""
+    """Reads a file once, from start to end."""
 
     def __init__(self, path: Path, file: BinaryIO, paths: JsonPaths, progress: Progress) -> None:
         self.ignored_line_count = 0
@@ -97,11 +97,7 @@ class _Reading:
         self._progress = progress
 
     def events(self) -> Iterator[ClockedEvent]:
-        """Yield the events of the file.
-
-        Raises:
-            UsageError: a line is too long, or cannot be read.
-        """
+        """Yield the events of the file."""
         line = event_count = 0
         while text := self._file.readline(LINE_BYTES_MAX + 1):
             line += 1

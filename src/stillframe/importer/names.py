@@ -1,4 +1,4 @@
-"""Hosts of other people's systems, named so that a trace can hold them."""
+"""Process ids for the hosts of a log."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ _DIGITS = re.compile(r"([0-9]+)")
 def name_processes(hosts: Iterable[str]) -> dict[str, ProcessId]:
     """Return a process id for each host: its own name where that can be, else one like it.
 
-    The hosts come out in the order in which people count: ``p2`` before ``p10``.
+    The hosts come in natural order: ``p2`` before ``p10``.
     """
     ordered = sorted(hosts, key=_counting_order)
     names = {host: host for host in ordered if _can_name_a_process(host)}
@@ -30,7 +30,7 @@ def name_processes(hosts: Iterable[str]) -> dict[str, ProcessId]:
 
 
 def show_host(host: str) -> str:
-    """Return how people are told a host, in quotes, not too long: it may be anything."""
+    """Return a host for a message, in quotes and shortened: it may be any text."""
     if len(host) > _SHOWN_CHARS_MAX:
         host = f"{host[: _SHOWN_CHARS_MAX - 1]}\N{HORIZONTAL ELLIPSIS}"
     return repr(host)

@@ -69,7 +69,7 @@ def read_shiviz(
 
 
 class _Reading:
-    """Goes through a text once, from its beginning to its end."""
+    """Reads a text once, from start to end."""
 
     def __init__(self, where: str, text: str, pattern: re.Pattern[str], progress: Progress) -> None:
         self.text = text
@@ -82,11 +82,7 @@ class _Reading:
         self._counted_to = 0
 
     def events(self, begin: int, end: int) -> Iterator[ClockedEvent]:
-        """Yield the events between two places of the text.
-
-        Raises:
-            UsageError: there is none, or one has no host or clock that can be read.
-        """
+        """Yield the events between two positions of the text."""
         matched_to = begin
         count = 0
         for match in self._pattern.finditer(self.text, begin, end):
@@ -99,9 +95,9 @@ class _Reading:
                 self._progress("reading", matched_to, len(self.text))
         self._count_ignored(matched_to, end)
         if not count:
-            raise UsageError(self._tell_nothing_found(begin, self.text[begin:end].strip()))
+            raise UsageError(self._explain_no_event(begin, self.text[begin:end].strip()))
 
-    def _tell_nothing_found(self, begin: int, text: str) -> str:
+    def _explain_no_event(self, begin: int, text: str) -> str:
         if not text:
             return f"{self._where} is empty: there is no event in it"
         hint = ""
@@ -132,7 +128,7 @@ class _Reading:
         return ClockedEvent(line, host, decoded, label or "", fields)
 
     def _line_at(self, place: int) -> int:
-        """Return the number of the line at `place`, which never goes back by more than a match."""
+        """Return the number of the line at `place`, at most one match before the last one."""
         if place < self._counted_to:
             return self._line - self.text.count("\n", place, self._counted_to)
         self._line += self.text.count("\n", self._counted_to, place)
