@@ -113,25 +113,6 @@ def test_who_speaks_before_it_has_come_in_is_sent_away(tmp_path: Path) -> None:
     beside_players(tmp_path, body)
 
 
-@pytest.mark.parametrize("place", ["B", "the coordinator"])
-def test_another_version_is_refused_at_both_ends(tmp_path: Path, place: str) -> None:
-    """Who speaks another version is told so, whatever the rest of the greeting is."""
-
-    async def body(system: LocalSystem) -> None:
-        port = system.port if place == "the coordinator" else system.members[place].port
-        greeting = wire.encode_greeting(hello_of_a(system, "B"), version=wire.VERSION + 1)
-        async with stranger(port) as other:
-            other.write(greeting)
-            answer = await other.hear()
-        await system.until(lambda: len(system.troubles()) == 1)
-        said = f"speaks version {wire.VERSION + 1} of the protocol, we speak {wire.VERSION}"
-        assert said in str(answer)
-        assert said in system.troubles()[0]
-        assert "run the same release of stillframe on both sides" in system.troubles()[0]
-
-    beside_players(tmp_path, body)
-
-
 TOO_LARGE = struct.pack("!IB", 2**31, wire.Kind.GREETING)
 WRONG_KIND = struct.pack("!IB", 10, wire.Kind.MESSAGES) + bytes(9)
 

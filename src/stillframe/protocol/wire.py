@@ -23,6 +23,7 @@ from stillframe.model import ARRAY32, Batch, Marker
 from stillframe.protocol.handshake import Greeting
 
 VERSION = 2
+"""Of the protocol: of these frames, and of the messages and commands that both ends must know."""
 MAGIC = b"STFR"
 GREETING_BYTES_MAX = 4096
 FRAME_BYTES_MAX = 16 * 2**20
@@ -288,6 +289,20 @@ def _decode_other(kind: int, body: bytes) -> Frame:
         raise _unreadable(kind, error) from error
 
 
+def check_version(version: int, who: str) -> None:
+    """Check that somebody else speaks our version of the protocol.
+
+    Raises:
+        Refused: it is another one; both are named, with what to do.
+    """
+    if version != VERSION:
+        raise Refused(
+            f"{who} speaks version {version} of the protocol, we speak {VERSION}: run the same "
+            "release of stillframe on both sides; to change the release of a system, stop it with "
+            "the one that started it, install the other, and go on with 'stillframe restore STORE'"
+        )
+
+
 def _unreadable(kind: int, error: Exception) -> ProtocolViolation:
     return ProtocolViolation(f"a {Kind(kind).name} frame cannot be read: {error}")
 
@@ -296,9 +311,5 @@ def _decode_versioned(body: bytes) -> Greeting:
     magic, version = _VERSION.unpack_from(body)
     if magic != MAGIC:
         raise ProtocolViolation("the other end does not speak Stillframe's protocol")
-    if version != VERSION:
-        raise Refused(
-            f"the other end speaks version {version} of the protocol, we speak {VERSION}: "
-            "run the same release of stillframe on both sides"
-        )
+    check_version(version, "the other end")
     return _decode_greeting(body[_VERSION.size :])

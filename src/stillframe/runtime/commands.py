@@ -1,6 +1,7 @@
 """Commands from people to a running system, over a socket that only its owner can reach.
 
-One request, one answer, each a line of JSON. The socket lies in a directory with mode 0700, so the
+One request, one answer, each a line of JSON; a request says which version of the protocol the
+command speaks. The socket lies in a directory with mode 0700, so the
 file system does the authentication.
 """
 
@@ -15,10 +16,11 @@ import msgspec
 from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, ProcessId, SnapshotId
+from stillframe.protocol import wire
 from stillframe.protocol.holdup import Standing, UnderWay
 from stillframe.protocol.policy import TRY_COUNT_MAX
 from stillframe.runtime.listening import stop_listening
-from stillframe.runtime.running import RunningSystem, find
+from stillframe.runtime.running import VERSION_BEFORE_IT_WAS_WRITTEN, RunningSystem, find
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.runtime.waves import Wave
 from stillframe.store.manifest import Entry
@@ -110,11 +112,18 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     is_usage: bool
 
 
+class _Spoken(msgspec.Struct, frozen=True):
+    """What every request says beside what is wanted."""
+
+    protocol_version: int = VERSION_BEFORE_IT_WAS_WRITTEN
+
+
 Request = TakeSnapshot | RestoreSnapshot | Save | Drop | Look | Observe
 Answer = Done | Observed | Failed
 
 # An entry names its directory: a path, which JSON has no word for.
 _encode = msgspec.json.Encoder(enc_hook=str).encode
+_decode_spoken = msgspec.json.Decoder(_Spoken).decode
 _decode_request = msgspec.json.Decoder(Request).decode
 _decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(
     Answer, dec_hook=lambda kind, text: kind(text)
@@ -147,7 +156,9 @@ async def serve_commands(system: Supervisor) -> AsyncIterator[None]:
 
 async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Answer:
     try:
-        request = _decode_request(await reader.readline())
+        line = await reader.readline()
+        wire.check_version(_decode_spoken(line).protocol_version, "the command")
+        request = _decode_request(line)
         if isinstance(request, RestoreSnapshot):
             await system.restore(request.snapshot)
             return Done(system.store.epoch)
@@ -212,6 +223,7 @@ async def command(
     Raises:
         Unavailable: no system is running there, or it ended before it answered.
         UsageError: it says that the request was wrong.
+        Refused: it speaks another version of the protocol.
         StillframeError: it could not carry the request out, or has not by the deadline.
     """
     system = find(store)
@@ -269,7 +281,9 @@ async def _ask(store: Path, request: Request) -> Done | Observed:
     except OSError as error:
         raise _taken_by_nobody(store, system, error) from error
     try:
-        writer.write(_encode(request) + b"\n")
+        spoken = _Spoken(wire.VERSION)
+        builtins = msgspec.to_builtins(request) | msgspec.to_builtins(spoken)
+        writer.write(_encode(builtins) + b"\n")
         line = await reader.readline()
     except ConnectionError as error:
         raise Unavailable(

@@ -12,6 +12,7 @@ import msgspec
 
 from stillframe.errors import StoreError, Unavailable
 from stillframe.model import ProcessId, SnapshotId
+from stillframe.protocol import wire
 from stillframe.protocol.policy import Policy
 from stillframe.restore import Start
 from stillframe.runtime import control, events
@@ -250,6 +251,7 @@ class Epoch:
             children=self.children.identities(),
             pipeline=None if terms.attachment is None else str(terms.attachment.root),
             snapshot_s=terms.timeout_s,
+            protocol_version=wire.VERSION,
         )
         announce(terms.store.path, system)
 

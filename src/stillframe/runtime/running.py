@@ -13,11 +13,14 @@ import msgspec
 from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import Unavailable
 from stillframe.model import ProcessId
+from stillframe.protocol.wire import check_version
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.os_process import OsProcess, is_stopped, is_there, myself
 from stillframe.store.opening import explained
 
 FILE = "running.json"
+VERSION_BEFORE_IT_WAS_WRITTEN = 2
+"""The version of the protocol of a program that does not say which it speaks."""
 _BYTES_MAX = 2**20
 _COMMANDS = "commands"
 _COMMANDS_PREFIX = "stillframe-"
@@ -32,7 +35,7 @@ class RunningSystem(msgspec.Struct, frozen=True, kw_only=True):
     `directory` is the store itself, as the file system knows it: a copy of the store has this file
     as well, and is another store. `children` are the processes that were started on this machine.
     `pipeline` is the directory of the pipeline that the system is part of. `snapshot_s` is how long
-    a snapshot may take, in seconds.
+    a snapshot may take, in seconds. `protocol_version` is of the protocol that all of them speak.
     """
 
     supervisor: OsProcess
@@ -46,6 +49,7 @@ class RunningSystem(msgspec.Struct, frozen=True, kw_only=True):
     children: dict[ProcessId, OsProcess]
     pipeline: str | None
     snapshot_s: float = 0.0
+    protocol_version: int = VERSION_BEFORE_IT_WAS_WRITTEN
 
 
 def make_commands() -> tempfile.TemporaryDirectory[str]:
@@ -99,6 +103,7 @@ def find(store: Path) -> RunningSystem:
 
     Raises:
         Unavailable: it is not running, or stands still, with what to do.
+        Refused: it speaks another version of the protocol, with what to do.
     """
     system = _read(store)
     if system is None:
@@ -117,6 +122,7 @@ def find(store: Path) -> RunningSystem:
         raise Unavailable(
             f"the system on the store {store} cannot answer: {_still(system.supervisor)}"
         )
+    check_version(system.protocol_version, f"the system on the store {store}")
     return system
 
 

@@ -41,7 +41,7 @@ from stillframe.runtime.running import (
 )
 from stillframe.runtime.site import ALL_HERE, Site
 from stillframe.runtime.started import Started
-from stillframe.runtime.takeover import WISHED, check_place, end_all, why_not
+from stillframe.runtime.takeover import WISHED, check_place, check_release, end_all, why_not
 from stillframe.runtime.telling import Telling
 from stillframe.runtime.traces import NO_TRACES, Traces
 from stillframe.store.fragment_reading import (
@@ -87,6 +87,7 @@ class Supervisor:
             a pipeline, which takes the snapshots, a policy of the system's own; the certificates
             are not what they must be; what is to be taken over runs at another place; an event log
             or fragments are there already of an epoch that is to come.
+        Refused: what is to be taken over speaks another version of the protocol.
     """
 
     def __init__(
@@ -172,6 +173,7 @@ class Supervisor:
             check_fragments_free(Path(self._traces.fragments), self.store.epoch + 1)
         left = left_behind(self.store.path)
         if left is not None and self._takes_over:
+            check_release(left, self.store)
             check_place(left, self._site, started_here)
             if why_not(left, self.store, self._site, started_here) is None:
                 # Which snapshots are in progress in the processes is known from it alone.

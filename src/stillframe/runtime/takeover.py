@@ -9,6 +9,7 @@ import asyncio
 
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId
+from stillframe.protocol.wire import check_version
 from stillframe.runtime.os_process import is_there, kill
 from stillframe.runtime.running import RunningSystem, remove_commands
 from stillframe.runtime.site import Site
@@ -39,6 +40,17 @@ def why_not(
     if left.children and not any(map(is_there, left.children.values())):
         return "none of them runs any more"
     return None
+
+
+def check_release(left: RunningSystem, store: Store) -> None:
+    """Check that who wants to take over speaks with what runs of the system, or may run elsewhere.
+
+    Raises:
+        Refused: it could not let anybody in: everybody would end, and lose what no snapshot has.
+    """
+    elsewhere = store.description.processes.keys() - left.children.keys()
+    if elsewhere or any(map(is_there, left.children.values())):
+        check_version(left.protocol_version, f"what runs of the system of {store.path}")
 
 
 def check_place(left: RunningSystem, site: Site, started_here: tuple[ProcessId, ...]) -> None:
