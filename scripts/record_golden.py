@@ -1,6 +1,7 @@
 """Records what ``tests/golden`` reads: a store, an event log, fragments, traces and a pipeline.
 
     .venv/bin/python scripts/record_golden.py data       the data that need no Spark, anew
+    .venv/bin/python scripts/record_golden.py spark      a pipeline with a query; what Spark says
     .venv/bin/python scripts/record_golden.py expected   what the commands say of the data
     .venv/bin/python scripts/record_golden.py wire       the bytes of every message
 
@@ -14,10 +15,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -156,6 +159,34 @@ def record_pipeline(into: Path) -> None:
     recording.make_pipeline(into / "shop.pipeline")
 
 
+def record_with_spark() -> None:
+    """Make a pipeline with a query, and write what Spark says of the store, log and fragments."""
+    from stillframe.spark import session  # noqa: PLC0415 - only this needs Java
+    from tests import sparks  # noqa: PLC0415
+    from tests.golden import on_spark  # noqa: PLC0415
+
+    sparks.configure()
+    with mock.patch.dict(session._SETTINGS, sparks.QUICK):  # noqa: SLF001 - as the tests do
+        spark = session.spark_session(app_name="golden", master="local[2]")
+    with tempfile.TemporaryDirectory() as place:
+        root = shutil.copytree(DATA, Path(place) / "data")
+        made = root / "counted.pipeline"
+        shutil.rmtree(made, ignore_errors=True)
+        on_spark.make_counted(spark, made)
+        shutil.copytree(made, DATA / made.name, dirs_exist_ok=True)
+        text = json.dumps(on_spark.answers(root), indent=1)
+    on_spark.EXPECTED_OF_SPARK.write_text(text + "\n", encoding="utf-8")
+    spark.stop()
+    without_empty_directories(DATA)
+
+
+def without_empty_directories(root: Path) -> None:
+    """Remove directories that are empty: a repository keeps none."""
+    for directory in sorted(root.rglob("*"), reverse=True):
+        if directory.is_dir() and not any(directory.iterdir()):
+            directory.rmdir()
+
+
 def main() -> None:
     """Record data, or what is expected of them, and the checksums of all that is recorded."""
     what = sys.argv[1:]
@@ -166,11 +197,11 @@ def main() -> None:
         record_migrated(DATA)
         record_traces(DATA)
         record_pipeline(DATA)
-        for directory in sorted(DATA.rglob("*"), reverse=True):
-            if directory.is_dir() and not any(directory.iterdir()):
-                directory.rmdir()  # a repository keeps none that are empty
+        without_empty_directories(DATA)
     elif what == ["expected"]:
         recording.write_expected()
+    elif what == ["spark"]:
+        record_with_spark()
     elif what == ["wire"]:
         recording.write_wire()
     else:

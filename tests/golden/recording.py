@@ -29,7 +29,7 @@ CHECKSUMS = HERE / "checksums.json"
 SHOWN_COUNT = 3
 """So many rows of each file of an event log are in the expected results; of all there is a hash."""
 
-WORDS = ("found", "sentence")
+WORDS = ("found", "sentence", "what", "why")
 """What is said in words for people, which may be said better one day."""
 
 COMMANDS = (
@@ -63,6 +63,8 @@ COMMANDS = (
     *(f"spark show shop.pipeline shop-{number}" for number in (1, 2, 4, 5)),
     "spark show shop.pipeline",
     "spark progress shop.pipeline",
+    "spark list counted.pipeline",
+    "spark show counted.pipeline gold",
 )
 """What is asked of the data, each with ``--json``; what is a path is one in the data."""
 
@@ -79,11 +81,12 @@ def answer(root: Path, command: str) -> dict[str, Any]:
     """Return what a command says with ``--json``, with paths as they are in the data."""
     exit_code, output = run(root, f"{command} --json")
     text = output.replace(str(root), "ROOT")
-    says = json.loads(text, object_hook=_without_words) if text else None
+    says = json.loads(text, object_hook=without_words) if text else None
     return {"exit_code": exit_code, "says": says}
 
 
-def _without_words(document: dict[str, Any]) -> dict[str, Any]:
+def without_words(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document without what is said in words for people."""
     return {key: value for key, value in document.items() if key not in WORDS}
 
 
@@ -193,12 +196,16 @@ def write_wire() -> None:
 
 
 def checksums() -> dict[str, str]:
-    """Return the SHA-256 of each recorded file."""
-    paths = [path for path in sorted(DATA.rglob("*")) if path.is_file()]
-    return {
-        path.relative_to(HERE).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in (EXPECTED, WIRE, *paths)
-    }
+    """Return the SHA-256 of each recorded file, or of all files in a directory of the data."""
+    found = {}
+    for path in (*sorted(HERE.glob("expected*.json")), WIRE, *sorted(DATA.iterdir())):
+        digest = hashlib.sha256()
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                digest.update(f"{file.relative_to(HERE).as_posix()}\n".encode())
+                digest.update(file.read_bytes())
+        found[path.relative_to(HERE).as_posix()] = digest.hexdigest()
+    return found
 
 
 def write_checksums() -> None:

@@ -19,6 +19,7 @@ OPENED = datetime.datetime(2024, 5, 17, 12, 30, tzinfo=datetime.UTC)
 START_BALANCE = 1000
 TOTAL = 3 * START_BALANCE
 SALES = pa.schema([("amount", pa.int64())])
+COUNTS = pa.schema([("amount", pa.int64()), ("sold_count", pa.int64())])
 
 
 class Coin(Message):

@@ -78,6 +78,7 @@ def test_fragments_are_read(root: Path) -> None:
         "view store --log log --snapshot B-3",
         "view store --snapshot B-3 --compare A-2",
         "view shop.pipeline --compare shop-1",
+        "view counted.pipeline --snapshot gold",
         "view lecture.trace --snapshot P1-1",
         "view lecture.run",
     ],
@@ -129,6 +130,19 @@ def test_a_pipeline_goes_back(own: Path) -> None:
     )
     assert taken["published"]["id"] == "shop-6"
     assert [one.epoch for one in Pipeline(path).snapshots()] == [1, 1, 1, 2, 3]
+
+
+def test_a_checkpoint_goes_back(own: Path) -> None:
+    """The one that is pinned in a snapshot is verified, and put in its place for the next epoch."""
+    exit_code, output = recording.run(own, "spark restore counted.pipeline gold --json")
+    document = json.loads(output)
+    assert (exit_code, document["snapshot"], document["epoch"]) == (0, "counted-1", 2)
+    path = own / "counted.pipeline"
+    pinned = path / "snapshots/counted-1/checkpoints/counts"
+    files = {p.relative_to(pinned) for p in pinned.rglob("*") if p.is_file()}
+    put = path / "checkpoints/epoch-2/counts"
+    assert {p.relative_to(put) for p in put.rglob("*") if p.is_file()} == files
+    assert document["byte_count"] == sum((pinned / name).stat().st_size for name in files)
 
 
 def test_a_stopped_pipeline_goes_on(own: Path) -> None:
