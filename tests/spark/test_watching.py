@@ -131,7 +131,7 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
                 expect(cells(page, log).nth(2)).to_have_text("60")
                 expect(cells(page, log).nth(3)).to_have_text("0")
             page.get_by_role("button", name="Take a snapshot").click()
-            expect(page.locator(".bar .said")).to_contain_text("was recorded in")
+            expect(page.locator(".bar .action-status")).to_contain_text("was recorded in")
             expect(page.get_by_role("link", name="shop-1")).to_be_visible()
             assert [str(one.snapshot) for one in shop.snapshots()] == ["shop-1"]
 
@@ -143,10 +143,10 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
             page.get_by_role("button", name="Take a savepoint").click()
             page.get_by_label("Name").fill("held-up")
             page.keyboard.press("Enter")
-            expect(page.locator(".under-way")).to_contain_text(
+            expect(page.locator(".pending-snapshot")).to_contain_text(
                 "mails has its barrier in sight and has not recorded"
             )
-            expect(page.locator(".process.holding").filter(has_text="mails")).to_have_count(1)
+            expect(page.locator(".process.straggler").filter(has_text="mails")).to_have_count(1)
             check_everybody_can_use(page)
 
             page.get_by_role("button", name="Restore shop-1").click()
@@ -162,7 +162,7 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
         page.get_by_role("button", name="Restore shop-1").click()
         page.get_by_role("button", name="Restore", exact=True).click()
         expect(page.locator(".state")).to_have_text("does not run · epoch 2")
-        expect(page.locator(".happening.restore")).to_contain_text("began from snapshot shop-1")
+        expect(page.locator(".event-entry.restore")).to_contain_text("began from snapshot shop-1")
         expect(cells(page, "purchases: till to sums").nth(1)).to_have_text("60")
         page.get_by_role("link", name="shop-2").click()
         expect(page.get_by_role("heading", name="Snapshot shop-2")).to_be_visible()

@@ -61,7 +61,7 @@ def test_a_changed_line_is_told_once_and_hides_no_other(tmp_path: Path) -> None:
         path = store.path / history.NEWER
         path.write_bytes(path.read_bytes().replace(b'"epoch":2', b'"epoch":5'))
         told = seen.poll()
-        assert [one["kind"] for one in told] == ["start", "trouble", "start"]
+        assert [one["kind"] for one in told] == ["start", "error", "start"]
         assert told[1]["sentence"].startswith(f"line 3 of {path} was changed")
         assert told[1]["at"] == told[0]["at"]
         assert seen.counts.starts == 2

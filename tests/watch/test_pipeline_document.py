@@ -103,7 +103,7 @@ def test_where_the_barrier_stands(tmp_path: Path) -> None:
     assert document.barriers(flow, now) == [["ahead", None], None]
     told = document.pending_snapshot(now, 103.5)
     assert told["phases"] == {"till": "recorded", "books": "recording", "audit": "idle"}
-    assert told["at_fault"] == ["books"]
+    assert told["stragglers"] == ["books"]
     assert told["sentences"] == [
         "books has its barrier in sight and has not recorded, for 2.5 s",
         "audit waits for the barrier on totals (from books), for 3.5 s",

@@ -42,8 +42,8 @@ class Heard:
             document = json.loads(data.removeprefix("data: "))
             kind = kind.removeprefix("event: ")
             self.last[kind] = document
-            if kind in ("past", "happenings"):
-                told = document["happenings"] if kind == "past" else document
+            if kind in ("past", "events"):
+                told = document["events"] if kind == "past" else document
                 self.sentences += [one["sentence"] for one in told]
             self._news.set()
 
@@ -140,10 +140,10 @@ def test_who_holds_a_snapshot_up_is_told(tmp_path: Path) -> None:
     async def act(heard: Heard) -> None:
         with join("till", pipeline=shop.path, state=Till()) as till:
             taking = asyncio.ensure_future(heard.target.perform(TriggerSnapshot(name="before")))
-            await heard.until(lambda: heard.last["system"]["under_way"])
-            (one,) = heard.last["system"]["under_way"]
+            await heard.until(lambda: heard.last["system"]["pending"])
+            (one,) = heard.last["system"]["pending"]
             assert one["sentences"][0].startswith("till has its barrier in sight")
-            assert one["at_fault"] == ["till"]
+            assert one["stragglers"] == ["till"]
             assert heard.last["system"]["running"] == ["till"]
             till.boundary()
             assert (await taking)["is_done"]
@@ -173,7 +173,7 @@ def test_what_is_given_up_elsewhere_is_told_with_who_was_missing(tmp_path: Path)
         with join("till", pipeline=shop.path, state=Till()):
             taking = asyncio.ensure_future(asyncio.to_thread(shop.snapshot, progress=go_on))
             await heard.until(
-                lambda: [o["at_fault"] for o in heard.last["system"]["under_way"]] == [["till"]]
+                lambda: [o["stragglers"] for o in heard.last["system"]["pending"]] == [["till"]]
             )
             is_told.set()
             with pytest.raises(Enough):
@@ -234,7 +234,7 @@ def test_nothing_stays_held_when_the_watcher_ends(tmp_path: Path) -> None:
                 refused.append(error)
 
         taking.append(asyncio.ensure_future(take()))
-        await heard.until(lambda: heard.last.get("system", {}).get("under_way"))
+        await heard.until(lambda: heard.last.get("system", {}).get("pending"))
 
     taking: list[asyncio.Future[None]] = []
 
@@ -266,7 +266,7 @@ def test_trouble_is_told_once_and_does_not_end_it(tmp_path: Path) -> None:
 
     heard = watching(shop, act)
     assert sum("00002.json" in sentence for sentence in heard.sentences) == 1
-    assert "00002.json" in heard.last["system"]["why_not"]
+    assert "00002.json" in heard.last["system"]["explanation"]
 
 
 def test_while_nobody_looks_it_looks_seldom(

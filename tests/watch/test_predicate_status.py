@@ -39,12 +39,12 @@ def test_what_cannot_be_judged_says_why(tmp_path: Path, monkeypatch: pytest.Monk
         snapshot = SnapshotId("A", 1)
         missing = PredicateMonitor(store, DEFAULT_PREDICATES, "no.such:module").evaluate(snapshot)
         assert missing is not None
-        assert "no.such" in missing.why_not
+        assert "no.such" in missing.error
         assert missing.verdicts == {}
         monkeypatch.setattr(predicate_status, "BYTES_MAX", 10)
         large = PredicateMonitor(store, DEFAULT_PREDICATES, REFERENCE).evaluate(snapshot)
         assert large is not None
-        assert "too large" in large.why_not
+        assert "too large" in large.error
         monkeypatch.undo()
         assert (
             PredicateMonitor(store, DEFAULT_PREDICATES, REFERENCE).evaluate(SnapshotId("A", 2))
@@ -54,4 +54,4 @@ def test_what_cannot_be_judged_says_why(tmp_path: Path, monkeypatch: pytest.Monk
         table.write_bytes(table.read_bytes()[:-1] + b"x")
         damaged = PredicateMonitor(store, DEFAULT_PREDICATES, REFERENCE).evaluate(snapshot)
         assert damaged is not None
-        assert "processes.parquet" in damaged.why_not
+        assert "processes.parquet" in damaged.error

@@ -74,7 +74,7 @@ def test_a_system_that_starts_is_not_silent_and_one_that_stands_still_is(
     assert scrape.of("processes", status="starting") == 2
     assert scrape.of("process_silent", process="A") == 0
     assert scrape.of("watch_error", about="system") == 0
-    assert "waits for processes to join" in watched.why_not
+    assert "waits for processes to join" in watched.explanation
     os.kill(supervisor.pid, signal.SIGSTOP)
     until(lambda: is_stopped(supervisor), "it stands still")
     scrape = scraped(watched)
@@ -109,7 +109,7 @@ def test_a_system_that_takes_no_more_connections_is_silent(
     scrape = Scrape(text.decode(), is_open=True)
     assert scrape.of("processes", status="silent") == 2
     assert scrape.of("watch_error", about="system") == 1
-    assert "hangs, or too many ask at once" in watched.why_not
+    assert "hangs, or too many ask at once" in watched.explanation
 
 
 def test_who_scrapes_while_somebody_looks_is_told_what_was_seen_last(

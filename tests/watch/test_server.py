@@ -140,7 +140,7 @@ def test_what_is_there_is_told_and_what_is_not_is_said_not_to_be(store: Path) ->
         found = news(link, "about", "system", "snapshots", "past")
         assert [row["id"] for row in found["snapshots"]["rows"]] == ["A-3", "A-2", "A-1"]
         assert found["system"]["is_running"] is False
-        assert "stillframe run" in found["system"]["why_not"]
+        assert "stillframe run" in found["system"]["explanation"]
         status, _, body = ask(link, "/api/snapshots?before=3")
         assert (status, [row["id"] for row in json.loads(body)["rows"]]) == (200, ["A-2", "A-1"])
         status, _, body = ask(link, "/api/snapshot/A-2")
@@ -241,11 +241,11 @@ def test_a_system_is_followed_while_it_runs(tmp_path: Path) -> None:
         assert str(Store.open(tmp_path / "store").savepoints["kept"]) == told["snapshot"]
         found = news(
             link,
-            *("about", "system", "wave", "snapshots", "past"),
+            *("about", "system", "timeline", "snapshots", "past"),
             is_it=lambda found: found["system"]["statuses"] == ["running"] * 3,
         )
-        assert found["wave"]["id"] == told["snapshot"]
-        assert found["wave"]["marked_by"]["P2"] is None
+        assert found["timeline"]["id"] == told["snapshot"]
+        assert found["timeline"]["marked_by"]["P2"] is None
         unknown = json.loads(ask(link, "/api/action", TriggerSnapshot("P9"))[2])
         assert (unknown["is_done"], "no process 'P9'" in unknown["sentence"]) == (False, True)
 

@@ -52,5 +52,5 @@ def test_a_row_says_what_the_store_says(tmp_path: Path) -> None:
         manifest.write_text(manifest.read_text().replace("1", "2", 1))
         damaged = snapshots.rows_before(2)[0]
         assert damaged["id"] == "A-1"
-        assert "manifest.json" in damaged["trouble"]
+        assert "manifest.json" in damaged["error"]
         assert snapshots.rows([SnapshotId("A", 9)]) == []

@@ -111,7 +111,7 @@ def test_a_snapshot_under_way_says_who_is_awaited() -> None:
         Observed(3, True, answers.standings, under_way=(under_way,), now=11.0)
     )
     assert told["phases"] == {"A": "recorded", "B": "recording"}
-    assert told["awaited"] == {"B": ("A",)}
+    assert told["waits_for"] == {"B": ("A",)}
     assert (told["id"], told["missing"]) == ("A-7", ("B",))
 
 
@@ -129,9 +129,9 @@ def test_a_wave_is_told_in_seconds_after_its_beginning(shift: float) -> None:
         },
     )
     told = document.timeline_document(wave)
-    assert told["took_s"] == 0.5
+    assert told["duration_s"] == 0.5
     assert told["marked_by"] == {"A": None, "B": "A"}
     cut = max(0.0, 0.5 + shift)
     assert told["cuts"] == {"A": max(0.0, 0.25 + shift), "B": cut}
-    assert told["came"] == [["A", "B", cut + 0.125]]
+    assert told["arrivals"] == [["A", "B", cut + 0.125]]
     assert Channel("A", "B") in DESCRIPTION.channels

@@ -74,7 +74,7 @@ class EventReader:
         if isinstance(record, Damaged):
             self.is_damaged = True
             at = time.time() if self._last_at is None else self._last_at
-            return {"at": at, "kind": "trouble", "sentence": str(record)}
+            return {"at": at, "kind": "error", "sentence": str(record)}
         self._last_at = record.at
         kind = sentence = None
         self.counts = counted(self.counts, record.what)

@@ -105,12 +105,12 @@ def system_document(sample: PipelineSample, before: PipelineSample | None) -> di
         "is_running": bool(running),
         "running": running,
         "restored_from": sample.head.restored_from and str(sample.head.restored_from),
-        "why_not": obstacles(sample),
+        "explanation": obstacles(sample),
         "statuses": [*(one.status for one in participants), *(OUTPUT for _ in outputs)],
         "batches": [*(one.batch for one in participants), *(None for _ in outputs)],
         "since": [*(one.since for one in participants), *(None for _ in outputs)],
         "channels": channel_columns(sample, before),
-        "under_way": [] if progress is None else [pending_snapshot(progress, sample.at)],
+        "pending": [] if progress is None else [pending_snapshot(progress, sample.at)],
         "barriers": [None] * len(channels_of(flow))
         if progress is None
         else barriers(flow, progress),
@@ -184,7 +184,7 @@ def pending_snapshot(progress: Progress, now: float) -> dict[str, Any]:
         "initiated_at": progress.initiated_at,
         "deadline": progress.deadline_at,
         "missing": list(progress.awaited),
-        "at_fault": [one.participant for one in progress.culprits],
+        "stragglers": [one.participant for one in progress.culprits],
         "recorded": dict(sorted(progress.recorded.items())),
         "sentences": [
             *overdue,
@@ -194,7 +194,7 @@ def pending_snapshot(progress: Progress, now: float) -> dict[str, Any]:
             ),
         ],
         "phases": phases,
-        "awaited": {one.participant: [c.log for c in one.channels] for one in progress.awaiting},
+        "waits_for": {one.participant: [c.log for c in one.channels] for one in progress.awaiting},
     }
 
 

@@ -189,7 +189,7 @@ class PipelineTarget(Target):
             self._publish_abandoned(sample, before)
         found = document.system_document(sample, self._earlier_sample(sample))
         self.stream.retain("about", self.describe())
-        self.stream.retain("system", found | {"why_not": error or found["why_not"]})
+        self.stream.retain("system", found | {"explanation": error or found["explanation"]})
 
     def _earlier_sample(self, sample: PipelineSample) -> PipelineSample | None:
         """Return the sample that rates are relative to, and keep this one."""
@@ -257,7 +257,7 @@ class PipelineTarget(Target):
         metrics.put("store_snapshots", self.snapshots.count)
         for row in self.snapshots.rows(self.snapshots.ids[-1:]):
             metrics.put("last_snapshot_number", row["number"])
-            if "trouble" not in row:
+            if "error" not in row:
                 metrics.put("last_snapshot_timestamp_seconds", row["completed_at"])
                 metrics.put("last_snapshot_duration_seconds", row["duration_s"])
                 metrics.put("last_snapshot_size_bytes", row["bytes"])

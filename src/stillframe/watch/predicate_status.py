@@ -26,7 +26,7 @@ class PredicateStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What was found in one snapshot.
 
     `verdicts` has one for each predicate, `totals` the amount of each conserved quantity, and
-    `in_channels` how much of that was in transit; `why_not` says why nothing could be evaluated.
+    `in_channels` how much of that was in transit; `error` says why nothing could be evaluated.
     """
 
     snapshot: str
@@ -35,7 +35,7 @@ class PredicateStatus(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: dict[str, Verdict] = {}
     totals: dict[str, Number] = {}
     in_channels: dict[str, Number] = {}
-    why_not: str = ""
+    error: str = ""
 
 
 class PredicateMonitor:
@@ -66,13 +66,13 @@ class PredicateMonitor:
             "epoch": entry.epoch,
         }
         if self._read_bytes(entry) > BYTES_MAX:
-            return PredicateStatus(**found, why_not="too large to be evaluated automatically")
+            return PredicateStatus(**found, error="too large to be evaluated automatically")
         try:
             return PredicateStatus(**found, **self._evaluate(snapshot))
         except StillframeError as error:
             if not entry.directory.is_dir():
                 return None
-            return PredicateStatus(**found, why_not=str(error))
+            return PredicateStatus(**found, error=str(error))
 
     def _read_bytes(self, entry: Entry) -> int:
         """Return the size of a snapshot together with all that it is based on."""

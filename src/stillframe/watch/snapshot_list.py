@@ -69,7 +69,7 @@ class SnapshotList(ABC):
                 rows.append(self._row(snapshot))
             except StillframeError as error:
                 if (self._directory / str(snapshot)).is_dir():
-                    row = {"id": str(snapshot), "number": snapshot.number, "trouble": str(error)}
+                    row = {"id": str(snapshot), "number": snapshot.number, "error": str(error)}
                     rows.append(row)
         return rows
 

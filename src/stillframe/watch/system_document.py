@@ -154,10 +154,10 @@ def pending_snapshots(status: Observed) -> list[dict[str, Any]]:
                 "initiated_at": snapshot.initiated_at,
                 "deadline": snapshot.deadline,
                 "missing": snapshot.missing,
-                "at_fault": snapshot.at_fault,
+                "stragglers": snapshot.at_fault,
                 "sentences": snapshot.sentences(status.now),
                 "phases": {p: state.phase.value for p, state in recording.items()},
-                "awaited": {
+                "waits_for": {
                     p: state.awaited
                     for p, state in recording.items()
                     if state.phase is Phase.RECORDING
@@ -178,10 +178,10 @@ def timeline_document(timeline: Wave) -> dict[str, Any]:
         "id": str(timeline.snapshot),
         "initiated_at": start,
         "is_published": timeline.is_published,
-        "took_s": None if timeline.ended_at is None else timeline.ended_at - start,
+        "duration_s": None if timeline.ended_at is None else timeline.ended_at - start,
         "cuts": {p: max(0.0, times.cut_at - start) for p, times in timeline.times.items()},
         "marked_by": {p: times.marked_by for p, times in timeline.times.items()},
-        "came": [
+        "arrivals": [
             [source, p, max(0.0, times.cut_at - start) + after_s]
             for p, times in timeline.times.items()
             for source, after_s in times.came_s.items()

@@ -81,7 +81,7 @@ class SystemTarget(Target):
         status: the last answer of the running system; None if there was none.
         unreachable: the status of its processes then: stopped; starting, if its supervisor accepts
             no commands yet, or no more; silent, if it did not answer, or nothing readable.
-        why_not: why there was no answer, in a sentence.
+        explanation: why there was no answer, in a sentence.
         evaluated: the last evaluated snapshots, by id.
     """
 
@@ -98,7 +98,7 @@ class SystemTarget(Target):
         self.store = store
         self.status: Observed | None = None
         self.unreachable = document.STOPPED
-        self.why_not = ""
+        self.explanation = ""
         self.evaluated: dict[str, PredicateStatus] = {}
         self._log = log
         self._traces = traces
@@ -187,7 +187,7 @@ class SystemTarget(Target):
     def _past(self) -> dict[str, Any]:
         return super()._past() | {
             "naive": [[at, totals] for at, totals in self._naive],
-            "judged": [document.predicate_document(one) for one in self.evaluated.values()],
+            "predicates": [document.predicate_document(one) for one in self.evaluated.values()],
         }
 
     async def _refresh(self) -> None:
@@ -210,7 +210,7 @@ class SystemTarget(Target):
             savepoint_count=len(self._savepoints),
         )
         collect_system(metrics, sample, self._counters)
-        self.polls.errors[PREDICATES] = last is not None and bool(last.why_not)
+        self.polls.errors[PREDICATES] = last is not None and bool(last.error)
         if self._traces is not None:
             self.polls.errors[TRACES] = self._traces.exporter.is_failing
             collect_traces(metrics, self._traces)
@@ -222,20 +222,20 @@ class SystemTarget(Target):
 
     async def _poll(self) -> None:
         before, started = self.status, time.monotonic()
-        status, unreachable, why_not = None, document.SILENT, ""
+        status, unreachable, explanation = None, document.SILENT, ""
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
                 status = self._with_known_timelines(
                     await observe(self.store.path, self._timelines_after)
                 )
         except Unavailable as error:
-            unreachable, why_not = self._presence(), str(error)
+            unreachable, explanation = self._presence(), str(error)
         except TimeoutError:
-            why_not = f"the system did not answer in {ANSWER_S_MAX:.0f} s"
+            explanation = f"the system did not answer in {ANSWER_S_MAX:.0f} s"
         except StillframeError as error:
-            why_not = f"the system cannot be polled: {error}"
+            explanation = f"the system cannot be polled: {error}"
         # All at once: a scrape in between gets either this answer or the one before.
-        self.status, self.unreachable, self.why_not = status, unreachable, why_not
+        self.status, self.unreachable, self.explanation = status, unreachable, explanation
         self.polls.add(started)
         self.polls.errors[SYSTEM] = status is None and unreachable == document.SILENT
         if status is not None:
@@ -249,7 +249,7 @@ class SystemTarget(Target):
         )
         self.stream.retain("system", self._system_document(before if is_comparable else None))
         if status is not None and status.waves:
-            self.stream.retain("wave", document.timeline_document(status.waves[-1]))
+            self.stream.retain("timeline", document.timeline_document(status.waves[-1]))
 
     def _presence(self) -> str:
         """Return the status of the processes of a system that accepted no command."""
@@ -277,8 +277,8 @@ class SystemTarget(Target):
             "at": now,
             "epoch": None if status is None else status.epoch,
             "is_running": status is not None and status.is_running,
-            "unheard": self.unreachable if status is None else "",
-            "why_not": self.why_not,
+            "unreachable": self.unreachable if status is None else "",
+            "explanation": self.explanation,
             "statuses": self._process_statuses(),
         }
         if status is None or not status.is_running:
@@ -288,9 +288,9 @@ class SystemTarget(Target):
             self._naive.append((now, naive))
         return found | {
             "channels": document.channel_columns(self.description, status, before),
-            "under_way": document.pending_snapshots(status)[:SENTENCE_COUNT_MAX],
+            "pending": document.pending_snapshots(status)[:SENTENCE_COUNT_MAX],
             "naive": naive,
-            "quantities_trouble": document.quantities_error(status),
+            "quantities_error": document.quantities_error(status),
         }
 
     async def _poll_while_pages_are_open(self) -> None:
@@ -360,7 +360,7 @@ class SystemTarget(Target):
             entries = self.snapshots.entries(latest)
         except StillframeError as error:
             is_failing = True
-            events.append({"at": time.time(), "kind": "trouble", "sentence": str(error)})
+            events.append({"at": time.time(), "kind": "error", "sentence": str(error)})
         self.polls.errors[STORE] = is_failing
         for entry in entries:
             self._counters.add_snapshot(entry, is_new=not self._is_first_read)
@@ -376,7 +376,7 @@ class SystemTarget(Target):
                     self.evaluated[status.snapshot] = status
                     while len(self.evaluated) > EVALUATED_COUNT_MAX:
                         del self.evaluated[next(iter(self.evaluated))]
-                    self.stream.publish("judged", document.predicate_document(status))
+                    self.stream.publish("predicates", document.predicate_document(status))
             await self._has_unevaluated.wait()
 
 

@@ -160,7 +160,7 @@ class Target(ABC):
     def _comparison_document(self, first: str, second: str) -> dict[str, Any]: ...
 
     def _past(self) -> dict[str, Any]:
-        return {"naive": [], "judged": [], "happenings": list(self.events)}
+        return {"naive": [], "predicates": [], "events": list(self.events)}
 
     async def _refresh(self) -> None:
         async with self._polling:
@@ -179,12 +179,12 @@ class Target(ABC):
 
     def _publish_events(self, events: Iterable[dict[str, Any]]) -> None:
         """Keep and publish new events; an error that the page knows already is left out."""
-        known = {event["sentence"] for event in self.events if event["kind"] == "trouble"}
+        known = {event["sentence"] for event in self.events if event["kind"] == "error"}
         new = [event for event in events if event["sentence"] not in known]
         if new:
             self.events.extend(new)
-            self.stream.publish("happenings", new)
+            self.stream.publish("events", new)
 
     def _publish_errors(self, sentences: Iterable[str]) -> None:
         now = time.time()
-        self._publish_events({"at": now, "kind": "trouble", "sentence": s} for s in sentences)
+        self._publish_events({"at": now, "kind": "error", "sentence": s} for s in sentences)

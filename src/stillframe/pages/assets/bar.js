@@ -33,7 +33,7 @@ export function makeBar(model) {
       setText(state, word);
       state.className = `state ${kind}`;
     }
-    const canTake = about?.kind === "pipeline" ? system?.under_way.length === 0 : system?.is_running;
+    const canTake = about?.kind === "pipeline" ? system?.pending.length === 0 : system?.is_running;
     for (const button of [take, save]) button.disabled = !isConnected || !canTake;
   }
 
@@ -72,7 +72,7 @@ function pipelineState(about, system) {
   return [`${word} · epoch ${system.epoch}`, running === 0 ? "bad" : running === about.participant_count ? "good" : "warn"];
 }
 
-/** What is said of a system that does not run: it says so itself, or nothing is heard of it. */
+/** Words for a system that does not run: it reports so itself, or is unreachable. */
 const NOT_RUNNING = {
   "": ["is starting", "warn"],
   silent: ["does not answer", "bad"],
@@ -81,12 +81,12 @@ const NOT_RUNNING = {
 };
 
 /** Return in words how a system or pipeline is that does not run, and how bad that is. */
-export function notRunning({ unheard }) {
-  return NOT_RUNNING[unheard ?? "stopped"];
+export function notRunning({ unreachable }) {
+  return NOT_RUNNING[unreachable ?? "stopped"];
 }
 
 function stateOf(system) {
   if (system.is_running) return [`runs · epoch ${system.epoch}`, "good"];
   const [words, kind] = notRunning(system);
-  return [system.unheard === "" ? `${words} · epoch ${system.epoch}` : words, kind];
+  return [system.unreachable === "" ? `${words} · epoch ${system.epoch}` : words, kind];
 }

@@ -70,7 +70,7 @@ export class Graph {
   update(system) {
     this.discs.forEach((disc, index) => {
       const status = system.statuses[index];
-      const phases = (system.under_way ?? []).map((one) => own(one.phases, disc.name) ?? "idle");
+      const phases = (system.pending ?? []).map((one) => own(one.phases, disc.name) ?? "idle");
       const phase = phases.includes("recording") ? (this.isPipeline ? "straggler" : "recording") : phases.includes("idle") ? "pending" : phases.length ? "recorded" : "";
       const kind = `process ${status} ${phase}`;
       if (disc.status !== kind) {
@@ -82,7 +82,7 @@ export class Graph {
       if (this.isPipeline) setText(disc.more, status === "output" ? this.endSentence(system, index) : activityOf(system, index));
     });
     this.edges.forEach((edge, index) => this.updateEdge(edge, index, system));
-    if (this.isPipeline) setText(this.caption, system.under_way.length > 0 ? BARRIER_LEGEND : "");
+    if (this.isPipeline) setText(this.caption, system.pending.length > 0 ? BARRIER_LEGEND : "");
   }
 
   endSentence(system, index) {
@@ -133,7 +133,7 @@ export class Graph {
         this.animation = null;
       },
     });
-    const took = timeline.took_s === null ? "" : `, which took ${duration(timeline.took_s)}`;
+    const took = timeline.duration_s === null ? "" : `, which took ${duration(timeline.duration_s)}`;
     setText(this.caption, `The markers of ${timeline.id}${took}, shown ${count(Math.round(this.animation.slowness))} times slower. Black: has recorded its state.`);
     this.animation.play();
   }

@@ -118,20 +118,20 @@ export class SnapshotList {
       const [yes, no] = own(VERDICT_WORDS, name) ?? [`${name}: yes`, `${name}: no`];
       return make("span", { class: `chip ${holds ? "holds" : "not"}`, title: sentence }, holds ? yes : no);
     });
-    if (verdict.why_not) chips.push(make("span", { class: "chip", title: verdict.why_not }, "not judged"));
+    if (verdict.error) chips.push(make("span", { class: "chip", title: verdict.error }, "not evaluated"));
     one.verdicts.replaceChildren(...chips.flatMap((chip) => [chip, " "]));
   }
 
   /** Take what may change of a row that is shown: under which names it is kept. */
   updateNames(one, row) {
-    if (row === undefined || row === one.row || Boolean(row.trouble) !== Boolean(one.row.trouble)) return;
+    if (row === undefined || row === one.row || Boolean(row.error) !== Boolean(one.row.error)) return;
     one.row = row;
     setText(one.kept, (row.savepoints ?? []).join(", "));
   }
 
   rowOf(row, { verdicts, kept }) {
-    if (row.trouble) {
-      return make("tr", {}, make("th", { scope: "row", class: "mono" }, row.id), make("td", { colspan: 8, class: "bad" }, row.trouble));
+    if (row.error) {
+      return make("tr", {}, make("th", { scope: "row", class: "mono" }, row.id), make("td", { colspan: 8, class: "bad" }, row.error));
     }
     const number = (text) => make("td", { class: "number" }, text);
     kept.textContent = row.savepoints.join(", ");

@@ -47,7 +47,7 @@ const handlers = {
     bar.update();
     overview.update("system");
   },
-  wave(timeline) {
+  timeline(timeline) {
     model.timeline = timeline;
     overview.update("timeline");
   },
@@ -61,20 +61,20 @@ const handlers = {
     }
     overview.update("snapshots");
   },
-  judged(judged) {
-    model.verdicts.set(judged.snapshot, judged);
+  predicates(status) {
+    model.verdicts.set(status.snapshot, status);
     while (model.verdicts.size > POINTS_MAX) model.verdicts.delete(model.verdicts.keys().next().value);
     overview.update("verdicts");
   },
-  happenings(events) {
+  events(events) {
     const seen = new Set(model.events.map(({ at, sentence }) => `${at} ${sentence}`));
     model.events.push(...events.filter(({ at, sentence }) => !seen.has(`${at} ${sentence}`)));
     announce(events.at(-1).sentence);
     overview.update("events");
   },
-  past({ naive, judged, happenings: events }) {
+  past({ naive, predicates, events }) {
     model.naive = naive;
-    model.verdicts = new Map(judged.sort((a, b) => a.at - b.at).map((one) => [one.snapshot, one]));
+    model.verdicts = new Map(predicates.sort((a, b) => a.at - b.at).map((one) => [one.snapshot, one]));
     model.events = events;
     overview.update("verdicts");
     overview.update("events");
@@ -82,7 +82,7 @@ const handlers = {
 };
 
 function announceChange(last, system) {
-  if (last === null || (last.is_running === system.is_running && last.unheard === system.unheard)) return;
+  if (last === null || (last.is_running === system.is_running && last.unreachable === system.unreachable)) return;
   const what = model.about?.kind === "pipeline" ? "pipeline" : "system";
   announce(system.is_running ? `The ${what} runs, epoch ${system.epoch}.` : `The ${what} ${notRunning(system)[0]}.`);
 }

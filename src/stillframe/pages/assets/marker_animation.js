@@ -20,9 +20,9 @@ export class MarkerAnimation {
   constructor(timeline, stage) {
     this.stage = stage;
     this.cuts = Object.entries(timeline.cuts);
-    this.flights = timeline.came.filter(([source]) => own(timeline.cuts, source) !== undefined).slice(0, MARKERS_MAX);
+    this.flights = timeline.arrivals.filter(([source]) => own(timeline.cuts, source) !== undefined).slice(0, MARKERS_MAX);
     this.sent = timeline.cuts;
-    const last = Math.max(1e-6, ...this.cuts.map(([, at]) => at), ...timeline.came.map(([, , at]) => at));
+    const last = Math.max(1e-6, ...this.cuts.map(([, at]) => at), ...timeline.arrivals.map(([, , at]) => at));
     this.slowness = Math.max(1, SHOWN_MS / 1000 / last);
     this.timers = [];
     this.marks = [];

@@ -39,7 +39,7 @@ export class Overview {
       make(
         "div",
         { class: "side" },
-        panel("Under way", "pending", this.pending),
+        panel("Pending snapshots", "pending", this.pending),
         isPipeline ? null : panel("Conserved totals", "totals", this.totals),
         panel("What happened", "happened", make("div", { class: "scrolling low", tabindex: 0, role: "group", "aria-label": "Happenings, the newest first" }, this.events)),
       ),
@@ -82,8 +82,8 @@ export class Overview {
   draw_system() {
     const { about, system } = this.model;
     if (about === null || system === null) return;
-    this.note.hidden = about.kind === "pipeline" ? system.why_not === "" : system.is_running;
-    setText(this.note, system.why_not || "The processes are starting.");
+    this.note.hidden = about.kind === "pipeline" ? system.explanation === "" : system.is_running;
+    setText(this.note, system.explanation || "The processes are starting.");
     this.graph.update(system);
     this.channels.update(system);
     showPending(this.pending, system);
@@ -119,22 +119,22 @@ function panel(title, kind, ...content) {
   return makePanel(title, { id: `title-${kind}`, kind }, ...content);
 }
 
-/** Say which snapshots are under way, and who holds them up. */
+/** Show the pending snapshots and their stragglers. */
 function showPending(root, system) {
-  const underWay = system.under_way ?? [];
-  if (underWay.length === 0) {
+  const snapshots = system.pending ?? [];
+  if (snapshots.length === 0) {
     if (root.childElementCount !== 1 || root.firstChild.className !== "muted") {
-      root.replaceChildren(make("p", { class: "muted" }, "No snapshot is under way; nobody is awaited."));
+      root.replaceChildren(make("p", { class: "muted" }, "No snapshot is pending."));
     }
     return;
   }
   root.replaceChildren(
-    ...underWay.map((one) =>
+    ...snapshots.map((one) =>
       make(
         "div",
-        { class: "under-way" },
-        make("h3", {}, `${one.id}: under way for ${duration(Math.max(0, system.at - one.initiated_at))}`),
-        one.recorded === undefined ? null : make("p", {}, `${one.mode}; recorded: ${Object.keys(one.recorded).join(", ") || "nobody yet"}`),
+        { class: "pending-snapshot" },
+        make("h3", {}, `${one.id}: pending for ${duration(Math.max(0, system.at - one.initiated_at))}`),
+        one.recorded === undefined ? null : make("p", {}, `${one.mode}; recorded: ${Object.keys(one.recorded).join(", ") || "none yet"}`),
         make("p", {}, `missing: ${one.missing.join(", ")}; abandoned in ${duration(Math.max(0, one.deadline - system.at))}`),
         make("ul", {}, one.sentences.map((sentence) => make("li", {}, sentence))),
       ),

@@ -16,8 +16,8 @@ export function showTotals(root, model) {
   const quantities = new Set(verdicts.flatMap((one) => Object.keys(one.totals)));
   for (const [, totals] of model.naive) for (const quantity of Object.keys(totals)) quantities.add(quantity);
   if (quantities.size === 0) {
-    const trouble = model.system?.quantities_trouble;
-    root.replaceChildren(make("p", { class: trouble ? "bad" : "muted" }, trouble || "No process says that anything is conserved: write a method 'conserved' for those that have it."));
+    const error = model.system?.quantities_error;
+    root.replaceChildren(make("p", { class: error ? "bad" : "muted" }, error || "No process says that anything is conserved: write a method 'conserved' for those that have it."));
     return;
   }
   root.replaceChildren(...[...quantities].sort().slice(0, 6).map((quantity) => showQuantity(quantity, verdicts, model.naive)));
@@ -37,7 +37,7 @@ function showQuantity(quantity, verdicts, naive) {
 }
 
 function inSnapshots(found) {
-  if (found.length === 0) return "no snapshot has been judged yet;";
+  if (found.length === 0) return "no snapshot has been evaluated yet;";
   const amounts = new Set(found.map(({ amount }) => amount));
   if (amounts.size === 1) return `${count(found[0].amount)} in ${found.length === 1 ? "the last snapshot" : `each of the last ${found.length} snapshots`};`;
   const [least, most] = extremes(found);
