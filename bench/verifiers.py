@@ -20,8 +20,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stillframe.spark.counting import COUNTS, count_pieces
-from stillframe.spark.pieces import pieces
+from stillframe.analytics.log_aggregate import COUNTS, aggregate_splits
+from stillframe.analytics.log_splits import plan_splits
 
 COLUMNS = ("event", "channel", "number", "snapshot", "recorded")
 KIB = 1024
@@ -88,8 +88,8 @@ def _session() -> object:
 def spark() -> Verifier:
     """Ours."""
     session = _session()
-    from stillframe.spark.soundness import CONSISTENT  # noqa: PLC0415
-    from stillframe.spark.verification import log_pieces, verify  # noqa: PLC0415
+    from stillframe.analytics.log_verification import log_pieces, verify  # noqa: PLC0415
+    from stillframe.analytics.snapshot_verdicts import CONSISTENT  # noqa: PLC0415
 
     def run(log: Path) -> int:
         rows = verify(log_pieces(session, log)).collect()  # type: ignore[arg-type]
@@ -114,12 +114,12 @@ def scan() -> Verifier:
 def numpy() -> Verifier:
     """One thread, no Spark."""
     pa.set_cpu_count(1)
-    from stillframe.spark.findings import FAULTS, GAPS  # noqa: PLC0415
-    from stillframe.spark.judging import judge  # noqa: PLC0415
+    from stillframe.analytics.log_checks import check_group  # noqa: PLC0415
+    from stillframe.analytics.log_findings import FAULTS, GAPS  # noqa: PLC0415
 
     def run(log: Path) -> int:
-        batch = pa.RecordBatch.from_pylist(pieces(log))
-        counts = pa.Table.from_batches(count_pieces([batch]), COUNTS)
+        batch = pa.RecordBatch.from_pylist(plan_splits(log))
+        counts = pa.Table.from_batches(aggregate_splits([batch]), COUNTS)
         keys = pc.binary_join_element_wise(
             counts["source"], pc.fill_null(counts["target"], ""), "->"
         )
@@ -127,7 +127,7 @@ def numpy() -> Verifier:
         seen: set[str | None] = set()
         for key in pc.unique(keys).to_pylist():
             source, _, target = key.partition("->")
-            found = judge((1, source, target or None), counts.filter(pc.equal(keys, key)))
+            found = check_group((1, source, target or None), counts.filter(pc.equal(keys, key)))
             snapshots = found["snapshot"]
             seen |= {*pc.unique(snapshots).to_pylist()}
             is_wrong = pc.is_in(found["what"], pa.array([*FAULTS, *GAPS]))

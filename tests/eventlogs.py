@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stillframe.analytics import log_findings as what
 from stillframe.eventlog.parts import SPAN_KEY, Span, part_path
 from stillframe.eventlog.schema import (
     ACCEPTED,
@@ -24,7 +25,6 @@ from stillframe.eventlog.schema import (
     SCHEMA,
     SENT,
 )
-from stillframe.spark import findings as what
 
 ACTION_COUNT_MAX = 30
 SNAPSHOT_COUNT_MAX = 3

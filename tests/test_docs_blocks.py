@@ -20,7 +20,7 @@ KUBERNETES = (
     "tests/test_kubernetes_page.py::test_their_commands_make_a_system_that_outlives_its_coordinator"
 )
 CLUSTER = "tests/spark/test_cluster_page.py::test_commands_and_program_of_the_page_run_on_a_cluster"
-HISTORY = "tests/spark/test_history_page.py::test_commands_and_programs_of_the_page"
+HISTORY = "tests/analytics/test_history_page.py::test_commands_and_programs_of_the_page"
 CODE = "tests/migration/test_page.py::test_the_till_goes_on_with_new_code"
 ALERTS = "tests/watch/test_dashboard.py::test_every_alert_asks_for_what_there_is"
 MACHINES = "tests/cli/test_machines.py::test_the_commands_of_the_page_run_a_system"
@@ -97,7 +97,7 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("README.md", "./demo "): "whole demonstrations of a minute and more; ./check runs this test",
     ("docs/history.md", "pip install"): "installs Jupyter; the notebook itself is run by "
-    "tests/spark/test_history_notebook.py",
+    "tests/analytics/test_history_notebook.py",
     ("docs/machines.md", "- name: tls"): "a part of a manifest, for a cluster with cert-manager",
     ("docs/metrics.md", "stillframe watch money --listen 127"): "serves until it is stopped, at a "
     "port of the reader's choice; tests/watch asks the same of it",

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import stillframe
+import stillframe.analytics
 import stillframe.pipeline
 import stillframe.spark
 
@@ -113,7 +114,7 @@ def test_every_page_is_on_the_site_and_in_the_index(pages: dict[Path, Page]) -> 
 def test_every_public_name_is_in_the_reference(pages: dict[Path, Page]) -> None:
     """What a package exports has its docstring on the pages of Python."""
     anchors = set().union(*(pages[path].anchors for path in pages if path.stem.startswith("api")))
-    for package in (stillframe, stillframe.spark, stillframe.pipeline):
+    for package in (stillframe, stillframe.analytics, stillframe.spark, stillframe.pipeline):
         names = {f"{package.__name__}.{name}" for name in package.__all__}
         names.discard("stillframe.StillframeError")  # stands under errors
         assert names - anchors == set()

@@ -31,6 +31,7 @@ LAYERS = (
     ("pipeline", "migration"),
     ("sim", "runtime"),
     ("spark", "pages"),
+    ("analytics",),
     ("watch",),
     ("cli",),
     ("__main__",),
@@ -106,8 +107,9 @@ def test_imports_go_down_only() -> None:
         ("trace", "from stillframe.protocol.wire import Frame"),
         ("store", "from stillframe import sim"),
         ("sim", "def late():\n    import stillframe.runtime.host"),
-        ("pages", "from stillframe.spark.history import audit"),
+        ("pages", "from stillframe.analytics.audit import audit"),
         ("spark", "from stillframe import Channel"),
+        ("spark", "from stillframe.analytics.audit import audit"),
     ],
 )
 def test_a_wrong_import_is_found(importer: str, source: str) -> None:

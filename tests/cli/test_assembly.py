@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from stillframe.model import Fragment
+from tests.analytics import bank
 from tests.cli.conftest import Call
 from tests.fragments import write_fragments
-from tests.spark import bank
 
 pytest.importorskip("pyspark", reason="needs PySpark")
 HERE = ("--master", "local[2]")

@@ -11,7 +11,7 @@ from stillframe.model import SnapshotId
 from tests.cli.conftest import Call
 from tests.shapes import same_shape
 
-audits = pytest.importorskip("stillframe.spark.audit", reason="needs PySpark")
+audits = pytest.importorskip("stillframe.analytics.audit", reason="needs PySpark")
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *, wrong: int | None) -> None:

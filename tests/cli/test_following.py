@@ -26,10 +26,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from stillframe.analytics import verdict_stream as source
+from stillframe.analytics.snapshot_verdicts import VERDICTS
 from stillframe.cli import following, output
 from stillframe.errors import Unavailable
-from stillframe.spark import following as source
-from stillframe.spark.soundness import VERDICTS
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished, read_history
 from tests.cli.conftest import Call
 from tests.cli.test_log_verification import verdict
@@ -57,7 +57,7 @@ GOOD: dict[str, Any] = {
     "total_s": 0.02,
     "message_count": 5,
 }
-"""What is found of a snapshot (``soundness.VERDICTS``)."""
+"""What is found of a snapshot (``snapshot_verdicts.VERDICTS``)."""
 BAD = GOOD | {"snapshot": "A-2", "verdict": "inconsistent", "why": "messages.parquet was changed"}
 
 

@@ -23,7 +23,7 @@ pytest.importorskip("pyspark", reason="needs PySpark")
 
 from pyspark.sql import DataFrame
 
-from stillframe.spark import audit, eventrows, findings, verification
+from stillframe.analytics import audit, log_events, log_findings, log_verification
 from tests.cli.frames import frame, without_spark
 
 HERE = ("--master", "local[2]")
@@ -64,7 +64,7 @@ def verdict(snapshot: str | None, epoch: int, *, message_count: int = 0) -> dict
     return found | {"missing": [], "faults": [], "gaps": [], "fault_count": 0}
 
 
-CONTRADICTION: dict[str, Any] = {"source": "A", "target": "B", "what": findings.ORPHAN}
+CONTRADICTION: dict[str, Any] = {"source": "A", "target": "B", "what": log_findings.ORPHAN}
 CONTRADICTION |= {"first": 2, "last": 2, "count": 1}
 WRONG = {"verdict": "inconsistent", "faults": [CONTRADICTION], "fault_count": 1}
 MESSAGE = {"epoch": 2, "channel": "A->B", "number": 2, "snapshot": None, "at": None}
@@ -81,11 +81,11 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
 
     def find(*found: dict[str, Any]) -> None:
         without_spark(monkeypatch)
-        monkeypatch.setattr(verification, "log_pieces", lambda *_: frame())
-        monkeypatch.setattr(verification, "channel_cuts", lambda *_: frame())
-        monkeypatch.setattr(verification, "verify", lambda *_: frame(*found))
-        monkeypatch.setattr(audit, "unsound", lambda *_: {})
-        monkeypatch.setattr(eventrows, "locate", lambda *_: frame(*LOCATED))
+        monkeypatch.setattr(log_verification, "log_pieces", lambda *_: frame())
+        monkeypatch.setattr(log_verification, "channel_cuts", lambda *_: frame())
+        monkeypatch.setattr(log_verification, "verify", lambda *_: frame(*found))
+        monkeypatch.setattr(audit, "invalid_snapshots", lambda *_: {})
+        monkeypatch.setattr(log_events, "locate", lambda *_: frame(*LOCATED))
 
     return find
 
@@ -139,7 +139,7 @@ def test_spark_names_a_message_that_contradicts_with_its_events(
     call: Call, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first epoch is right; in the second a message is received before it is sent."""
-    locate = eventrows.locate
+    locate = log_events.locate
     located: list[dict[str, Any]] = []
 
     def locate_and_keep(*asked: Any) -> DataFrame:
@@ -147,7 +147,7 @@ def test_spark_names_a_message_that_contradicts_with_its_events(
         located.extend(row.asDict() for row in found.collect())
         return found
 
-    monkeypatch.setattr(eventrows, "locate", locate_and_keep)
+    monkeypatch.setattr(log_events, "locate", locate_and_keep)
     result = call("spark", "verify", log, "--json", *HERE)
     assert result.exit_code == 1, result.output
     assert "no: snapshot A-1: channel A->B, message 2: accepted inside the cut" in result.stderr

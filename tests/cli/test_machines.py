@@ -17,12 +17,12 @@ from stillframe.eventlog.reading import epochs
 from stillframe.runtime.addresses import COORDINATOR_PORT
 from stillframe.store.store import Store
 from tests import calm
+from tests.analytics.test_log_checks import faults_in, found_in
 from tests.cli.conftest import Call
 from tests.cli.test_runs import ROOT, Program
 from tests.ports import free_port
 from tests.runtime.papers import papers, shifted
 from tests.runtime.test_noting import check_log
-from tests.spark.test_judging import faults_in, found_in
 
 PAGE = ROOT / "docs" / "machines.md"
 

@@ -15,7 +15,7 @@ from tests.shapes import same_shape
 
 pytest.importorskip("pyspark", reason="needs PySpark")
 
-from stillframe.spark import detection
+from stillframe.analytics import predicate_history
 from tests.cli.frames import frame, without_spark
 
 HERE = ("--master", "local[2]")
@@ -43,7 +43,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
 
     def find(*rows: dict[str, Any]) -> None:
         without_spark(monkeypatch)
-        monkeypatch.setattr(detection, "detect", lambda *_, **__: frame(*rows))
+        monkeypatch.setattr(predicate_history, "detect", lambda *_, **__: frame(*rows))
 
     return find
 

@@ -16,8 +16,8 @@ from tests.store import keyed_samples as keyed
 
 pytest.importorskip("pyspark", reason="needs PySpark")
 
-from stillframe.spark import difference as spark_difference
-from stillframe.spark.difference import Difference
+from stillframe.analytics import store_diff as spark_difference
+from stillframe.analytics.store_diff import Difference
 from tests.cli.frames import frame, without_spark
 
 HERE = ("--master", "local[2]")
@@ -49,7 +49,7 @@ CANNED = Difference(
         )
     ),
 )
-"""What ``spark.difference`` could have found."""
+"""What ``analytics.store_diff`` could have found."""
 NOTHING = Difference(fields=frame(), keys=frame(), channels=frame(), messages=frame())
 Find = Callable[[Difference], None]
 

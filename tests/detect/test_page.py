@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 from examples.philosophers import table
 from stillframe.cli.app import app
 from stillframe.store.store import Store
+from tests.analytics.epochs import make_store
 from tests.doc_pages import blocks
-from tests.spark.epochs import make_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,9 +7,9 @@ import pytest
 
 from stillframe.errors import Damaged
 from stillframe.eventlog.reading import parts
+from tests.analytics.test_log_checks import found_in
 from tests.eventlogs import Execution, as_stream, messages, write
 from tests.nightly import by_night, seeds
-from tests.spark.test_judging import found_in
 
 CHANGE_COUNT = by_night(3000, check=60)
 SEEDS = seeds("event logs", 1, night=2)

@@ -20,9 +20,9 @@ from stillframe.protocol.policy import Policy
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.runtime.traces import Traces
 from stillframe.store.store import Store
+from tests.analytics.test_log_checks import faults_in, found_in
 from tests.runtime.mixed import CHANNELS, COINS, SERVICES, START, Mint, system
 from tests.runtime.test_noting import check_log
-from tests.spark.test_judging import faults_in, found_in
 
 REFERENCE = "tests.runtime.mixed:system"
 pytestmark = pytest.mark.slow

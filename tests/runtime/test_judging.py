@@ -13,7 +13,7 @@ from stillframe.runtime.here import load_function, look_here
 from stillframe.runtime.judging import check_named, predicate_of, topology_of, unless_dropped
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
-from tests.spark import bank
+from tests.analytics import bank
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def test_the_topology_must_be_the_one_that_is_expected(
 ) -> None:
     """It is found in the directory where one is, too, and named in the error."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    known, topology = topology_of(store, "tests.spark.bank:TOPOLOGY", store.description.hash)
-    assert (known, topology) == ("tests.spark.bank:TOPOLOGY", bank.TOPOLOGY)
+    known, topology = topology_of(store, "tests.analytics.bank:TOPOLOGY", store.description.hash)
+    assert (known, topology) == ("tests.analytics.bank:TOPOLOGY", bank.TOPOLOGY)
     with pytest.raises(UsageError, match="are of another topology than tests"):
         topology_of(store, known, "0" * 64)
     with pytest.raises(UsageError, match="give --topology"):

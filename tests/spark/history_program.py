@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stillframe.model import Snapshot
-from stillframe.spark import (
+from stillframe.analytics import (
     assemble,
     compact_store,
     compacted_tables,
@@ -20,12 +19,13 @@ from stillframe.spark import (
     marker_steps,
     snapshot_history,
 )
+from stillframe.model import Snapshot
 from stillframe.store.store import Store
+from tests.analytics.chains import make_chains
+from tests.analytics.test_marker_paths import RING, write
+from tests.analytics.test_store_diff import changes
 from tests.fragments import write_fragments
-from tests.spark.chains import make_chains
 from tests.spark.standalone import cluster_session
-from tests.spark.test_difference import changes
-from tests.spark.test_markers import RING, write
 from tests.store import keyed_samples
 
 

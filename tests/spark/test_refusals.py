@@ -20,8 +20,8 @@ from stillframe.pipeline.locks import is_running, participant_lock
 from stillframe.pipeline.published import Manifest
 from stillframe.pipeline.tables import read_records
 from stillframe.spark.queries import _write, read_channels, start_query, to_channel
-from stillframe.spark.records import record_batches
 from stillframe.spark.requirements import check_options, check_spark
+from stillframe.spark.slices import record_batches
 from stillframe.store.checksum import checksum_of
 from tests.spark import flows
 

@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.made_log import make_log
+from stillframe.analytics.log_findings import FAULTS
+from stillframe.analytics.log_verification import log_pieces, verify
 from stillframe.eventlog.parts import SPAN_KEY
-from stillframe.spark.findings import FAULTS
-from stillframe.spark.verification import log_pieces, verify
+from tests.analytics.test_log_checks import found_in
 from tests.nightly import by_night
 from tests.spark.standalone import cluster_session
-from tests.spark.test_judging import found_in
 
 ROW_COUNT = by_night(2_000_000, check=250_000)
 POLL_S = 0.01

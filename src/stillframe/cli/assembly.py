@@ -5,10 +5,10 @@ from typing import Any
 
 import typer
 
+from stillframe.analytics.fragment_groups import places_of
+from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCONSISTENT
 from stillframe.cli import output, quantities, tasks
 from stillframe.cli.verdict import EXIT_NO
-from stillframe.spark.gathering import places_of
-from stillframe.spark.soundness import CONSISTENT, INCONSISTENT
 
 ROW_COUNT_MAX = 50
 COLUMNS = ("snapshot", "epoch", "verdict", "why", "fragments", "late")
@@ -31,7 +31,7 @@ def assemble(
     timeout_s = quantities.parse_duration("--timeout", timeout)
     places_of(directory, epoch)  # before Spark is started
     with tasks.session(where, "assembling") as spark:
-        from stillframe.spark.assembly import assemble as work  # noqa: PLC0415 - needs PySpark
+        from stillframe.analytics.assembly import assemble as work  # noqa: PLC0415 - needs PySpark
 
         found = work(spark, directory, out, timeout_s=timeout_s, epoch=epoch)
         rows = [row.asDict() for row in found.collect()]

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from stillframe.analytics import audit_store
 from stillframe.cli import output
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import Damaged
-from stillframe.spark import audit_store
 
 if TYPE_CHECKING:  # it needs PySpark, and audit_store says what to do if that is missing
-    from stillframe.spark.audit import Audit, SnapshotAudit
+    from stillframe.analytics.audit import Audit, SnapshotAudit
 
 ROW_COUNT_MAX = 20
 """So many snapshots are shown in the table: the wrong ones first; JSON has all."""
@@ -53,7 +53,7 @@ def audit(path: Path, *, states_sql: str | None, messages_sql: str | None, is_js
 
 
 def _put(found: "Audit") -> None:
-    wrong_first = sorted(found.snapshots, key=lambda row: row.is_sound)
+    wrong_first = sorted(found.snapshots, key=lambda row: row.is_valid)
     output.put_table("", COLUMNS, map(_row, wrong_first[:ROW_COUNT_MAX]), texts=2)
     left_out = len(found.snapshots) - ROW_COUNT_MAX
     if left_out > 0:
@@ -64,7 +64,7 @@ def _row(row: "SnapshotAudit") -> tuple[str, ...]:
     amounts = (row.states_amount, row.messages_amount, row.total, row.difference)
     return (
         str(row.id),
-        row.damage or row.contradiction or ("sound" if row.is_sound else "total differs"),
+        row.damage or row.contradiction or ("sound" if row.is_valid else "total differs"),
         f"{row.message_count:,}",
         *("" if amount is None else f"{amount:,}" for amount in amounts),
     )

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from stillframe.analytics.snapshot_verdicts import INCONSISTENT
 from stillframe.cli import output, quantities, tasks
 from stillframe.cli.log_verification import why
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import StillframeError
 from stillframe.eventlog.reading import parts
 from stillframe.spark import spark_session
-from stillframe.spark.soundness import INCONSISTENT
 from stillframe.store.opening import check_is_store
 
 if TYPE_CHECKING:  # a session is made by what says so if PySpark is missing
@@ -101,16 +101,16 @@ def follow(
         stop.listen()  # a session that starts takes Ctrl-C for itself
         if stop.is_asked:
             return
-        from stillframe.spark import crosscheck, following, verified  # noqa: PLC0415 - it is there
+        from stillframe.analytics import crosscheck, verdict_stream, verified_parquet  # noqa: PLC0415 - it is there
 
         lag_s = 0.0 if log is None else LOG_LAG_S
-        frame = following.follow(spark, path, timeout_s=timeout_s, lag_s=lag_s)
+        frame = verdict_stream.follow(spark, path, timeout_s=timeout_s, lag_s=lag_s)
         verdicts = Verdicts(crosscheck.CrossCheck(spark, log).rows, is_json=is_json)
         writer = frame.writeStream.foreachBatch(verdicts.put).trigger(processingTime=_EACH)
         if checkpoint is not None:
             writer = writer.option("checkpointLocation", str(checkpoint.absolute()))
         try:
-            with verified.explained(path):
+            with verified_parquet.spark_errors(path):
                 _wait(writer.start(), stop_s, stop)
         except StillframeError as error:
             raise verdicts.error or error from None

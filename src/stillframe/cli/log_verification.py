@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
+from stillframe.analytics.manifests import Published, read_published
+from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.cli import output, quantities, tasks
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog.reading import epochs, parts
 from stillframe.model import SnapshotId
-from stillframe.spark.manifests import Published, read_published
-from stillframe.spark.soundness import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.trace import Position
 
 if TYPE_CHECKING:  # tasks.session says what to do if PySpark is missing
@@ -33,7 +33,7 @@ class Found(msgspec.Struct, frozen=True):
         ok: whether no snapshot is inconsistent, nothing is wrong with the log itself, and every
             snapshot of the store, if one was given, is whole and in the log to its end.
         verdict: a sentence that names the first thing that is wrong.
-        snapshots: a row for each (``spark.verification.verdicts``); without a name: the log itself.
+        snapshots: a row for each (``log_verification.verdicts``); without a name: the log itself.
     """
 
     ok: bool
@@ -79,8 +79,8 @@ def put_clock(log: Path, event: str, epoch: int | None, *, where: str, is_json: 
     _check(log, epoch)
     chosen = epochs(log)[-1] if epoch is None else epoch
     with tasks.session(where, "looking for causes") as spark:
-        from stillframe.spark.eventrows import vector_clock  # noqa: PLC0415 - needs PySpark
-        from stillframe.spark.verification import log_pieces  # noqa: PLC0415
+        from stillframe.analytics.log_events import vector_clock  # noqa: PLC0415 - needs PySpark
+        from stillframe.analytics.log_verification import log_pieces  # noqa: PLC0415
 
         clock = vector_clock(log_pieces(spark, log), chosen, process, int(index))
     if is_json:
@@ -112,26 +112,26 @@ def _published(store: Path) -> Published:
 def _find(
     spark: "SparkSession", log: Path, published: Published | None, epoch: int | None
 ) -> Found:
-    from stillframe.spark import verification, verified  # noqa: PLC0415 - PySpark is there now
-    from stillframe.spark.audit import unsound  # noqa: PLC0415
+    from stillframe.analytics import log_verification, verified_parquet  # noqa: PLC0415 - PySpark is there now
+    from stillframe.analytics.audit import invalid_snapshots  # noqa: PLC0415
 
-    pieces = verification.log_pieces(spark, log)
+    pieces = log_verification.log_pieces(spark, log)
     wrong_in_store: dict[SnapshotId, str] = {}
     cuts = None
     if published is not None:
         wrong_in_store = published.damages | {
-            snapshot: str(error) for snapshot, error in unsound(spark, published).items()
+            snapshot: str(error) for snapshot, error in invalid_snapshots(spark, published).items()
         }
         sound = {one: m for one, m in published.manifests.items() if one not in wrong_in_store}
         if sound:
-            cuts = verification.channel_cuts(
+            cuts = log_verification.channel_cuts(
                 spark, msgspec.structs.replace(published, manifests=sound)
             )
     if epoch is not None:
         pieces = pieces.filter(pieces["epoch"] == epoch)
         cuts = None if cuts is None else cuts.filter(cuts["epoch"] == epoch)
-    with verified.explained(log):
-        collected = verification.verify(pieces, cuts).collect()
+    with verified_parquet.spark_errors(log):
+        collected = log_verification.verify(pieces, cuts).collect()
     names = (
         set() if published is None else {*map(str, published.manifests), *map(str, wrong_in_store)}
     )
@@ -223,7 +223,7 @@ def _sentence(found: Fields) -> str:
 
 def _places(pieces: "DataFrame", row: Fields) -> str:
     """Say in which events the first message was sent and accepted that is wrong."""
-    from stillframe.spark.eventrows import Message, locate  # noqa: PLC0415 - needs PySpark
+    from stillframe.analytics.log_events import Message, locate  # noqa: PLC0415 - needs PySpark
 
     first = next((fault for fault in row["faults"] if fault["target"] and fault["first"]), None)
     if first is None:

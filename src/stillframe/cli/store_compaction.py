@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from stillframe.analytics.manifests import read_published
 from stillframe.cli import output, quantities, tasks
-from stillframe.spark.manifests import read_published
 
 
 def compact(
@@ -21,8 +21,8 @@ def compact(
     if of is not None:  # before Spark is started
         published.find(of)
     with tasks.session(where, "compacting") as spark:
-        from stillframe.spark.compacted import INDEX, version_path  # noqa: PLC0415 - needs PySpark
-        from stillframe.spark.compaction import compact_store  # noqa: PLC0415
+        from stillframe.analytics.compaction import compact_store  # noqa: PLC0415
+        from stillframe.analytics.compaction_catalog import INDEX, version_path  # noqa: PLC0415 - needs PySpark
 
         done = compact_store(spark, path, out, of=of, keep=keep)
     catalog = done.catalog

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
+from stillframe.analytics.predicate_eval import DAMAGED
 from stillframe.cli import output, quantities, tasks
 from stillframe.cli.detection import not_stable_sentence
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
-from stillframe.spark.asking import DAMAGED
 
 if TYPE_CHECKING:  # they need PySpark, and the session says what to do if that is missing
-    from stillframe.spark.detection import Summary, Unasked
+    from stillframe.analytics.predicate_history import Summary, Unevaluable
 
 ROW_COUNT_MAX = 20
 """So many snapshots are shown in the table; JSON has all."""
@@ -49,10 +49,10 @@ def detect(path: Path, name: str, reference: str | None, *, where: str, is_json:
         Damaged: some snapshots could not be asked; the rest has been said.
     """
     with tasks.session(where, "asking all snapshots") as spark:
-        from stillframe.spark import detection  # noqa: PLC0415 - PySpark is there now
+        from stillframe.analytics import predicate_history  # noqa: PLC0415 - PySpark is there now
 
-        rows = detection.detect(spark, path, name, topology=reference)
-        found = detection.summary(rows)
+        rows = predicate_history.detect(spark, path, name, topology=reference)
+        found = predicate_history.summary(rows)
         snapshots = [row.asDict() for row in rows.collect()]
     if is_json:
         output.put_json(_report(name, found, snapshots))
@@ -126,13 +126,13 @@ def _say(name: str, found: "Summary") -> bool:
     return found.holds
 
 
-def _say_unasked(unasked: "tuple[Unasked, ...]") -> None:
+def _say_unasked(unasked: "tuple[Unevaluable, ...]") -> None:
     """Name the snapshots that could not be asked, by reason.
 
     Raises:
         Damaged: some are damaged.
     """
-    reasons: dict[str, list[Unasked]] = {}
+    reasons: dict[str, list[Unevaluable]] = {}
     for each in unasked:
         reasons.setdefault(each.failure, []).append(each)
     for reason, found in reasons.items():

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
+from stillframe.analytics.manifests import Published, read_published, while_published
 from stillframe.cli import output, quantities, tasks
 from stillframe.cli.contents import VALUE_LENGTH_MAX
 from stillframe.cli.verdict import EXIT_NO
-from stillframe.spark.manifests import Published, read_published, while_published
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,7 +23,7 @@ Fields = dict[str, Any]
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What Spark found, as rows (``spark.difference.Difference``); `key_counts` has a row for each
+    """What Spark found, as rows (``store_diff.Difference``); `key_counts` has a row for each
     process and keyed field."""
 
     is_equal: bool
@@ -64,10 +64,10 @@ def show_difference(path: Path, before: str, after: str, *, where: str, is_json:
 
 
 def _find(spark: "SparkSession", published: Published, before: str, after: str) -> Found:
-    from stillframe.spark import verified  # noqa: PLC0415 - they need PySpark
-    from stillframe.spark.difference import difference  # noqa: PLC0415
+    from stillframe.analytics import verified_parquet  # noqa: PLC0415 - they need PySpark
+    from stillframe.analytics.store_diff import difference  # noqa: PLC0415
 
-    with verified.explained(published.path):
+    with verified_parquet.spark_errors(published.path):
         made = difference(spark, published, published.find(before), published.find(after))
         ordered = {
             "fields": made.fields.orderBy("process", "field"),

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
+from stillframe.analytics.manifests import read_published
 from stillframe.cli import output, quantities, tasks
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
-from stillframe.spark.manifests import read_published
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,19 +62,19 @@ def show_history(path: Path, log: Path | None, *, where: str, is_json: bool) -> 
 
 
 def _find(spark: "SparkSession", path: Path, published: Any, log: Path | None) -> Found:
-    from stillframe.spark import markers, timeline, verified  # noqa: PLC0415 - they need PySpark
+    from stillframe.analytics import marker_walk, snapshot_stats, verified_parquet  # noqa: PLC0415 - they need PySpark
 
-    with verified.explained(path):
-        snapshots = timeline.snapshots(spark, published)
-        channels = timeline.channel_history(
-            timeline.channel_counts(spark, published), snapshots
+    with verified_parquet.spark_errors(path):
+        snapshots = snapshot_stats.snapshots(spark, published)
+        channels = snapshot_stats.channel_history(
+            snapshot_stats.channel_counts(spark, published), snapshots
         ).persist()
         try:
             busy = channels.where("message_count > 0").orderBy("sequence", "source", "target")
             found = Found(
                 _rows(snapshots),
-                _rows(timeline.spread(snapshots)),
-                _rows(timeline.channel_spread(channels)),
+                _rows(snapshot_stats.spread(snapshots)),
+                _rows(snapshot_stats.channel_spread(channels)),
                 _rows(busy.select("snapshot", "source", "target", "message_count")),
                 None,
             )
@@ -82,8 +82,8 @@ def _find(spark: "SparkSession", path: Path, published: Any, log: Path | None) -
             channels.unpersist()
     if log is None:
         return found
-    with verified.explained(log):
-        paths = markers.marker_paths(timeline.marker_steps(spark, log))
+    with verified_parquet.spark_errors(log):
+        paths = marker_walk.marker_paths(snapshot_stats.marker_steps(spark, log))
         hops = _rows(paths.orderBy("snapshot", "hop"))
     return msgspec.structs.replace(found, marker_paths=hops)
 

@@ -1,146 +1,86 @@
-"""Snapshots and Spark: a session, the store as DataFrames, audits; queries in pipelines.
+"""Pipelines on Spark: a session, streaming queries that take part in snapshots, their snapshots.
 
-Importing this package needs no Spark; calling what is in it does.
+Importing this package needs no Spark; calling what is in it does. Functions of whole stores and
+event logs are in ``stillframe.analytics``; their names here are their old home.
 """
 
-import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stillframe.errors import Unavailable
-from stillframe.spark.session import spark_session
+from stillframe.spark.session import import_with_pyspark, spark_session
 
 if TYPE_CHECKING:
-    from stillframe.spark.assembly import assemble
-    from stillframe.spark.audit import Audit
-    from stillframe.spark.compacted import compacted_tables
-    from stillframe.spark.compaction import compact_store
-    from stillframe.spark.deadlock import deadlocks
-    from stillframe.spark.detection import detect
-    from stillframe.spark.difference import diff_store
-    from stillframe.spark.eventrows import event_rows, locate, vector_clock
-    from stillframe.spark.following import follow
-    from stillframe.spark.markers import marker_paths
     from stillframe.spark.queries import (
         checkpoint_location,
         read_channels,
-        register,
         start_query,
         to_channel,
         with_barriers,
     )
-    from stillframe.spark.reading import diff, log_records, query_state
-    from stillframe.spark.timeline import (
-        channel_history,
-        channel_spread,
-        marker_steps,
-        snapshot_history,
-        spread,
-    )
-    from stillframe.spark.verification import log_pieces, published_cuts, verify
-    from stillframe.spark.whole import store_tables
+    from stillframe.spark.snapshot_reader import diff, log_records, query_state
 
 __all__ = [
-    "assemble",
-    "audit_store",
-    "channel_history",
-    "channel_spread",
     "checkpoint_location",
-    "compact_store",
-    "compacted_tables",
-    "deadlocks",
-    "detect",
     "diff",
-    "diff_store",
-    "event_rows",
-    "follow",
-    "locate",
-    "log_pieces",
     "log_records",
-    "marker_paths",
-    "marker_steps",
-    "published_cuts",
     "query_state",
     "read_channels",
     "register",
-    "snapshot_history",
     "spark_session",
-    "spread",
     "start_query",
-    "store_tables",
     "to_channel",
-    "vector_clock",
-    "verify",
     "with_barriers",
 ]
 
 _MODULES = {
-    "assembly": ("assemble",),
-    "compacted": ("compacted_tables",),
-    "compaction": ("compact_store",),
-    "deadlock": ("deadlocks",),
-    "detection": ("detect",),
-    "difference": ("diff_store",),
-    "eventrows": ("event_rows", "locate", "vector_clock"),
-    "following": ("follow",),
-    "markers": ("marker_paths",),
     "queries": (
         "checkpoint_location",
         "read_channels",
-        "register",
         "start_query",
         "to_channel",
         "with_barriers",
     ),
-    "reading": ("diff", "log_records", "query_state"),
-    "timeline": (
-        "channel_history",
-        "channel_spread",
-        "marker_steps",
-        "snapshot_history",
-        "spread",
-    ),
-    "verification": ("log_pieces", "published_cuts", "verify"),
-    "whole": ("store_tables",),
+    "snapshot_reader": ("diff", "log_records", "query_state"),
 }
+_ANALYTICS = "stillframe.analytics"
+_OLD_HOME = {
+    # It registers the format of the analytics, too.
+    "register": (f"{_ANALYTICS}.verdict_stream", "register"),
+    **{
+        name: (_ANALYTICS, name)
+        for name in (
+            *("assemble", "audit_store", "channel_history", "channel_spread", "compact_store"),
+            *("compacted_tables", "deadlocks", "detect", "diff_store", "event_rows", "follow"),
+            *("locate", "log_pieces", "marker_paths", "marker_steps", "published_cuts"),
+            *("snapshot_history", "spread", "store_tables", "vector_clock", "verify"),
+        )
+    },
+    **{
+        old: (f"{_ANALYTICS}.{new}", None)
+        for old, new in {
+            "audit": "audit",
+            "compacted": "compaction_catalog",
+            "compaction": "compaction",
+            "detection": "predicate_history",
+            "difference": "store_diff",
+            "eventrows": "log_events",
+        }.items()
+    },
+}
+"""What was here before ``stillframe.analytics`` was: name -> where it is now. Deprecated: import it
+from there. It is found by name, so that no import goes up from here."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs PySpark when it is asked for.
+    """Import what needs PySpark when it is used.
 
     Raises:
         Unavailable: PySpark is missing.
     """
     for module, names in _MODULES.items():
         if name in names:
-            try:
-                return getattr(importlib.import_module(f"stillframe.spark.{module}"), name)
-            except ModuleNotFoundError as error:
-                raise Unavailable(
-                    f"PySpark is not installed ({error}): pip install 'stillframe[spark]'"
-                ) from error
+            return getattr(import_with_pyspark(f"stillframe.spark.{module}"), name)
+    if name in _OLD_HOME:
+        module, attribute = _OLD_HOME[name]
+        found = import_with_pyspark(module)
+        return found if attribute is None else getattr(found, attribute)
     raise AttributeError(f"module 'stillframe.spark' has no attribute {name!r}")
-
-
-def audit_store(
-    store_path: Path, *, states_sql: str | None = None, messages_sql: str | None = None
-) -> "Audit":
-    """Check every snapshot of a store at once on Spark, in the active session or one of our own.
-
-    Args:
-        store_path: the directory of the store.
-        states_sql: an aggregate over process states, such as ``sum(balance)``.
-        messages_sql: the same over messages in transit, such as ``sum(amount)``.
-
-    Returns:
-        The verdict, with a row per snapshot.
-
-    Raises:
-        Unavailable: PySpark or Java is missing.
-        UsageError: there is no store or no snapshot in it, or the SQL is wrong.
-        StoreError: the store cannot be read.
-    """
-    spark = spark_session()
-    from stillframe.spark.audit import audit  # noqa: PLC0415 - needs PySpark, which is there now
-
-    return audit(spark, store_path, states_sql=states_sql, messages_sql=messages_sql)

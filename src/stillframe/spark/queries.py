@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -26,31 +27,30 @@ from stillframe.pipeline.items import DataFile
 from stillframe.pipeline.locks import Lock, participant_lock
 from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.pipeline import Pipeline
-from stillframe.spark.cut import CutSource, RecordsSource
-from stillframe.spark.following import VerdictSource
+from stillframe.spark.executor_package import add_package
 from stillframe.spark.requirements import (
     check_checkpoint,
     check_options,
     check_sources,
     check_spark,
 )
-from stillframe.spark.shipping import ship
+from stillframe.spark.snapshot_source import RecordsSource, SnapshotSource
 from stillframe.spark.source import SOURCE, ChannelSource
 from stillframe.store.checksum import checksum_of
 
 EachBatch = Callable[[DataFrame, int], None]
 
 
-def register(spark: SparkSession) -> None:
-    """Let a session know ``stillframe``, ``stillframe.snapshot``, ``stillframe.log`` and
-    ``stillframe.verdicts`` as formats.
+def register(spark: SparkSession, *others: type[DataSource]) -> None:
+    """Let a session know ``stillframe``, ``stillframe.snapshot``, ``stillframe.log`` and `others`
+    as formats.
 
     Raises:
         Unavailable: Spark is older than 4.2, or keeps our sources from this session.
     """
     check_spark(spark.version)
-    ship(spark)
-    for source in (ChannelSource, CutSource, RecordsSource, VerdictSource):
+    add_package(spark)
+    for source in (ChannelSource, SnapshotSource, RecordsSource, *others):
         try:
             spark.dataSource.register(source)
         except AnalysisException as error:

@@ -4,6 +4,7 @@ PySpark is imported only when a session is asked for: this module can be importe
 """
 
 import contextlib
+import importlib
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import IO, TYPE_CHECKING
 
 from stillframe.errors import Unavailable
@@ -105,6 +107,20 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
                 f"Spark did not start with the Java in {os.environ['JAVA_HOME']}: {error}. "
                 f"It said last: {said or 'nothing'}"
             ) from error
+
+
+def import_with_pyspark(module: str) -> ModuleType:
+    """Return a module that imports PySpark.
+
+    Raises:
+        Unavailable: PySpark is missing.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            f"PySpark is not installed ({error}): pip install 'stillframe[spark]'"
+        ) from error
 
 
 def _java_homes() -> Iterator[Path]:

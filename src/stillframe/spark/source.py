@@ -150,7 +150,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """Yield the records of one task."""
-        from stillframe.spark.records import record_batches
+        from stillframe.spark.slices import record_batches
 
         assert isinstance(partition, Slice)
         return record_batches(partition.files, partition.schema)

@@ -1,0 +1,112 @@
+"""Whole stores and event logs on Spark: audits, statistics, differences, predicates, verification.
+
+Importing this package needs no Spark; calling what is in it does.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stillframe.spark.session import import_with_pyspark, spark_session
+
+if TYPE_CHECKING:
+    from stillframe.analytics.assembly import assemble
+    from stillframe.analytics.audit import Audit
+    from stillframe.analytics.compaction import compact_store
+    from stillframe.analytics.compaction_catalog import compacted_tables
+    from stillframe.analytics.full_snapshots import store_tables
+    from stillframe.analytics.log_events import event_rows, locate, vector_clock
+    from stillframe.analytics.log_verification import log_pieces, published_cuts, verify
+    from stillframe.analytics.marker_walk import marker_paths
+    from stillframe.analytics.predicate_history import detect, summary
+    from stillframe.analytics.snapshot_stats import (
+        channel_history,
+        channel_spread,
+        marker_steps,
+        snapshot_history,
+        spread,
+    )
+    from stillframe.analytics.store_diff import diff_store
+    from stillframe.analytics.verdict_stream import follow
+    from stillframe.analytics.wait_for_graphs import deadlocks
+
+__all__ = [
+    "assemble",
+    "audit_store",
+    "channel_history",
+    "channel_spread",
+    "compact_store",
+    "compacted_tables",
+    "deadlocks",
+    "detect",
+    "diff_store",
+    "event_rows",
+    "follow",
+    "locate",
+    "log_pieces",
+    "marker_paths",
+    "marker_steps",
+    "published_cuts",
+    "snapshot_history",
+    "spread",
+    "store_tables",
+    "summary",
+    "vector_clock",
+    "verify",
+]
+
+_MODULES = {
+    "assembly": ("assemble",),
+    "compaction": ("compact_store",),
+    "compaction_catalog": ("compacted_tables",),
+    "full_snapshots": ("store_tables",),
+    "log_events": ("event_rows", "locate", "vector_clock"),
+    "log_verification": ("log_pieces", "published_cuts", "verify"),
+    "marker_walk": ("marker_paths",),
+    "predicate_history": ("detect", "summary"),
+    "snapshot_stats": (
+        "channel_history",
+        "channel_spread",
+        "marker_steps",
+        "snapshot_history",
+        "spread",
+    ),
+    "store_diff": ("diff_store",),
+    "verdict_stream": ("follow",),
+    "wait_for_graphs": ("deadlocks",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs PySpark when it is used.
+
+    Raises:
+        Unavailable: PySpark is missing.
+    """
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_with_pyspark(f"stillframe.analytics.{module}"), name)
+    raise AttributeError(f"module 'stillframe.analytics' has no attribute {name!r}")
+
+
+def audit_store(
+    store_path: Path, *, states_sql: str | None = None, messages_sql: str | None = None
+) -> "Audit":
+    """Check every snapshot of a store at once on Spark, in the active session or one of our own.
+
+    Args:
+        store_path: the directory of the store.
+        states_sql: an aggregate over process states, such as ``sum(balance)``.
+        messages_sql: the same over messages in transit, such as ``sum(amount)``.
+
+    Returns:
+        The verdict, with a row per snapshot.
+
+    Raises:
+        Unavailable: PySpark or Java is missing.
+        UsageError: there is no store or no snapshot in it, or the SQL is wrong.
+        StoreError: the store cannot be read.
+    """
+    spark = spark_session()
+    from stillframe.analytics.audit import audit  # noqa: PLC0415 - needs PySpark, which is there
+
+    return audit(spark, store_path, states_sql=states_sql, messages_sql=messages_sql)

@@ -1,0 +1,398 @@
+"""Makes snapshots of what processes wrote of them, each by itself, on many machines.
+
+Whatever became of the coordinator: a snapshot is what its processes recorded. Those whose fragments
+are all there go into a store that can be asked, verified and restored from like any other.
+"""
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from stillframe.analytics import fragment_merge, verified_parquet
+from stillframe.analytics.assembly_output import check_apart, exclusive_writer
+from stillframe.analytics.fragment_groups import (
+    Group,
+    GroupVerdict,
+    Outcomes,
+    classify,
+    drop_duplicates,
+    group_fragments,
+    is_after,
+)
+from stillframe.analytics.fragment_merge import MERGE_SCHEMA, MERGED, merge_files
+from stillframe.analytics.manifests import Published
+from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
+from stillframe.model import GlobalState, Reason, SnapshotId
+from stillframe.spark.executor_package import add_package
+from stillframe.store.contents import publish_directory
+from stillframe.store.disk import partial_path, sync, write_new
+from stillframe.store.fragments import FragmentPlace
+from stillframe.store.history import (
+    History,
+    SnapshotAbandoned,
+    SnapshotBegan,
+    SnapshotPublished,
+    shortened,
+)
+from stillframe.store.manifest import MANIFEST, FileRecord, Manifest, file_names
+from stillframe.store.opening import SNAPSHOTS, explained
+from stillframe.store.parquet import read_parquet
+from stillframe.store.seal import seal
+from stillframe.store.tables import Tables
+
+TIMEOUT_S = 10.0
+_NAMED_MAX = 100
+BLOCK_CHANNEL_COUNT = 100_000
+"""So many channels of snapshots are put together at a time."""
+_TIME = pa.timestamp("us", tz="UTC")
+ASSEMBLED_SCHEMA = pa.schema(
+    [
+        pa.field("snapshot", pa.string()),  # P1-17
+        pa.field("epoch", pa.int64()),
+        pa.field("verdict", pa.string()),  # consistent: it is in the store now
+        pa.field("why", pa.string()),  # it is not, for people
+        pa.field("fragment_count", pa.int64()),  # how many can be read
+        pa.field("missing", pa.list_(pa.string())),  # the processes of which none can
+        pa.field("late", pa.list_(pa.string())),  # those whose fragments came after the time-out
+        pa.field("recorded_at", _TIME),  # when the first process recorded its state
+        pa.field("completed_at", _TIME),  # when the last fragment was complete
+    ]
+)
+
+
+class _MergedFiles(msgspec.Struct):
+    """The files of a snapshot as tasks have written them; or whose part of it is not what it should
+    be, and why."""
+
+    records: dict[str, FileRecord] = {}
+    process: str = ""
+    why: str = ""
+
+
+def assemble(
+    spark: SparkSession,
+    directory: Path,
+    out: Path,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    epoch: int | None = None,
+) -> DataFrame:
+    """Make snapshots of the fragments in `directory`, and add them to the store `out`.
+
+    Each is written with all that it holds, also of what fragments hold only the changes of. Those
+    that are in the store already are left as they are, so what comes late is added by doing it
+    again.
+
+    Args:
+        spark: the session; its executors see both directories under these paths.
+        directory: the fragments of all processes.
+        out: a new directory, or the store of an earlier time.
+        timeout_s: a fragment is late that was complete so long after the first process recorded
+            its state, in seconds.
+        epoch: of which; None for all.
+
+    Returns:
+        a row for each snapshot that was not in the store (`ASSEMBLED_SCHEMA`).
+
+    Raises:
+        UsageError: there are no fragments, or `out` is something else.
+        Damaged: what the fragments are parts of, or the store, is not what was written.
+        Unavailable: another program writes to `out`.
+        StoreError: something cannot be read or written; what was in `out` is as it was, or with
+            some of the snapshots.
+    """
+    check_apart(directory, out)
+    groups = group_fragments(directory, epoch=epoch)
+    outcomes = drop_duplicates([(group, classify(group, timeout_s=timeout_s)) for group in groups])
+    good = [group for group, verdict in outcomes if verdict.verdict == CONSISTENT]
+    if good:
+        with exclusive_writer(out, groups, good) as (published, runs):
+            points = _points_there(good, published)
+            outcomes = _new(outcomes, published, runs)
+            outcomes = [
+                outcome
+                for block in _blocks(outcomes)
+                for outcome in _add(spark, directory, out, block, points)
+            ]
+    return spark.createDataFrame(_table(outcomes))
+
+
+def _new(outcomes: Outcomes, published: Published, runs: Mapping[int, str]) -> Outcomes:
+    """Return those that the store does not have; those that cannot be beside what it has are told
+    to be incomplete."""
+    by_number = {manifest.sequence: manifest for manifest in published.manifests.values()}
+    found: Outcomes = []
+    for group, verdict in outcomes:
+        there = by_number.get(group.snapshot.number)
+        run = next((one.run for one in group.fragments.values()), None)
+        if verdict.verdict == CONSISTENT and runs[group.epoch] != run:
+            why = (
+                f"{published.path} holds snapshots of another run of epoch {group.epoch}, in which "
+                "the system began anew: give another directory"
+            )
+            found.append((group, msgspec.structs.replace(verdict, verdict=INCOMPLETE, why=why)))
+        elif there is None:
+            found.append((group, verdict))
+        elif (there.epoch, there.snapshot) != (group.epoch, group.snapshot):
+            why = (
+                f"{published.path} holds {there.snapshot} of epoch {there.epoch}, which has the "
+                "same number: assemble the two epochs with --epoch, into directories of their own"
+            )
+            worse = msgspec.structs.replace(verdict, verdict=INCOMPLETE, why=why)
+            found.append((group, worse))
+    return found
+
+
+def _blocks(outcomes: Outcomes) -> Iterator[Outcomes]:
+    """Yield some at a time, so that what is said of their channels takes bounded memory."""
+    block: Outcomes = []
+    channel_count = 0
+    for group, verdict in outcomes:
+        block.append((group, verdict))
+        channel_count += sum(len(one.received) for one in group.fragments.values())
+        if channel_count >= BLOCK_CHANNEL_COUNT:
+            yield block
+            block, channel_count = [], 0
+    if block:
+        yield block
+
+
+def _add(
+    spark: SparkSession, directory: Path, out: Path, outcomes: Outcomes, points: list[Group]
+) -> Outcomes:
+    """Add to the store what is consistent; return what became of all of them."""
+    wanted = [group for group, verdict in outcomes if verdict.verdict == CONSISTENT]
+    merged_files = _join(spark, directory, out, wanted) if wanted else {}
+    for snapshot, of_one in merged_files.items():
+        if of_one.why:
+            shutil.rmtree(partial_path(out / SNAPSHOTS / str(snapshot)), ignore_errors=True)
+    outcomes = [_with_damage(*outcome, merged_files) for outcome in outcomes]
+    _publish(out, outcomes, merged_files, points)
+    return outcomes
+
+
+def _with_damage(
+    group: Group, verdict: GroupVerdict, merged_files: Mapping[SnapshotId, _MergedFiles]
+) -> tuple[Group, GroupVerdict]:
+    """Return an outcome as it is, now that all of the fragments was read."""
+    of_one = merged_files.get(group.snapshot)
+    if verdict.verdict != CONSISTENT or of_one is None or not of_one.why:
+        return group, verdict
+    group = msgspec.structs.replace(
+        group,
+        chains={p: chain for p, chain in group.chains.items() if p != of_one.process},
+        damages={of_one.process: of_one.why},
+    )
+    return group, GroupVerdict(INCOMPLETE, (of_one.process,), verdict.late, of_one.why)
+
+
+def _points_there(groups: Sequence[Group], published: Published) -> list[Group]:
+    """Return those of `groups` that the store has as restore points."""
+    there = published.manifests
+    return [g for g in groups if g.snapshot in there and there[g.snapshot].is_restore_point]
+
+
+def _is_point(group: Group, points: Sequence[Group]) -> bool:
+    """Return whether a death may go back to `group`: its cut crosses that of no other of `points`,
+    which are the restore points."""
+    of_epoch = [point for point in points if point.epoch == group.epoch]
+    number = group.snapshot.number
+    earlier = [point for point in of_epoch if point.snapshot.number < number]
+    later = [point for point in of_epoch if point.snapshot.number > number]
+    return all(is_after(group, point) for point in earlier[-1:]) and all(
+        is_after(point, group) for point in later[:1]
+    )
+
+
+def _join(
+    spark: SparkSession, directory: Path, out: Path, groups: Sequence[Group]
+) -> dict[SnapshotId, _MergedFiles]:
+    """Write the files of snapshots under temporary names.
+
+    Tasks get absolute paths, because they run where the session was started.
+    """
+    add_package(spark)
+    rows: list[dict[str, object]] = []
+    sizes: list[int] = []
+    for group in groups:
+        partial = partial_path(out / SNAPSHOTS / str(group.snapshot))
+        with explained(partial, "written"):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+        columns = _columns(group)
+        for name in _names(group):
+            stem = name.partition(".")[0]
+            parts, size = _parts(directory, group, stem)
+            what = (
+                stem
+                if stem
+                in (fragment_merge.PROCESSES, fragment_merge.CHANNELS, fragment_merge.MESSAGES)
+                else ""
+            )
+            rows.append(
+                {
+                    "snapshot": str(group.snapshot),
+                    "path": str(partial.absolute() / name),
+                    "what": what or fragment_merge.KEYED,
+                    "columns": columns[name],
+                    "parts": parts,
+                }
+            )
+            sizes.append(size)
+    task_count, tasks = verified_parquet.spread_tasks(spark, sizes)
+    table = pa.Table.from_pylist(
+        [row | {"task": task} for row, task in zip(rows, tasks, strict=True)], schema=MERGE_SCHEMA
+    )
+    with verified_parquet.spark_errors(directory):
+        spread = spark.createDataFrame(table).repartitionById(task_count, F.col("task"))
+        found = spread.mapInArrow(merge_files, MERGED).collect()
+    merged_files = {group.snapshot: _MergedFiles({}) for group in groups}
+    for row in found:
+        of_one = merged_files[SnapshotId.parse(row["snapshot"])]
+        if row["why"] is None:
+            of_one.records[row["name"]] = FileRecord(row["name"], row["byte_count"], row["hash"])
+        elif not of_one.why:
+            of_one.process, of_one.why = row["process"], row["why"]
+    return merged_files
+
+
+def _columns(group: Group) -> dict[str, bytes]:
+    """Return the columns that the files of a snapshot have, as an Arrow schema, by name."""
+    tables = Tables(group.described.description)
+    made = tables.of(group.snapshot, GlobalState((), ()))
+    read = {name: read_parquet(tables.to_parquet(name, table)) for name, table in made.items()}
+    return {name: table.schema.serialize().to_pybytes() for name, table in read.items()}
+
+
+def _names(group: Group) -> tuple[str, ...]:
+    return file_names(group.described.description, is_whole=True)
+
+
+def _parts(directory: Path, group: Group, stem: str) -> tuple[list[dict[str, object]], int]:
+    """Return of what a file is made, as ``fragment_merge`` takes it, and how many bytes that is."""
+    parts: list[dict[str, object]] = []
+    size = 0
+    fragments = group.fragments
+    for process, chain in group.chains.items():
+        is_keyed = stem not in (
+            fragment_merge.PROCESSES,
+            fragment_merge.CHANNELS,
+            fragment_merge.MESSAGES,
+        )
+        links = []
+        for fragment in chain if is_keyed else chain[-1:]:
+            path = FragmentPlace(group.epoch, fragment.snapshot, process).path(directory).absolute()
+            for record in fragment.files:
+                # Those of keyed fields have other names if they are whole.
+                if record.name.partition(".")[0] == stem:
+                    file = {"path": str(path / record.name), "hash": record.hash}
+                    links.append(file | {"byte_count": record.bytes})
+                    size += record.bytes
+        books = [
+            {
+                "source": source,
+                "sent_count": fragments[source].sent[process],
+                "received_count": received.count,
+                "message_count": received.recorded_count,
+            }
+            for source, received in fragments[process].received.items()
+            if stem in (fragment_merge.CHANNELS, fragment_merge.MESSAGES)
+        ]
+        if links:  # else it has no such field
+            kind = group.described.description.processes[process]
+            parts.append({"process": process, "kind": kind, "links": links, "books": books})
+    return parts, size
+
+
+def _publish(
+    out: Path,
+    outcomes: Outcomes,
+    merged_files: Mapping[SnapshotId, _MergedFiles],
+    points: list[Group],
+) -> None:
+    """Give snapshots their names, in their order, and note in the history what became of each;
+    `points` are the restore points, those that come among them."""
+    history = History(out)
+    try:
+        for group, verdict in outcomes:
+            snapshot = group.snapshot
+            directory = out / SNAPSHOTS / str(snapshot)
+            partial = partial_path(directory)
+            if verdict.verdict != CONSISTENT:
+                if group.fragments and snapshot.number > history.last_number:
+                    history.note(SnapshotBegan(snapshot))
+                    history.note(_abandoned(snapshot, verdict))
+                continue
+            is_point = _is_point(group, points)
+            manifest = _manifest(group, merged_files[snapshot].records, is_point=is_point)
+            # Its number is never given again, also by a system that goes on from here.
+            history.note(SnapshotBegan(snapshot))
+            with explained(directory, "written"):
+                write_new(partial / MANIFEST, seal(manifest))
+                sync(partial / MANIFEST)
+                sync(partial)
+                publish_directory(directory)
+            history.note(SnapshotPublished(snapshot, is_removal_noted=True))
+            if is_point:
+                points.append(group)
+                points.sort(key=lambda point: point.snapshot.number)
+    finally:
+        history.close()
+
+
+def _abandoned(snapshot: SnapshotId, verdict: GroupVerdict) -> SnapshotAbandoned:
+    is_wrong = verdict.verdict == INCONSISTENT
+    reason = Reason.NOT_CONSISTENT if is_wrong else Reason.DEADLINE
+    missing = verdict.missing[:_NAMED_MAX]
+    return SnapshotAbandoned(snapshot, reason.name, missing, shortened(verdict.why))
+
+
+def _manifest(group: Group, records: Mapping[str, FileRecord], *, is_point: bool) -> Manifest:
+    description = group.described.description
+    parts = group.fragments.values()
+    received = [of_one for part in parts for of_one in part.received.values()]
+    return Manifest(
+        snapshot=group.snapshot,
+        # Others may come later that are earlier.
+        sequence=group.snapshot.number,
+        epoch=group.epoch,
+        initiated_at=group.recorded_at or 0.0,
+        completed_at=group.completed_at or 0.0,
+        published_at=max(time.time(), group.completed_at or 0.0),
+        pause_s=max(part.pause_s for part in parts),
+        capture_s=max(part.capture_s for part in parts),
+        is_restore_point=is_point,
+        process_count=len(description.processes),
+        channel_count=len(description.channels),
+        message_count=sum(of_one.recorded_count for of_one in received),
+        topology=description.hash,
+        files=tuple(records[name] for name in _names(group)),
+    )
+
+
+def _table(outcomes: Outcomes) -> pa.Table:
+    rows = [
+        {
+            "snapshot": str(group.snapshot),
+            "epoch": group.epoch,
+            "verdict": verdict.verdict,
+            "why": verdict.why,
+            "fragment_count": len(group.fragments),
+            "missing": verdict.missing,
+            "late": verdict.late,
+            "recorded_at": _time(group.recorded_at),
+            "completed_at": _time(group.completed_at),
+        }
+        for group, verdict in outcomes
+    ]
+    return pa.Table.from_pylist(rows, schema=ASSEMBLED_SCHEMA)
+
+
+def _time(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e6)

@@ -1,0 +1,315 @@
+"""The audit of a store: bytes, books and a conserved quantity, over all snapshots at once.
+
+1. *Bytes.* Every file is what its manifest says, and every snapshot is there that was published and
+   not removed. A snapshot with a changed byte is named and left out of what follows.
+2. *Books.* Every process and channel of the description is there, and every channel's books
+   balance, down to the number of each message.
+3. *A conserved quantity*, if the caller names one: a sum over states and messages in transit that
+   is the same in all snapshots. Whole numbers and decimals are compared exactly, also when they
+   come as floating point; other floating point numbers to nine digits, because the order of
+   additions is Spark's.
+"""
+
+import decimal
+import math
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from stillframe.analytics import verified_parquet
+from stillframe.analytics.manifests import Published, expected_of, read_published
+from stillframe.analytics.snapshot_verdicts import CONSISTENT, VERDICTS, verdicts_of
+from stillframe.analytics.table_schemas import messages_schema, processes_schema
+from stillframe.analytics.verified_parquet import first_line, spread_tasks
+from stillframe.errors import Damaged, NotConsistent, UsageError
+from stillframe.model import SnapshotId
+from stillframe.spark.executor_package import add_package
+from stillframe.store.history import loss, lost_snapshots
+from stillframe.store.manifest import MESSAGES, PROCESSES, Manifest
+from stillframe.topology import Description
+
+_FLOAT_TOLERANCE = 1e-9
+
+Amount = int | float | decimal.Decimal
+_SHARES = pa.schema([("directory", pa.string()), ("task", pa.int32())])
+_Damages = dict[str, str]
+_Books = dict[str, tuple[int, str | None]]
+
+
+class SnapshotAudit(msgspec.Struct, frozen=True, kw_only=True):
+    """What the audit found in one snapshot.
+
+    `sequence` is the order of publishing, 0 if the manifest cannot be read. `damage` names the
+    first file that is not what was written; then nothing else is known. `contradiction` names the
+    first process or channel that is wrong, with the figures. The amounts are None if no conserved
+    quantity was asked for; `total` is that of states and messages together, `difference` what it
+    has more than the first snapshot's.
+    """
+
+    id: SnapshotId
+    sequence: int
+    message_count: int = 0
+    states_amount: Amount | None = None
+    messages_amount: Amount | None = None
+    total: Amount | None = None
+    difference: Amount | None = None
+    damage: str | None = None
+    contradiction: str | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether nothing is wrong with this snapshot."""
+        return not (self.damage or self.contradiction or self.difference)
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict over a store: `verdict` is a sentence that names the first thing that is wrong.
+
+    `snapshots` are in the order of publishing, those whose manifest cannot be read or whose
+    directory is gone at the end. `history_damage` names the first line of the history that was
+    changed since it was written; then it is not known which snapshots are gone.
+    """
+
+    ok: bool
+    verdict: str
+    snapshots: tuple[SnapshotAudit, ...]
+    history_damage: str | None = None
+
+
+def audit(
+    spark: SparkSession,
+    store_path: Path,
+    *,
+    states_sql: str | None = None,
+    messages_sql: str | None = None,
+) -> Audit:
+    """Check every snapshot of a store: bytes, books and, if asked for, a conserved quantity.
+
+    Args:
+        spark: the session to run in, for example ``spark_session()``.
+        store_path: the directory of the store; a running system may write to it.
+        states_sql: an aggregate over the rows of ``processes.parquet``, such as ``sum(balance)``.
+        messages_sql: the same over ``messages.parquet``, such as ``sum(amount)``. One may be left
+            out; what both give together must be the same in all snapshots.
+
+    Raises:
+        UsageError: there is no store or no snapshot in it, or the SQL is wrong.
+        StoreError: the store cannot be read, or changed meanwhile.
+    """
+    published = read_published(store_path)
+    lost, history_damage = _losses(store_path)
+    if published.is_empty and not lost:
+        raise UsageError(f"the store {store_path} holds no snapshot yet: there is nothing to audit")
+    manifests = {str(snapshot): found for snapshot, found in published.manifests.items()}
+    damages = {str(snapshot): why for snapshot, why in published.damages.items()}
+    changed, books = _judge_snapshots(spark, published)
+    damages |= changed | lost
+    amounts: list[dict[str, Amount] | None] = [None, None]
+    if books and states_sql is not None:
+        states = _tables(spark, published, books, PROCESSES, processes_schema)
+        amounts[0] = _amounts(states, states_sql, "the states")
+    if books and messages_sql is not None:
+        messages = _tables(spark, published, books, MESSAGES, messages_schema)
+        amounts[1] = _amounts(messages, messages_sql, "the messages")
+    rows = [
+        SnapshotAudit(id=manifest.snapshot, sequence=manifest.sequence, damage=damages.get(name))
+        if name in damages
+        else _row(
+            manifest,
+            books[name],
+            [None if found is None else found.get(name, 0) for found in amounts],
+        )
+        for name, manifest in manifests.items()
+    ]
+    rows += [
+        SnapshotAudit(id=SnapshotId.parse(name), sequence=0, damage=damages[name])
+        for name in sorted(damages.keys() - manifests.keys())
+    ]
+    return _verdict(_with_differences(rows), history_damage)
+
+
+def _losses(store_path: Path) -> tuple[_Damages, str | None]:
+    """Return the snapshots that are gone and were not removed, and what to do; and what is wrong
+    with the history, which then does not say."""
+    try:
+        lost = lost_snapshots(store_path)
+    except Damaged as error:
+        return {}, str(error)
+    return {str(snapshot): loss(store_path, snapshot) for snapshot in lost}, None
+
+
+def _judge_snapshots(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]:
+    """Return the snapshots with a file that is not what was written, and why; and of the others
+    how many messages each holds, and what contradicts itself in it.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    sizes = [sum(file.bytes for file in found.files) for found in published.manifests.values()]
+    task_count, tasks = spread_tasks(spark, sizes)
+    paths = [str(published.directory(snapshot)) for snapshot in published.manifests]
+    add_package(spark)
+    directories = spark.createDataFrame(pa.table([paths, tasks], schema=_SHARES))
+    verdicts = directories.repartitionById(task_count, F.col("task")).mapInArrow(
+        partial(verdicts_of, expected=expected_of(published.head)), from_arrow_schema(VERDICTS)
+    )
+    damages: _Damages = {}
+    books: _Books = {}
+    with verified_parquet.spark_errors(published.path):
+        found = verdicts.select("snapshot", "verdict", "why", "message_count").collect()
+    for name, verdict, why, message_count in found:
+        if message_count is None:
+            directory = published.directory(SnapshotId.parse(name))
+            damages[name] = why.removeprefix(f"{directory}/")
+        else:
+            books[name] = message_count, None if verdict == CONSISTENT else why
+    return damages, books
+
+
+def invalid_snapshots(
+    spark: SparkSession, published: Published
+) -> dict[SnapshotId, Damaged | NotConsistent]:
+    """Return the snapshots that are not what was written, or contradict themselves, and why: every
+    byte is read.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    damages, books = _judge_snapshots(spark, published)
+    found: dict[SnapshotId, Damaged | NotConsistent] = {}
+    for snapshot in published.manifests:
+        name = str(snapshot)
+        if name in damages:
+            found[snapshot] = Damaged(damages[name])
+        elif (why := books[name][1]) is not None:
+            found[snapshot] = NotConsistent(why)
+    return found
+
+
+def _tables(
+    spark: SparkSession,
+    published: Published,
+    names: Collection[str],
+    file: str,
+    schema: Callable[[Description], str],
+) -> list[DataFrame]:
+    """Return a table of the snapshots `names`, of each topology by itself."""
+    by_topology: dict[str, list[verified_parquet.File]] = {}
+    for snapshot, manifest in published.manifests.items():
+        if str(snapshot) in names:
+            files = by_topology.setdefault(manifest.topology, [])
+            files.append(published.file(snapshot, file))
+    described = published.topologies.described
+    return [
+        verified_parquet.rows(spark, files, schema(described[topology]))
+        for topology, files in by_topology.items()
+    ]
+
+
+def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> dict[str, Amount]:
+    """Return the caller's aggregate by snapshot; null counts as 0."""
+    try:
+        sums = [rows.groupBy("snapshot").agg(F.expr(sql).alias("amount")) for rows in tables]
+        found = [row for each in sums for row in each.collect()]
+    except PySparkException as error:
+        if (damage := verified_parquet.error_of_task(error)) is not None:
+            raise damage from error
+        raise UsageError(
+            f"the SQL over {over} does not work: {sql!r}: {first_line(error)}. It must be an "
+            "aggregate over one snapshot's rows, such as 'sum(balance)'"
+        ) from error
+    amounts: dict[str, Amount] = {}
+    for row in found:
+        amount = 0 if row["amount"] is None else row["amount"]
+        if isinstance(amount, bool) or not isinstance(amount, Amount):
+            raise UsageError(
+                f"the SQL over {over} gives {amount!r}, which is no number: {sql!r}. Use an "
+                "aggregate such as 'sum(balance)'"
+            )
+        amounts[row["snapshot"]] = amount
+    return amounts
+
+
+def _row(
+    manifest: Manifest, books: tuple[int, str | None], amounts: Sequence[Amount | None]
+) -> SnapshotAudit:
+    given = [amount for amount in amounts if amount is not None]
+    return SnapshotAudit(
+        id=manifest.snapshot,
+        sequence=manifest.sequence,
+        message_count=books[0],
+        contradiction=books[1],
+        states_amount=amounts[0],
+        messages_amount=amounts[1],
+        total=_plus(given) if given else None,
+    )
+
+
+def _plus(amounts: Sequence[Amount]) -> Amount:
+    """Add amounts of any kinds; a decimal and a floating point number meet as the latter."""
+    if any(isinstance(amount, float) for amount in amounts):
+        return math.fsum(amounts)
+    total: Any = sum(amounts)
+    return total  # type: ignore[no-any-return]
+
+
+def _with_differences(rows: Sequence[SnapshotAudit]) -> list[SnapshotAudit]:
+    """Compare every total with the first."""
+    first = next((row.total for row in rows if row.total is not None), None)
+    if first is None:
+        return list(rows)
+    return [
+        row
+        if row.total is None
+        else msgspec.structs.replace(row, difference=_difference(row.total, first))
+        for row in rows
+    ]
+
+
+def _difference(total: Amount, first: Amount) -> Amount:
+    """Return how much more `total` is; 0 if they are equal as the module's docstring defines it."""
+    if total == first:
+        return 0
+    is_whole = all(amount == amount // 1 for amount in (total, first))
+    if not is_whole and math.isclose(total, first, rel_tol=_FLOAT_TOLERANCE):
+        return 0
+    return _plus([total, -first])
+
+
+def _verdict(rows: Sequence[SnapshotAudit], history_damage: str | None) -> Audit:
+    wrong = [row for row in rows if not row.is_valid]
+    if wrong:
+        row, more = wrong[0], len(wrong) - 1
+        verdict = f"snapshot {row.id}: {_first_fault(row, rows)}"
+        verdict += f" ({more} more of {len(rows)} snapshots are wrong)" if more else ""
+    elif history_damage is not None:
+        verdict = history_damage
+    else:
+        count = sum(row.message_count for row in rows)
+        verdict = f"{len(rows)} snapshots with {count} messages: no byte changed, the books balance"
+        if rows[0].total is not None:
+            verdict += f", and the total is {rows[0].total} in all of them"
+    return Audit(
+        ok=not wrong and history_damage is None,
+        verdict=verdict,
+        snapshots=tuple(rows),
+        history_damage=history_damage,
+    )
+
+
+def _first_fault(row: SnapshotAudit, rows: Sequence[SnapshotAudit]) -> str:
+    if row.damage or row.contradiction:
+        return row.damage or row.contradiction or ""
+    first = next(other for other in rows if other.total is not None)
+    return (
+        f"the total is {row.total} (states {row.states_amount}, messages {row.messages_amount}), "
+        f"and in {first.id} it is {first.total}: a difference of {row.difference:+}"
+    )

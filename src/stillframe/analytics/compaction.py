@@ -1,0 +1,326 @@
+"""Makes few large tables of the many small files of a store, and keeps them up with it.
+
+The tables hold the full state of each snapshot, also of those that are only changes in the store. A
+second time only the snapshots are added that are not there yet.
+"""
+
+import functools
+import re
+import shutil
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from stillframe import columns as fields
+from stillframe.analytics import verified_parquet
+from stillframe.analytics.compaction_catalog import (
+    ADVICE,
+    CATALOG,
+    INDEX,
+    CatalogFile,
+    CatalogMember,
+    Compacted,
+    TablePart,
+    exclusive_writer,
+    remove_others,
+    table_rows,
+    version_path,
+)
+from stillframe.analytics.full_snapshots import TABLES, FullSnapshots, align_schema
+from stillframe.analytics.manifests import Published, while_published
+from stillframe.analytics.parquet_writer import write, write_here
+from stillframe.analytics.snapshot_stats import SNAPSHOTS_SCHEMA, snapshot_table
+from stillframe.errors import Damaged, UsageError
+from stillframe.model import SnapshotId
+from stillframe.store.checksum import read_hashed
+from stillframe.store.columns import merged_columns
+from stillframe.store.disk import link_or_copy, partial_path, replace_durably, sync
+from stillframe.store.opening import explained
+from stillframe.store.parquet import as_written, read_parquet
+from stillframe.store.seal import seal
+
+_ORDER = {
+    "processes": ("snapshot", "process"),
+    "channels": ("snapshot", "source", "target"),
+    "messages": ("snapshot", "source", "target", "number"),
+}
+_NAME = re.compile(r"\d{6}-\d{3,}\.parquet")
+PART_COUNT_MAX = 16
+"""So many times files are added; then all become one part again."""
+
+
+class Compaction(msgspec.Struct, frozen=True):
+    """What ``compact_store`` did.
+
+    Attributes:
+        added: the snapshots whose rows were added, in the order of publishing.
+        removed: those whose rows are gone.
+        catalog: what is there now.
+    """
+
+    added: tuple[SnapshotId, ...]
+    removed: tuple[SnapshotId, ...]
+    catalog: Compacted
+
+
+def compact_store(
+    spark: SparkSession,
+    store_path: Path,
+    out: Path,
+    *,
+    of: str | None = None,
+    keep: int | None = None,
+) -> Compaction:
+    """Bring the tables in `out` up to what the store holds: all of that or, at a crash, nothing.
+
+    Every byte that is taken over is verified.
+
+    Args:
+        spark: the session; its executors see both directories under these paths.
+        store_path: the directory of the store; a running system may write to it.
+        out: a directory for the tables alone.
+        of: the snapshot to add, an id or a savepoint's name; None for all.
+        keep: how many snapshots stay, the newest; savepoints stay as well. None for all.
+
+    Raises:
+        UsageError: there is no such store or snapshot, or `out` is something else.
+        Damaged: a file of the store, or of `out`, is not what was written.
+        StoreError: something cannot be read or written; what was in `out` is as it was.
+        Unavailable: another program writes to `out`.
+    """
+    with exclusive_writer(out, store_path) as catalog:
+        return while_published(
+            store_path, lambda published: _compact(spark, published, out, catalog, of=of, keep=keep)
+        )
+
+
+def _compact(
+    spark: SparkSession,
+    published: Published,
+    out: Path,
+    catalog: Compacted,
+    *,
+    of: str | None,
+    keep: int | None,
+) -> Compaction:
+    members = catalog.snapshots | _members(published, of)
+    _check_same(published, catalog, out)
+    staying = _staying(members, keep, published)
+    added = [one for one in published.manifests if str(one) in staying - catalog.snapshots.keys()]
+    removed = [SnapshotId.parse(name) for name in catalog.snapshots if name not in staying]
+    known = _read_index(out, catalog)
+    index = _index(published, known, staying)
+    if index.equals(known):
+        return Compaction((), (), catalog)
+    partial = partial_path(version_path(out, catalog.version + 1))
+    with explained(out, "written"), verified_parquet.spark_errors(published.path):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            whole = FullSnapshots(spark, published, added)
+            columns = _columns(catalog, whole)
+            kept, rewritten = _split(catalog, columns, staying)
+            before = version_path(out, catalog.version)
+            for part in kept:
+                for table, files in part.files.items():
+                    _link(before / table, partial / table, files)
+            new = _new_part(catalog, rewritten, added, staying)
+            sources = _Sources(spark, out, catalog, rewritten, whole if added else None, staying)
+            parts = [*kept, _written(new, sources, columns, partial)] if new.snapshots else kept
+            now = Compacted(
+                version=catalog.version + 1,
+                snapshots={name: one for name, one in members.items() if name in staying},
+                columns=columns,
+                parts=tuple(_with_empty(parts, columns, partial)),
+                index=_write_index(partial, index),
+            )
+            _publish(out, partial, now)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    remove_others(out, (catalog.version, now.version))
+    return Compaction(tuple(added), tuple(removed), now)
+
+
+def _members(published: Published, of: str | None) -> dict[str, CatalogMember]:
+    """Return the snapshots that are asked for."""
+    for snapshot, why in published.damages.items() if of is None else ():
+        raise Damaged(f"snapshot {snapshot} cannot be taken over: {why}")
+    wanted = published.manifests if of is None else [published.find(of)]
+    if not wanted:
+        raise UsageError(f"the store {published.path} holds no snapshot yet")
+    manifests = [published.manifests[snapshot] for snapshot in wanted]
+    return {str(m.snapshot): CatalogMember(m.sequence, m.published_at) for m in manifests}
+
+
+def _check_same(published: Published, catalog: Compacted, out: Path) -> None:
+    for snapshot, manifest in published.manifests.items():
+        known = catalog.snapshots.get(str(snapshot))
+        if known not in (None, CatalogMember(manifest.sequence, manifest.published_at)):
+            raise UsageError(
+                f"{out} holds snapshot {snapshot} of another store: give another directory"
+            )
+
+
+def _staying(members: dict[str, CatalogMember], keep: int | None, published: Published) -> set[str]:
+    if keep is None:
+        return set(members)
+    newest = sorted(members, key=lambda name: members[name].sequence)[-keep:]
+    named = {str(snapshot) for snapshot in published.head.savepoints.values()}
+    return {*newest, *(named & members.keys())}
+
+
+def _columns(catalog: Compacted, whole: FullSnapshots) -> dict[str, tuple[fields.Column, ...]]:
+    """Return the columns of each table, as those that are there and those that come have them."""
+    return {
+        name: merged_columns({"": catalog.columns.get(name, ()), "new": whole.columns(name)})
+        for name in dict.fromkeys((*TABLES, *catalog.columns, *whole.keyed_names))
+    }
+
+
+def _split(
+    catalog: Compacted, columns: dict[str, tuple[fields.Column, ...]], staying: AbstractSet[str]
+) -> tuple[list[TablePart], list[TablePart]]:
+    """Return the parts that stay as they are, and those of which rows are written again: all of
+    them when columns are others now, so that all files of a table have the same."""
+    is_other = any(columns[name] != before for name, before in catalog.columns.items())
+    if is_other or len(catalog.parts) >= PART_COUNT_MAX:
+        return [], list(catalog.parts)
+    kept = [part for part in catalog.parts if staying >= set(map(str, part.snapshots))]
+    return kept, [part for part in catalog.parts if part not in kept]
+
+
+def _new_part(
+    catalog: Compacted,
+    rewritten: Iterable[TablePart],
+    added: Iterable[SnapshotId],
+    staying: AbstractSet[str],
+) -> TablePart:
+    """Return the part that is written now, without its files."""
+    number = 1 + max((part.number for part in catalog.parts), default=0)
+    again = [one for part in rewritten for one in part.snapshots if str(one) in staying]
+    return TablePart(number, (*again, *added), {})
+
+
+class _Sources(msgspec.Struct, frozen=True):
+    """Where the rows of a new part come from: parts that are there, and snapshots of the store."""
+
+    spark: SparkSession
+    out: Path
+    catalog: Compacted
+    rewritten: list[TablePart]
+    whole: FullSnapshots | None
+    staying: AbstractSet[str]
+
+    def rows(self, table: str, columns: tuple[fields.Column, ...]) -> DataFrame | None:
+        """Return the rows of a table, sorted within each file; None if there can be none."""
+        found = []
+        if self.rewritten and table in self.catalog.columns:
+            rows = table_rows(
+                self.spark, self.out, self.catalog, table, parts=tuple(self.rewritten)
+            )
+            rows = rows.where(F.col("snapshot").isin(*self.staying))
+            found.append(align_schema(rows, table, self.catalog.columns[table], columns))
+        is_sorted = False
+        if self.whole is not None and table in (*TABLES, *self.whole.keyed_names):
+            rows = self.whole.table(table)
+            found.append(align_schema(rows, table, self.whole.columns(table), columns))
+            is_sorted = not self.rewritten and self.whole.is_chained
+        if not found:
+            return None
+        rows = functools.reduce(DataFrame.unionByName, found)
+        order = _ORDER.get(table, ("snapshot", "process", "key"))
+        if table in TABLES:
+            rows = rows.repartition("snapshot")
+        elif not is_sorted:
+            rows = rows.repartition(*order)
+        return rows.sortWithinPartitions(*order)
+
+
+def _written(
+    new: TablePart, sources: _Sources, columns: dict[str, tuple[fields.Column, ...]], partial: Path
+) -> TablePart:
+    """Write the files of a part."""
+    files: dict[str, tuple[CatalogFile, ...]] = {}
+    for table, of_table in columns.items():
+        directory = partial / table
+        directory.mkdir(exist_ok=True)
+        rows = sources.rows(table, of_table)
+        if rows is None:
+            continue
+        made = [
+            (found, CatalogFile(f"{new.number:06}-{number:03}.parquet", *found[1:]))
+            for number, found in enumerate(write(rows, directory))
+        ]
+        for found, file in made:
+            (directory / found[0]).rename(directory / file.name)
+        files[table] = tuple(file for _, file in made)
+        linked = {path for path in directory.iterdir() if _NAME.fullmatch(path.name)}
+        for path in set(directory.iterdir()) - linked:
+            path.unlink()  # of a task that failed, and was done again
+    return TablePart(new.number, new.snapshots, files)
+
+
+def _with_empty(
+    parts: list[TablePart], columns: dict[str, tuple[fields.Column, ...]], partial: Path
+) -> list[TablePart]:
+    """Write a file without rows for each table that has none: any reader finds its columns."""
+    *others, last = parts
+    files = dict(last.files)
+    for table in columns:
+        if any(part.files.get(table) for part in parts):
+            continue
+        (partial / table).mkdir(exist_ok=True)
+        schema = StructType.fromDDL(Compacted(columns=columns).schema(table))
+        assert isinstance(schema, StructType)
+        empty = to_arrow_schema(schema, timezone="UTC").empty_table()
+        path = partial / table / f"{last.number:06}-000.parquet"
+        files[table] = (CatalogFile(*write_here(empty, path)),)
+    return [*others, TablePart(last.number, last.snapshots, files)]
+
+
+def _link(before: Path, now: Path, files: Iterable[CatalogFile]) -> None:
+    now.mkdir(exist_ok=True)
+    for file in files:
+        link_or_copy(before / file.name, now / file.name)
+
+
+def _read_index(out: Path, catalog: Compacted) -> pa.Table:
+    """Return the table ``snapshots`` as it is."""
+    if catalog.index is None:
+        return SNAPSHOTS_SCHEMA.empty_table()
+    path = version_path(out, catalog.version) / INDEX / catalog.index.name
+    content = read_hashed(path, catalog.index.bytes, catalog.index.hash, advice=ADVICE)
+    with as_written(path):
+        return read_parquet(content).cast(SNAPSHOTS_SCHEMA)
+
+
+def _index(published: Published, known: pa.Table, staying: AbstractSet[str]) -> pa.Table:
+    """Return a row for each snapshot that stays: as the store says it now, if it still does."""
+    rows = {row["snapshot"]: row for row in known.to_pylist()}
+    rows |= {row["snapshot"]: row for row in snapshot_table(published).to_pylist()}
+    chosen = sorted(
+        (row for name, row in rows.items() if name in staying), key=lambda row: row["sequence"]
+    )
+    return pa.Table.from_pylist(chosen, schema=SNAPSHOTS_SCHEMA)
+
+
+def _write_index(partial: Path, index: pa.Table) -> CatalogFile:
+    (partial / INDEX).mkdir()
+    return CatalogFile(*write_here(index, partial / INDEX / f"{INDEX}.parquet"))
+
+
+def _publish(out: Path, partial: Path, now: Compacted) -> None:
+    """Give the version its name, and then name it: readers see the version before, or this."""
+    for directory in (*partial.iterdir(), partial):
+        sync(directory)
+    partial.rename(version_path(out, now.version))
+    sync(out)
+    replace_durably(out / CATALOG, seal(now))

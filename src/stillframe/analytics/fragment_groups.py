@@ -1,0 +1,285 @@
+"""The fragments of snapshots in a directory, and which of them are snapshots together.
+
+Manifests are read here, on the driver, as in ``manifests``; what fragments say of their channels is
+in there, so that the books are judged before a table is read.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from stillframe.analytics.manifests import READER_COUNT
+from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
+from stillframe.errors import Damaged, StoreError, UsageError
+from stillframe.local_path import local_path
+from stillframe.model import ProcessId, SnapshotId
+from stillframe.store.chain import CHAIN_LENGTH_MAX
+from stillframe.store.fragment_reading import (
+    fragment_places,
+    read_fragment,
+    read_topologies,
+)
+from stillframe.store.fragments import (
+    FragmentManifest,
+    FragmentPlace,
+    FragmentTopology,
+)
+from stillframe.topology import Description
+
+_LINK_COUNT_MAX = 8 * CHAIN_LENGTH_MAX
+"""No process writes so many changes in a row."""
+Found = FragmentManifest | str
+"""A fragment, or what is wrong with it."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """What there is of one snapshot.
+
+    Attributes:
+        snapshot: which.
+        epoch: in which it was taken.
+        topology: of which it is; None if nothing of it can be read.
+        chains: process -> its fragments that together are its part, the oldest first: the last is
+            of this snapshot, the others are those since which it holds the changes.
+        damages: process -> why its part cannot be read, though something of it is there.
+    """
+
+    snapshot: SnapshotId
+    epoch: int
+    topology: FragmentTopology | None
+    chains: dict[ProcessId, tuple[FragmentManifest, ...]]
+    damages: dict[ProcessId, str]
+
+    @property
+    def fragments(self) -> dict[ProcessId, FragmentManifest]:
+        """The fragments of this snapshot that can be read, by process."""
+        return {process: chain[-1] for process, chain in self.chains.items()}
+
+    @property
+    def described(self) -> FragmentTopology:
+        """The topology of one of which something can be read."""
+        assert self.topology is not None, "nothing of it can be read"
+        return self.topology
+
+    @property
+    def topology_hash(self) -> str:
+        """The hash of that."""
+        return self.described.description.hash
+
+    @property
+    def recorded_at(self) -> float | None:
+        """When the first process recorded its state, in seconds since 1970, if any did."""
+        return min((one.recorded_at for one in self.fragments.values()), default=None)
+
+    @property
+    def completed_at(self) -> float | None:
+        """When the last fragment was complete, in seconds since 1970, if any is."""
+        return max((one.completed_at for one in self.fragments.values()), default=None)
+
+
+class GroupVerdict(msgspec.Struct, frozen=True):
+    """Whether fragments are a snapshot.
+
+    Attributes:
+        verdict: CONSISTENT if they are one, else INCOMPLETE or INCONSISTENT.
+        missing: the processes whose fragments are not there, or not what was written.
+        late: those whose fragments were complete after the time was over.
+        why: what is wrong, for people.
+    """
+
+    verdict: str
+    missing: tuple[ProcessId, ...]
+    late: tuple[ProcessId, ...]
+    why: str
+
+
+Outcomes = list[tuple[Group, GroupVerdict]]
+
+
+def group_fragments(directory: Path, *, epoch: int | None = None) -> list[Group]:
+    """Return what the directory of fragments holds, in the order of epochs and numbers.
+
+    Args:
+        directory: where processes wrote it, or where it was brought together.
+        epoch: of which; None for all.
+
+    Raises:
+        UsageError: there are no fragments, or something else.
+        Damaged: what they are parts of is not what was written.
+        StoreError: something cannot be read.
+    """
+    places = places_of(directory, epoch)
+    topologies = read_topologies(directory)
+    with ThreadPoolExecutor(READER_COUNT) as pool:
+        read = partial(_read, directory, topologies=topologies)
+        found = {
+            place: manifest
+            for place, manifest in zip(places, pool.map(read, places), strict=True)
+            if manifest is not None
+        }
+    by_snapshot: dict[tuple[int, int, SnapshotId], list[FragmentPlace]] = {}
+    for place in found:
+        key = place.epoch, place.snapshot.number, place.snapshot
+        by_snapshot.setdefault(key, []).append(place)
+    return [_group(by_snapshot[key], found, topologies) for key in sorted(by_snapshot)]
+
+
+def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
+    """Return where the fragments are, of an epoch or of all.
+
+    Raises:
+        UsageError: there are none, or something else.
+        StoreError: the directory cannot be read.
+    """
+    places = [p for p in fragment_places(local_path(directory)) if epoch in (None, p.epoch)]
+    if not places:
+        of_epoch = "" if epoch is None else f" of epoch {epoch}"
+        raise UsageError(
+            f"{directory} holds no fragments{of_epoch}: let a system write them with 'stillframe "
+            f"run SYSTEM --fragments {directory}'"
+        )
+    return places
+
+
+def is_after(group: Group, earlier: Group) -> bool:
+    """Return whether every process recorded its state for `group` after that for `earlier`, of the
+    same epoch: then their cuts do not cross."""
+    before = earlier.fragments
+    return all(
+        process not in before or one.moment_s > before[process].moment_s
+        for process, one in group.fragments.items()
+    )
+
+
+def classify(group: Group, *, timeout_s: float) -> GroupVerdict:
+    """Return whether the fragments of a snapshot are all there and contradict nothing.
+
+    Args:
+        group: the fragments.
+        timeout_s: a fragment is late that was complete so long after the first process recorded
+            its state, in seconds.
+    """
+    if group.topology is None:
+        why = "; ".join(group.damages.values())
+        return GroupVerdict(INCOMPLETE, tuple(sorted(group.damages)), (), why)
+    description = group.topology.description
+    missing = tuple(p for p in sorted(description.processes) if p not in group.fragments)
+    deadline = (group.recorded_at or 0.0) + timeout_s
+    late = tuple(sorted(p for p, one in group.fragments.items() if one.completed_at > deadline))
+    if contradiction := next(_contradictions(group, description), None):
+        return GroupVerdict(INCONSISTENT, missing, late, contradiction)
+    if missing:
+        lost = [p for p in missing if p not in group.damages]
+        why = "; ".join(
+            ([f"there is no fragment of {', '.join(lost)}"] if lost else [])
+            + [group.damages[p] for p in missing if p in group.damages]
+        )
+        return GroupVerdict(INCOMPLETE, missing, late, why)
+    return GroupVerdict(CONSISTENT, (), late, "")
+
+
+def drop_duplicates(outcomes: Outcomes) -> Outcomes:
+    """Return the same, but of consistent snapshots that have one number only that of the newest
+    epoch as consistent: a store has one of a number."""
+    newest = {
+        group.snapshot.number: group.epoch
+        for group, verdict in outcomes
+        if verdict.verdict == CONSISTENT
+    }
+    found: Outcomes = []
+    for group, verdict in outcomes:
+        epoch = newest.get(group.snapshot.number, group.epoch)
+        if verdict.verdict == CONSISTENT and group.epoch != epoch:
+            why = (
+                f"epoch {epoch} gave the same number again: assemble this one with --epoch "
+                f"{group.epoch}, into a directory of its own"
+            )
+            worse = msgspec.structs.replace(verdict, verdict=INCOMPLETE, why=why)
+            found.append((group, worse))
+        else:
+            found.append((group, verdict))
+    return found
+
+
+def _contradictions(group: Group, description: Description) -> Iterator[str]:
+    """Yield what fragments say that cannot be of one snapshot."""
+    fragments = group.fragments.values()
+    for what, names in (
+        ("topologies", {one.topology for one in fragments}),
+        ("runs of the system, which began anew", {one.run for one in fragments}),
+    ):
+        if len(names) > 1:
+            yield f"its fragments are of different {what}"
+            return
+    for channel in description.channels:
+        source, target = (group.fragments.get(p) for p in (channel.source, channel.target))
+        if source is None or target is None:
+            continue
+        sent, received = source.sent[channel.target], target.received[channel.source]
+        if sent - received.count != received.recorded_count:
+            yield (
+                f"channel {channel}: {sent} sent - {received.count} received = "
+                f"{sent - received.count}, but {received.recorded_count} messages were recorded"
+            )
+
+
+def _read(
+    directory: Path, place: FragmentPlace, topologies: Mapping[str, FragmentTopology]
+) -> Found | None:
+    """Return a manifest, what is wrong with it, or None if it was removed meanwhile."""
+    try:
+        return read_fragment(directory, place, topologies)
+    except (Damaged, StoreError) as error:  # also one that a newer version wrote
+        return str(error) if place.path(directory).is_dir() else None
+
+
+def _group(
+    places: Iterable[FragmentPlace],
+    found: Mapping[FragmentPlace, Found],
+    topologies: Mapping[str, FragmentTopology],
+) -> Group:
+    """Return what there is of the snapshot whose fragments are at `places`."""
+    chains: dict[ProcessId, tuple[FragmentManifest, ...]] = {}
+    damages: dict[ProcessId, str] = {}
+    ordered = sorted(places, key=lambda place: place.process)
+    for place in ordered:
+        chain = _chain(place, found)
+        if isinstance(chain, str):
+            damages[place.process] = chain
+        else:
+            chains[place.process] = chain
+    whole = [chain[-1] for chain in chains.values()]
+    readable = [*whole, *(one for p in ordered if isinstance(one := found[p], FragmentManifest))]
+    topology = topologies[readable[0].topology] if readable else None
+    return Group(ordered[0].snapshot, ordered[0].epoch, topology, chains, damages)
+
+
+def _chain(
+    place: FragmentPlace, found: Mapping[FragmentPlace, Found]
+) -> tuple[FragmentManifest, ...] | str:
+    """Return the fragments that together are what a process recorded, or why they are not."""
+    links: list[FragmentManifest] = []
+    seen: set[FragmentPlace] = set()
+    link: FragmentPlace | None = place
+    while link is not None:
+        one = found.get(link)
+        if isinstance(one, str):
+            return one
+        if (
+            one is None
+            or link in seen
+            or len(links) == _LINK_COUNT_MAX
+            or any((one.topology, one.run) != (last.topology, last.run) for last in links[-1:])
+        ):
+            return (
+                f"the fragment of {place.process} holds what changed since {link.snapshot}, and "
+                "its fragment of that is not there"
+            )
+        links.append(one)
+        seen.add(link)
+        base = one.base
+        link = None if base is None else FragmentPlace(place.epoch, base, place.process)
+    return tuple(reversed(links))

@@ -1,0 +1,138 @@
+"""The rows of an event log as DataFrames, and questions about single events and messages."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from stillframe.errors import UsageError
+from stillframe.eventlog.groups import tables
+from stillframe.spark.executor_package import add_package
+
+ROWS = (
+    "epoch BIGINT, process STRING, event BIGINT, kind STRING, channel STRING, number BIGINT, "
+    "snapshot STRING, at TIMESTAMP"
+)
+"""What ``eventlog.schema`` says of a row, with the epoch and the process whose log it is in."""
+_COLUMNS = ["event", "kind", "channel", "number", "snapshot", "at"]
+
+
+class Message(NamedTuple):
+    """Which message: its channel, and its number there, in one epoch."""
+
+    epoch: int
+    source: str
+    target: str
+    number: int
+
+
+def event_rows(pieces: DataFrame, only: pc.Expression | None = None) -> DataFrame:
+    """Return the rows of an event log (`ROWS`), in no order.
+
+    Args:
+        pieces: of the log (``log_pieces``); those that are not wanted can be left out.
+        only: which rows, by columns of ``eventlog.schema``; the others never leave their task.
+    """
+    add_package(pieces.sparkSession)
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for piece in batch.to_pylist():
+                for table in tables(Path(piece["path"]), [piece["row_group"]], _COLUMNS):
+                    chosen = table if only is None else table.filter(only)
+                    ends = [
+                        pa.repeat(pa.scalar(piece["epoch"]), len(chosen)),
+                        pa.repeat(pa.scalar(piece["process"]), len(chosen)),
+                    ]
+                    plain = [
+                        column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+                        for column in chosen.columns
+                    ]
+                    names = ["epoch", "process", *chosen.column_names]
+                    yield from pa.table([*ends, *plain], names=names).to_batches()
+
+    return pieces.mapInArrow(read, ROWS)
+
+
+def locate(pieces: DataFrame, messages: Iterable[Message]) -> DataFrame:
+    """Return in which events some messages were sent and accepted: the rows of `event_rows`.
+
+    Args:
+        pieces: of the log.
+        messages: a few of them.
+    """
+    asked = list(messages)
+    names = {name for message in asked for name in (message.source, message.target)}
+    only = pc.field("channel").isin([f"{m.source}->{m.target}" for m in asked]) & pc.field(
+        "number"
+    ).isin([m.number for m in asked])
+    rows = event_rows(pieces.filter(F.col("process").isin(*names)), only)
+    wanted = [(m.epoch, f"{m.source}->{m.target}", m.number) for m in asked]
+    schema = "epoch BIGINT, channel STRING, number BIGINT"
+    return rows.join(
+        F.broadcast(pieces.sparkSession.createDataFrame(wanted, schema)),
+        ["epoch", "channel", "number"],
+        "left_semi",
+    )
+
+
+def vector_clock(pieces: DataFrame, epoch: int, process: str, event: int) -> dict[str, int]:
+    """Return the vector clock of an event: how many events of each process happened before it,
+    itself among them (Mattern 1989). No clocks need have travelled with the messages.
+
+    From the last message of each channel that was accepted before, it goes back to the event that
+    sent it, and so on; a chain of messages need never come to a process twice, so that takes no
+    more rounds than there are processes. What was before the beginning of a log counts as nothing.
+
+    Raises:
+        UsageError: there is no such event in the log.
+    """
+    of_epoch = pieces.filter(F.col("epoch") == epoch)
+    names = {row["process"] for row in of_epoch.select("process").distinct().collect()}
+    if process not in names or not _is_there(of_epoch, process, event):
+        raise UsageError(
+            f"there is no event {process}#{event} in epoch {epoch} of the event log; it has the "
+            f"processes {', '.join(sorted(names)) or 'none'}"
+        )
+    clock, reached = {process: event}, {process: event}
+    while reached:
+        sent = _senders(of_epoch, _accepted_last(of_epoch, reached))
+        reached = {name: last for name, last in sent.items() if last > clock.get(name, 0)}
+        clock |= reached
+    return {name: clock.get(name, 0) for name in sorted({*names, *clock})}
+
+
+def _is_there(pieces: DataFrame, process: str, event: int) -> bool:
+    only = (pc.field("event") == event) & pc.field("snapshot").is_null()
+    found = event_rows(pieces.filter(F.col("process") == process), only)
+    return bool(found.limit(1).collect())
+
+
+def _accepted_last(pieces: DataFrame, reached: Mapping[str, int]) -> list[Message]:
+    """Return the last message on each channel that was accepted up to these events."""
+    only = (pc.field("kind") == "accepted") & (pc.field("event") <= max(reached.values()))
+    rows = event_rows(pieces.filter(F.col("process").isin(*reached)), only)
+    limits = pieces.sparkSession.createDataFrame(
+        list(reached.items()), "process STRING, last BIGINT"
+    )
+    last = (
+        rows.join(F.broadcast(limits), "process")
+        .filter("event <= last")
+        .groupBy("epoch", "channel")
+        .agg(F.max("number").alias("number"))
+    )
+    ends = [(row, row["channel"].split("->")) for row in last.collect()]
+    return [Message(row["epoch"], source, target, row["number"]) for row, (source, target) in ends]
+
+
+def _senders(pieces: DataFrame, messages: list[Message]) -> dict[str, int]:
+    """Return the last event of each process in which it sent one of some messages."""
+    if not messages:
+        return {}
+    sent = locate(pieces, messages).filter("kind = 'sent'")
+    last = sent.groupBy("process").agg(F.max("event").alias("event"))
+    return {row["process"]: row["event"] for row in last.collect()}

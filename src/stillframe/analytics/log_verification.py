@@ -1,0 +1,185 @@
+"""Verifies snapshots from the event log of a system: functions from DataFrames to DataFrames.
+
+Each task reads row groups of its own and counts (``log_aggregate``). Its counts of each channel go,
+as small vectors, to one task that checks that channel for all snapshots (``log_checks``). The cost
+is that of reading each row once, and of comparing each channel of each snapshot once; no message is
+joined with any snapshot, and no task holds more than a row group and the counts of one channel.
+"""
+
+from pathlib import Path
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from stillframe.analytics import verified_parquet
+from stillframe.analytics.audit import invalid_snapshots
+from stillframe.analytics.log_aggregate import COUNTS, PUBLISHED_SIDE, aggregate_splits
+from stillframe.analytics.log_checks import check_group
+from stillframe.analytics.log_findings import CUT, FAULTS, FINDINGS, GAPS, IN_TRANSIT, KNOWN, LOGGED
+from stillframe.analytics.log_splits import SPLITS, plan_splits
+from stillframe.analytics.manifests import Published, read_complete
+from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
+from stillframe.spark.executor_package import add_package
+from stillframe.store.manifest import CHANNELS
+
+_RECORDED_SCHEMA = (
+    "snapshot STRING, source STRING, target STRING, sent_count BIGINT, received_count BIGINT, "
+    "encoded ARRAY<STRUCT<first: BIGINT, count: BIGINT>>"  # the messages themselves are left out
+)
+_TASKS_PER_CORE = 3
+_NAMED_MAX = 10
+
+
+def log_pieces(spark: SparkSession, log: Path) -> DataFrame:
+    """Return a row for each row group of an event log (``log_splits.SPLITS``): what `verify` takes.
+
+    A system that runs may write to it; what it writes later is not among them.
+
+    Raises:
+        UsageError: there is no event log.
+        Damaged: a file in it is none of a log.
+        OSError: one cannot be read.
+    """
+    return spark.createDataFrame(plan_splits(log), SPLITS)
+
+
+def published_cuts(spark: SparkSession, store_path: Path) -> DataFrame:
+    """Return what a store says of each channel at the cuts of its snapshots: what `verify` takes.
+
+    Every byte of the store is read before, so that no verdict on a damaged store is good.
+
+    Raises:
+        UsageError: there is no store, or no snapshot in it.
+        Damaged: a file of it was changed or is missing.
+        NotConsistent: a snapshot contradicts itself.
+        StoreError: it cannot be read.
+    """
+    published = read_complete(store_path)
+    for snapshot, error in invalid_snapshots(spark, published).items():
+        raise type(error)(f"snapshot {snapshot}: {error}")
+    return channel_cuts(spark, published)
+
+
+def channel_cuts(spark: SparkSession, published: Published) -> DataFrame:
+    """Return the same of manifests that were read; what it is made of is verified, no more."""
+    epochs = [(str(snapshot), found.epoch) for snapshot, found in published.manifests.items()]
+    files = [published.file(snapshot, CHANNELS) for snapshot in published.manifests]
+    step = F.struct(
+        "snapshot",
+        F.col("sent_count").alias("place"),
+        F.col("received_count").alias("event"),
+        F.col("encoded").alias("recorded"),
+    )
+    known = spark.createDataFrame(epochs, "snapshot STRING, epoch BIGINT")
+    steps = (
+        verified_parquet.rows(spark, files, _RECORDED_SCHEMA)
+        .join(F.broadcast(known), "snapshot")
+        .groupBy("epoch", "source", "target")
+        .agg(F.collect_list(step).alias("markers"))
+    )
+    nothing = {
+        "side": F.lit(PUBLISHED_SIDE),
+        "part": F.lit(0),
+        "row_group": F.lit(0),
+        "is_cut_short": F.lit(False),  # noqa: FBT003 - a value, not a switch
+        "firsts": F.array(),
+        "counts": F.array(),
+        "cuts": F.array(),
+    }
+    schema = from_arrow_schema(COUNTS)
+    columns = [
+        nothing.get(field.name, F.col(field.name) if field.name in steps.columns else F.lit(None))
+        .cast(field.dataType)
+        .alias(field.name)
+        for field in schema
+    ]
+    return steps.select(*columns)
+
+
+def findings(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
+    """Return what there is to know of each channel and process (``log_findings.FINDINGS``).
+
+    Args:
+        pieces: as `log_pieces` returns them, or some of them: all of an epoch.
+        published: what a store says, to be compared, as `published_cuts` returns it.
+    """
+    counts = counted(pieces)
+    return to_findings(counts if published is None else counts.union(published))
+
+
+def counted(pieces: DataFrame) -> DataFrame:
+    """Return the counts of each channel and process in each split (``log_aggregate.COUNTS``)."""
+    spark = pieces.sparkSession
+    add_package(spark)
+    task_count = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+    return pieces.repartition(task_count).mapInArrow(aggregate_splits, from_arrow_schema(COUNTS))
+
+
+def to_findings(counts: DataFrame) -> DataFrame:
+    """Return the same as `findings` of what was counted: of all pieces of an epoch."""
+    by_channel = counts.groupBy("epoch", "source", "target")
+    return by_channel.applyInArrow(check_group, from_arrow_schema(FINDINGS))
+
+
+def verdicts(findings: DataFrame) -> DataFrame:
+    """Return a verdict for each snapshot, and one with `snapshot` null for the log of each epoch.
+
+    Columns: epoch, snapshot; verdict, one of `CONSISTENT`, `INCONSISTENT` (the rules were broken,
+    or the log does not tell the truth) and `INCOMPLETE` (it did not come to its end, or something
+    is not in the log); event_count, the actions inside the cut; message_count, the messages on
+    channels; missing, the processes that did not record, or have no log; faults and gaps, the first
+    few of each as structs of source, target, what, first, last and count; fault_count.
+    """
+    what = F.col("what")
+    found = F.struct("source", "target", "what", "first", "last", "count")
+
+    def processes(of: str, *columns: str) -> Column:
+        lists = [F.collect_set(F.when(what == of, F.col(column))) for column in columns]
+        return F.array_distinct(F.concat(*lists)).alias(of)
+
+    def first_few(of: tuple[str, ...], name: str) -> Column:
+        return F.sort_array(F.collect_list(F.when(what.isin(*of), found))).alias(name)
+
+    judged = findings.groupBy("epoch", "snapshot").agg(
+        F.sum(F.when(what == CUT, F.col("first"))).alias("event_count"),
+        F.coalesce(F.sum(F.when(what == IN_TRANSIT, F.col("count"))), F.lit(0)).alias(
+            "message_count"
+        ),
+        processes(KNOWN, "source", "target"),
+        processes(LOGGED, "source"),
+        processes(CUT, "source"),
+        first_few(FAULTS, "faults"),
+        first_few(GAPS, "gaps"),
+    )
+    # Only the row of the log itself has it; an array with names is greater than one without.
+    known = F.max(KNOWN).over(Window.partitionBy("epoch"))
+    present = F.when(F.col("snapshot").isNull(), F.col(LOGGED)).otherwise(F.col(CUT))
+    verdict = (
+        F.when(F.size("faults") > 0, INCONSISTENT)
+        .when((F.size("gaps") > 0) | (F.size("missing") > 0), INCOMPLETE)
+        .otherwise(CONSISTENT)
+    )
+    return judged.withColumn("missing", F.sort_array(F.array_except(known, present))).select(
+        "epoch",
+        "snapshot",
+        verdict.alias("verdict"),
+        "event_count",
+        "message_count",
+        "missing",
+        *(F.slice(name, 1, _NAMED_MAX).alias(name) for name in ("faults", "gaps")),
+        F.size("faults").alias("fault_count"),
+    )
+
+
+def verify(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
+    """Return the verdicts on all snapshots of an event log.
+
+    Args:
+        pieces: of the log, as `log_pieces` returns them.
+        published: what a store says of the same snapshots, as `published_cuts` returns it.
+
+    Returns:
+        see `verdicts`.
+    """
+    return verdicts(findings(pieces, published))

@@ -1,0 +1,217 @@
+"""The manifests of a store, read and verified side by side, on the driver.
+
+Executors of a cluster could not: they know nothing of what seals a manifest.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stillframe.analytics.snapshot_verdicts import Expected, Topology
+from stillframe.errors import Damaged, UsageError
+from stillframe.model import SnapshotId
+from stillframe.store.chain import chain_length, check_chain, gather
+from stillframe.store.manifest import (
+    MANIFEST,
+    Entry,
+    FileRecord,
+    Head,
+    Manifest,
+    entry_of,
+    file_names,
+    read_manifest,
+)
+from stillframe.store.opening import (
+    HEAD,
+    SNAPSHOTS,
+    check_is_store,
+    listed,
+    snapshot_directories,
+)
+from stillframe.store.savepoints import named
+from stillframe.store.seal import FORMAT, SEALED_BYTES_MAX, read_sealed
+from stillframe.store.tables import Tables
+from stillframe.store.topologies import Topologies
+from stillframe.topology import Description
+
+READER_COUNT = 16
+"""So many manifests are read at a time: on a disk elsewhere each takes a way there and back."""
+
+_ATTEMPT_COUNT = 5
+_Answer = TypeVar("_Answer")
+
+
+class Published(msgspec.Struct, frozen=True):
+    """What a store held at one moment.
+
+    Attributes:
+        path: of the store, absolute, because Spark's tasks run where the session was started.
+        head: what it says of itself.
+        manifests: of its snapshots, in the order of publishing.
+        damages: snapshots whose manifest cannot be read, and why.
+        topologies: those of the snapshots.
+    """
+
+    path: Path
+    head: Head
+    manifests: dict[SnapshotId, Manifest]
+    damages: dict[SnapshotId, str]
+    topologies: Topologies
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no snapshot, not even a damaged one."""
+        return not self.manifests and not self.damages
+
+    def directory(self, snapshot: SnapshotId) -> Path:
+        """Return the directory of a snapshot."""
+        return self.path / SNAPSHOTS / str(snapshot)
+
+    def description(self, snapshot: SnapshotId) -> Description:
+        """Return the topology that a snapshot was taken of."""
+        return self.topologies.described[self.manifests[snapshot].topology]
+
+    def tables(self, topology: str) -> Tables:
+        """Return the tables of the snapshots of a topology, by its hash."""
+        return self.topologies.tables(topology)
+
+    def file(self, snapshot: SnapshotId, name: str) -> tuple[str | None, str, int, str, int | None]:
+        """Return snapshot, path, bytes, hash and rows of a file, for ``verified_parquet.rows``."""
+        manifest = self.manifests[snapshot]
+        record: FileRecord = next(record for record in manifest.files if record.name == name)
+        path = str(self.directory(snapshot) / name)
+        return str(snapshot), path, record.bytes, record.hash, manifest.row_count_of(name)
+
+    def find(self, text: str) -> SnapshotId:
+        """Return the snapshot that `text` names: a savepoint, or an id.
+
+        Raises:
+            UsageError: there is none; the error says which there are.
+            Damaged: its manifest cannot be read.
+        """
+        snapshot = named(text, self.head.savepoints)
+        if snapshot in self.damages:
+            raise Damaged(self.damages[snapshot])
+        if snapshot not in self.manifests:
+            known = listed(map(str, self.manifests))
+            raise UsageError(
+                f"there is no snapshot {snapshot} in the store {self.path}; "
+                f"there {'are ' + known if known else 'is none at all'}"
+            )
+        return snapshot
+
+    def check_chains(self, snapshots: Iterable[SnapshotId]) -> None:
+        """Check that all is there that these snapshots are based on.
+
+        Raises:
+            Damaged: it is not; what is missing or damaged is named.
+        """
+        for snapshot in snapshots:
+            manifest = self.manifests[snapshot]
+            for needed in set((manifest.bases or {}).values()) & self.damages.keys():
+                raise Damaged(f"snapshot {snapshot} is based on {needed}: {self.damages[needed]}")
+            reached = gather(snapshot, self.manifests.get)
+            check_chain(reached, manifest, self.path / SNAPSHOTS)
+
+    def entries(self) -> list[Entry]:
+        """Return what ``Store.entries`` does, without the snapshots that are damaged."""
+        names: dict[SnapshotId, list[str]] = {}
+        for name, snapshot in self.head.savepoints.items():
+            names.setdefault(snapshot, []).append(name)
+        return [
+            entry_of(
+                manifest,
+                self.directory(snapshot),
+                savepoints=names.get(snapshot, ()),
+                chain_length=chain_length(self.manifests, snapshot),
+            )
+            for snapshot, manifest in self.manifests.items()
+        ]
+
+
+def read_published(path: Path) -> Published:
+    """Read all manifests of the store at `path`, which may be written to meanwhile.
+
+    Raises:
+        UsageError: there is no store.
+        Damaged: its ``store.json`` was changed.
+        StoreError: it cannot be read, or a name in it is none of ours.
+    """
+    check_is_store(path)
+    # In this order: the topology of each snapshot that is found is known then.
+    directories = snapshot_directories(path / SNAPSHOTS)
+    head = read_sealed(path / HEAD, Head)
+    topologies = Topologies(head)
+    with ThreadPoolExecutor(READER_COUNT) as pool:
+        read = partial(_read, topologies=topologies.described)
+        found = list(zip(directories, pool.map(read, directories), strict=True))
+    manifests = [manifest for _, manifest in found if isinstance(manifest, Manifest)]
+    return Published(
+        path.absolute(),
+        head,
+        {m.snapshot: m for m in sorted(manifests, key=lambda m: m.sequence)},
+        {SnapshotId.parse(d.name): why for d, why in found if isinstance(why, str)},
+        topologies,
+    )
+
+
+def expected_of(head: Head) -> Expected:
+    """Return what tasks need for a verdict on any snapshot of a store (``verdict_for``)."""
+    topologies = {
+        description.hash: Topology(
+            sorted(description.processes),
+            [(channel.source, channel.target) for channel in description.channels],
+            list(file_names(description, is_whole=True)),
+            list(file_names(description, is_whole=False)),
+        )
+        for description in (*head.former, head.description)
+    }
+    return Expected(FORMAT, MANIFEST, SEALED_BYTES_MAX, topologies)
+
+
+def read_complete(path: Path) -> Published:
+    """Read all manifests of a store with which something is compared: none may be damaged.
+
+    Raises:
+        UsageError: there is no store, or no snapshot in it.
+        Damaged, StoreError: as ``read_published``; or a manifest was changed.
+    """
+    published = read_published(path)
+    for why in published.damages.values():
+        raise Damaged(why)
+    if not published.manifests:
+        raise UsageError(f"the store {path} holds no snapshot yet: there is nothing to compare")
+    return published
+
+
+def _read(directory: Path, topologies: Mapping[str, Description]) -> Manifest | str | None:
+    """Return a manifest, what is wrong with it, or None if its snapshot was dropped meanwhile."""
+    try:
+        return read_manifest(directory, topologies)
+    except Damaged as error:
+        return str(error) if directory.is_dir() else None
+
+
+def while_published(path: Path, work: Callable[[Published], _Answer]) -> _Answer:
+    """Return what `work` makes of the store at `path`; it must end with what it read.
+
+    Files may go meanwhile: those of changes when their snapshot is made whole, and snapshots that
+    are dropped. Then the manifests say something else now, and it is done again.
+
+    Raises:
+        UsageError, Damaged, StoreError: as ``read_published``, and as `work`.
+    """
+    published = read_published(path)
+    for _ in range(_ATTEMPT_COUNT - 1):
+        try:
+            return work(published)
+        except Damaged:
+            now = read_published(path)
+            if all(now.manifests.get(one) == known for one, known in published.manifests.items()):
+                raise
+            published = now
+    return work(published)

@@ -1,0 +1,275 @@
+"""Stable predicates, asked of all snapshots of a store at once.
+
+Termination, deadlock, loss and functions of yours are evaluated in tasks, on objects of your
+classes (``predicate_eval``). For deadlock the tasks return the wait-for edges, and
+``wait_for_graphs`` finds the deadlocks. A question in SQL is one query over all snapshots. The
+answers are those of ``stillframe detect``.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from pyspark.errors import PySparkException, PythonException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from stillframe import errors
+from stillframe.analytics.manifests import Published, read_published
+from stillframe.analytics.predicate_eval import (
+    ANSWERS_SCHEMA,
+    DAMAGED,
+    DROPPED,
+    WAITING_SCHEMA,
+    Answer,
+    PredicateSpec,
+    evaluate_all,
+    wait_edges,
+)
+from stillframe.analytics.sql_predicates import evaluate_sql
+from stillframe.analytics.verified_parquet import first_line
+from stillframe.analytics.wait_for_graphs import deadlocks
+from stillframe.detect.predicate import NO_DEADLOCK, Sighting, Verdict, not_stable
+from stillframe.detect.sql import is_sql
+from stillframe.model import SnapshotId
+from stillframe.runtime.judging import check_named, places_at_first, topology_of
+from stillframe.spark.executor_package import add_package
+from stillframe.store.manifest import Manifest
+from stillframe.store.store import Store
+
+DETECTED_SCHEMA = (
+    "snapshot STRING, "
+    "sequence BIGINT, "  # the order of publishing; null, as all that follows, if unreadable
+    "epoch BIGINT, "
+    "initiated_at DOUBLE, "  # seconds since 1970
+    "completed_at DOUBLE, "
+    "is_present BOOLEAN, "  # of the present epoch; if that has none, the one from which it began
+    "holds BOOLEAN, "  # null if it could not be asked
+    "sentence STRING, "  # what was found in it, or why it could not be asked
+    "failure STRING"  # DAMAGED, DROPPED or OTHER_TOPOLOGY if it could not be asked
+)
+OTHER_TOPOLOGY = "another topology"
+
+_TASKS_PER_CORE = 4
+
+
+class Unevaluable(msgspec.Struct, frozen=True):
+    """A snapshot that could not be asked, and why."""
+
+    snapshot: str
+    failure: str
+    sentence: str
+
+
+class EpochSummary(msgspec.Struct, frozen=True):
+    """How many snapshots of an epoch were asked, and in which it held first, if in any."""
+
+    epoch: int
+    snapshot_count: int
+    first: SnapshotId | None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What all snapshots together say of a predicate.
+
+    `shown` is what says most of now: the newest snapshot of the present epoch in which it holds, or
+    else the newest; None if none could be asked. `since` is the one of the present epoch in which
+    it held first, `first` the same of the earliest epoch in which it held. `not_stable` are two
+    that show that it did not stay (``detect.predicate.not_stable``).
+    """
+
+    snapshot_count: int
+    present_count: int
+    shown: Sighting | None
+    since: Sighting | None
+    first: Sighting | None
+    not_stable: tuple[Sighting, Sighting] | None
+    epochs: tuple[EpochSummary, ...]
+    unasked: tuple[Unevaluable, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether it holds now, and stayed wherever it held."""
+        return self.since is not None and self.not_stable is None
+
+
+def detect(
+    spark: SparkSession, store_path: Path, predicate: str, *, topology: str | None = None
+) -> DataFrame:
+    """Ask a stable predicate of every snapshot of a store, of all its epochs.
+
+    The jobs are over when this returns; the rows are on the driver.
+
+    Args:
+        spark: the session to run in, for example ``spark_session()``.
+        store_path: the directory of the store, to which a running system may write. Tasks must see
+            it under the same name.
+        predicate: termination, deadlock, loss (against the oldest snapshot of the same topology),
+            MODULE:FUNCTION, or a question in SQL (``sql_predicates.evaluate_sql``).
+        topology: ``module:attribute``; None: where the store says.
+
+    Returns:
+        A row (`DETECTED_SCHEMA`) for each snapshot, in the order of publishing.
+
+    Raises:
+        UsageError: there is no store, snapshot or predicate of that name; or the topology is not
+            that of the present epoch; or the predicate does not make sense.
+        ApplicationError: your predicate raised, or a process does not say what it should.
+        Unavailable: a package is missing where tasks run, or a task failed.
+        StoreError: the store cannot be read.
+    """
+    published = read_published(store_path)
+    if published.is_empty:
+        raise errors.UsageError(f"the store {store_path} holds no snapshot yet: take one")
+    if is_sql(predicate):
+        found = evaluate_sql(spark, published, predicate)
+    else:
+        found = _ask_in_tasks(spark, published, predicate, topology)
+    present = _present(published)
+    rows: list[tuple[object, ...]] = [
+        (
+            *(str(snapshot), each.sequence, each.epoch, each.initiated_at, each.completed_at),
+            *(snapshot in present, *found[str(snapshot)]),
+        )
+        for snapshot, each in published.manifests.items()
+    ]
+    rows += [
+        (str(snapshot), None, None, None, None, None, None, text, DAMAGED)
+        for snapshot, text in sorted(published.damages.items())
+    ]
+    return spark.createDataFrame(rows, DETECTED_SCHEMA)
+
+
+def summary(detected: DataFrame) -> Summary:
+    """Return what the rows that ``detect`` gave say together."""
+    sightings, present, unasked = [], [], []
+    for row in sorted(detected.collect(), key=lambda row: row["sequence"] or 0):
+        if row["holds"] is None:
+            unasked.append(Unevaluable(row["snapshot"], row["failure"], row["sentence"]))
+            continue
+        sightings.append(_sighting(row))
+        if row["is_present"]:
+            present.append(sightings[-1])
+    held = [seen for seen in present if seen.verdict.holds]
+    return Summary(
+        snapshot_count=len(sightings),
+        present_count=len(present),
+        shown=held[-1] if held else present[-1] if present else None,
+        since=_first(held),
+        first=_first(seen for seen in sightings if seen.verdict.holds),
+        not_stable=not_stable(sightings),
+        epochs=tuple(_of_epochs(sightings)),
+        unasked=tuple(unasked),
+    )
+
+
+def _sighting(row: Row) -> Sighting:
+    return Sighting(
+        SnapshotId.parse(row["snapshot"]),
+        row["epoch"],
+        row["initiated_at"],
+        row["completed_at"],
+        Verdict(row["holds"], row["sentence"]),
+    )
+
+
+def _first(sightings: Iterable[Sighting]) -> Sighting | None:
+    return min(sightings, key=lambda seen: (seen.epoch, seen.completed_at), default=None)
+
+
+def _of_epochs(sightings: Sequence[Sighting]) -> Iterable[EpochSummary]:
+    by_epoch: dict[int, list[Sighting]] = {}
+    for seen in sightings:
+        by_epoch.setdefault(seen.epoch, []).append(seen)
+    for epoch, of_one in sorted(by_epoch.items()):
+        first = _first(seen for seen in of_one if seen.verdict.holds)
+        yield EpochSummary(epoch, len(of_one), None if first is None else first.snapshot)
+
+
+def _present(published: Published) -> set[SnapshotId]:
+    """Return the snapshots that say something of now."""
+    head, manifests = published.head, published.manifests.values()
+    present = {each.snapshot for each in manifests if each.epoch == head.epoch}
+    if not present and head.restored_from is not None:
+        present = {head.restored_from}
+    return present
+
+
+def _ask_in_tasks(
+    spark: SparkSession, published: Published, predicate: str, reference: str | None
+) -> dict[str, Answer]:
+    entries = published.entries()
+    if not entries:
+        return {}
+    store = Store.open(published.path)
+    present = _present(published)
+    newest = max(entries, key=lambda entry: (entry.id in present, entry.sequence))
+    known, topology = topology_of(store, reference, published.description(newest.id).hash)
+    check_named(predicate)
+    expected = places_at_first(store, topology, entries) if predicate == "loss" else {}
+    spec = PredicateSpec(
+        store=str(published.path),
+        reference=known,
+        topology=topology.description.hash,
+        here=str(Path.cwd()),
+        predicate=predicate,
+        expected=expected,
+    )
+    manifests = {str(snapshot): each for snapshot, each in published.manifests.items()}
+    ours = {name: each for name, each in manifests.items() if each.topology == spec.topology}
+    other = Answer(None, f"is of another topology than {known} is now", OTHER_TOPOLOGY)
+    found = dict.fromkeys(manifests.keys() - ours.keys(), other)
+    add_package(spark)
+    try:
+        if predicate == "deadlock":
+            return found | _ask_deadlock(_ids(spark, ours), spec, ours)
+        schema = from_arrow_schema(ANSWERS_SCHEMA)
+        rows = _ids(spark, ours).mapInArrow(evaluate_all(spec), schema).collect()
+    except PythonException as error:
+        said = str(error).strip().splitlines()
+        raise errors.Unavailable(f"a task of Spark failed: {said[-1]}") from error
+    except PySparkException as error:
+        raise errors.Unavailable(f"Spark failed: {first_line(error)}") from error
+    _raise_failures(rows)
+    return found | {row["snapshot"]: Answer(*row[1:]) for row in rows}
+
+
+def _ids(spark: SparkSession, names: Iterable[str]) -> DataFrame:
+    """Return the ids, spread over tasks with several each."""
+    rows = [(name,) for name in names]
+    task_count = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+    ids = spark.createDataFrame(rows, "snapshot STRING")
+    return ids.repartition(min(len(rows), task_count))
+
+
+def _ask_deadlock(
+    ids: DataFrame, spec: PredicateSpec, manifests: Mapping[str, Manifest]
+) -> dict[str, Answer]:
+    rows = ids.mapInArrow(wait_edges(spec), from_arrow_schema(WAITING_SCHEMA)).persist()
+    try:
+        said = rows.where("process IS NULL").select("snapshot", "sentence", "failure").collect()
+        _raise_failures(said)
+        found = deadlocks(
+            rows.where("process IS NOT NULL"),
+            # Who waits for another has a channel from it.
+            known_count_max=max(manifest.channel_count for manifest in manifests.values()),
+        )
+        deadlocked = {row["snapshot"]: row["sentence"] for row in found.collect()}
+    finally:
+        rows.unpersist()
+    answered = {}
+    for row in said:
+        name = row["snapshot"]
+        if row["failure"] is not None:
+            answered[name] = Answer(None, row["sentence"], row["failure"])
+        else:
+            answered[name] = Answer(name in deadlocked, deadlocked.get(name, NO_DEADLOCK))
+    return answered
+
+
+def _raise_failures(rows: Iterable[Row]) -> None:
+    """Raise what is not the fault of a single snapshot."""
+    for row in rows:
+        if row["failure"] not in (None, DAMAGED, DROPPED):
+            kind = getattr(errors, row["failure"], errors.StillframeError)
+            raise kind(row["sentence"])

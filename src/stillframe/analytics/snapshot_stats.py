@@ -1,0 +1,191 @@
+"""How the snapshots of a store went, over its whole life: how long, how large, how much in transit.
+
+Functions take DataFrames and return DataFrames; nothing runs before somebody collects.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from stillframe.analytics import verified_parquet
+from stillframe.analytics.log_events import event_rows
+from stillframe.analytics.log_verification import log_pieces
+from stillframe.analytics.manifests import Published, read_published
+from stillframe.model import SnapshotId
+from stillframe.store.manifest import CHANNELS, Entry
+
+_TIME = pa.timestamp("us", tz="UTC")
+SNAPSHOTS_SCHEMA = pa.schema(
+    [
+        pa.field("snapshot", pa.string()),  # P1-17
+        pa.field("sequence", pa.int64()),  # its place in the order of publishing, from 1
+        pa.field("epoch", pa.int64()),
+        pa.field("initiator", pa.string()),
+        pa.field("initiated_at", _TIME),
+        pa.field("completed_at", _TIME),  # when the last part of it was in
+        pa.field("published_at", _TIME),
+        pa.field("pause_s", pa.float64()),  # the longest that any process stood still for it
+        pa.field("capture_s", pa.float64()),  # the longest that encoding a state took, beside work
+        # From the request to the last part, less the two above: markers and parts on their way, and
+        # processes that were busy. The longest of each need not be the same process's, so it is
+        # waiting at the least, and 0 if that would be less.
+        pa.field("waiting_s", pa.float64()),
+        pa.field("publishing_s", pa.float64()),  # from the last part to the rename
+        pa.field("total_s", pa.float64()),  # from the request to the rename
+        pa.field("bytes", pa.int64()),  # of its Parquet files
+        pa.field("process_count", pa.int64()),
+        pa.field("channel_count", pa.int64()),
+        pa.field("message_count", pa.int64()),  # in transit, on all channels
+        pa.field("chain_length", pa.int64()),  # how many earlier snapshots it takes to read it
+        pa.field("bases", pa.list_(pa.string())),  # it holds the changes since; none: it is whole
+        pa.field("savepoints", pa.list_(pa.string())),  # the names that it is kept under
+        pa.field("is_restore_point", pa.bool_()),
+        pa.field("topology", pa.string()),  # the hash of its description
+    ]
+)
+FIGURES = (
+    "pause_s",
+    "capture_s",
+    "waiting_s",
+    "publishing_s",
+    "total_s",
+    "bytes",
+    "message_count",
+    "chain_length",
+)
+"""The columns of ``snapshots`` of which ``spread`` makes a row each."""
+_CHANNEL_COUNTS_SCHEMA = (
+    "snapshot STRING, source STRING, target STRING, sent_count BIGINT, received_count BIGINT, "
+    "message_count BIGINT"
+)
+
+
+def snapshot_history(spark: SparkSession, store_path: Path) -> DataFrame:
+    """Return a row for each snapshot of a store (`SNAPSHOTS_SCHEMA`), in the order of publishing.
+
+    Every manifest is verified; one that is damaged has no row (``manifests.Published.damages``).
+
+    Raises:
+        UsageError: there is no store.
+        Damaged: its ``store.json`` was changed.
+        StoreError: it cannot be read.
+    """
+    return snapshots(spark, read_published(store_path))
+
+
+def snapshots(spark: SparkSession, published: Published) -> DataFrame:
+    """Return the same of manifests that were read."""
+    return spark.createDataFrame(snapshot_table(published))
+
+
+def snapshot_table(published: Published) -> pa.Table:
+    """Return the same as an Arrow table."""
+    entries = published.entries()
+    hashes = [manifest.topology for manifest in published.manifests.values()]
+    made = [_row(*pair) for pair in zip(entries, hashes, strict=True)]
+    return pa.Table.from_pylist(made, schema=SNAPSHOTS_SCHEMA)
+
+
+def spread(snapshots: DataFrame, figures: Sequence[str] = FIGURES) -> DataFrame:
+    """Return figure, median, p90, max, and `snapshot`, the one that has the most of it."""
+    values = [F.col(name).cast("double").alias(name) for name in figures]
+    each = snapshots.select("snapshot", *values).unpivot(
+        ["snapshot"], list(figures), "figure", "value"
+    )
+    return each.groupBy("figure").agg(*_spread_of("value"))
+
+
+def channel_history(channels: DataFrame, snapshots: DataFrame) -> DataFrame:
+    """Return the messages in transit on each channel over time.
+
+    Args:
+        channels: a row for each channel of each snapshot, as ``channel_counts`` returns them.
+        snapshots: as ``snapshots`` returns them.
+
+    Returns:
+        sequence, initiated_at, snapshot, source, target, sent_count, received_count,
+        message_count; and `sent_since` and `received_since`, how many since the snapshot before of
+        the same epoch, null for the first.
+    """
+    of_snapshot = snapshots.select("snapshot", "sequence", "epoch", "initiated_at")
+    joined = channels.join(F.broadcast(of_snapshot), "snapshot")
+    window = "OVER (PARTITION BY source, target, epoch ORDER BY sequence)"
+    since = [
+        F.expr(f"{count}_count - lag({count}_count) {window}").alias(f"{count}_since")
+        for count in ("sent", "received")
+    ]
+    return joined.select(
+        *("sequence", "initiated_at", "snapshot", "source", "target"),
+        *("sent_count", "received_count", "message_count"),
+        *since,
+    )
+
+
+def channel_counts(
+    spark: SparkSession, published: Published, snapshots: Iterable[SnapshotId] | None = None
+) -> DataFrame:
+    """Return the counts of each channel of each of the snapshots, or of all; every byte that is
+    read is verified."""
+    chosen = published.manifests if snapshots is None else dict.fromkeys(snapshots)
+    files = [published.file(snapshot, CHANNELS) for snapshot in chosen]
+    return verified_parquet.rows(spark, files, _CHANNEL_COUNTS_SCHEMA)
+
+
+def channel_spread(channel_history: DataFrame) -> DataFrame:
+    """Return source, target, and the median, p90, max of the messages in transit there; and
+    `snapshot`, the one that caught the most. The channel with most in transit is first."""
+    found = channel_history.groupBy("source", "target").agg(*_spread_of("message_count"))
+    return found.orderBy(F.desc("max"), F.desc("median"), "source", "target")
+
+
+def marker_steps(spark: SparkSession, log: Path) -> DataFrame:
+    """Return the steps of snapshots in the event log `log` (``log_events.ROWS``), as far as it is
+    written: what ``marker_walk.marker_paths`` takes.
+
+    Raises:
+        UsageError: there is no event log.
+        Damaged, StoreError: a file in it is none of a log, or cannot be read.
+    """
+    return event_rows(log_pieces(spark, log), pc.field("snapshot").is_valid())
+
+
+def _spread_of(value: str) -> tuple[Column, ...]:
+    return (
+        F.median(value).alias("median"),
+        F.percentile(value, 0.9).alias("p90"),
+        F.max(value).alias("max"),
+        F.max_by("snapshot", value).alias("snapshot"),
+    )
+
+
+def _row(entry: Entry, topology: str) -> dict[str, object]:
+    recording_s = entry.completed_at - entry.initiated_at
+    return {
+        "snapshot": str(entry.id),
+        "sequence": entry.sequence,
+        "epoch": entry.epoch,
+        "initiator": entry.id.initiator,
+        **{
+            name: round(getattr(entry, name) * 1e6)
+            for name in ("initiated_at", "completed_at", "published_at")
+        },
+        "pause_s": entry.pause_s,
+        "capture_s": entry.capture_s,
+        "waiting_s": max(0.0, recording_s - entry.pause_s - entry.capture_s),
+        "publishing_s": entry.published_at - entry.completed_at,
+        "total_s": entry.published_at - entry.initiated_at,
+        **{
+            name: getattr(entry, name)
+            for name in (
+                *("bytes", "process_count", "channel_count", "message_count", "chain_length"),
+                "is_restore_point",
+            )
+        },
+        "bases": list(map(str, entry.bases)),
+        "savepoints": list(entry.savepoints),
+        "topology": topology,
+    }

@@ -1,0 +1,205 @@
+"""The verdict on one published snapshot: whether it is what was written, and its books balance.
+
+It is that of ``analytics.audit``, of a single snapshot, as soon as that is there. Executors of a
+cluster come to it: it needs no more than Arrow.
+"""
+
+import datetime
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from stillframe.analytics.channel_checks import contradiction
+from stillframe.errors import Damaged
+from stillframe.store.checksum import read_hashed, read_sealed_content
+from stillframe.store.disk import WHAT_TO_DO
+from stillframe.store.parquet import as_written, read_parquet
+
+CONSISTENT = "consistent"
+INCONSISTENT = "inconsistent"
+INCOMPLETE = "incomplete"
+"""The three verdicts on a snapshot, also from an event log (``log_verification``)."""
+
+_TIME = pa.timestamp("us", tz="UTC")
+VERDICTS = pa.schema(
+    [
+        pa.field("snapshot", pa.string()),  # P1-17; null: a line of the history is damaged
+        pa.field("sequence", pa.int64()),  # its place in the order of publishing; null: it has none
+        pa.field("epoch", pa.int64()),  # null: nobody knows any more
+        pa.field("verdict", pa.string()),  # CONSISTENT, INCONSISTENT or INCOMPLETE
+        pa.field("why", pa.string()),  # for people
+        pa.field("reason", pa.string()),  # of one that was given up: its model.Reason
+        pa.field("missing", pa.list_(pa.string())),  # the processes whose parts were not in
+        pa.field("initiated_at", _TIME),
+        pa.field("ended_at", _TIME),  # when it was published or given up
+        pa.field("pause_s", pa.float64()),  # the longest that any process stood still for it
+        pa.field("capture_s", pa.float64()),  # the longest that encoding a state took
+        pa.field("total_s", pa.float64()),  # from the request to the end
+        pa.field("message_count", pa.int64()),  # in transit; null: it was not published whole
+    ]
+)
+Row = dict[str, Any]
+_DURATIONS = ("pause_s", "capture_s")
+_NO_MANIFEST = (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError)
+_COUNTS = ["source", "target", "sent_count", "received_count", "message_count", "encoded"]
+
+
+class Topology(NamedTuple):
+    """What is expected of the snapshots of one topology.
+
+    `whole` and `changes` are the names of the files of a snapshot, in the order of a manifest: of
+    one that is based on nothing, and of one that is based on others.
+    """
+
+    processes: list[str]
+    channels: list[tuple[str, str]]
+    whole: list[str]
+    changes: list[str]
+
+
+class Expected(NamedTuple):
+    """What is expected of every snapshot of a store: the format and the name of a manifest, how
+    long it may be, and the topologies by their hashes."""
+
+    format: int
+    manifest: str
+    bytes_max: int
+    topologies: Mapping[str, Topology]
+
+
+def verdict_for(directory: Path, expected: Expected) -> Row:
+    """Return the verdict on the snapshot that was published as `directory` (a row of `VERDICTS`).
+
+    Files may go meanwhile, and the manifest change, because the snapshot was made whole: then it is
+    read again. One that was dropped is `INCOMPLETE`: nothing can be said of it.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    row: Row = {"snapshot": directory.name, "missing": []}
+    path = directory / expected.manifest
+    before: bytes | None = None
+    while True:
+        manifest: Row = {}
+        content = b""
+        try:
+            content = read_sealed_content(path, bytes_max=expected.bytes_max, advice=WHAT_TO_DO)
+            manifest = _manifest(path, content, expected)
+            return row | _said(manifest) | _verdict(directory, manifest, expected)
+        except Damaged as error:
+            if not directory.is_dir():
+                why = "it was dropped before it could be read"
+                return row | {"verdict": INCOMPLETE, "why": why}
+            if content == before:
+                return row | _said(manifest) | {"verdict": INCONSISTENT, "why": str(error)}
+            before = content
+
+
+def verdicts_of(batches: Iterable[pa.RecordBatch], expected: Expected) -> Iterator[pa.RecordBatch]:
+    """Yield the verdicts on published snapshots, whose directories come as `directory`.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    for batch in batches:
+        for directory in batch.column("directory").to_pylist():
+            yield to_batch([verdict_for(Path(directory), expected)])
+
+
+def to_batch(rows: list[Row]) -> pa.RecordBatch:
+    """Return verdicts as Arrow has them; what a row does not say is null."""
+    return pa.RecordBatch.from_pylist(rows, schema=VERDICTS)
+
+
+def moment(seconds: float | None) -> datetime.datetime | None:
+    """Return seconds since 1970 as a time, if there is such a one."""
+    if seconds is None:
+        return None
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+
+
+def _manifest(path: Path, content: bytes, expected: Expected) -> Row:
+    """Return the manifest at `path`, with the types that it must have."""
+    try:
+        found = json.loads(content)
+        _check_types(found)
+        topology = expected.topologies.get(found["topology"])
+        snapshot = f"{found['snapshot']['initiator']}-{found['snapshot']['number']}"
+        names = [file["name"] for file in found["files"]]
+        bases = found.get("parent")
+    except _NO_MANIFEST as error:
+        raise Damaged(f"{path} does not hold what it should: {error}: {WHAT_TO_DO}") from error
+    if snapshot != path.parent.name:
+        raise Damaged(f"{path} is of snapshot {snapshot}: {WHAT_TO_DO}")
+    if topology is None:
+        raise Damaged(f"{path} is of a store with another topology: {WHAT_TO_DO}")
+    # Names are compared with what there may be, never used to make a path.
+    listed = topology.whole if bases is None else topology.changes
+    if names != listed:
+        raise Damaged(f"{path} lists other files than {', '.join(listed)}: {WHAT_TO_DO}")
+    if found["format"] > expected.format:
+        raise Damaged(f"{path} has format {found['format']}: use the version that wrote it")
+    return dict(found)
+
+
+def _check_types(manifest: Row) -> None:
+    """Refuse a manifest whose fields cannot be columns.
+
+    Raises:
+        TypeError, ValueError, KeyError: one cannot; it is named.
+    """
+    for name in ("format", "sequence", "epoch"):
+        if type(manifest[name]) is not int or not 0 <= manifest[name] < 2**63:
+            raise ValueError(f"{name} is {manifest[name]!r}")
+    for name in ("initiated_at", "published_at"):
+        moment(float(manifest[name]))
+    for name in _DURATIONS:
+        float(manifest.get(name, 0))
+    for file in manifest["files"]:
+        if type(file["bytes"]) is not int or not isinstance(file["hash"], str):
+            raise TypeError(f"file {file['name']!r} has no length or no hash")
+
+
+def _said(manifest: Row) -> Row:
+    """Return what a manifest says of the time that its snapshot took."""
+    if not manifest:
+        return {}
+    begun, ended = float(manifest["initiated_at"]), float(manifest["published_at"])
+    return {
+        **{name: manifest[name] for name in ("sequence", "epoch")},
+        **{name: float(manifest.get(name, 0)) for name in _DURATIONS},
+        "initiated_at": moment(begun),
+        "ended_at": moment(ended),
+        "total_s": ended - begun,
+    }
+
+
+def _verdict(directory: Path, manifest: Row, expected: Expected) -> Row:
+    topology = expected.topologies[manifest["topology"]]
+    tables = processes, channels, messages = topology.whole[:3]
+    content = {}
+    for file in manifest["files"]:
+        found = read_hashed(directory / file["name"], file["bytes"], file["hash"])
+        if file["name"] in tables:
+            content[file["name"]] = found
+    with as_written(directory / processes):
+        recorded = sorted(read_parquet(content[processes], ["process"])["process"].to_pylist())
+    with as_written(directory / channels):
+        books = read_parquet(content[channels], _COUNTS)
+    with as_written(directory / messages):
+        caught = read_parquet(content[messages], ["source", "target", "number"])
+    with as_written(directory):
+        wrong = contradiction(topology.channels, books, caught)
+    if recorded != topology.processes:
+        wrong = (
+            f"states of the processes {', '.join(recorded) or 'none'} are recorded, and the "
+            f"processes are {', '.join(topology.processes)}"
+        )
+    return {
+        "verdict": CONSISTENT if wrong is None else INCONSISTENT,
+        "why": wrong or "no byte changed, and the books of every channel balance",
+        "message_count": caught.num_rows,
+    }

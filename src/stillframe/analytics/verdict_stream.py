@@ -1,0 +1,247 @@
+"""A verdict on each snapshot as it ends, while a system runs: ``format("stillframe.verdicts")``.
+
+Options: `store`, the directory; `timeout`, in seconds, after which a snapshot that has not ended is
+overdue, none if it never is; `lag`, in seconds: what is younger is not looked at yet.
+
+An offset is a standing of ``store.endings``, with all that ended since the one before: a query that
+goes on from its checkpoint repeats and loses no snapshot. What runs on executors (``read``) imports
+no more than Arrow.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from stillframe.analytics.snapshot_verdicts import (
+    INCOMPLETE,
+    INCONSISTENT,
+    VERDICTS,
+    moment,
+    to_batch,
+    verdict_for,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from stillframe.analytics.snapshot_verdicts import Expected, Row
+    from stillframe.store.endings import Ending, Endings, Standing
+
+SOURCE = "stillframe.verdicts"
+TIMEOUT_S = 60.0
+_TASK_SNAPSHOT_COUNT = 16
+
+
+def follow(
+    spark: SparkSession,
+    store_path: Path,
+    *,
+    timeout_s: float | None = TIMEOUT_S,
+    lag_s: float = 0.0,
+) -> DataFrame:
+    """Return a streaming DataFrame with a verdict on each snapshot of a store (`VERDICTS`), once.
+
+    A snapshot is judged when it is published, given up, or overdue; those that are there already
+    come first. The verdict on one that was published is that of ``audit``: ``consistent``, or
+    ``inconsistent`` if a byte was changed or the books do not balance; on all others it is
+    ``incomplete``, with the reason and the processes that were missing. One that is published after
+    it was overdue has had its verdict. A damaged line of the history adds a separate row with the
+    verdict ``inconsistent`` and no snapshot.
+
+    Args:
+        spark: the session; all its executors see the directory.
+        store_path: the directory of the store; a running system may write to it.
+        timeout_s: a snapshot that began so long ago and has not ended is overdue; None if none is.
+        lag_s: a snapshot is judged so long after it ended.
+
+    Raises:
+        UsageError: there is no store.
+        Unavailable: Spark is older than 4.2, or keeps our sources from this session.
+    """
+    from stillframe.store.opening import check_is_store
+
+    check_is_store(store_path)
+    register(spark)
+    options = {"store": str(store_path.absolute()), "lag": str(lag_s)}
+    if timeout_s is not None:
+        options["timeout"] = str(timeout_s)
+    return spark.readStream.format(SOURCE).options(**options).load()
+
+
+def register(spark: SparkSession) -> None:
+    """Let a session know ``stillframe``, ``stillframe.snapshot``, ``stillframe.log`` and
+    ``stillframe.verdicts`` as formats.
+
+    Raises:
+        Unavailable: Spark is older than 4.2, or keeps our sources from this session.
+    """
+    from stillframe.spark import queries
+
+    queries.register(spark, VerdictSource)
+
+
+class InputSplit(InputPartition):
+    """What one task judges: snapshots that were published, by their directories; and the verdicts
+    on others, which are known already."""
+
+    def __init__(self, directories: list[str], expected: "Expected", known: "list[Row]") -> None:
+        self.directories = directories
+        self.expected = expected
+        self.known = known
+
+
+class VerdictSource(DataSource):
+    """The verdicts on the snapshots of a store as a streaming source."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what ``format`` takes."""
+        return SOURCE
+
+    def schema(self) -> StructType:
+        """Return the columns of a verdict."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return from_arrow_schema(VERDICTS)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        """Return the reader of one query."""
+        return VerdictReader(self.options)
+
+
+class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the endings of snapshots on the driver, and judges snapshots in tasks."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._store = options["store"]
+        self._timeout = options.get("timeout")
+        self._lag_s = float(options.get("lag", "0"))
+        self._endings: Endings | None = None
+        self._start: dict[str, Any] | None = None
+        self._ahead: Standing | None = None
+        self._until: float | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
+        """Return the standing of who knows of nothing yet."""
+        from stillframe.store.endings import Standing
+
+        return _to_offset(Standing())
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
+        """Return that the endings limit themselves."""
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+        """Remember what time it is: such a run ends when what ended before was judged."""
+        self._until = time.time()
+
+    def latestOffset(  # noqa: N802 - Spark's
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        """Return the next standing at which something ended, or `start` if there is none yet."""
+        if self._endings is None:
+            self._endings = self._open()
+        if self._ahead is None or start != self._start:
+            self._start, self._ahead = start, _standing_of(start)
+        now = (time.time() if self._until is None else self._until) - self._lag_s
+        while True:
+            found = self._endings.after(self._ahead, now)
+            if found.endings:
+                return _to_offset(found)
+            if found.place == self._ahead.place:
+                return start
+            self._ahead = found
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return a task for some of the snapshots that ended; all that it takes is in `end`."""
+        from stillframe.analytics.manifests import expected_of
+        from stillframe.model import SnapshotId
+        from stillframe.store.endings import PUBLISHED
+        from stillframe.store.manifest import Head
+        from stillframe.store.opening import HEAD, SNAPSHOTS
+        from stillframe.store.seal import read_sealed
+
+        head = read_sealed(Path(self._store) / HEAD, Head)
+        expected = expected_of(head)
+        endings = _standing_of(end).endings
+        shares: list[InputPartition] = []
+        for first in range(0, len(endings), _TASK_SNAPSHOT_COUNT):
+            some = endings[first : first + _TASK_SNAPSHOT_COUNT]
+            published = [
+                str(Path(self._store) / SNAPSHOTS / str(SnapshotId.parse(ending.snapshot)))
+                for ending in some
+                if ending.how == PUBLISHED and ending.snapshot is not None
+            ]
+            known = [_row(ending) for ending in some if ending.how != PUBLISHED]
+            shares.append(InputSplit(published, expected, known))
+        return shares
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        """Yield the verdicts of one task."""
+        assert isinstance(partition, InputSplit)
+        rows = [
+            verdict_for(Path(directory), partition.expected) for directory in partition.directories
+        ]
+        yield to_batch([*rows, *partition.known])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel to executors without what only the driver needs."""
+        return {"_store": self._store}
+
+    def _open(self) -> "Endings":
+        from stillframe.store.endings import Endings
+        from stillframe.store.opening import check_is_store
+
+        check_is_store(Path(self._store))
+        timeout_s = None if self._timeout is None else float(self._timeout)
+        return Endings(Path(self._store), timeout_s=timeout_s)
+
+
+def _to_offset(standing: "Standing") -> dict[str, Any]:
+    import msgspec
+
+    offset: dict[str, Any] = msgspec.to_builtins(standing)
+    return offset
+
+
+def _standing_of(offset: dict[str, Any]) -> "Standing":
+    import msgspec
+
+    from stillframe.decoding import DECODING_ERRORS
+    from stillframe.errors import Damaged
+    from stillframe.store.endings import Standing
+
+    try:
+        return msgspec.convert(offset, Standing)
+    except DECODING_ERRORS as error:
+        raise Damaged(
+            f"the checkpoint does not hold where verdicts on snapshots stand: {error}: start the "
+            "query with a new one"
+        ) from error
+
+
+def _row(ending: "Ending") -> "Row":
+    """Return the verdict on a snapshot that was not published, or on a line of the history."""
+    begun = ending.begun
+    is_wrong = ending.reason == "NOT_CONSISTENT" or ending.snapshot is None
+    return {
+        "snapshot": ending.snapshot,
+        "epoch": None if begun is None else begun.epoch,
+        "verdict": INCONSISTENT if is_wrong else INCOMPLETE,
+        "why": ending.why,
+        "reason": ending.reason,
+        "missing": list(ending.missing),
+        "initiated_at": moment(None if begun is None else begun.at),
+        "ended_at": moment(ending.at),
+        "total_s": None if begun is None or ending.at is None else ending.at - begun.at,
+    }

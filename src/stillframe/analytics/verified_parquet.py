@@ -1,0 +1,179 @@
+"""Parquet files as DataFrames of which no byte can be other than it was written.
+
+A task reads the bytes of a file once, compares them with their SHA-256, and makes rows of these
+same bytes. Executors of a cluster run it: it needs no more than Arrow.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from stillframe.errors import Damaged, NotConsistent, StoreError
+from stillframe.spark.executor_package import add_package
+from stillframe.store.checksum import read_hashed
+from stillframe.store.parquet import as_written, check_row_count, row_groups
+
+File = tuple[str | None, str, int, str, int | None]
+"""Snapshot, path, bytes, SHA-256 and rows of a file. The snapshot is None if the file is of
+several, the rows if nothing says how many there were."""
+
+SNAPSHOT = "snapshot"
+_FILES_SCHEMA = pa.schema(
+    [
+        pa.field("snapshot", pa.string()),
+        pa.field("path", pa.string()),
+        pa.field("byte_count", pa.int64()),
+        pa.field("hash", pa.string()),
+        pa.field("row_count", pa.int64()),
+        pa.field("task", pa.int32()),
+    ]
+)
+_TASK_BYTES = 32 * 2**20
+_TASK_FILE_COUNT = 256
+"""A task reads so much, or so many files: to begin one costs more than to read a small file."""
+_BATCH_ROW_COUNT = 1 << 16
+_ERRORS = {kind.__name__: kind for kind in (Damaged, StoreError, NotConsistent)}
+_RAISED = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(_ERRORS)}): (.+?)\s*$", re.MULTILINE)
+
+
+def rows(spark: SparkSession, files: Sequence[File], schema: str | StructType) -> DataFrame:
+    """Return the rows of files, all with the columns of `schema`, of which the first is `snapshot`.
+
+    Nothing is read before somebody collects; who does is inside ``spark_errors``.
+
+    Args:
+        spark: the session.
+        files: which; what the column `snapshot` says is taken from here, if it is of one.
+        schema: the columns that every file has, and perhaps others.
+    """
+    struct = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    assert isinstance(struct, StructType)
+    message = to_arrow_schema(struct, timezone="UTC").serialize().to_pybytes()
+    return _spread(spark, files).mapInArrow(partial(_read, schema_message=message), struct)
+
+
+def damages(spark: SparkSession, files: Sequence[File]) -> dict[str, str]:
+    """Return the paths of files that are not what was written, and what is wrong; runs a job.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    with spark_errors(Path(files[0][1]).parent.parent if files else Path()):
+        found = _spread(spark, files).mapInArrow(_check, "path STRING, damage STRING").collect()
+    return {row["path"]: row["damage"] for row in found}
+
+
+def _spread(spark: SparkSession, files: Sequence[File]) -> DataFrame:
+    """Return the files, several to a task."""
+    add_package(spark)
+    task_count, tasks = spread_tasks(spark, [file[2] for file in files])
+    columns = [list(column) for column in zip(*files, strict=True)] or [[]] * 5
+    listed = spark.createDataFrame(pa.table([*columns, tasks], schema=_FILES_SCHEMA))
+    return listed.repartitionById(task_count, F.col("task"))
+
+
+@contextmanager
+def spark_errors(path: Path) -> Iterator[None]:
+    """Say in our words what stopped a task that read the store at `path`.
+
+    Raises:
+        Damaged: a file is not what was written; it is named.
+        StoreError: Spark stopped for another reason.
+    """
+    try:
+        yield
+    except PySparkException as error:
+        found = error_of_task(error)
+        if found is not None:
+            raise found from error
+        raise StoreError(
+            f"Spark cannot read {path}: {first_line(error)}. If snapshots are being dropped there "
+            "meanwhile, try again"
+        ) from error
+
+
+def error_of_task(error: PySparkException) -> Exception | None:
+    """Return what a task raised that read a file; None if Spark stopped for another reason."""
+    found = _RAISED.search(str(error))
+    return None if found is None else _ERRORS[found[1]](found[2])
+
+
+def first_line(error: PySparkException) -> str:
+    """Return the first line of what Spark says, without codes and plans."""
+    line = str(error).strip().partition("\n")[0]
+    return re.sub(r"\s*SQLSTATE: \w+.*", "", line).rstrip(".")
+
+
+def spread_tasks(spark: SparkSession, sizes: Sequence[int]) -> tuple[int, list[int]]:
+    """Return how many tasks there are, and which one reads each file of so many bytes: the large
+    ones are spread."""
+    by_size = math.ceil(sum(sizes) / _TASK_BYTES)
+    by_number = math.ceil(len(sizes) / _TASK_FILE_COUNT)
+    cores = spark.sparkContext.defaultParallelism
+    count = max(1, min(len(sizes), max(by_size, by_number, cores)))
+    tasks = [0] * len(sizes)
+    ordered = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    for place, index in enumerate(ordered):
+        tasks[index] = place % count
+    return count, tasks
+
+
+def _check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for _, path, byte_count, digest, row_count in _files(batch):
+            try:
+                _content(Path(path), byte_count, digest, row_count)
+            except (Damaged, NotConsistent) as error:
+                yield pa.RecordBatch.from_pydict({"path": [path], "damage": [str(error)]})
+
+
+def _files(batch: pa.RecordBatch) -> Iterator[File]:
+    yield from zip(*(column.to_pylist() for column in batch.columns[:-1]), strict=True)
+
+
+def _content(path: Path, byte_count: int, digest: str, row_count: int | None) -> bytes:
+    """Return the bytes of a file that is what was written, and has as many rows.
+
+    Raises:
+        Damaged: it is not what was written.
+        NotConsistent: it has more rows, or fewer.
+        StoreError: it cannot be read.
+    """
+    content = read_hashed(path, byte_count, digest)
+    if row_count is not None:
+        with as_written(path):
+            found = pq.read_metadata(pa.BufferReader(content)).num_rows
+        check_row_count(path, found, row_count)
+    return content
+
+
+def _read(batches: Iterable[pa.RecordBatch], schema_message: bytes) -> Iterator[pa.RecordBatch]:
+    schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
+    for batch in batches:
+        for snapshot, path, byte_count, digest, row_count in _files(batch):
+            content = _content(Path(path), byte_count, digest, row_count)
+            yield from _batches(snapshot, Path(path), content, schema)
+
+
+def _batches(
+    snapshot: str | None, path: Path, content: bytes, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    names = [name for name in schema.names if name != SNAPSHOT or snapshot is None]
+    with as_written(path):
+        for group in row_groups(content, names):
+            columns = dict(zip(names, group.columns, strict=True))
+            if snapshot is not None:
+                columns[SNAPSHOT] = pa.repeat(pa.scalar(snapshot), group.num_rows)
+            table = pa.table([columns[name] for name in schema.names], names=schema.names)
+            yield from table.cast(schema).to_batches(max_chunksize=_BATCH_ROW_COUNT)

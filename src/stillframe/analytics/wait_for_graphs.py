@@ -1,0 +1,236 @@
+"""Deadlock in the wait-for graphs of many snapshots at once, as DataFrames.
+
+Graphs by the thousand: each task takes whole snapshots, one after the other, and asks each in plain
+arrays (``detect.rings``, which is linear in the waits). A graph that is too large for a task loses
+those who can go on in rounds of joins first, until what is left fits. What tasks run needs no more
+than Arrow and numpy.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from stillframe.detect.rings import Graph, blocked_for_ever, deadlock_text, ring_text, rings
+from stillframe.errors import UsageError
+from stillframe.spark.executor_package import add_package
+
+WAITS_SCHEMA = (
+    "snapshot STRING, "  # P1-17
+    "process STRING, "  # that is blocked
+    "waits_for STRING, "  # another; a row for each from whom nothing is on its way
+    "needs_all BOOLEAN"  # whether it needs a message from each of them, or from any
+)
+DEADLOCKS_SCHEMA = (
+    "snapshot STRING, "
+    "processes ARRAY<STRING>, "  # all that are deadlocked, sorted
+    "rings ARRAY<STRUCT<processes: ARRAY<STRING>, is_cycle: BOOLEAN>>, "  # who keeps whom
+    "sentence STRING"  # the same for people
+)
+WAIT_COUNT_MAX = 2_000_000
+"""How many waits of one snapshot one task evaluates; it needs up to 1 kB of memory for each."""
+ROUND_COUNT_MAX = 50
+"""So many rounds are made over what does not fit into one task."""
+
+_TASKS_PER_CORE = 4
+_NAMES = pa.list_(pa.string())
+_DEADLOCKS = pa.schema(
+    [
+        ("snapshot", pa.string()),
+        ("processes", _NAMES),
+        ("rings", pa.list_(pa.struct([("processes", _NAMES), ("is_cycle", pa.bool_())]))),
+        ("sentence", pa.string()),
+    ]
+)
+
+
+def deadlocks(
+    waits: DataFrame,
+    *,
+    wait_count_max: int = WAIT_COUNT_MAX,
+    known_count_max: int | None = None,
+) -> DataFrame:
+    """Return a row (`DEADLOCKS_SCHEMA`) for each snapshot in which processes are deadlocked.
+
+    It says what ``detect.deadlock`` says. A first job counts the waits of each snapshot, and of one
+    that has too many the rounds are run as well, before this returns.
+
+    Args:
+        waits: `WAITS_SCHEMA`; whoever has no row in a snapshot is not blocked in it.
+        wait_count_max: so many waits of one snapshot one task can take.
+        known_count_max: how many there are of any snapshot at most, if that is known: if they fit,
+            nobody counts them.
+
+    Raises:
+        UsageError: columns are missing; or of one snapshot more waits are left than a task takes
+            after all rounds.
+    """
+    columns = [column.split() for column in WAITS_SCHEMA.split(", ")]
+    missing = [name for name, _ in columns if name not in waits.columns]
+    if missing:
+        raise UsageError(
+            f"the waits lack the column {missing[0]}; they have {', '.join(waits.columns)}: give "
+            f"them as {WAITS_SCHEMA}"
+        )
+    add_package(waits.sparkSession)
+    waits = waits.select(*(F.col(name).cast(kind).alias(name) for name, kind in columns))
+    if known_count_max is not None and known_count_max <= wait_count_max:
+        return _deadlocks_in(waits)
+    large = list(_counts(waits, above=wait_count_max))
+    if not large:
+        return _deadlocks_in(waits)
+    is_large = F.col("snapshot").isin(large)
+    left = _without_free(waits.where(is_large), wait_count_max)
+    return _deadlocks_in(waits.where(~is_large).unionByName(left))
+
+
+def _counts(waits: DataFrame, *, above: int) -> dict[str, int]:
+    """Return the snapshots with more waits than that, and how many they have."""
+    counts = waits.groupBy("snapshot").count().where(F.col("count") > above)
+    return {row["snapshot"]: row["count"] for row in counts.collect()}
+
+
+def _without_free(waits: DataFrame, wait_count_max: int) -> DataFrame:
+    """Return the waits of those who are not seen to go on, few enough for one task."""
+    counts = _counts(waits, above=0)
+    for _ in range(ROUND_COUNT_MAX):
+        waits = _after_round(waits).localCheckpoint()
+        before, counts = counts, _counts(waits, above=0)
+        if counts == before or max(counts.values(), default=0) <= wait_count_max:
+            break
+    for snapshot, count in counts.items():
+        if count > wait_count_max:
+            raise UsageError(
+                f"in snapshot {snapshot} {count:,} waits are left, of those who cannot go on or "
+                f"not within {ROUND_COUNT_MAX} rounds, and one task takes {wait_count_max:,}: give "
+                "a larger wait_count_max, and tasks 1 kB of memory for each"
+            )
+    return waits
+
+
+def _after_round(waits: DataFrame) -> DataFrame:
+    """Return the waits without those of whoever can go on, because others are not blocked."""
+    keys = ["snapshot", "process"]
+    blocked = waits.select("snapshot", F.col("process").alias("waits_for")).distinct()
+    is_blocked = blocked.withColumn("is_blocked", F.lit(True))  # noqa: FBT003 - a value
+    free = (
+        waits.join(is_blocked, ["snapshot", "waits_for"], "left")
+        .groupBy(*keys)
+        .agg(
+            F.first("needs_all").alias("needs_all"),
+            F.count("is_blocked").alias("blocked_count"),
+            F.count("*").alias("count"),
+        )
+        .where(
+            F.when(F.col("needs_all"), F.col("blocked_count") == 0).otherwise(
+                F.col("blocked_count") < F.col("count")
+            )
+        )
+    )
+    return waits.join(free.select(*keys), keys, "left_anti")
+
+
+def _deadlocks_in(waits: DataFrame) -> DataFrame:
+    """Return the deadlocks; each task takes whole snapshots."""
+    task_count = _TASKS_PER_CORE * waits.sparkSession.sparkContext.defaultParallelism
+    together = waits.repartition(task_count, "snapshot").sortWithinPartitions("snapshot")
+    return together.mapInArrow(_find_deadlocks, DEADLOCKS_SCHEMA)
+
+
+def _find_deadlocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield a row for each snapshot with a deadlock; its waits follow each other."""
+    for snapshot, table in _by_snapshot(batches):
+        found = _deadlock(snapshot, table)
+        if found is not None:
+            yield pa.RecordBatch.from_pylist([found], schema=_DEADLOCKS)
+
+
+def _by_snapshot(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
+    for snapshot, pieces in itertools.groupby(_pieces(batches), key=lambda piece: piece[0]):
+        yield snapshot, pa.Table.from_batches([batch for _, batch in pieces])
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield each stretch of rows of one snapshot."""
+    for batch in batches:
+        runs = pc.run_end_encode(batch.column("snapshot"))
+        first = 0
+        for end, snapshot in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
+            yield snapshot, batch.slice(first, end - first)
+            first = end
+
+
+class _Numbered(NamedTuple):
+    """The waits of one snapshot, and the names of the numbers in them."""
+
+    names: list[str]
+    graph: Graph
+
+
+def _deadlock(snapshot: str, waits: pa.Table) -> dict[str, object] | None:
+    names, graph = _numbered(snapshot, waits)
+    blocked = blocked_for_ever(graph)
+    if not any(blocked):
+        return None
+    found, texts = [], []
+    among: set[int] = set()
+    for ring in rings(graph, blocked):
+        processes = [names[number] for number in ring.processes]
+        found.append({"processes": processes, "is_cycle": ring.is_cycle})
+        texts.append(ring_text(processes, None if ring.is_cycle else _words(names, graph, ring[0])))
+        among.update(ring.processes)
+    deadlocked = [number for number, is_blocked in enumerate(blocked) if is_blocked]
+    behind = [names[number] for number in deadlocked if number not in among]
+    return {
+        "snapshot": snapshot,
+        "processes": [names[number] for number in deadlocked],
+        "rings": found,
+        "sentence": deadlock_text(texts, behind),
+    }
+
+
+def _words(names: list[str], graph: Graph, processes: list[int]) -> dict[str, str]:
+    """Return for whom each waits, in words, as ``Waiting`` says it."""
+    return {
+        names[number]: (" and " if graph.needs_all[number] else " or ").join(
+            names[target] for target in graph.targets[number]
+        )
+        for number in processes
+    }
+
+
+def _numbered(snapshot: str, waits: pa.Table) -> _Numbered:
+    """Return the graph of a snapshot, numbered in the order of the names.
+
+    Raises:
+        UsageError: something is null, or a process waits both for all and for any.
+    """
+    if any(column.null_count for column in waits.columns):
+        raise UsageError(f"a wait of snapshot {snapshot} has a null: give {WAITS_SCHEMA}")
+    ends = pa.chunked_array(waits.column("process").chunks + waits.column("waits_for").chunks)
+    encoded = ends.combine_chunks().dictionary_encode()
+    order = pc.sort_indices(encoded.dictionary)
+    count = len(order)
+    rank = np.empty(count, np.int64)
+    rank[order.to_numpy()] = np.arange(count)
+    sources, targets = np.split(rank[encoded.indices.to_numpy()], 2)
+    needs_all = np.zeros(count, np.bool_)
+    stated = waits.column("needs_all").to_numpy()
+    needs_all[sources] = stated
+    names = encoded.dictionary.take(order).to_pylist()
+    wrong = np.flatnonzero(needs_all[sources] != stated)
+    if len(wrong):
+        raise UsageError(
+            f"process {names[sources[wrong[0]]]} of snapshot {snapshot} waits for all in one row "
+            "and for any in another: say the same in all its rows"
+        )
+    edges = np.unique(sources * count + targets)
+    flat = (edges % count).tolist()
+    ends_at = np.cumsum(np.bincount(edges // count, minlength=count)).tolist()
+    parts = itertools.pairwise([0, *ends_at])
+    return _Numbered(names, Graph([flat[a:b] for a, b in parts], needs_all.tolist()))

@@ -1,0 +1,255 @@
+"""Plan what ``snapshot_source`` reads: find snapshots, channels, records. On the driver alone."""
+
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import IntegerType, LongType, StructType
+
+from stillframe.columns import Column
+from stillframe.errors import UsageError
+from stillframe.local_path import local_path
+from stillframe.pipeline.dataflow import OFFSET_COLUMN, PARTITION_COLUMN
+from stillframe.pipeline.head import read_head
+from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.part import ServiceState
+from stillframe.pipeline.published import ChannelCut, Manifest, find
+from stillframe.spark.snapshot_source import LOG_FORMAT, SNAPSHOT_FORMAT, RecordsSlice, TableSlice
+from stillframe.store.columns import to_array
+
+TABLES = ("services", "queries", "channels")
+
+_POSITIONS = pa.map_(pa.string(), pa.int64())
+_INT64 = range(-(2**63), 2**63)
+_KINDS: tuple[tuple[type, str], ...] = (
+    (bool, "bool"),
+    (int, "int"),
+    (float, "float"),
+    (str, "text"),
+    (bytes, "bytes"),
+    (datetime.datetime, "time"),
+)
+"""The type of a recorded value -> the kind of its column; what is not here becomes JSON."""
+
+
+class ScanPlan(msgspec.Struct, frozen=True):
+    """The columns of what is read, and what each task reads of it."""
+
+    schema: StructType
+    slices: list[InputPartition]
+
+
+def plan_snapshot_scan(options: Mapping[str, str]) -> ScanPlan:
+    """Return the plan for what the options of ``stillframe.snapshot`` ask for.
+
+    Raises:
+        UsageError: an option is missing or contradicts another; or there is no such snapshot,
+            table, service, channel or target, and the error says which there are.
+        Damaged, StoreError: the manifest or a log was changed or cannot be read.
+    """
+    root = _root(options, SNAPSHOT_FORMAT)
+    manifest = find(root, _needed(options, "snapshot", SNAPSHOT_FORMAT))
+    table, service, channel = (options.get(name) for name in ("table", "service", "channel"))
+    if channel is not None and (table is not None or service is not None):
+        raise UsageError(
+            f"the option channel={channel!r} reads a channel's records by itself: leave out the "
+            "options table and service"
+        )
+    if channel is not None:
+        return _plan_channel(root, manifest, channel, options.get("target"))
+    if service is not None and table in (None, "services"):
+        return _plan_table(service_fields(manifest, service))
+    match table:
+        case "services" if service is None:
+            return _plan_table(_services(manifest))
+        case "queries" if service is None:
+            return _plan_table(_queries(manifest))
+        case "channels" if service is None:
+            return _plan_table(_channels(manifest))
+    asked = "nothing to read is named" if table is None else f"there is no table {table!r}"
+    if table in TABLES:
+        asked = f"the option service does not go with table={table!r}"
+    names = ", ".join(log.name for log in manifest.dataflow.logs) or "none"
+    raise UsageError(
+        f"{asked}: give table, one of {', '.join(TABLES)}; or service, one of "
+        f"{', '.join(manifest.dataflow.services) or 'none'}; or channel, one of {names}"
+    )
+
+
+def plan_log_scan(options: Mapping[str, str]) -> ScanPlan:
+    """Return the plan for all records of a log that were not trimmed, up to the barrier of a
+    snapshot or as it is now.
+
+    Raises:
+        UsageError: an option is missing, or there is no such pipeline, snapshot or channel.
+        Damaged, StoreError: the manifest or the log was changed or cannot be read, or an item of
+            it is missing.
+    """
+    root = _root(options, LOG_FORMAT)
+    snapshot, channel = options.get("snapshot"), _needed(options, "channel", LOG_FORMAT)
+    described = read_head(root) if snapshot is None else find(root, snapshot)
+    log = described.dataflow.log(channel)
+    reader = LogReader(root, log, described.stretches[channel])
+    first = reader.first_kept()
+    if isinstance(described, Manifest):
+        end = described.part(log.source).barriers[channel]
+    else:
+        reader.check_whole(first)
+        end = reader.tail(first)
+    return _plan_records(reader, min(first, end), end)
+
+
+def service_fields(manifest: Manifest, service: str) -> pa.Table:
+    """Return one row with the recorded fields of a service; the values decide the types.
+
+    A list, a dict, another object, a whole number beyond 64 bits and None become JSON text.
+
+    Raises:
+        UsageError: there is no such service, or it records no field.
+    """
+    manifest.dataflow.check_participant(service, "service")
+    state = manifest.part(service).service
+    assert state is not None
+    fields = decoded_fields(state)
+    if not fields:
+        raise UsageError(f"service {service} records no field: read table=services instead")
+    return pa.table(
+        {
+            name: to_array(Column(name, _kind_of(value)), [value], lambda _: f"service {service}")
+            for name, value in fields.items()
+        }
+    )
+
+
+def decoded_fields(state: ServiceState) -> dict[str, Any]:
+    """Return the recorded fields of a service by name, as MessagePack gives them."""
+    fields: dict[str, Any] = msgspec.msgpack.decode(state.encoded)
+    return fields
+
+
+def as_json(values: list[Any]) -> pa.Array:
+    """Return each value as JSON text; None becomes null."""
+    return to_array(Column("state", "json"), values, lambda index: f"row {index}")
+
+
+def _services(manifest: Manifest) -> pa.Table:
+    parts = [(part, part.service) for part in manifest.parts if part.service is not None]
+    return pa.table(
+        {
+            "participant": pa.array([part.participant for part, _ in parts], pa.string()),
+            "kind": pa.array([state.kind for _, state in parts], pa.string()),
+            "positions": pa.array([list(part.positions.items()) for part, _ in parts], _POSITIONS),
+            "state": as_json([decoded_fields(state) for _, state in parts]),
+        }
+    )
+
+
+def _queries(manifest: Manifest) -> pa.Table:
+    parts = [(part, part.query) for part in manifest.parts if part.query is not None]
+    return pa.table(
+        {
+            "query": pa.array([part.participant for part, _ in parts], pa.string()),
+            "batch": pa.array([state.batch for _, state in parts], pa.int64()),
+        }
+    )
+
+
+def _channels(manifest: Manifest) -> pa.Table:
+    cuts = manifest.channels
+    counts = {
+        "position": [cut.position for cut in cuts],
+        "barrier": [cut.barrier for cut in cuts],
+        "sent_count": [sum(cut.sent_counts) for cut in cuts],
+        "received_count": [sum(cut.received_counts) for cut in cuts],
+        "record_count": [cut.record_count for cut in cuts],
+        "duplicate_count": [cut.duplicate_count for cut in cuts],
+    }
+    return pa.table(
+        {
+            "log": pa.array([cut.log for cut in cuts], pa.string()),
+            "target": pa.array([cut.target for cut in cuts], pa.string()),
+            **{name: pa.array(values, pa.int64()) for name, values in counts.items()},
+        }
+    )
+
+
+def _plan_channel(root: Path, manifest: Manifest, channel: str, target: str | None) -> ScanPlan:
+    cut = _the_cut(manifest, channel, target)
+    reader = LogReader(root, manifest.dataflow.log(channel), manifest.stretches[channel])
+    # A target that had read past the barrier, in mode at-least-once, has an empty channel.
+    return _plan_records(reader, min(cut.position, cut.barrier), cut.barrier)
+
+
+def _the_cut(manifest: Manifest, channel: str, target: str | None) -> ChannelCut:
+    targets = manifest.dataflow.log(channel).targets
+    if not targets:
+        raise UsageError(
+            f"channel {channel} has no target, it is an end of the dataflow: no record is on its "
+            "way there; read its log with log_records"
+        )
+    if target is None and len(targets) > 1:
+        raise UsageError(
+            f"channel {channel} has several targets: name one of {', '.join(targets)} in the "
+            "option target"
+        )
+    for cut in manifest.channels:
+        if cut.log == channel and cut.target == (target or targets[0]):
+            return cut
+    raise UsageError(f"channel {channel} has no target {target!r}; it has {', '.join(targets)}")
+
+
+def _plan_table(table: pa.Table) -> ScanPlan:
+    schema = from_arrow_schema(table.schema)
+    expected = _arrow_schema_of(schema)
+    buffer = pa.BufferOutputStream()
+    with pa.ipc.new_stream(buffer, expected) as stream:
+        stream.write_table(table.cast(expected))
+    return ScanPlan(schema, [TableSlice(buffer.getvalue().to_pybytes())])
+
+
+def _plan_records(reader: LogReader, first: int, end: int) -> ScanPlan:
+    """Return a task for each partition that has records among the items ``first .. end - 1``."""
+    schema = from_arrow_schema(reader.log.arrow_schema)
+    schema = schema.add(PARTITION_COLUMN, IntegerType()).add(OFFSET_COLUMN, LongType())
+    files: dict[int, list[tuple[str, int, int]]] = {}
+    for item in reader.items(first, end):
+        offsets = list(item.offsets)
+        for file in item.files:
+            path = str(reader.data_path(item, file))
+            files.setdefault(file.partition, []).append(
+                (path, file.checksum, offsets[file.partition])
+            )
+            offsets[file.partition] += file.record_count
+    message = _arrow_schema_of(schema).serialize().to_pybytes()
+    return ScanPlan(
+        schema, [RecordsSlice(number, files[number], message) for number in sorted(files)]
+    )
+
+
+def _arrow_schema_of(schema: StructType) -> pa.Schema:
+    """Return the Arrow types in which Spark takes these columns; it takes no others."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, int) and value not in _INT64:
+        return "json"
+    return next((kind for type_, kind in _KINDS if isinstance(value, type_)), "json")
+
+
+def _root(options: Mapping[str, str], source: str) -> Path:
+    root = local_path(_needed(options, "pipeline", source)).absolute()
+    read_head(root)  # says what is wrong if there is no pipeline
+    return root
+
+
+def _needed(options: Mapping[str, str], name: str, source: str) -> str:
+    value = options.get(name)
+    if not value:
+        raise UsageError(f"format({source!r}) needs the option {name!r}")
+    return value

@@ -1,0 +1,216 @@
+"""What a snapshot holds, asked from a Spark driver: query states, logs, differences."""
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.window import Window
+
+from stillframe.errors import UsageError
+from stillframe.pipeline.pipeline import Pipeline
+from stillframe.pipeline.published import Manifest, pinned_path, snapshot_path
+from stillframe.spark.queries import register
+from stillframe.spark.scan_planner import as_json, decoded_fields
+from stillframe.spark.snapshot_source import LOG_FORMAT
+
+FIELD_DIFFERENCES_SCHEMA = (
+    "change STRING, "  # added, removed or changed
+    "key STRING, "  # the name of a field
+    "before STRING, "  # its value as JSON
+    "after STRING"
+)
+
+_KEY_COLUMNS = ("key", "user_map_key")
+_PARTITION = "partition_id"
+_NUMBER = "number"
+
+
+def query_state(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    snapshot: str,
+    query: str,
+    *,
+    operator: int = 0,
+    store: str | None = None,
+    **options: str,
+) -> DataFrame:
+    """Return the state of a stateful operator of a query at the cut, read by Spark itself.
+
+    Args:
+        spark: the session.
+        pipeline: the pipeline.
+        snapshot: an id or a savepoint's name.
+        query: its name.
+        operator: which stateful operator of the query, from 0 at the sources.
+        store: the name of the state store, for operators that have several; None for the usual.
+        options: further options of Spark's format ``statestore``: ``joinSide="left"`` for a join
+            of two streams, ``stateVarName="total"`` for ``transformWithState``.
+
+    Returns:
+        `key`, `value` and `partition_id`, or what Spark says of that kind of operator.
+
+    Raises:
+        UsageError: there is no such snapshot or query, the query had no state at the cut, or the
+            path is one that Spark cannot read states from.
+    """
+    manifest = pipeline.find(snapshot)
+    batch = _batch(manifest, query)
+    if batch is None:
+        raise UsageError(
+            f"query {query} had not committed any micro-batch at snapshot {manifest.snapshot}: it "
+            "had no state; take a snapshot when it has run"
+        )
+    path = pinned_path(snapshot_path(pipeline.path, manifest.snapshot), query)
+    if path.as_uri() != f"file://{path}":
+        raise UsageError(
+            f"Spark's state source cannot read below {path}: it takes a space or another special "
+            "character in a path for its percent code; move the pipeline to a path without"
+        )
+    reader = spark.read.format("statestore").options(batchId=batch, operatorId=operator, **options)
+    if store is not None:
+        reader = reader.option("storeName", store)
+    return reader.load(f"file://{path}")
+
+
+def log_records(
+    spark: SparkSession, pipeline: Pipeline, channel: str, snapshot: str | None = None
+) -> DataFrame:
+    """Return all records of a log, with `_partition` and `_offset`.
+
+    What was trimmed behind the oldest snapshot is not there: offsets then begin above 0.
+
+    Args:
+        spark: the session.
+        pipeline: the pipeline.
+        channel: its name.
+        snapshot: only the records before the barrier of this one, an id or a savepoint's name;
+            None for the log as it is now. What was abandoned by a restore is no part of it.
+
+    Raises:
+        UsageError: there is no such channel or snapshot.
+    """
+    described = pipeline if snapshot is None else pipeline.find(snapshot)
+    described.dataflow.log(channel)
+    register(spark)
+    options = {"pipeline": str(pipeline.path), "channel": channel}
+    if snapshot is not None:
+        options["snapshot"] = snapshot
+    return spark.read.format(LOG_FORMAT).options(**options).load()
+
+
+def diff(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    first: str,
+    second: str,
+    participant: str,
+    *,
+    operator: int = 0,
+    store: str | None = None,
+    **options: str,
+) -> DataFrame:
+    """Return what differs between two snapshots in the state of a query or a service.
+
+    The snapshots may lie in any order, and on different courses of the pipeline.
+
+    Args:
+        spark: the session.
+        pipeline: the pipeline.
+        first: an id or a savepoint's name.
+        second: another one.
+        participant: a query; or a service, whose fields are compared.
+        operator: as for ``query_state``; so are `store` and `options`.
+        store: see `operator`.
+        options: see `operator`.
+
+    Returns:
+        a row per key that differs, with `change` (``added``, ``removed`` or ``changed``), `key`,
+        `before` and `after`. The key of a service is the name of a field, and its values are JSON.
+        Where a key holds several values, as in a join, each value that came or went is a row.
+
+    Raises:
+        UsageError: there is no such snapshot or participant; or the query has no state in either.
+    """
+    manifests = [pipeline.find(first), pipeline.find(second)]
+    if participant in manifests[0].dataflow.services:
+        return _field_differences(spark, *(_fields(one, participant) for one in manifests))
+    found = [
+        None
+        if _batch(manifest, participant) is None
+        else query_state(
+            spark, pipeline, name, participant, operator=operator, store=store, **options
+        )
+        for manifest, name in zip(manifests, (first, second), strict=True)
+    ]
+    there = next((frame for frame in found if frame is not None), None)
+    if there is None:
+        raise UsageError(
+            f"query {participant} had not committed any micro-batch at either snapshot: there is "
+            "no state to compare"
+        )
+    before, after = (there.limit(0) if frame is None else frame for frame in found)
+    keys = [name for name in _KEY_COLUMNS if name in there.columns]
+    return differences(before.drop(_PARTITION), after.drop(_PARTITION), keys)
+
+
+def differences(before: DataFrame, after: DataFrame, keys: list[str]) -> DataFrame:
+    """Return the rows that came, went or changed between two tables with the same columns.
+
+    Args:
+        before: one table.
+        after: the other.
+        keys: the columns that say which row of the one is which of the other.
+
+    Returns:
+        `change`, the keys, and the other columns in `before` and `after`, as a struct if there are
+        several; null where there was or is no row.
+    """
+    values = [name for name in before.columns if name not in keys]
+    went = _numbered(before.exceptAll(after), keys, values, "before")
+    came = _numbered(after.exceptAll(before), keys, values, "after")
+    same = [F.col(f"{name}_before").eqNullSafe(F.col(f"{name}_after")) for name in (*keys, _NUMBER)]
+    was, is_there = F.col(f"{_NUMBER}_before").isNotNull(), F.col(f"{_NUMBER}_after").isNotNull()
+    change = F.when(was & is_there, "changed").when(was, "removed").otherwise("added")
+    return went.join(came, same, "full_outer").select(
+        change.alias("change"),
+        *(F.when(was, F.col(f"{k}_before")).otherwise(F.col(f"{k}_after")).alias(k) for k in keys),
+        "before",
+        "after",
+    )
+
+
+def _numbered(rows: DataFrame, keys: list[str], values: list[str], side: str) -> DataFrame:
+    """Number the rows of each key: several of one key are compared one by one, in order."""
+    value = F.col(values[0]) if len(values) == 1 else F.struct(*values)
+    order = Window.partitionBy(*keys).orderBy(*values)
+    return rows.select(
+        *(F.col(name).alias(f"{name}_{side}") for name in keys),
+        F.row_number().over(order).alias(f"{_NUMBER}_{side}"),
+        value.alias(side),
+    )
+
+
+def _fields(manifest: Manifest, service: str) -> dict[str, str | None]:
+    """Return the recorded fields of a service with their values as JSON."""
+    state = manifest.part(service).service
+    assert state is not None
+    fields = decoded_fields(state)
+    return dict(zip(fields, as_json(list(fields.values())).to_pylist(), strict=True))
+
+
+def _field_differences(
+    spark: SparkSession, before: dict[str, str | None], after: dict[str, str | None]
+) -> DataFrame:
+    rows = []
+    for name in sorted(before.keys() | after.keys()):
+        change = "removed" if name not in after else "added" if name not in before else "changed"
+        values = (before.get(name), after.get(name))
+        if change != "changed" or values[0] != values[1]:
+            rows.append((change, name, *values))
+    return spark.createDataFrame(rows, FIELD_DIFFERENCES_SCHEMA)
+
+
+def _batch(manifest: Manifest, query: str) -> int | None:
+    """Return the last micro-batch of a query at the cut; None if it had none."""
+    manifest.dataflow.check_participant(query, "query")
+    state = manifest.part(query).query
+    return None if state is None else state.batch
