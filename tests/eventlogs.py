@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stillframe.analytics import log_findings as what
+from stillframe.analytics import log_checks as what
 from stillframe.eventlog.parts import SPAN_KEY, Span, part_path
 from stillframe.eventlog.schema import (
     ACCEPTED,

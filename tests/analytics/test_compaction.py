@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stillframe.analytics import compact_store, compacted_tables, compaction, verified_parquet
-from stillframe.analytics.compaction_catalog import exclusive_writer, read_catalog, version_path
+from stillframe.analytics.compaction import exclusive_writer, read_catalog, version_path
 from stillframe.analytics.manifests import read_published
-from stillframe.analytics.parquet_writer import write
 from stillframe.analytics.snapshot_stats import snapshot_table
+from stillframe.analytics.verified_parquet import write
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.store.disk import partial_path

@@ -11,8 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.analytics import log_verification
-from stillframe.analytics.crosscheck import CrossCheck
-from stillframe.analytics.log_verification import log_pieces, verify
+from stillframe.analytics.log_verification import CrossCheck, log_pieces, verify
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, VERDICTS
 from stillframe.eventlog.parts import part_path, with_span
 from stillframe.eventlog.reading import parts

@@ -7,10 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stillframe.analytics.log_aggregate import COUNTS, aggregate_splits
-from stillframe.analytics.log_checks import check_group
-from stillframe.analytics.log_findings import CUT, FAULTS, IN_TRANSIT, MARKER_NOT_ACCEPTED
-from stillframe.analytics.log_splits import plan_splits
+from stillframe.analytics.log_aggregate import COUNTS, aggregate_splits, plan_splits
+from stillframe.analytics.log_checks import (
+    CUT,
+    FAULTS,
+    IN_TRANSIT,
+    MARKER_NOT_ACCEPTED,
+    check_group,
+)
 from tests.eventlogs import Execution, Fault, corrupt, faults_of, write
 from tests.nightly import seeds
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from stillframe.analytics.marker_walk import marker_paths
+from stillframe.analytics.log_events import marker_paths
 from stillframe.analytics.snapshot_stats import marker_steps
 from stillframe.errors import UsageError
 from stillframe.eventlog.parts import Span, part_path, with_span

@@ -8,8 +8,8 @@ from pyspark.sql import SparkSession
 
 from stillframe import spark as stillframe_spark
 from stillframe.analytics import snapshot_stats, verified_parquet
+from stillframe.analytics.full_snapshots import CHANNELS_SCHEMA
 from stillframe.analytics.manifests import read_published
-from stillframe.analytics.table_schemas import CHANNELS_SCHEMA
 from stillframe.errors import Damaged
 from stillframe.model import ChannelState, SnapshotId
 from stillframe.store.store import Store

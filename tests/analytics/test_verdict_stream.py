@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from stillframe.analytics.audit import audit
-from stillframe.analytics.crosscheck import CrossCheck
+from stillframe.analytics.log_verification import CrossCheck
 from stillframe.analytics.verdict_stream import VerdictReader, follow
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId

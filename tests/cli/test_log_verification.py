@@ -23,7 +23,7 @@ pytest.importorskip("pyspark", reason="needs PySpark")
 
 from pyspark.sql import DataFrame
 
-from stillframe.analytics import audit, log_events, log_findings, log_verification
+from stillframe.analytics import audit, log_checks, log_events, log_verification
 from tests.cli.frames import frame, without_spark
 
 HERE = ("--master", "local[2]")
@@ -64,7 +64,7 @@ def verdict(snapshot: str | None, epoch: int, *, message_count: int = 0) -> dict
     return found | {"missing": [], "faults": [], "gaps": [], "fault_count": 0}
 
 
-CONTRADICTION: dict[str, Any] = {"source": "A", "target": "B", "what": log_findings.ORPHAN}
+CONTRADICTION: dict[str, Any] = {"source": "A", "target": "B", "what": log_checks.ORPHAN}
 CONTRADICTION |= {"first": 2, "last": 2, "count": 1}
 WRONG = {"verdict": "inconsistent", "faults": [CONTRADICTION], "fault_count": 1}
 MESSAGE = {"epoch": 2, "channel": "A->B", "number": 2, "snapshot": None, "at": None}

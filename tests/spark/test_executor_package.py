@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-package = pytest.importorskip("stillframe.spark.executor_package", reason="needs PySpark")
+package = pytest.importorskip("stillframe.spark.session", reason="needs PySpark")
 
 
 class Context:
@@ -46,10 +46,10 @@ def test_sessions_that_share_executors_send_it_once() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("analytics.log_aggregate", "analytics.log_checks", "analytics.marker_walk"),
-        *("analytics.parquet_writer", "analytics.predicate_eval", "analytics.verdict_stream"),
-        *("analytics.verified_parquet", "analytics.wait_for_graphs"),
-        *("spark.slices", "spark.snapshot_source", "spark.source"),
+        *("analytics.log_aggregate", "analytics.log_checks", "analytics.log_events"),
+        *("analytics.predicate_eval", "analytics.verdict_stream", "analytics.verified_parquet"),
+        *("analytics.wait_for_graphs", "spark.session"),
+        *("spark.slices", "spark.source"),
     ],
 )
 def test_what_tasks_run_can_be_imported_with_arrow_alone(module: str) -> None:

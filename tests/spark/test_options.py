@@ -3,7 +3,7 @@
 import pytest
 
 from stillframe.errors import UsageError
-from stillframe.spark.options import read_options
+from stillframe.spark.scan_planner import read_options
 
 
 @pytest.mark.parametrize("rows", ["0", "-1", "x", "", "1.5", "\N{SUPERSCRIPT TWO}"])

@@ -15,7 +15,7 @@ from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, join
 from stillframe.pipeline.log import epoch_directory, item_name
 from stillframe.spark.scan_planner import plan_log_scan
-from stillframe.spark.snapshot_source import RecordsSlice
+from stillframe.spark.slices import RecordsSlice
 from stillframe.store.checksum import checksum_of
 
 NUMBERS = pa.schema([("n", pa.int64())])
@@ -107,7 +107,7 @@ def test_a_task_needs_arrow_and_pyspark_alone(tmp_path: Path) -> None:
     schema = pa.schema([*NUMBERS, *place]).serialize().to_pybytes()
     program = (
         "import sys; sys.modules['msgspec'] = None\n"
-        "from stillframe.spark.snapshot_source import RecordsSlice, SlicesReader\n"
+        "from stillframe.spark.source import RecordsSlice, SlicesReader\n"
         f"part = RecordsSlice(1, [({str(path)!r}, {checksum_of(path)}, 5)], {schema!r})\n"
         "print([row for batch in SlicesReader([]).read(part) for row in batch.to_pylist()])"
     )

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.made_log import make_log
-from stillframe.analytics.log_findings import FAULTS
+from stillframe.analytics.log_checks import FAULTS
 from stillframe.analytics.log_verification import log_pieces, verify
 from stillframe.eventlog.parts import SPAN_KEY
 from tests.analytics.test_log_checks import found_in

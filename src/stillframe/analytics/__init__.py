@@ -11,12 +11,10 @@ from stillframe.spark.session import import_with_pyspark, spark_session
 if TYPE_CHECKING:
     from stillframe.analytics.assembly import assemble
     from stillframe.analytics.audit import Audit
-    from stillframe.analytics.compaction import compact_store
-    from stillframe.analytics.compaction_catalog import compacted_tables
+    from stillframe.analytics.compaction import compact_store, compacted_tables
     from stillframe.analytics.full_snapshots import store_tables
-    from stillframe.analytics.log_events import event_rows, locate, vector_clock
+    from stillframe.analytics.log_events import event_rows, locate, marker_paths, vector_clock
     from stillframe.analytics.log_verification import log_pieces, published_cuts, verify
-    from stillframe.analytics.marker_walk import marker_paths
     from stillframe.analytics.predicate_history import detect, summary
     from stillframe.analytics.snapshot_stats import (
         channel_history,
@@ -56,12 +54,10 @@ __all__ = [
 
 _MODULES = {
     "assembly": ("assemble",),
-    "compaction": ("compact_store",),
-    "compaction_catalog": ("compacted_tables",),
+    "compaction": ("compact_store", "compacted_tables"),
     "full_snapshots": ("store_tables",),
-    "log_events": ("event_rows", "locate", "vector_clock"),
+    "log_events": ("event_rows", "locate", "marker_paths", "vector_clock"),
     "log_verification": ("log_pieces", "published_cuts", "verify"),
-    "marker_walk": ("marker_paths",),
     "predicate_history": ("detect", "summary"),
     "snapshot_stats": (
         "channel_history",

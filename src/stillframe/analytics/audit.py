@@ -25,13 +25,13 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.analytics import verified_parquet
+from stillframe.analytics.full_snapshots import messages_schema, processes_schema
 from stillframe.analytics.manifests import Published, expected_of, read_published
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, VERDICTS, verdicts_of
-from stillframe.analytics.table_schemas import messages_schema, processes_schema
 from stillframe.analytics.verified_parquet import first_line, spread_tasks
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId
-from stillframe.spark.executor_package import add_package
+from stillframe.spark.session import add_package
 from stillframe.store.history import loss, lost_snapshots
 from stillframe.store.manifest import MESSAGES, PROCESSES, Manifest
 from stillframe.topology import Description

@@ -16,9 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe import columns as fields
 from stillframe.analytics import verified_parquet
-from stillframe.analytics.json_columns import converted
 from stillframe.analytics.manifests import Published, read_complete
-from stillframe.analytics.table_schemas import CHANNELS_SCHEMA, messages_schema, processes_schema
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.store.chain import links_of
@@ -26,6 +24,94 @@ from stillframe.store.columns import ARROW_TYPES, merged_columns
 from stillframe.store.keyed import KeyedTable
 from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file
 from stillframe.topology import Description
+
+PROCESSES_SCHEMA = (
+    "snapshot STRING, "  # P1-17
+    "process STRING, "  # which process
+    "kind STRING, "  # its class
+    "encoded BINARY"  # its state as a MessagePack map; the fields follow as columns
+)
+CHANNELS_SCHEMA = (
+    "snapshot STRING, "
+    "source STRING, "  # the process that sends
+    "target STRING, "  # the process that receives
+    "sent_count BIGINT, "  # at the cut of the source
+    "received_count BIGINT, "  # at the cut of the target
+    "message_count BIGINT, "  # how many were on the channel
+    "encoded ARRAY<STRUCT<first: BIGINT, count: BIGINT, encoded: BINARY>>"  # as they travelled
+)
+MESSAGES_SCHEMA = (
+    "snapshot STRING, "
+    "source STRING, "
+    "target STRING, "
+    "number BIGINT, "  # of the message on its channel, from 1
+    "kind STRING"  # its class; the fields follow as columns
+)
+SQL_TYPES = {
+    "bool": "BOOLEAN",
+    "int": "BIGINT",
+    "float": "DOUBLE",
+    "text": "STRING",
+    "bytes": "BINARY",
+    "time": "TIMESTAMP",
+    "json": "STRING",
+}
+"""Kind of column (``Column.kind``) -> its type in Spark."""
+
+
+def processes_schema(description: Description) -> str:
+    """Return the columns of the states of a system."""
+    return PROCESSES_SCHEMA + field_schema(description.states)
+
+
+def messages_schema(description: Description) -> str:
+    """Return the columns of the messages of a system that a snapshot caught on channels."""
+    return MESSAGES_SCHEMA + field_schema(description.messages)
+
+
+def field_schema(classes: dict[str, tuple[fields.Column, ...]]) -> str:
+    """Return the columns of the fields of some classes, as they go on after others in a schema."""
+    return "".join(
+        f", `{column.name}` {SQL_TYPES[column.kind]}" for column in merged_columns(classes)
+    )
+
+
+_OPTIONS = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'",
+    "timeZone": "UTC",
+    "ignoreNullFields": "false",
+}
+
+
+def as_json(value: Column, kind: str) -> Column:
+    """Return a value of a column of that kind (``columns.Column.kind``) as JSON text; None is
+    ``null``. Equal texts are equal values, down to the sign of zero."""
+    if kind == "json":
+        return F.coalesce(value, F.lit("null"))
+    if kind in ("bool", "int"):
+        return F.coalesce(value.cast("string"), F.lit("null"))
+    # What Spark writes as JSON is a list or an object; the brackets are taken off again.
+    listed = F.to_json(F.array(value), _OPTIONS)
+    return F.coalesce(listed.substr(F.lit(2), F.length(listed) - 2), F.lit("null"))
+
+
+def as_object(columns: Iterable[tuple[fields.Column, Column]]) -> Column:
+    """Return a JSON object with these fields."""
+    members: list[Column] = []
+    for field, value in columns:
+        name = '"' + field.name + '":'
+        members += [F.lit(("," if members else "") + name), as_json(value, field.kind)]
+    return F.concat(F.lit("{"), *members, F.lit("}"))
+
+
+def converted(value: Column, kind: str, wanted: str) -> Column:
+    """Return a value as a column of another kind holds it, one where several classes meet."""
+    if kind == wanted:
+        return value
+    if wanted == "json":
+        return F.when(value.isNotNull(), as_json(value, kind))
+    return value.cast("double")
+
 
 TABLES = {"processes": PROCESSES, "channels": CHANNELS, "messages": MESSAGES}
 """Name of a table -> the file with its rows; those of keyed fields are called after them."""

@@ -61,7 +61,7 @@ _NOTHING = SCHEMA.empty_table().select(_COLUMNS)
 
 
 def aggregate_splits(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield what is known (`COUNTS`) from each piece of a log (``log_splits.SPLITS``).
+    """Yield what is known (`COUNTS`) from each piece of a log (`SPLITS`).
 
     Raises:
         Damaged: a file is not what it should be; it is named.
@@ -229,3 +229,39 @@ def _texts(column: pa.ChunkedArray) -> tuple[list[str], npt.NDArray[Any], npt.ND
     last = indices.offset + len(indices)
     is_there = np.unpackbits(bits, count=last, bitorder="little")[indices.offset :].astype(bool)
     return array.dictionary.to_pylist(), np.where(is_there, which, 0), is_there
+
+
+SPLITS = (
+    "path STRING, "  # of the file
+    "row_group INT, "  # which row group of it, from 0, or ``eventlog.groups.STREAM``
+    "epoch BIGINT, "
+    "process STRING, "  # whose file it is
+    "part INT, "  # which file of that process and epoch, from 1
+    "span STRING"  # what came before the file, as JSON (``eventlog.parts.Span``)
+)
+
+
+def plan_splits(log: Path) -> list[dict[str, Any]]:
+    """Return a row for each row group of an event log (`SPLITS`), which a system may write to.
+
+    Raises:
+        UsageError: there is no event log.
+        Damaged: a file in it is none of a log.
+        OSError: one cannot be read.
+    """
+    import msgspec
+
+    from stillframe.eventlog.reading import parts
+
+    return [
+        {
+            "path": str(part.path.absolute()),
+            "row_group": group,
+            "epoch": part.span.epoch,
+            "process": part.span.process,
+            "part": part.span.part,
+            "span": msgspec.json.encode(part.span).decode(),
+        }
+        for part in parts(log)
+        for group in part.groups
+    ]

@@ -144,7 +144,7 @@ def channel_spread(channel_history: DataFrame) -> DataFrame:
 
 def marker_steps(spark: SparkSession, log: Path) -> DataFrame:
     """Return the steps of snapshots in the event log `log` (``log_events.ROWS``), as far as it is
-    written: what ``marker_walk.marker_paths`` takes.
+    written: what ``log_events.marker_paths`` takes.
 
     Raises:
         UsageError: there is no event log.

@@ -12,8 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from stillframe import columns as fields
-from stillframe.analytics.full_snapshots import FullSnapshots
-from stillframe.analytics.json_columns import as_json, as_object
+from stillframe.analytics.full_snapshots import FullSnapshots, as_json, as_object
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.snapshot_stats import channel_counts
 from stillframe.model import SnapshotId

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from stillframe.detect.rings import Graph, blocked_for_ever, deadlock_text, ring_text, rings
 from stillframe.errors import UsageError
-from stillframe.spark.executor_package import add_package
+from stillframe.spark.session import add_package
 
 WAITS_SCHEMA = (
     "snapshot STRING, "  # P1-17

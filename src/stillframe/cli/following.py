@@ -101,11 +101,11 @@ def follow(
         stop.listen()  # a session that starts takes Ctrl-C for itself
         if stop.is_asked:
             return
-        from stillframe.analytics import crosscheck, verdict_stream, verified_parquet  # noqa: PLC0415 - it is there
+        from stillframe.analytics import log_verification, verdict_stream, verified_parquet  # noqa: PLC0415
 
         lag_s = 0.0 if log is None else LOG_LAG_S
         frame = verdict_stream.follow(spark, path, timeout_s=timeout_s, lag_s=lag_s)
-        verdicts = Verdicts(crosscheck.CrossCheck(spark, log).rows, is_json=is_json)
+        verdicts = Verdicts(log_verification.CrossCheck(spark, log).rows, is_json=is_json)
         writer = frame.writeStream.foreachBatch(verdicts.put).trigger(processingTime=_EACH)
         if checkpoint is not None:
             writer = writer.option("checkpointLocation", str(checkpoint.absolute()))

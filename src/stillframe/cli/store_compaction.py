@@ -21,8 +21,11 @@ def compact(
     if of is not None:  # before Spark is started
         published.find(of)
     with tasks.session(where, "compacting") as spark:
-        from stillframe.analytics.compaction import compact_store  # noqa: PLC0415
-        from stillframe.analytics.compaction_catalog import INDEX, version_path  # noqa: PLC0415 - needs PySpark
+        from stillframe.analytics.compaction import (  # noqa: PLC0415 - needs PySpark
+            INDEX,
+            compact_store,
+            version_path,
+        )
 
         done = compact_store(spark, path, out, of=of, keep=keep)
     catalog = done.catalog

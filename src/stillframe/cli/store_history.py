@@ -62,7 +62,7 @@ def show_history(path: Path, log: Path | None, *, where: str, is_json: bool) -> 
 
 
 def _find(spark: "SparkSession", path: Path, published: Any, log: Path | None) -> Found:
-    from stillframe.analytics import marker_walk, snapshot_stats, verified_parquet  # noqa: PLC0415 - they need PySpark
+    from stillframe.analytics import log_events, snapshot_stats, verified_parquet  # noqa: PLC0415
 
     with verified_parquet.spark_errors(path):
         snapshots = snapshot_stats.snapshots(spark, published)
@@ -83,7 +83,7 @@ def _find(spark: "SparkSession", path: Path, published: Any, log: Path | None) -
     if log is None:
         return found
     with verified_parquet.spark_errors(log):
-        paths = marker_walk.marker_paths(snapshot_stats.marker_steps(spark, log))
+        paths = log_events.marker_paths(snapshot_stats.marker_steps(spark, log))
         hops = _rows(paths.orderBy("snapshot", "hop"))
     return msgspec.structs.replace(found, marker_paths=hops)
 

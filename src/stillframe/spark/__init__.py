@@ -58,7 +58,7 @@ _OLD_HOME = {
         old: (f"{_ANALYTICS}.{new}", None)
         for old, new in {
             "audit": "audit",
-            "compacted": "compaction_catalog",
+            "compacted": "compaction",
             "compaction": "compaction",
             "detection": "predicate_history",
             "difference": "store_diff",

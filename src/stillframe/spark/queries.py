@@ -27,15 +27,15 @@ from stillframe.pipeline.items import DataFile
 from stillframe.pipeline.locks import Lock, participant_lock
 from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.pipeline import Pipeline
-from stillframe.spark.executor_package import add_package
 from stillframe.spark.requirements import (
     check_checkpoint,
     check_options,
     check_sources,
     check_spark,
 )
-from stillframe.spark.snapshot_source import RecordsSource, SnapshotSource
-from stillframe.spark.source import SOURCE, ChannelSource
+from stillframe.spark.session import add_package
+from stillframe.spark.slices import CHANNELS_FORMAT
+from stillframe.spark.source import ChannelSource, RecordsSource, SnapshotSource
 from stillframe.store.checksum import checksum_of
 
 EachBatch = Callable[[DataFrame, int], None]
@@ -90,7 +90,7 @@ def read_channels(
     options = {"pipeline": str(pipeline.path), "query": query, "channels": ",".join(channels)}
     if rows_max is not None:
         options["maxRowsPerTrigger"] = str(rows_max)
-    return spark.readStream.format(SOURCE).options(**options).load()
+    return spark.readStream.format(CHANNELS_FORMAT).options(**options).load()
 
 
 def with_barriers(frame: DataFrame, pipeline: Pipeline, query: str) -> DataFrame:
@@ -103,7 +103,7 @@ def with_barriers(frame: DataFrame, pipeline: Pipeline, query: str) -> DataFrame
     spark = frame.sparkSession
     register(spark)
     options = {"pipeline": str(pipeline.path), "query": query, "channels": ""}
-    none = spark.readStream.format(SOURCE).schema(frame.schema).options(**options).load()
+    none = spark.readStream.format(CHANNELS_FORMAT).schema(frame.schema).options(**options).load()
     return frame.union(none)
 
 

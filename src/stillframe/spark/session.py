@@ -1,4 +1,4 @@
-"""A Spark session for work on a store: finds Java, starts quietly, says what is missing.
+"""A Spark session: find Java, start quietly, name what is missing, send executors this package.
 
 PySpark is imported only when a session is asked for: this module can be imported without it.
 """
@@ -10,6 +10,8 @@ import re
 import shutil
 import sys
 import tempfile
+import weakref
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +20,9 @@ from typing import IO, TYPE_CHECKING
 from stillframe.errors import Unavailable
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
 
 JAVA_VERSIONS = (17, 21, 25)
 """The major versions of Java that Spark 4 runs on."""
@@ -39,12 +43,13 @@ _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+_directories: list[tempfile.TemporaryDirectory[str]] = []
+_shipped: "weakref.WeakSet[SparkContext]" = weakref.WeakSet()
 
 
 def settings(master: str) -> dict[str, str]:
     """Return the settings of a session that is started here, for where Spark runs."""
-    is_here = re.match(r"local($|\[)", master) is not None
-    return {**_SETTINGS, **_ONLY_FROM_HERE} if is_here else _SETTINGS
+    return {**_SETTINGS, **_ONLY_FROM_HERE} if _is_local(master) else _SETTINGS
 
 
 def find_java() -> Path:
@@ -109,6 +114,27 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
             ) from error
 
 
+def add_package(spark: "SparkSession") -> None:
+    """Send this package to the executors of a session, once for all sessions that share them.
+
+    No one has installed it on the executors of a cluster. They have Arrow and PySpark, and import
+    only modules that need no more.
+    """
+    context = spark.sparkContext
+    if context in _shipped or _is_local(str(context.master)):
+        return
+    package = Path(__file__).parent.parent
+    # Executors that come later fetch it too: it stays until this program ends.
+    directory = tempfile.TemporaryDirectory(prefix="stillframe-")
+    _directories.append(directory)
+    archive = Path(directory.name) / "stillframe.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for path in sorted(package.rglob("*.py")):
+            file.write(path, Path("stillframe") / path.relative_to(package))
+    context.addPyFile(str(archive))
+    _shipped.add(context)
+
+
 def import_with_pyspark(module: str) -> ModuleType:
     """Return a module that imports PySpark.
 
@@ -121,6 +147,10 @@ def import_with_pyspark(module: str) -> ModuleType:
         raise Unavailable(
             f"PySpark is not installed ({error}): pip install 'stillframe[spark]'"
         ) from error
+
+
+def _is_local(master: str) -> bool:
+    return re.match(r"local($|\[)", master) is not None
 
 
 def _java_homes() -> Iterator[Path]:

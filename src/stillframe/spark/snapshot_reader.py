@@ -9,7 +9,7 @@ from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.published import Manifest, pinned_path, snapshot_path
 from stillframe.spark.queries import register
 from stillframe.spark.scan_planner import as_json, decoded_fields
-from stillframe.spark.snapshot_source import LOG_FORMAT
+from stillframe.spark.slices import LOG_FORMAT
 
 FIELD_DIFFERENCES_SCHEMA = (
     "change STRING, "  # added, removed or changed

@@ -1,17 +1,38 @@
-"""The streaming source of Spark whose micro-batches end at barriers: ``format("stillframe")``.
+"""The sources that a pipeline gives to Spark: channels as streams, snapshots and logs as tables.
 
-Options: `pipeline`, the directory; `query`, who reads; `channels`, one or several logs of the same
-schema, with commas; `maxRowsPerTrigger`, about how many records a micro-batch may have: items are
-not divided, each log gives one at least, and half as many more are taken rather than leave a rest.
+``format("stillframe")`` is a stream whose micro-batches end at barriers. Options: `pipeline`, the
+directory; `query`, who reads; `channels`, one or several logs of the same schema, with commas;
+`maxRowsPerTrigger`, about how many records a micro-batch may have: items are not divided, each log
+gives one at least, and half as many more are taken rather than leave a rest. Spark asks
+``latestOffset`` before it plans a micro-batch, when the one before is committed: that is the moment
+between two atomic actions.
 
-Spark asks ``latestOffset`` before it plans a micro-batch, when the one before is committed: that is
-the moment between two atomic actions. What runs on executors (``read``) imports no more than Arrow.
+``format("stillframe.snapshot")`` is a snapshot. Options: `pipeline`, the directory; `snapshot`, an
+id or a savepoint's name; and what to read:
+
+    table=services       participant, kind, positions, state (its fields as JSON)
+    service=NAME         one row with the fields of that service
+    table=queries        query, batch
+    table=channels       log, target, position, barrier, sent_count, received_count, record_count,
+                         duplicate_count
+    channel=NAME         the records that were on the channel at the cut, where they lie in its log
+                         in `_partition` and `_offset`; `target` says to whom if there are several
+
+``stillframe.log`` has the same columns for all records of a log: `pipeline`, `channel`, and
+`snapshot`, to stop at its barrier, or none for the log as it is now.
+
+What runs on executors (``read``) imports no more than Arrow; the plan is made on the driver.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -20,24 +41,23 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from stillframe.spark.slices import (
+    CHANNELS_FORMAT,
+    LOG_FORMAT,
+    SNAPSHOT_FORMAT,
+    ChannelSlice,
+    RecordsSlice,
+    TableSlice,
+)
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from stillframe.pipeline.log import LogReader
 
-SOURCE = "stillframe"
 BARRIER_COUNT_MAX = 100
 """So many barriers may stand before a query that has nothing else to read; then an empty
 micro-batch steps over them. Whoever asks where the query stands looks at each."""
-
-
-class Slice(InputPartition):
-    """What one task reads: data files in order, each with its checksum, and the schema that their
-    records have."""
-
-    def __init__(self, files: list[tuple[str, int]], schema: bytes) -> None:
-        self.files = files
-        self.schema = schema
 
 
 class ChannelSource(DataSource):
@@ -46,13 +66,13 @@ class ChannelSource(DataSource):
     @classmethod
     def name(cls) -> str:
         """Return what ``format`` takes."""
-        return SOURCE
+        return CHANNELS_FORMAT
 
     def schema(self) -> StructType:
         """Return the columns that the channels declare."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from stillframe.spark.options import channels_of, read_options
+        from stillframe.spark.scan_planner import channels_of, read_options
 
         logs = channels_of(read_options(self.options))
         return from_arrow_schema(logs[0].arrow_schema) if logs else StructType()
@@ -66,7 +86,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads logs for one query, and asks the barrier rules before each micro-batch."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        from stillframe.spark.options import channels_of, read_options
+        from stillframe.spark.scan_planner import channels_of, read_options
 
         self._options = read_options(options)
         self._logs = [log.name for log in channels_of(self._options)]
@@ -145,15 +165,13 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Spark takes each of its types as one Arrow type alone, times in microseconds say.
             taken = to_arrow_schema(from_arrow_schema(reader.log.arrow_schema), timezone="UTC")
             schema = taken.serialize().to_pybytes()
-            slices.extend(Slice(files[partition], schema) for partition in sorted(files))
+            slices.extend(ChannelSlice(files[partition], schema) for partition in sorted(files))
         return slices
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """Yield the records of one task."""
-        from stillframe.spark.slices import record_batches
-
-        assert isinstance(partition, Slice)
-        return record_batches(partition.files, partition.schema)
+        assert isinstance(partition, ChannelSlice)
+        return partition.batches()
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to executors without what only the driver needs."""
@@ -225,3 +243,66 @@ def _reach(reader: "LogReader", begin: int, end: int, row_limit: int) -> tuple[i
         count += reader.item(position).record_count
         position += 1
     return position, count
+
+
+class SnapshotSource(DataSource):
+    """A snapshot as a batch source."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what ``format`` takes."""
+        return SNAPSHOT_FORMAT
+
+    def schema(self) -> StructType:
+        """Return the columns of what is to be read."""
+        from stillframe.spark.scan_planner import plan_snapshot_scan
+
+        return plan_snapshot_scan(self.options).schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of what is to be read."""
+        from stillframe.spark.scan_planner import plan_snapshot_scan
+
+        return SlicesReader(plan_snapshot_scan(self.options).slices)
+
+
+class RecordsSource(DataSource):
+    """A log as a batch source."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what ``format`` takes."""
+        return LOG_FORMAT
+
+    def schema(self) -> StructType:
+        """Return the columns of the records."""
+        from stillframe.spark.scan_planner import plan_log_scan
+
+        return plan_log_scan(self.options).schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of the log as it is now."""
+        from stillframe.spark.scan_planner import plan_log_scan
+
+        return SlicesReader(plan_log_scan(self.options).slices)
+
+
+class SlicesReader(DataSourceReader):
+    """Reads slices that were planned on the driver."""
+
+    def __init__(self, slices: Sequence[InputPartition]) -> None:
+        self._slices = list(slices)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return a slice for each task."""
+        return self._slices
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        """Yield the rows of one slice."""
+        if isinstance(partition, TableSlice | RecordsSlice):
+            yield from partition.batches()
+        # Else there is nothing to read: where no slice is planned, Spark makes one up.
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel to executors without the slices: each task is sent its own."""
+        return {"_slices": []}
