@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "stillframe"
 
 LAYERS = (
-    ("errors", "decoding", "model"),
+    ("channel_accounting", "errors", "decoding", "model"),
     (
         "trace",
         "cuts",

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from stillframe.channel_accounting import imbalance, impossible_counts
 from stillframe.errors import NotConsistent, UsageError
 
 ProcessId = str
@@ -180,11 +181,8 @@ class ChannelState(msgspec.Struct, frozen=True):
         Raises:
             NotConsistent: they are not; the channel and the figures are named.
         """
-        if not 0 <= self.received_count <= self.sent_count:
-            raise NotConsistent(
-                f"channel {self.channel}: the target had received {self.received_count} messages "
-                f"at its cut, the source had sent {self.sent_count} at its own"
-            )
+        if why := impossible_counts(self.channel, self.sent_count, self.received_count):
+            raise NotConsistent(why)
         expected = self.received_count + 1
         for batch in self.batches:
             if batch.first != expected or array_count(batch.encoded) != batch.count:
@@ -194,12 +192,9 @@ class ChannelState(msgspec.Struct, frozen=True):
                     f"holds {array_count(batch.encoded)}"
                 )
             expected += batch.count
-        if expected != self.sent_count + 1:
-            raise NotConsistent(
-                f"channel {self.channel}: {self.sent_count} sent - {self.received_count} received "
-                f"= {self.sent_count - self.received_count}, but {self.message_count} messages "
-                "were recorded"
-            )
+        counts = self.sent_count, self.received_count, self.message_count
+        if why := imbalance(self.channel, *counts):
+            raise NotConsistent(why)
 
 
 class GlobalState(msgspec.Struct, frozen=True):

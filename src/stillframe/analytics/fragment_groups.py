@@ -13,6 +13,7 @@ import msgspec
 
 from stillframe.analytics.manifests import READER_COUNT
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
+from stillframe.channel_accounting import imbalance
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.local_path import local_path
 from stillframe.model import ProcessId, SnapshotId
@@ -218,12 +219,10 @@ def _contradictions(group: Group, description: Description) -> Iterator[str]:
         source, target = (group.fragments.get(p) for p in (channel.source, channel.target))
         if source is None or target is None:
             continue
-        sent, received = source.sent[channel.target], target.received[channel.source]
-        if sent - received.count != received.recorded_count:
-            yield (
-                f"channel {channel}: {sent} sent - {received.count} received = "
-                f"{sent - received.count}, but {received.recorded_count} messages were recorded"
-            )
+        received = target.received[channel.source]
+        counts = source.sent[channel.target], received.count, received.recorded_count
+        if why := imbalance(channel, *counts):
+            yield why
 
 
 def _read(

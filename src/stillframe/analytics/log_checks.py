@@ -18,6 +18,7 @@ from stillframe.analytics.log_aggregate import (
     PUBLISHED_SIDE,
     SENT_SIDE,
 )
+from stillframe.channel_accounting import balances
 
 FINDINGS = pa.schema(
     [
@@ -303,12 +304,11 @@ def _check_published(published: pa.Table, places: "_Places | None", found: Findi
     there = _with_recorded(published.filter(is_logged))
     at = pc.drop_null(index).to_numpy()
     sent, received = places.sent[at], places.received[at]
-    is_same = (there.column("place").to_numpy() == sent) & (
-        there.column("event").to_numpy() == received
+    places_there, received_there, count, first = (
+        there.column(name).to_numpy() for name in ("place", "event", "recorded_count", "first")
     )
-    count = there.column("recorded_count").to_numpy()
-    is_same &= count == sent - received
-    is_same &= (count == 0) | (there.column("first").to_numpy() == received + 1)
+    is_same = balances(sent, received, count, first)
+    is_same &= (places_there == sent) & (received_there == received)
     different = snapshots.filter(is_logged).filter(pa.array(~is_same))
     ends = received[~is_same] + 1, sent[~is_same]
     found.add_all(different, PUBLISHED_OTHERWISE, *ends, np.maximum(ends[1] - ends[0] + 1, 0))
@@ -379,21 +379,19 @@ class _Places:
 
     def is_right(self) -> Any:
         """Return for each snapshot whether nothing is wrong, if the numbers follow on."""
-        right = self.received <= self.sent
-        right &= self._aligned(self._markers_sent, ["place"]) == self.sent
         accepted = _with_recorded(self._markers_accepted)
-        right &= self._aligned(accepted, ["place"]) == self.sent
-        count = self._aligned(accepted, ["recorded_count"])
-        right &= count == self.sent - self.received
-        return right & ((count == 0) | (self._aligned(accepted, ["first"]) == self.received + 1))
+        count, first = (self._aligned(accepted, name) for name in ("recorded_count", "first"))
+        right = balances(self.sent, self.received, count, first)
+        right &= self._aligned(self._markers_sent, "place") == self.sent
+        return right & (self._aligned(accepted, "place") == self.sent)
 
-    def _aligned(self, markers: pa.Table, columns: list[str]) -> Any:
+    def _aligned(self, markers: pa.Table, column: str) -> Any:
         """Return a column of markers for each snapshot; -1 where there is not exactly one."""
         counts = pc.value_counts(markers.column("snapshot").combine_chunks())
         once = counts.filter(pc.equal(counts.field("counts"), 1)).field("values")
         single = markers.filter(pc.is_in(markers.column("snapshot"), once))
         index = pc.index_in(self.snapshots, single.column("snapshot"))
-        return single.column(columns[0]).take(index).fill_null(-1).to_numpy()
+        return single.column(column).take(index).fill_null(-1).to_numpy()
 
 
 def _with_recorded(markers: pa.Table) -> pa.Table:
