@@ -1,7 +1,7 @@
-"""Makes snapshots of what processes wrote of them, each by itself, on many machines.
+"""Assemble snapshots from the fragments that processes wrote, each by itself, on many machines.
 
-Whatever became of the coordinator: a snapshot is what its processes recorded. Those whose fragments
-are all there go into a store that can be asked, verified and restored from like any other.
+A snapshot is what its processes recorded, whatever happened to the coordinator. Those whose
+fragments are complete go into a store that can be read, verified and restored like any other.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.analytics import fragment_merge, verified_parquet
 from stillframe.analytics.fragment_groups import (
@@ -27,10 +28,9 @@ from stillframe.analytics.fragment_groups import (
     is_after,
 )
 from stillframe.analytics.fragment_merge import MERGE_SCHEMA, MERGED, merge_files
-from stillframe.analytics.manifests import Published, read_published
-from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
+from stillframe.analytics.manifests import Published, is_apart, read_published
+from stillframe.analytics.snapshot_verdicts import INCOMPLETE, INCONSISTENT
 from stillframe.errors import Damaged, UsageError
-from stillframe.local_path import local_path
 from stillframe.model import GlobalState, Reason, SnapshotId
 from stillframe.spark.session import add_package
 from stillframe.store.contents import publish_directory
@@ -59,14 +59,31 @@ from stillframe.store.seal import FORMAT, read_sealed, seal
 from stillframe.store.tables import Tables
 from stillframe.store.topologies import changed
 
+TIMEOUT_S = 10.0
+_NAMED_MAX = 100
+BLOCK_CHANNEL_COUNT = 100_000
+"""So many channels of snapshots are put together at a time."""
+_TIME = pa.timestamp("us", tz="UTC")
+ASSEMBLED_SCHEMA = pa.schema(
+    [
+        pa.field("snapshot", pa.string()),  # P1-17
+        pa.field("epoch", pa.int64()),
+        pa.field("verdict", pa.string()),  # consistent: it is in the store now
+        pa.field("why", pa.string()),  # it is not, for people
+        pa.field("fragment_count", pa.int64()),  # how many can be read
+        pa.field("missing", pa.list_(pa.string())),  # the processes of which none can
+        pa.field("late", pa.list_(pa.string())),  # those whose fragments came after the time-out
+        pa.field("recorded_at", _TIME),  # when the first process recorded its state
+        pa.field("completed_at", _TIME),  # when the last fragment was complete
+    ]
+)
+
 
 class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of `ASSEMBLED`: it says that a store is one that fragments were assembled into.
+    """The content of `ASSEMBLED`, which marks a store that fragments were assembled into.
 
-    Attributes:
-        format: of this file.
-        epoch: of the store, as long as no system goes on from it.
-        runs: epoch -> the name of the run that its snapshots are of.
+    `epoch` is that of the store as long as no system started from it; `runs` names for each epoch
+    the run that its snapshots are of.
     """
 
     format: int = FORMAT
@@ -74,39 +91,14 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runs: dict[int, str] = {}
 
 
-def check_apart(directory: Path, out: Path) -> None:
-    """Refuse a store among the fragments in `directory`, or around them.
-
-    Raises:
-        UsageError: `out` is there.
-    """
-    inner, outer = local_path(out).resolve(), directory.resolve()
-    if inner == outer or outer in inner.parents or inner in outer.parents:
-        raise UsageError(
-            f"the store cannot be in {out}: that is among the fragments in {directory} or around "
-            "them; give a directory of its own"
-        )
-
-
 @contextlib.contextmanager
-def exclusive_writer(
+def _exclusive_writer(
     out: Path, groups: Sequence[Group], good: Sequence[Group]
 ) -> Iterator[tuple[Published, Mapping[int, str]]]:
-    """Be the only one who writes to the store `out` while the body runs.
+    """Write to the store `out` alone while the body runs; then say where a restore goes back to.
 
-    The body gets what is there, and of each epoch which run its snapshots are of. When it is done,
-    the store says where a restore goes back to.
-
-    Args:
-        out: a new directory, or the store of an earlier time.
-        groups: all that there is, in order.
-        good: those that may be added; their topologies are known there then.
-
-    Raises:
-        UsageError: `out` is something else, or a system went on from it.
-        Damaged: something in it was changed.
-        Unavailable: somebody else is writing there.
-        StoreError: it cannot be read or written.
+    The body gets what is there, and the run of each epoch. The topologies of the groups that are
+    `good` are known there from the beginning.
     """
     with explained(out, "written"):
         out.mkdir(parents=True, exist_ok=True)
@@ -144,12 +136,6 @@ def exclusive_writer(
 
 
 def _mark(out: Path) -> _Mark:
-    """Return what `out` says of itself, if it says so.
-
-    Raises:
-        UsageError: it is a store, and none of these.
-        Damaged: it was changed.
-    """
     if (out / ASSEMBLED).exists():
         return read_sealed(out / ASSEMBLED, _Mark)
     if (out / HEAD).exists():
@@ -161,7 +147,7 @@ def _mark(out: Path) -> _Mark:
 
 
 def _put_topologies(out: Path, before: Head, good: Sequence[Group]) -> None:
-    """Let the head of the store name all topologies that snapshots will be of."""
+    """Name all topologies that snapshots will be of in the head of the store."""
     new = {group.topology_hash: group.described.description for group in good}
     used = {d.hash for d in (*before.former, before.description)} | new.keys()
     head = before
@@ -172,9 +158,9 @@ def _put_topologies(out: Path, before: Head, good: Sequence[Group]) -> None:
 
 
 def _put_epoch(out: Path, epoch: int, groups: Sequence[Group]) -> None:
-    """Let the store be in the last epoch of which anything is known, with the topology of its
-    newest snapshot, and say from which snapshot a system goes on: the newest restore point of that
-    epoch; or what the epoch began from; or the newest before that."""
+    """Put the store in the last known epoch, with the topology of its newest snapshot, and name the
+    snapshot that a system starts from: the newest restore point of that epoch; or what the epoch
+    began from; or the newest before that."""
     published = read_published(out)
     manifests = published.manifests
     newest = max(manifests.values(), key=lambda m: (m.epoch, m.sequence), default=None)
@@ -204,29 +190,8 @@ def _put_epoch(out: Path, epoch: int, groups: Sequence[Group]) -> None:
         replace_durably(out / HEAD, seal(head))
 
 
-TIMEOUT_S = 10.0
-_NAMED_MAX = 100
-BLOCK_CHANNEL_COUNT = 100_000
-"""So many channels of snapshots are put together at a time."""
-_TIME = pa.timestamp("us", tz="UTC")
-ASSEMBLED_SCHEMA = pa.schema(
-    [
-        pa.field("snapshot", pa.string()),  # P1-17
-        pa.field("epoch", pa.int64()),
-        pa.field("verdict", pa.string()),  # consistent: it is in the store now
-        pa.field("why", pa.string()),  # it is not, for people
-        pa.field("fragment_count", pa.int64()),  # how many can be read
-        pa.field("missing", pa.list_(pa.string())),  # the processes of which none can
-        pa.field("late", pa.list_(pa.string())),  # those whose fragments came after the time-out
-        pa.field("recorded_at", _TIME),  # when the first process recorded its state
-        pa.field("completed_at", _TIME),  # when the last fragment was complete
-    ]
-)
-
-
 class _MergedFiles(msgspec.Struct):
-    """The files of a snapshot as tasks have written them; or whose part of it is not what it should
-    be, and why."""
+    """The files of a snapshot that tasks wrote; or whose fragment is damaged, and why."""
 
     records: dict[str, FileRecord] = {}
     process: str = ""
@@ -265,13 +230,18 @@ def assemble(
         StoreError: something cannot be read or written; what was in `out` is as it was, or with
             some of the snapshots.
     """
-    check_apart(directory, out)
+    if not is_apart(out, directory):
+        raise UsageError(
+            f"the store cannot be in {out}: that is among the fragments in {directory} or around "
+            "them; give a directory of its own"
+        )
     groups = group_fragments(directory, epoch=epoch)
     outcomes = drop_duplicates([(group, classify(group, timeout_s=timeout_s)) for group in groups])
-    good = [group for group, verdict in outcomes if verdict.verdict == CONSISTENT]
+    good = [group for group, verdict in outcomes if verdict.is_consistent]
     if good:
-        with exclusive_writer(out, groups, good) as (published, runs):
-            points = _points_there(good, published)
+        with _exclusive_writer(out, groups, good) as (published, runs):
+            there = published.manifests
+            points = [g for g in good if g.snapshot in there and there[g.snapshot].is_restore_point]
             outcomes = _new(outcomes, published, runs)
             outcomes = [
                 outcome
@@ -282,19 +252,18 @@ def assemble(
 
 
 def _new(outcomes: Outcomes, published: Published, runs: Mapping[int, str]) -> Outcomes:
-    """Return those that the store does not have; those that cannot be beside what it has are told
-    to be incomplete."""
+    """Return those that the store lacks; what contradicts its content is incomplete."""
     by_number = {manifest.sequence: manifest for manifest in published.manifests.values()}
     found: Outcomes = []
     for group, verdict in outcomes:
         there = by_number.get(group.snapshot.number)
         run = next((one.run for one in group.fragments.values()), None)
-        if verdict.verdict == CONSISTENT and runs[group.epoch] != run:
+        if verdict.is_consistent and runs[group.epoch] != run:
             why = (
                 f"{published.path} holds snapshots of another run of epoch {group.epoch}, in which "
                 "the system began anew: give another directory"
             )
-            found.append((group, msgspec.structs.replace(verdict, verdict=INCOMPLETE, why=why)))
+            found.append((group, verdict.refused(why)))
         elif there is None:
             found.append((group, verdict))
         elif (there.epoch, there.snapshot) != (group.epoch, group.snapshot):
@@ -302,13 +271,12 @@ def _new(outcomes: Outcomes, published: Published, runs: Mapping[int, str]) -> O
                 f"{published.path} holds {there.snapshot} of epoch {there.epoch}, which has the "
                 "same number: assemble the two epochs with --epoch, into directories of their own"
             )
-            worse = msgspec.structs.replace(verdict, verdict=INCOMPLETE, why=why)
-            found.append((group, worse))
+            found.append((group, verdict.refused(why)))
     return found
 
 
 def _blocks(outcomes: Outcomes) -> Iterator[Outcomes]:
-    """Yield some at a time, so that what is said of their channels takes bounded memory."""
+    """Yield some at a time, so that the counts of their channels take bounded memory."""
     block: Outcomes = []
     channel_count = 0
     for group, verdict in outcomes:
@@ -324,9 +292,9 @@ def _blocks(outcomes: Outcomes) -> Iterator[Outcomes]:
 def _add(
     spark: SparkSession, directory: Path, out: Path, outcomes: Outcomes, points: list[Group]
 ) -> Outcomes:
-    """Add to the store what is consistent; return what became of all of them."""
-    wanted = [group for group, verdict in outcomes if verdict.verdict == CONSISTENT]
-    merged_files = _join(spark, directory, out, wanted) if wanted else {}
+    """Add to the store what is consistent; return the outcome of all of them."""
+    wanted = [group for group, verdict in outcomes if verdict.is_consistent]
+    merged_files = _merge(spark, directory, out, wanted) if wanted else {}
     for snapshot, of_one in merged_files.items():
         if of_one.why:
             shutil.rmtree(partial_path(out / SNAPSHOTS / str(snapshot)), ignore_errors=True)
@@ -338,9 +306,9 @@ def _add(
 def _with_damage(
     group: Group, verdict: GroupVerdict, merged_files: Mapping[SnapshotId, _MergedFiles]
 ) -> tuple[Group, GroupVerdict]:
-    """Return an outcome as it is, now that all of the fragments was read."""
+    """Return an outcome as it is now that every byte of the fragments was read."""
     of_one = merged_files.get(group.snapshot)
-    if verdict.verdict != CONSISTENT or of_one is None or not of_one.why:
+    if not verdict.is_consistent or of_one is None or not of_one.why:
         return group, verdict
     group = msgspec.structs.replace(
         group,
@@ -350,15 +318,8 @@ def _with_damage(
     return group, GroupVerdict(INCOMPLETE, (of_one.process,), verdict.late, of_one.why)
 
 
-def _points_there(groups: Sequence[Group], published: Published) -> list[Group]:
-    """Return those of `groups` that the store has as restore points."""
-    there = published.manifests
-    return [g for g in groups if g.snapshot in there and there[g.snapshot].is_restore_point]
-
-
 def _is_point(group: Group, points: Sequence[Group]) -> bool:
-    """Return whether a death may go back to `group`: its cut crosses that of no other of `points`,
-    which are the restore points."""
+    """Return whether recovery may go back to `group`: its cut crosses that of no restore point."""
     of_epoch = [point for point in points if point.epoch == group.epoch]
     number = group.snapshot.number
     earlier = [point for point in of_epoch if point.snapshot.number < number]
@@ -368,7 +329,7 @@ def _is_point(group: Group, points: Sequence[Group]) -> bool:
     )
 
 
-def _join(
+def _merge(
     spark: SparkSession, directory: Path, out: Path, groups: Sequence[Group]
 ) -> dict[SnapshotId, _MergedFiles]:
     """Write the files of snapshots under temporary names.
@@ -387,17 +348,11 @@ def _join(
         for name in _names(group):
             stem = name.partition(".")[0]
             parts, size = _parts(directory, group, stem)
-            what = (
-                stem
-                if stem
-                in (fragment_merge.PROCESSES, fragment_merge.CHANNELS, fragment_merge.MESSAGES)
-                else ""
-            )
             rows.append(
                 {
                     "snapshot": str(group.snapshot),
                     "path": str(partial.absolute() / name),
-                    "what": what or fragment_merge.KEYED,
+                    "what": stem if stem in fragment_merge.PLAIN else fragment_merge.KEYED,
                     "columns": columns[name],
                     "parts": parts,
                 }
@@ -409,7 +364,7 @@ def _join(
     )
     with verified_parquet.spark_errors(directory):
         spread = spark.createDataFrame(table).repartitionById(task_count, F.col("task"))
-        found = spread.mapInArrow(merge_files, MERGED).collect()
+        found = spread.mapInArrow(merge_files, from_arrow_schema(MERGED)).collect()
     merged_files = {group.snapshot: _MergedFiles({}) for group in groups}
     for row in found:
         of_one = merged_files[SnapshotId.parse(row["snapshot"])]
@@ -421,7 +376,7 @@ def _join(
 
 
 def _columns(group: Group) -> dict[str, bytes]:
-    """Return the columns that the files of a snapshot have, as an Arrow schema, by name."""
+    """Return the Arrow schema of each file of a snapshot."""
     tables = Tables(group.described.description)
     made = tables.of(group.snapshot, GlobalState((), ()))
     read = {name: read_parquet(tables.to_parquet(name, table)) for name, table in made.items()}
@@ -433,18 +388,13 @@ def _names(group: Group) -> tuple[str, ...]:
 
 
 def _parts(directory: Path, group: Group, stem: str) -> tuple[list[dict[str, object]], int]:
-    """Return of what a file is made, as ``fragment_merge`` takes it, and how many bytes that is."""
+    """Return the parts of a file as `MERGE_SCHEMA` has them, and how many bytes they have."""
     parts: list[dict[str, object]] = []
     size = 0
     fragments = group.fragments
     for process, chain in group.chains.items():
-        is_keyed = stem not in (
-            fragment_merge.PROCESSES,
-            fragment_merge.CHANNELS,
-            fragment_merge.MESSAGES,
-        )
         links = []
-        for fragment in chain if is_keyed else chain[-1:]:
+        for fragment in chain[-1:] if stem in fragment_merge.PLAIN else chain:
             path = FragmentPlace(group.epoch, fragment.snapshot, process).path(directory).absolute()
             for record in fragment.files:
                 # Those of keyed fields have other names if they are whole.
@@ -474,15 +424,15 @@ def _publish(
     merged_files: Mapping[SnapshotId, _MergedFiles],
     points: list[Group],
 ) -> None:
-    """Give snapshots their names, in their order, and note in the history what became of each;
-    `points` are the restore points, those that come among them."""
+    """Publish snapshots in order, and record the outcome of each in the history; new restore
+    points join `points`."""
     history = History(out)
     try:
         for group, verdict in outcomes:
             snapshot = group.snapshot
             directory = out / SNAPSHOTS / str(snapshot)
             partial = partial_path(directory)
-            if verdict.verdict != CONSISTENT:
+            if not verdict.is_consistent:
                 if group.fragments and snapshot.number > history.last_number:
                     history.note(SnapshotBegan(snapshot))
                     history.note(_abandoned(snapshot, verdict))

@@ -1,7 +1,14 @@
-"""Makes few large tables of the many small files of a store, and keeps them up with it.
+"""Compact the many small files of a store into few large tables, and bring them up to date later.
 
-The tables hold the full state of each snapshot, also of those that are only changes in the store. A
-second time only the snapshots are added that are not there yet.
+    OUT/tables.json                         which tables and files there are; sealed
+    OUT/v000003/processes/000001-000.parquet
+    OUT/v000003/Account_owners/000002-000.parquet
+    OUT/v000003/snapshots/snapshots.parquet
+
+The tables hold the full state of each snapshot, even of those that are incremental in the store. A
+second time only the snapshots are added that are not there yet. A version is written completely
+before ``tables.json`` names it, by one rename. Files that did not change are in it under a second
+name. The version before stays until the next is written, so that its readers are not disturbed.
 """
 
 import contextlib
@@ -9,7 +16,7 @@ import functools
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
@@ -31,7 +38,7 @@ from stillframe.analytics.full_snapshots import (
     FullSnapshots,
     align_schema,
 )
-from stillframe.analytics.manifests import Published, while_published
+from stillframe.analytics.manifests import Published, is_apart, while_published
 from stillframe.analytics.snapshot_stats import SNAPSHOTS_SCHEMA, snapshot_table
 from stillframe.analytics.verified_parquet import write, write_here
 from stillframe.errors import Damaged, Unavailable, UsageError
@@ -55,6 +62,16 @@ _OWN_COLUMNS = {
 }
 _KEYED_COLUMNS = "snapshot STRING, process STRING"
 ADVICE = "put the file back from a copy, or compact into a new directory"
+
+
+_ORDER = {
+    "processes": ("snapshot", "process"),
+    "channels": ("snapshot", "source", "target"),
+    "messages": ("snapshot", "source", "target", "number"),
+}
+_NAME = re.compile(r"\d{6}-\d{3,}\.parquet")
+PART_COUNT_MAX = 16
+"""So many times files are added; then all become one part again."""
 
 
 class CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,7 +121,7 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return the files of a table."""
         if table == INDEX:
             return [] if self.index is None else [self.index]
-        return [file for part in self.parts for file in part.files.get(table, ())]
+        return _files_of(self.parts, table)
 
     def schema(self, table: str) -> str:
         """Return the columns of a table, in Spark's words."""
@@ -120,7 +137,7 @@ def version_path(out: Path, version: int) -> Path:
 
 
 def read_catalog(out: Path) -> Compacted:
-    """Return what is in the directory `out`.
+    """Return the catalog of the directory `out`.
 
     Raises:
         UsageError: no snapshots were compacted into it.
@@ -145,49 +162,48 @@ def compacted_tables(spark: SparkSession, out: Path) -> dict[str, DataFrame]:
         UsageError, Damaged, StoreError: as ``read_catalog``.
     """
     catalog = read_catalog(out)
-    tables = {name: table_rows(spark, out, catalog, name) for name in catalog.columns}
-    directory = version_path(out, catalog.version).absolute() / INDEX
-    index: list[verified_parquet.File] = [
-        (None, str(directory / file.name), file.bytes, file.hash, file.row_count)
-        for file in catalog.files(INDEX)
-    ]
-    return {
-        INDEX: verified_parquet.rows(spark, index, from_arrow_schema(SNAPSHOTS_SCHEMA))
-    } | tables
+
+    def rows(table: str) -> DataFrame:
+        return _rows(spark, version_path(out, catalog.version) / table, catalog, table)
+
+    return {name: rows(name) for name in (INDEX, *catalog.columns)}
 
 
-def table_rows(
+def _rows(
     spark: SparkSession,
-    out: Path,
+    directory: Path,
     catalog: Compacted,
     table: str,
-    parts: tuple[TablePart, ...] | None = None,
+    parts: Sequence[TablePart] | None = None,
 ) -> DataFrame:
     """Return the rows of a table, all or those of some parts."""
-    directory = version_path(out, catalog.version).absolute() / table
-    files: list[verified_parquet.File] = [
-        (None, str(directory / file.name), file.bytes, file.hash, file.row_count)
-        for part in (catalog.parts if parts is None else parts)
-        for file in part.files.get(table, ())
+    files = catalog.files(table) if parts is None else _files_of(parts, table)
+    listed: list[verified_parquet.File] = [
+        (None, str(directory.absolute() / file.name), file.bytes, file.hash, file.row_count)
+        for file in files
     ]
-    return verified_parquet.rows(spark, files, catalog.schema(table))
+    schema = from_arrow_schema(SNAPSHOTS_SCHEMA) if table == INDEX else catalog.schema(table)
+    return verified_parquet.rows(spark, listed, schema)
+
+
+def _files_of(parts: Iterable[TablePart], table: str) -> list[CatalogFile]:
+    return [file for part in parts for file in part.files.get(table, ())]
 
 
 @contextlib.contextmanager
 def exclusive_writer(out: Path, store: Path) -> Iterator[Compacted]:
-    """Be the only one who writes to `out` while the body runs; it gets what is there, if anything.
+    """Write to `out` alone while the body runs; it gets the catalog, empty if there is none.
 
     What a crashed writer left is removed.
 
     Raises:
         UsageError: `out` holds something else, or is in `store` or around it.
-        Unavailable: somebody else is writing there.
+        Unavailable: another program is writing there.
         Damaged: its ``tables.json`` was changed.
         StoreError: it cannot be read or written.
     """
     check_is_store(store)
-    inner, outer = local_path(out).resolve(), store.resolve()
-    if inner == outer or outer in inner.parents or inner in outer.parents:
+    if not is_apart(out, store):
         raise UsageError(
             f"the tables cannot be in {out}: that is in the store {store} or around it; give a "
             "directory of its own"
@@ -211,11 +227,7 @@ def exclusive_writer(out: Path, store: Path) -> Iterator[Compacted]:
 
 
 def remove_others(out: Path, versions: tuple[int, ...]) -> None:
-    """Remove all versions but these, and what was never published; only the writer may.
-
-    Raises:
-        StoreError: something cannot be removed.
-    """
+    """Remove all versions but these, and what was never published; only the writer may."""
     kept = {version_path(out, version).name for version in versions}
     with explained(out, "written"):
         partial_path(out / CATALOG).unlink(missing_ok=True)
@@ -244,16 +256,6 @@ def _check_free(out: Path) -> None:
         versions = sorted(path.name for path in out.glob("v*"))
         if versions != [version_path(out, 1).name]:
             raise Damaged(f"{out / CATALOG} is missing: {ADVICE}")
-
-
-_ORDER = {
-    "processes": ("snapshot", "process"),
-    "channels": ("snapshot", "source", "target"),
-    "messages": ("snapshot", "source", "target", "number"),
-}
-_NAME = re.compile(r"\d{6}-\d{3,}\.parquet")
-PART_COUNT_MAX = 16
-"""So many times files are added; then all become one part again."""
 
 
 class Compaction(msgspec.Struct, frozen=True):
@@ -331,9 +333,11 @@ def _compact(
             for part in kept:
                 for table, files in part.files.items():
                     _link(before / table, partial / table, files)
-            new = _new_part(catalog, rewritten, added, staying)
-            sources = _Sources(spark, out, catalog, rewritten, whole if added else None, staying)
-            parts = [*kept, _written(new, sources, columns, partial)] if new.snapshots else kept
+            again = [one for part in rewritten for one in part.snapshots if str(one) in staying]
+            number = 1 + max((part.number for part in catalog.parts), default=0)
+            new = TablePart(number, (*again, *added), {})
+            sources = _Sources(spark, before, catalog, rewritten, whole if added else None, staying)
+            parts = [*kept, _write_part(new, sources, columns, partial)] if new.snapshots else kept
             now = Compacted(
                 version=catalog.version + 1,
                 snapshots={name: one for name, one in members.items() if name in staying},
@@ -350,7 +354,6 @@ def _compact(
 
 
 def _members(published: Published, of: str | None) -> dict[str, CatalogMember]:
-    """Return the snapshots that are asked for."""
     for snapshot, why in published.damages.items() if of is None else ():
         raise Damaged(f"snapshot {snapshot} cannot be taken over: {why}")
     wanted = published.manifests if of is None else [published.find(of)]
@@ -378,7 +381,7 @@ def _staying(members: dict[str, CatalogMember], keep: int | None, published: Pub
 
 
 def _columns(catalog: Compacted, whole: FullSnapshots) -> dict[str, tuple[fields.Column, ...]]:
-    """Return the columns of each table, as those that are there and those that come have them."""
+    """Return the columns of each table, merged from those that are there and those that come."""
     return {
         name: merged_columns({"": catalog.columns.get(name, ()), "new": whole.columns(name)})
         for name in dict.fromkeys((*TABLES, *catalog.columns, *whole.keyed_names))
@@ -388,8 +391,8 @@ def _columns(catalog: Compacted, whole: FullSnapshots) -> dict[str, tuple[fields
 def _split(
     catalog: Compacted, columns: dict[str, tuple[fields.Column, ...]], staying: AbstractSet[str]
 ) -> tuple[list[TablePart], list[TablePart]]:
-    """Return the parts that stay as they are, and those of which rows are written again: all of
-    them when columns are others now, so that all files of a table have the same."""
+    """Return the parts that stay as they are, and those to rewrite: all of them when columns
+    changed, so that all files of a table have the same."""
     is_other = any(columns[name] != before for name, before in catalog.columns.items())
     if is_other or len(catalog.parts) >= PART_COUNT_MAX:
         return [], list(catalog.parts)
@@ -397,23 +400,11 @@ def _split(
     return kept, [part for part in catalog.parts if part not in kept]
 
 
-def _new_part(
-    catalog: Compacted,
-    rewritten: Iterable[TablePart],
-    added: Iterable[SnapshotId],
-    staying: AbstractSet[str],
-) -> TablePart:
-    """Return the part that is written now, without its files."""
-    number = 1 + max((part.number for part in catalog.parts), default=0)
-    again = [one for part in rewritten for one in part.snapshots if str(one) in staying]
-    return TablePart(number, (*again, *added), {})
-
-
 class _Sources(msgspec.Struct, frozen=True):
     """Where the rows of a new part come from: parts that are there, and snapshots of the store."""
 
     spark: SparkSession
-    out: Path
+    directory: Path
     catalog: Compacted
     rewritten: list[TablePart]
     whole: FullSnapshots | None
@@ -423,8 +414,8 @@ class _Sources(msgspec.Struct, frozen=True):
         """Return the rows of a table, sorted within each file; None if there can be none."""
         found = []
         if self.rewritten and table in self.catalog.columns:
-            rows = table_rows(
-                self.spark, self.out, self.catalog, table, parts=tuple(self.rewritten)
+            rows = _rows(
+                self.spark, self.directory / table, self.catalog, table, parts=self.rewritten
             )
             rows = rows.where(F.col("snapshot").isin(*self.staying))
             found.append(align_schema(rows, table, self.catalog.columns[table], columns))
@@ -444,7 +435,7 @@ class _Sources(msgspec.Struct, frozen=True):
         return rows.sortWithinPartitions(*order)
 
 
-def _written(
+def _write_part(
     new: TablePart, sources: _Sources, columns: dict[str, tuple[fields.Column, ...]], partial: Path
 ) -> TablePart:
     """Write the files of a part."""
@@ -503,7 +494,7 @@ def _read_index(out: Path, catalog: Compacted) -> pa.Table:
 
 
 def _index(published: Published, known: pa.Table, staying: AbstractSet[str]) -> pa.Table:
-    """Return a row for each snapshot that stays: as the store says it now, if it still does."""
+    """Return a row for each snapshot that stays, as the store has it now, if it still does."""
     rows = {row["snapshot"]: row for row in known.to_pylist()}
     rows |= {row["snapshot"]: row for row in snapshot_table(published).to_pylist()}
     chosen = sorted(

@@ -96,6 +96,15 @@ class GroupVerdict(msgspec.Struct, frozen=True):
     late: tuple[ProcessId, ...]
     why: str
 
+    @property
+    def is_consistent(self) -> bool:
+        """Whether they are a snapshot."""
+        return self.verdict == CONSISTENT
+
+    def refused(self, why: str) -> "GroupVerdict":
+        """Return the verdict on one that a store cannot take, whatever its fragments are."""
+        return msgspec.structs.replace(self, verdict=INCOMPLETE, why=why)
+
 
 Outcomes = list[tuple[Group, GroupVerdict]]
 
@@ -185,23 +194,16 @@ def classify(group: Group, *, timeout_s: float) -> GroupVerdict:
 def drop_duplicates(outcomes: Outcomes) -> Outcomes:
     """Return the same, but of consistent snapshots that have one number only that of the newest
     epoch as consistent: a store has one of a number."""
-    newest = {
-        group.snapshot.number: group.epoch
-        for group, verdict in outcomes
-        if verdict.verdict == CONSISTENT
-    }
+    newest = {group.snapshot.number: group.epoch for group, one in outcomes if one.is_consistent}
     found: Outcomes = []
     for group, verdict in outcomes:
         epoch = newest.get(group.snapshot.number, group.epoch)
-        if verdict.verdict == CONSISTENT and group.epoch != epoch:
-            why = (
+        if verdict.is_consistent and group.epoch != epoch:
+            verdict = verdict.refused(  # noqa: PLW2901 - the same group, with a worse verdict
                 f"epoch {epoch} gave the same number again: assemble this one with --epoch "
                 f"{group.epoch}, into a directory of its own"
             )
-            worse = msgspec.structs.replace(verdict, verdict=INCOMPLETE, why=why)
-            found.append((group, worse))
-        else:
-            found.append((group, verdict))
+        found.append((group, verdict))
     return found
 
 

@@ -21,6 +21,7 @@ from stillframe.store.merging import identity_of, merged
 from stillframe.store.parquet import as_written, read_parquet, to_parquet
 
 PROCESSES, CHANNELS, MESSAGES, KEYED = "processes", "channels", "messages", "keyed"
+PLAIN = (PROCESSES, CHANNELS, MESSAGES)
 _CHANNEL = ("source", "target")
 _COUNTS = ("sent_count", "received_count", "message_count")
 _FILE = pa.struct([("path", pa.string()), ("byte_count", pa.int64()), ("hash", pa.string())])
@@ -43,8 +44,7 @@ MERGE_SCHEMA = pa.schema(
         pa.field("task", pa.int32()),
     ]
 )
-MERGED = "snapshot STRING, name STRING, byte_count BIGINT, hash STRING, process STRING, why STRING"
-_MERGED = pa.schema(
+MERGED = pa.schema(
     [
         pa.field("snapshot", pa.string()),
         pa.field("name", pa.string()),
@@ -85,10 +85,7 @@ def merge_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 replace_by(partial, path, content)
             digest = sha256(content).hexdigest()
             values = row["snapshot"], path.name, len(content), digest, process, why
-            arrays = [
-                pa.array([value], field.type) for value, field in zip(values, _MERGED, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=_MERGED)
+            yield pa.RecordBatch.from_pylist([dict(zip(MERGED.names, values, strict=True))], MERGED)
 
 
 def _concatenated(tables: Sequence[pa.Table], order: Sequence[str]) -> bytes:
@@ -99,12 +96,7 @@ def _concatenated(tables: Sequence[pa.Table], order: Sequence[str]) -> bytes:
 
 
 def _table(part: Part, row: Mapping[str, Any]) -> pa.Table:
-    """Return the rows of one process.
-
-    Raises:
-        Damaged: a file of it is not what was written, or says something else than its manifest.
-        StoreError: one cannot be read.
-    """
+    """Return the rows of one process, if its files are what was written and fit its manifest."""
     what, snapshot = row["what"], row["snapshot"]
     columns = pa.ipc.read_schema(pa.py_buffer(row["columns"]))
     links: list[pa.Table] = []
@@ -134,7 +126,6 @@ def _table(part: Part, row: Mapping[str, Any]) -> pa.Table:
 
 
 def _row_count(part: Part, what: str) -> int:
-    """Return how many rows a part has."""
     if what == PROCESSES:
         return 1
     books = part["books"]
@@ -142,7 +133,7 @@ def _row_count(part: Part, what: str) -> int:
 
 
 def _of_snapshot(table: pa.Table, snapshot: str) -> pa.Table:
-    """Return rows of a keyed field as those of this snapshot, whichever told of them."""
+    """Return rows of a keyed field as rows of this snapshot, whichever recorded them."""
     index = table.column_names.index("snapshot")
     name = pa.repeat(pa.scalar(snapshot), table.num_rows)
     return table.set_column(index, table.schema.field(index), name)

@@ -210,7 +210,11 @@ def verify(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
 
 
 class CrossCheck:
-    """Looks micro-batches up in an event log, one after the other.
+    """Looks micro-batches of ``follow`` up in an event log, one after the other.
+
+    A verdict from the event log counts what is before a cut, from the beginning of its epoch. The
+    counts of a complete file stay known, as a few numbers for each channel and cut: so each
+    micro-batch reads only new files and those that are still being written.
 
     Args:
         spark: the session that the query was started in.

@@ -13,6 +13,7 @@ import msgspec
 
 from stillframe.analytics.snapshot_verdicts import Expected, Topology
 from stillframe.errors import Damaged, UsageError
+from stillframe.local_path import local_path
 from stillframe.model import SnapshotId
 from stillframe.store.chain import chain_length, check_chain, gather
 from stillframe.store.manifest import (
@@ -194,6 +195,12 @@ def _read(directory: Path, topologies: Mapping[str, Description]) -> Manifest | 
         return read_manifest(directory, topologies)
     except Damaged as error:
         return str(error) if directory.is_dir() else None
+
+
+def is_apart(out: Path, other: Path) -> bool:
+    """Return whether neither directory is in the other."""
+    inner, outer = local_path(out).resolve(), other.resolve()
+    return inner != outer and outer not in inner.parents and inner not in outer.parents
 
 
 def while_published(path: Path, work: Callable[[Published], _Answer]) -> _Answer:

@@ -197,7 +197,8 @@ Written = tuple[str, int, int, str]
 def write(rows: DataFrame, directory: Path) -> list[Written]:
     """Write rows to new files in `directory`, which every executor sees under this path.
 
-    The files are on the disk when this returns; their names, in the directory, are not.
+    The files are on the disk when this returns; their names, in the directory, are not. A file of a
+    task that failed is not in the list.
 
     Raises:
         PySparkException: a task failed; ``verified_parquet.spark_errors`` says why.
