@@ -93,16 +93,7 @@ def audit(
 ) -> Audit:
     """Check every snapshot of a store: bytes, books and, if asked for, a conserved quantity.
 
-    Args:
-        spark: the session to run in, for example ``spark_session()``.
-        store_path: the directory of the store; a running system may write to it.
-        states_sql: an aggregate over the rows of ``processes.parquet``, such as ``sum(balance)``.
-        messages_sql: the same over ``messages.parquet``, such as ``sum(amount)``. One may be left
-            out; what both give together must be the same in all snapshots.
-
-    Raises:
-        UsageError: there is no store or no snapshot in it, or the SQL is wrong.
-        StoreError: the store cannot be read, or changed meanwhile.
+    Arguments and errors are those of ``audit_store``; a running system may write to the store.
     """
     published = read_published(store_path)
     lost, history_damage = _losses(store_path)
@@ -147,12 +138,8 @@ def _losses(store_path: Path) -> tuple[_Damages, str | None]:
 
 
 def _judge_snapshots(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]:
-    """Return the snapshots with a file that is not what was written, and why; and of the others
-    how many messages each holds, and what contradicts itself in it.
-
-    Raises:
-        StoreError: a file cannot be read.
-    """
+    """Return why snapshots are damaged; and of the others the message count and a contradiction, if
+    any."""
     sizes = [sum(file.bytes for file in found.files) for found in published.manifests.values()]
     task_count, tasks = spread_tasks(spark, sizes)
     paths = [str(published.directory(snapshot)) for snapshot in published.manifests]
@@ -177,12 +164,7 @@ def _judge_snapshots(spark: SparkSession, published: Published) -> tuple[_Damage
 def invalid_snapshots(
     spark: SparkSession, published: Published
 ) -> dict[SnapshotId, Damaged | NotConsistent]:
-    """Return the snapshots that are not what was written, or contradict themselves, and why: every
-    byte is read.
-
-    Raises:
-        StoreError: a file cannot be read.
-    """
+    """Return the damaged and the contradictory snapshots, and why; every byte is read."""
     damages, books = _judge_snapshots(spark, published)
     found: dict[SnapshotId, Damaged | NotConsistent] = {}
     for snapshot in published.manifests:

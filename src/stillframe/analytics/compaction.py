@@ -141,8 +141,7 @@ def read_catalog(out: Path) -> Compacted:
 
     Raises:
         UsageError: no snapshots were compacted into it.
-        Damaged: its ``tables.json`` was changed.
-        StoreError: it cannot be read.
+        Damaged, StoreError: its ``tables.json`` was changed or cannot be read.
     """
     if not (local_path(out) / CATALOG).exists():
         what = "holds no tables" if out.exists() else "does not exist"
@@ -195,12 +194,6 @@ def exclusive_writer(out: Path, store: Path) -> Iterator[Compacted]:
     """Write to `out` alone while the body runs; it gets the catalog, empty if there is none.
 
     What a crashed writer left is removed.
-
-    Raises:
-        UsageError: `out` holds something else, or is in `store` or around it.
-        Unavailable: another program is writing there.
-        Damaged: its ``tables.json`` was changed.
-        StoreError: it cannot be read or written.
     """
     check_is_store(store)
     if not is_apart(out, store):

@@ -37,15 +37,15 @@ Found = FragmentManifest | str
 
 
 class Group(msgspec.Struct, frozen=True):
-    """What there is of one snapshot.
+    """The fragments of one snapshot that exist.
 
     Attributes:
-        snapshot: which.
+        snapshot: its id.
         epoch: in which it was taken.
-        topology: of which it is; None if nothing of it can be read.
-        chains: process -> its fragments that together are its part, the oldest first: the last is
-            of this snapshot, the others are those since which it holds the changes.
-        damages: process -> why its part cannot be read, though something of it is there.
+        topology: that it was taken of; None if no fragment can be read.
+        chains: process -> its fragments that are its share together, the oldest first: the last is
+            of this snapshot, and each holds the changes since the one before.
+        damages: process -> why its share cannot be read, though a fragment of it exists.
     """
 
     snapshot: SnapshotId
@@ -82,13 +82,10 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class GroupVerdict(msgspec.Struct, frozen=True):
-    """Whether fragments are a snapshot.
+    """Whether fragments are a snapshot: `verdict` is CONSISTENT, INCOMPLETE or INCONSISTENT.
 
-    Attributes:
-        verdict: CONSISTENT if they are one, else INCOMPLETE or INCONSISTENT.
-        missing: the processes whose fragments are not there, or not what was written.
-        late: those whose fragments were complete after the time was over.
-        why: what is wrong, for people.
+    `missing` are the processes whose fragments are absent or damaged, `late` those whose fragments
+    were complete after the deadline; `why` explains the verdict to people.
     """
 
     verdict: str
@@ -110,16 +107,11 @@ Outcomes = list[tuple[Group, GroupVerdict]]
 
 
 def group_fragments(directory: Path, *, epoch: int | None = None) -> list[Group]:
-    """Return what the directory of fragments holds, in the order of epochs and numbers.
-
-    Args:
-        directory: where processes wrote it, or where it was brought together.
-        epoch: of which; None for all.
+    """Return the fragments in a directory by snapshot, in the order of epochs and numbers.
 
     Raises:
         UsageError: there are no fragments, or something else.
-        Damaged: what they are parts of is not what was written.
-        StoreError: something cannot be read.
+        Damaged, StoreError: what they are parts of was changed, or something cannot be read.
     """
     places = places_of(directory, epoch)
     topologies = read_topologies(directory)
@@ -142,7 +134,6 @@ def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
 
     Raises:
         UsageError: there are none, or something else.
-        StoreError: the directory cannot be read.
     """
     places = [p for p in fragment_places(local_path(directory)) if epoch in (None, p.epoch)]
     if not places:
@@ -165,13 +156,8 @@ def is_after(group: Group, earlier: Group) -> bool:
 
 
 def classify(group: Group, *, timeout_s: float) -> GroupVerdict:
-    """Return whether the fragments of a snapshot are all there and contradict nothing.
-
-    Args:
-        group: the fragments.
-        timeout_s: a fragment is late that was complete so long after the first process recorded
-            its state, in seconds.
-    """
+    """Return whether the fragments of a snapshot are complete and contradict nothing; a fragment is
+    late that was complete `timeout_s` after the first process recorded its state."""
     if group.topology is None:
         why = "; ".join(group.damages.values())
         return GroupVerdict(INCOMPLETE, tuple(sorted(group.damages)), (), why)

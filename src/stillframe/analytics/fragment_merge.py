@@ -59,13 +59,10 @@ Part = Mapping[str, Any]
 
 
 def merge_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write each file of `batches` (`MERGE_SCHEMA`), and yield what it is.
+    """Write each file of `batches` (`MERGE_SCHEMA`), and yield what it is (`MERGED`).
 
-    Every byte of its parts is verified, and that they say what the manifests of the fragments do.
-    What a task that failed has written is written anew.
-
-    Raises:
-        OSError: the disk is full or failed.
+    Every byte of its parts is verified, and compared with the manifests of the fragments. What a
+    failed task wrote is written again.
     """
     for batch in batches:
         for row in batch.to_pylist():

@@ -132,15 +132,10 @@ Chains = Mapping[tuple[SnapshotId, ProcessId], Sequence[SnapshotId]]
 
 
 class FullSnapshots:
-    """Some snapshots of a store, each with all that it holds.
-
-    Args:
-        spark: the session.
-        published: what the store holds.
-        snapshots: which of them.
+    """Some snapshots of a store, each with its full state.
 
     Raises:
-        Damaged: something that one of them is based on is missing or damaged.
+        Damaged: a snapshot that one of them is based on is missing or damaged.
     """
 
     def __init__(
@@ -167,18 +162,15 @@ class FullSnapshots:
         return any(manifests[s].bases for some in self._by_topology.values() for s in some)
 
     def columns(self, name: str) -> tuple[fields.Column, ...]:
-        """Return the columns of a table that hold fields; those of a keyed field begin with `key`.
-
-        Where topologies disagree about a column, it is as in ``merged_columns``.
-        """
+        """Return the columns of a table that hold fields, as ``merged_columns`` of all topologies;
+        those of a keyed field begin with `key`."""
         return merged_columns(
             {topology: self._columns_of(topology, name) for topology in self._by_topology}
         )
 
     def table(self, name: str) -> DataFrame:
-        """Return a row for each process, channel, message or key of each snapshot.
-
-        It has the columns of ``Store.tables``; of channels, those of `CHANNELS_SCHEMA`.
+        """Return a row for each process, channel, message or key of each snapshot, with the columns
+        of ``Store.tables``; of channels, those of `CHANNELS_SCHEMA`.
 
         Raises:
             UsageError: none of the snapshots has such a table.
@@ -211,11 +203,8 @@ class FullSnapshots:
         """Return the keys of a keyed field in the snapshots of one topology, with the columns as
         they are stored: also `key_encoded` and `value_encoded`, if it has them.
 
-        Args:
-            topology: the hash of it.
-            table: of the keyed field.
-            only_changed: leave out keys of which only the links are that all of these snapshots
-                have in common: they are the same in all, and need not be sorted.
+        With `only_changed` keys are left out that are only in links that all of these snapshots
+        have in common: they are the same in all, and need not be sorted.
         """
         chains = self._chains(topology, table)
         links = dict.fromkeys(link for chain in chains.values() for link in chain)
@@ -315,8 +304,8 @@ def align_schema(
 
 
 def _common(chains: Chains) -> set[SnapshotId]:
-    """Return the links that are in the chain of every snapshot, for each process that has them in
-    that of one."""
+    """Return the links that every snapshot has in its chain of each process that has them in
+    any."""
     by_process: dict[ProcessId, list[set[SnapshotId]]] = {}
     for (_, process), chain in chains.items():
         by_process.setdefault(process, []).append(set(chain))

@@ -61,11 +61,7 @@ _NOTHING = SCHEMA.empty_table().select(_COLUMNS)
 
 
 def aggregate_splits(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield what is known (`COUNTS`) from each piece of a log (`SPLITS`).
-
-    Raises:
-        Damaged: a file is not what it should be; it is named.
-    """
+    """Yield the counts (`COUNTS`) of each split of a log (`SPLITS`)."""
     for batch in batches:
         for piece in batch.to_pylist():
             found = tables(Path(piece["path"]), [piece["row_group"]], _COLUMNS)
@@ -246,8 +242,7 @@ def plan_splits(log: Path) -> list[dict[str, Any]]:
 
     Raises:
         UsageError: there is no event log.
-        Damaged: a file in it is none of a log.
-        OSError: one cannot be read.
+        Damaged, OSError: a file in it is none of a log, or cannot be read.
     """
     import msgspec
 

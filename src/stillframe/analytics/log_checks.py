@@ -146,15 +146,12 @@ class Findings:
 
 
 class _Side:
-    """One side of a channel, or a process: all its pieces in order.
+    """One side of a channel, or a process: all its splits in order.
 
-    Attributes:
-        runs: the numbers in the order of the log; those before its beginning, and those of which it
-            has lost the rows, stand where they should.
-        places: snapshot -> how many of them are before the cut.
-        markers: snapshot -> for each marker, how many are before it, and what was recorded.
-        gaps: what is not there.
-        is_cut_short: whether there is more than is looked at.
+    `runs` are the numbers in the order of the log; those before its beginning, and those of lost
+    rows, are where they should be. `cuts` and `markers` hold for each snapshot how many of them
+    come before (`place`). `gaps` are the missing ones, and `is_cut_short` says whether more runs
+    were left out.
     """
 
     def __init__(self, rows: pa.Table) -> None:
@@ -202,15 +199,8 @@ def _placed(column: pa.ChunkedArray, before: list[int]) -> pa.Table:
 
 
 def check_group(key: tuple[Any, ...], rows: pa.Table) -> pa.Table:
-    """Judge one channel or process in one epoch.
-
-    Args:
-        key: epoch, source and target; no target: the process `source`.
-        rows: what was counted of it (``log_aggregate.COUNTS``).
-
-    Returns:
-        what was found (`FINDINGS`).
-    """
+    """Return the `FINDINGS` about one channel, or one process if there is no target, in one epoch,
+    from its `COUNTS`; `key` is epoch, source and target."""
     found = Findings(key)
     found.add(None, KNOWN)
     sides = {
@@ -359,13 +349,8 @@ def _check_recorded(
 
 
 class _Places:
-    """Where the cuts of both ends lie on a channel, snapshot by snapshot, as arrays.
-
-    Attributes:
-        snapshots: those that both ends recorded.
-        sent: how many rows of messages sent are before the cut of the source.
-        received: how many of messages accepted are before that of the target.
-    """
+    """Where the cuts of both ends lie on a channel, as arrays over the `snapshots` that both ends
+    recorded: `sent` and `received` messages come before the cut of the source and of the target."""
 
     def __init__(self, sent: _Side, accepted: _Side) -> None:
         at_target = _first_of_each(accepted.cuts)

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.errors import UsageError
 from stillframe.eventlog.groups import tables
@@ -20,6 +21,24 @@ ROWS = (
 )
 """What ``eventlog.schema`` says of a row, with the epoch and the process whose log it is in."""
 _COLUMNS = ["event", "kind", "channel", "number", "snapshot", "at"]
+
+
+PATHS_SCHEMA = pa.schema(
+    [
+        ("snapshot", pa.string()),
+        ("hop", pa.int64()),  # from 1, at the process that recorded without a marker
+        ("source", pa.string()),  # of the channel that the marker went along
+        ("target", pa.string()),
+        # Until the source had recorded and sent the marker, from the arrival of the marker that
+        # made it record, or from the request: by one clock.
+        ("held_ms", pa.float64()),
+        ("travelled_ms", pa.float64()),  # then until the target accepted it: by both clocks
+        ("elapsed_ms", pa.float64()),  # from the first recording until then: by both clocks
+    ]
+)
+_STEP_COLUMNS = ("kind", "process", "source", "target", "at")
+
+Channel = tuple[str | None, str | None]
 
 
 class Message(NamedTuple):
@@ -139,29 +158,6 @@ def _senders(pieces: DataFrame, messages: list[Message]) -> dict[str, int]:
     return {row["process"]: row["event"] for row in last.collect()}
 
 
-PATHS_SCHEMA = (
-    "snapshot STRING, "
-    "hop BIGINT, "  # from 1, at the process that recorded without a marker
-    "source STRING, "  # of the channel that the marker went along
-    "target STRING, "
-    # Until the source had recorded and sent the marker, from when the marker came because of which
-    # it recorded, or from the request: by one clock.
-    "held_ms DOUBLE, "
-    "travelled_ms DOUBLE, "  # from there until the target accepted it: by the clocks of both
-    "elapsed_ms DOUBLE"  # from the first recording until then: by the clocks of both ends
-)
-_HOPS_SCHEMA = pa.schema(
-    [
-        *(pa.field("snapshot", pa.string()), pa.field("hop", pa.int64())),
-        *(pa.field("source", pa.string()), pa.field("target", pa.string())),
-        *(pa.field(name, pa.float64()) for name in ("held_ms", "travelled_ms", "elapsed_ms")),
-    ]
-)
-_STEP_COLUMNS = ("kind", "process", "source", "target", "at")
-
-Channel = tuple[str | None, str | None]
-
-
 def marker_paths(rows: DataFrame) -> DataFrame:
     """Return the slowest path of the markers of each snapshot (`PATHS_SCHEMA`).
 
@@ -184,7 +180,7 @@ def marker_paths(rows: DataFrame) -> DataFrame:
         F.split("channel", "->")[1].alias("target"),
         F.unix_micros("at").alias("at"),
     )
-    return steps.groupBy("snapshot").applyInArrow(_walk, PATHS_SCHEMA)
+    return steps.groupBy("snapshot").applyInArrow(_walk, from_arrow_schema(PATHS_SCHEMA))
 
 
 def _walk(steps: pa.Table) -> pa.Table:
@@ -214,7 +210,7 @@ def _walk(steps: pa.Table) -> pa.Table:
         }
         for number, (source, target) in enumerate(path, 1)
     ]
-    return pa.Table.from_pylist(hops, schema=_HOPS_SCHEMA)
+    return pa.Table.from_pylist(hops, schema=PATHS_SCHEMA)
 
 
 def _slowest(recorded: dict[str | None, int], accepted: dict[Channel, int]) -> list[Channel]:

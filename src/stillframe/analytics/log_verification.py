@@ -122,12 +122,8 @@ def channel_cuts(spark: SparkSession, published: Published) -> DataFrame:
 
 
 def findings(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
-    """Return what there is to know of each channel and process (``log_checks.FINDINGS``).
-
-    Args:
-        pieces: as `log_pieces` returns them, or some of them: all of an epoch.
-        published: what a store says, to be compared, as `published_cuts` returns it.
-    """
+    """Return the findings (``log_checks.FINDINGS``) about all of an epoch, compared with what a
+    store says if `published` is given."""
     counts = counted(pieces)
     return to_findings(counts if published is None else counts.union(published))
 
@@ -141,7 +137,7 @@ def counted(pieces: DataFrame) -> DataFrame:
 
 
 def to_findings(counts: DataFrame) -> DataFrame:
-    """Return the same as `findings` of what was counted: of all pieces of an epoch."""
+    """Return the findings from the counts of all splits of an epoch."""
     by_channel = counts.groupBy("epoch", "source", "target")
     return by_channel.applyInArrow(check_group, from_arrow_schema(FINDINGS))
 
@@ -210,15 +206,11 @@ def verify(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
 
 
 class CrossCheck:
-    """Looks micro-batches of ``follow`` up in an event log, one after the other.
+    """Looks micro-batches of ``follow`` up in the event log `log`, if there is one.
 
     A verdict from the event log counts what is before a cut, from the beginning of its epoch. The
-    counts of a complete file stay known, as a few numbers for each channel and cut: so each
-    micro-batch reads only new files and those that are still being written.
-
-    Args:
-        spark: the session that the query was started in.
-        log: the directory of the event log; None if there is none.
+    counts of a complete file stay known, as a few numbers for each channel and cut: so each micro-
+    batch reads only new files and those that are still being written.
     """
 
     def __init__(self, spark: SparkSession, log: Path | None) -> None:
@@ -230,14 +222,13 @@ class CrossCheck:
     def rows(self, batch: DataFrame) -> list[Row]:
         """Return the verdicts of a micro-batch as rows of ``snapshot_verdicts.VERDICTS``.
 
-        With an event log each row has the verdict from there as `log`: a row of
-        ``log_verification.verdicts``, None if nothing there is of this snapshot; and `verdict` is
-        the worse of the two. No snapshot may come twice.
+        With an event log each row has the verdict from there as `log`: a row of `verdicts`, None if
+        the log does not have this snapshot; and `verdict` is the worse of the two. No snapshot may
+        come twice.
 
         Raises:
             UsageError: there is no event log.
-            Damaged: a file in it is none of a log.
-            OSError: one cannot be read.
+            Damaged, OSError: a file in it is none of a log, or cannot be read.
         """
         found = [row.asDict(recursive=True) for row in batch.collect()]
         if self._log is None or not found:

@@ -51,7 +51,7 @@ class Published(msgspec.Struct, frozen=True):
 
     Attributes:
         path: of the store, absolute, because Spark's tasks run where the session was started.
-        head: what it says of itself.
+        head: of the store.
         manifests: of its snapshots, in the order of publishing.
         damages: snapshots whose manifest cannot be read, and why.
         topologies: those of the snapshots.
@@ -106,10 +106,10 @@ class Published(msgspec.Struct, frozen=True):
         return snapshot
 
     def check_chains(self, snapshots: Iterable[SnapshotId]) -> None:
-        """Check that all is there that these snapshots are based on.
+        """Check that everything exists that these snapshots are based on.
 
         Raises:
-            Damaged: it is not; what is missing or damaged is named.
+            Damaged: it does not; what is missing or damaged is named.
         """
         for snapshot in snapshots:
             manifest = self.manifests[snapshot]
@@ -139,8 +139,7 @@ def read_published(path: Path) -> Published:
 
     Raises:
         UsageError: there is no store.
-        Damaged: its ``store.json`` was changed.
-        StoreError: it cannot be read, or a name in it is none of ours.
+        Damaged, StoreError: its ``store.json`` was changed, or it cannot be read.
     """
     check_is_store(path)
     # In this order: the topology of each snapshot that is found is known then.
@@ -175,7 +174,7 @@ def expected_of(head: Head) -> Expected:
 
 
 def read_complete(path: Path) -> Published:
-    """Read all manifests of a store with which something is compared: none may be damaged.
+    """Read all manifests of a store that something is compared with: none may be damaged.
 
     Raises:
         UsageError: there is no store, or no snapshot in it.
@@ -204,13 +203,10 @@ def is_apart(out: Path, other: Path) -> bool:
 
 
 def while_published(path: Path, work: Callable[[Published], _Answer]) -> _Answer:
-    """Return what `work` makes of the store at `path`; it must end with what it read.
+    """Return the result of `work` on the store at `path`; it must not keep reading afterwards.
 
-    Files may go meanwhile: those of changes when their snapshot is made whole, and snapshots that
-    are dropped. Then the manifests say something else now, and it is done again.
-
-    Raises:
-        UsageError, Damaged, StoreError: as ``read_published``, and as `work`.
+    Files may disappear meanwhile: changes when their snapshot is compacted to a full one, and
+    dropped snapshots. Then the manifests have changed, and the work is repeated.
     """
     published = read_published(path)
     for _ in range(_ATTEMPT_COUNT - 1):

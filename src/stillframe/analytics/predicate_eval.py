@@ -1,11 +1,12 @@
-"""Asks objects of the user's classes in tasks of Spark: one snapshot after the other.
+"""Evaluate predicates on objects of the user's classes in tasks of Spark, snapshot by snapshot.
 
-Unlike the rest of what tasks run, this needs msgspec and the user's own modules where tasks run.
-They are imported when a task is there to say what is missing, and once in each of its programs.
-What goes wrong comes back as rows: the driver raises it.
+Unlike other tasks, these need msgspec and the user's own modules where they run. They import them
+lazily, so that a task can report what is missing. Failures come back as rows: the driver raises
+them.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -15,7 +16,6 @@ from stillframe.errors import Damaged, NotConsistent, StillframeError, StoreErro
 
 if TYPE_CHECKING:
     from stillframe.detect.view import View
-    from stillframe.model import SnapshotId
     from stillframe.store.store import Store
     from stillframe.topology import Topology
 
@@ -49,7 +49,7 @@ _Found = TypeVar("_Found")
 
 
 class Answer(NamedTuple):
-    """What is said of one snapshot, as a row of `ANSWERS_SCHEMA`."""
+    """The answer of one snapshot, as a row of `ANSWERS_SCHEMA`."""
 
     holds: bool | None
     sentence: str
@@ -57,15 +57,15 @@ class Answer(NamedTuple):
 
 
 class PredicateSpec(NamedTuple):
-    """What tasks have to know.
+    """What tasks need to evaluate a predicate.
 
     Attributes:
         store: the directory of the store.
         reference: where the topology is, ``module:attribute``.
         topology: its hash.
-        here: the directory in which modules of the user's are looked for first.
+        here: the directory that the user's modules are looked up in first.
         predicate: by name; no question in SQL.
-        expected: what there must be of conserved quantities (``detect.loss.Places``).
+        expected: the amounts of conserved quantities (``detect.loss.Places``).
     """
 
     store: str
@@ -78,42 +78,41 @@ class PredicateSpec(NamedTuple):
 
 def evaluate_all(spec: PredicateSpec) -> Batches:
     """Return what a task does to batches of ids: a row of `ANSWERS_SCHEMA` for each snapshot."""
-
-    def ask(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _in_batches(_answers(spec, batches), ANSWERS_SCHEMA)
-
-    return ask
+    return functools.partial(_in_batches, _answers, spec, ANSWERS_SCHEMA)
 
 
 def wait_edges(spec: PredicateSpec) -> Batches:
     """Return what a task does to batches of ids: rows of `WAITING_SCHEMA` for each snapshot."""
+    return functools.partial(_in_batches, _waits, spec, WAITING_SCHEMA)
 
-    def ask(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _in_batches(_waits(spec, batches), WAITING_SCHEMA)
 
-    return ask
+def _in_batches(
+    rows_of: Callable[[PredicateSpec, Iterable[pa.RecordBatch]], Rows],
+    spec: PredicateSpec,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    rows = rows_of(spec, batches)
+    while held := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        yield pa.RecordBatch.from_pylist(held, schema=schema)
 
 
 def _answers(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Rows:
-    def ask(view: "View") -> tuple[bool, str]:
+    def evaluate(view: "View") -> tuple[bool, str]:
         from stillframe.runtime.judging import predicate_of
 
         # One of the user's is imported once: Python knows it from then on.
         verdict = predicate_of(spec.predicate, lambda: spec.expected)(view)
         return verdict.holds, verdict.sentence
 
-    for snapshot, found, failure in _asked(spec, batches, ask):
-        holds, sentence = (None, failure[1]) if found is None else found
-        yield {
-            "snapshot": snapshot,
-            "holds": holds,
-            "sentence": sentence,
-            "failure": failure[0],
-        }
+    for snapshot, found, (failure, why) in _evaluated(spec, batches, evaluate):
+        holds, sentence = (None, why) if found is None else found
+        row = {"snapshot": snapshot, "holds": holds, "sentence": sentence}
+        yield row | {"failure": failure}
 
 
 def _waits(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Rows:
-    def ask(view: "View") -> list[tuple[str, str, bool]]:
+    def evaluate(view: "View") -> list[tuple[str, str, bool]]:
         from stillframe.detect.deadlock import open_waits
 
         return [
@@ -122,30 +121,24 @@ def _waits(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Rows:
             for other in waiting.processes
         ]
 
-    for snapshot, found, (failure, sentence) in _asked(spec, batches, ask):
+    for snapshot, found, (failure, sentence) in _evaluated(spec, batches, evaluate):
         yield {"snapshot": snapshot, "sentence": sentence, "failure": failure}
         for process, other, needs_all in found or ():
-            yield {
-                "snapshot": snapshot,
-                "process": process,
-                "waits_for": other,
-                "needs_all": needs_all,
-            }
+            edge = {"process": process, "waits_for": other, "needs_all": needs_all}
+            yield {"snapshot": snapshot} | edge
 
 
-def _asked(
-    spec: PredicateSpec, batches: Iterable[pa.RecordBatch], ask: "Callable[[View], _Found]"
+def _evaluated(
+    spec: PredicateSpec, batches: Iterable[pa.RecordBatch], evaluate: "Callable[[View], _Found]"
 ) -> Iterator[tuple[str, _Found | None, tuple[str | None, str | None]]]:
-    """Yield for each snapshot what `ask` finds; or None, and what went wrong.
-
-    Whatever is not the fault of that one snapshot ends the task: it would be said of each.
-    """
+    """Yield for each snapshot what `evaluate` finds; or None, and the failure. A failure that is not of
+    this snapshot alone ends the task, because each one would have it."""
     opened: tuple[Store, Topology] | None = None
     for batch in batches:
         for name in batch.column("snapshot").to_pylist():
             try:
                 opened = opened or _opened(spec)
-                yield name, _ask(*opened, name, ask), (None, None)
+                yield name, _evaluate(*opened, name, evaluate), (None, None)
             except (Damaged, NotConsistent) as error:
                 yield name, None, (DAMAGED, str(error))
             except _Dropped:
@@ -156,37 +149,27 @@ def _asked(
 
 
 class _Dropped(StillframeError):
-    """A snapshot is not there any more."""
+    """A snapshot does not exist any more."""
 
 
-def _ask(
-    store: "Store", topology: "Topology", name: str, ask: "Callable[[View], _Found]"
+def _evaluate(
+    store: "Store", topology: "Topology", name: str, evaluate: "Callable[[View], _Found]"
 ) -> _Found:
     from stillframe.detect.view import view_of
     from stillframe.model import SnapshotId
+    from stillframe.store.opening import is_published
 
     snapshot = SnapshotId.parse(name)
     try:
-        return ask(view_of(store.load(snapshot), topology))
+        return evaluate(view_of(store.load(snapshot), topology))
     except (UsageError, StoreError) as error:
-        if _is_there(store, snapshot):
+        if is_published(store.path, snapshot):
             raise
         raise _Dropped(name) from error
 
 
-def _is_there(store: "Store", snapshot: "SnapshotId") -> bool:
-    from stillframe.store.opening import is_published
-
-    return is_published(store.path, snapshot)
-
-
 def _opened(spec: PredicateSpec) -> "tuple[Store, Topology]":
-    """Return the store, to read, and the topology.
-
-    Raises:
-        Unavailable: a package is missing where tasks run.
-        UsageError: the topology cannot be had there, or is another one.
-    """
+    """Return the store, to read, and the topology; errors name what is missing where tasks run."""
     from pathlib import Path
 
     from stillframe.errors import Unavailable
@@ -219,14 +202,3 @@ def _topology(reference: str, expected: str) -> "Topology":
     if topology.description.hash != expected:
         raise UsageError(f"{reference} is another topology than on the driver")
     return topology
-
-
-def _in_batches(rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    held = []
-    for row in rows:
-        held.append(row)
-        if len(held) == _ROWS_AT_ONCE:
-            yield pa.RecordBatch.from_pylist(held, schema=schema)
-            held = []
-    if held:
-        yield pa.RecordBatch.from_pylist(held, schema=schema)

@@ -1,4 +1,4 @@
-"""Stable predicates, asked of all snapshots of a store at once.
+"""Stable predicates, evaluated on all snapshots of a store at once.
 
 Termination, deadlock, loss and functions of yours are evaluated in tasks, on objects of your
 classes (``predicate_eval``). For deadlock the tasks return the wait-for edges, and
@@ -43,131 +43,6 @@ from stillframe.store.chain import gather
 from stillframe.store.manifest import FILES, Manifest
 from stillframe.store.store import Store
 
-SNAPSHOTS = "snapshots"
-"""The view with a row for each snapshot; the others are the tables of ``FullSnapshots``."""
-EXAMPLE = "select snapshot, sum(balance) < 100 from processes group by snapshot"
-
-_WANTED = (
-    f"Ask over the views {SNAPSHOTS}, {', '.join(TABLES)} and one for each keyed field, which have "
-    "the rows of all snapshots together, for one row for each snapshot: its id, and true or false; "
-    f"for example {EXAMPLE!r}"
-)
-
-
-def evaluate_sql(spark: SparkSession, published: Published, sql: str) -> dict[str, Answer]:
-    """Return what a question in SQL says of each snapshot, but those of which a byte has changed.
-
-    Args:
-        spark: the session; its own views stay as they are.
-        published: what the store holds.
-        sql: gives rows with two columns, the id of a snapshot and true or false.
-
-    Raises:
-        UsageError: it cannot be asked, or does not give exactly that for each snapshot.
-        Damaged, StoreError: the store cannot be read, or changed meanwhile.
-    """
-    damages = _damages(spark, published)
-    answers = {
-        str(snapshot): Answer(None, text, DAMAGED)
-        if published.directory(snapshot).is_dir()
-        else Answer(None, WAS_DROPPED, DROPPED)
-        for snapshot, text in damages.items()
-    }
-    whole = [snapshot for snapshot in published.manifests if snapshot not in damages]
-    if not whole:
-        return answers
-    session = spark.newSession()
-    try:
-        _make_views(session, published, whole)
-        return answers | _ask(session, sql, [str(snapshot) for snapshot in whole])
-    finally:
-        # Whoever made a DataFrame last has the active session.
-        spark.createDataFrame([], "snapshot STRING")
-
-
-def _damages(spark: SparkSession, published: Published) -> dict[SnapshotId, str]:
-    """Return the snapshots that cannot be read, with what they are based on, and why."""
-    files = [
-        published.file(snapshot, record.name)
-        for snapshot, manifest in published.manifests.items()
-        for record in manifest.files
-    ]
-    changed = verified_parquet.damages(spark, files)
-    found = {}
-    for snapshot in published.manifests:
-        try:
-            published.check_chains([snapshot])
-        except Damaged as error:
-            found[snapshot] = str(error)
-            continue
-        chain = {snapshot, *gather(snapshot, published.manifests.get)}
-        texts = [
-            changed[path]
-            for link in sorted(chain, key=lambda link: link != snapshot)
-            for record in published.manifests[link].files
-            if link == snapshot or record.name not in FILES
-            if (path := published.file(link, record.name)[1]) in changed
-        ]
-        if texts:
-            found[snapshot] = texts[0]
-    return found
-
-
-def _make_views(
-    session: SparkSession, published: Published, snapshots: Sequence[SnapshotId]
-) -> None:
-    """Give the tables of snapshots their names in a session."""
-    names = session.createDataFrame([(str(snapshot),) for snapshot in snapshots], "snapshot STRING")
-    known = snapshot_stats.snapshots(session, published).join(
-        F.broadcast(names), "snapshot", "left_semi"
-    )
-    known.createOrReplaceTempView(SNAPSHOTS)
-    whole = FullSnapshots(session, published, snapshots)
-    for name in (*TABLES, *whole.keyed_names):
-        whole.table(name).createOrReplaceTempView(name)
-
-
-def _ask(session: SparkSession, sql: str, names: Sequence[str]) -> dict[str, Answer]:
-    try:
-        asked = session.sql(sql)
-        fields = asked.schema.fields
-        if [type(field.dataType) for field in fields] != [StringType, BooleanType]:
-            columns = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in fields)
-            raise UsageError(f"the question {sql!r} gives the columns {columns}. {_WANTED}")
-        rows = asked.limit(len(names) + 1).collect()
-    except PySparkException as error:
-        found = verified_parquet.error_of_task(error)
-        if found is not None:
-            raise found from error
-        raise UsageError(
-            f"the question {sql!r} cannot be asked: {verified_parquet.first_line(error)}. {_WANTED}"
-        ) from error
-    answers = dict(_checked(rows, set(names), sql))
-    missing = [name for name in names if name not in answers]
-    if missing:
-        raise UsageError(
-            f"the question {sql!r} gives no row for snapshot {missing[0]}: of a snapshot without "
-            "rows in a table nothing is left to group, so begin with 'from snapshots left join'. "
-            f"{_WANTED}"
-        )
-    return answers
-
-
-def _checked(rows: Iterable[Row], names: Collection[str], sql: str) -> Iterator[tuple[str, Answer]]:
-    """Yield the answers, one for each of the snapshots `names` at most."""
-    answered: set[str] = set()
-    for name, holds in rows:
-        if name not in names:
-            raise UsageError(
-                f"the question {sql!r} gives {name!r}, which is no snapshot. {_WANTED}"
-            )
-        if holds is None or name in answered:
-            what = "NULL" if holds is None else "two rows"
-            raise UsageError(f"the question {sql!r} gives {what} for snapshot {name}. {_WANTED}")
-        answered.add(name)
-        yield name, Answer(holds, f"{sql} is {str(holds).lower()}")
-
-
 DETECTED_SCHEMA = (
     "snapshot STRING, "
     "sequence BIGINT, "  # the order of publishing; null, as all that follows, if unreadable
@@ -183,9 +58,19 @@ OTHER_TOPOLOGY = "another topology"
 
 _TASKS_PER_CORE = 4
 
+SNAPSHOTS = "snapshots"
+"""The view with a row for each snapshot; the others are the tables of ``FullSnapshots``."""
+EXAMPLE = "select snapshot, sum(balance) < 100 from processes group by snapshot"
+
+_WANTED = (
+    f"Ask over the views {SNAPSHOTS}, {', '.join(TABLES)} and one for each keyed field, which have "
+    "the rows of all snapshots together, for one row for each snapshot: its id, and true or false; "
+    f"for example {EXAMPLE!r}"
+)
+
 
 class Unevaluable(msgspec.Struct, frozen=True):
-    """A snapshot that could not be asked, and why."""
+    """A snapshot that the predicate could not be evaluated on, and why."""
 
     snapshot: str
     failure: str
@@ -193,7 +78,7 @@ class Unevaluable(msgspec.Struct, frozen=True):
 
 
 class EpochSummary(msgspec.Struct, frozen=True):
-    """How many snapshots of an epoch were asked, and in which it held first, if in any."""
+    """How many snapshots of an epoch were evaluated, and in which it held first, if in any."""
 
     epoch: int
     snapshot_count: int
@@ -201,10 +86,10 @@ class EpochSummary(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What all snapshots together say of a predicate.
+    """The answers of all snapshots together.
 
-    `shown` is what says most of now: the newest snapshot of the present epoch in which it holds, or
-    else the newest; None if none could be asked. `since` is the one of the present epoch in which
+    `shown` tells most about now: the newest snapshot of the present epoch in which it holds, or else
+    the newest; None if none could be evaluated. `since` is the one of the present epoch in which
     it held first, `first` the same of the earliest epoch in which it held. `not_stable` are two
     that show that it did not stay (``detect.predicate.not_stable``).
     """
@@ -227,9 +112,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def detect(
     spark: SparkSession, store_path: Path, predicate: str, *, topology: str | None = None
 ) -> DataFrame:
-    """Ask a stable predicate of every snapshot of a store, of all its epochs.
+    """Evaluate a stable predicate on every snapshot of a store, of all its epochs.
 
-    The jobs are over when this returns; the rows are on the driver.
+    The jobs have finished when this returns; the rows are on the driver.
 
     Args:
         spark: the session to run in, for example ``spark_session()``.
@@ -255,7 +140,7 @@ def detect(
     if is_sql(predicate):
         found = evaluate_sql(spark, published, predicate)
     else:
-        found = _ask_in_tasks(spark, published, predicate, topology)
+        found = _evaluate_in_tasks(spark, published, predicate, topology)
     present = _present(published)
     rows: list[tuple[object, ...]] = [
         (
@@ -272,7 +157,7 @@ def detect(
 
 
 def summary(detected: DataFrame) -> Summary:
-    """Return what the rows that ``detect`` gave say together."""
+    """Return the answers of all snapshots together, from the rows of ``detect``."""
     sightings, present, unasked = [], [], []
     for row in sorted(detected.collect(), key=lambda row: row["sequence"] or 0):
         if row["holds"] is None:
@@ -318,7 +203,7 @@ def _of_epochs(sightings: Sequence[Sighting]) -> Iterable[EpochSummary]:
 
 
 def _present(published: Published) -> set[SnapshotId]:
-    """Return the snapshots that say something of now."""
+    """Return the snapshots of the present epoch, or the one that it started from."""
     head, manifests = published.head, published.manifests.values()
     present = {each.snapshot for each in manifests if each.epoch == head.epoch}
     if not present and head.restored_from is not None:
@@ -326,7 +211,7 @@ def _present(published: Published) -> set[SnapshotId]:
     return present
 
 
-def _ask_in_tasks(
+def _evaluate_in_tasks(
     spark: SparkSession, published: Published, predicate: str, reference: str | None
 ) -> dict[str, Answer]:
     entries = published.entries()
@@ -353,7 +238,7 @@ def _ask_in_tasks(
     add_package(spark)
     try:
         if predicate == "deadlock":
-            return found | _ask_deadlock(_ids(spark, ours), spec, ours)
+            return found | _evaluate_deadlock(_ids(spark, ours), spec, ours)
         schema = from_arrow_schema(ANSWERS_SCHEMA)
         rows = _ids(spark, ours).mapInArrow(evaluate_all(spec), schema).collect()
     except PythonException as error:
@@ -373,7 +258,7 @@ def _ids(spark: SparkSession, names: Iterable[str]) -> DataFrame:
     return ids.repartition(min(len(rows), task_count))
 
 
-def _ask_deadlock(
+def _evaluate_deadlock(
     ids: DataFrame, spec: PredicateSpec, manifests: Mapping[str, Manifest]
 ) -> dict[str, Answer]:
     rows = ids.mapInArrow(wait_edges(spec), from_arrow_schema(WAITING_SCHEMA)).persist()
@@ -382,25 +267,140 @@ def _ask_deadlock(
         _raise_failures(said)
         found = deadlocks(
             rows.where("process IS NOT NULL"),
-            # Who waits for another has a channel from it.
+            # A process that waits for another has a channel from it.
             known_count_max=max(manifest.channel_count for manifest in manifests.values()),
         )
         deadlocked = {row["snapshot"]: row["sentence"] for row in found.collect()}
     finally:
         rows.unpersist()
-    answered = {}
+    answers = {}
     for row in said:
         name = row["snapshot"]
         if row["failure"] is not None:
-            answered[name] = Answer(None, row["sentence"], row["failure"])
+            answers[name] = Answer(None, row["sentence"], row["failure"])
         else:
-            answered[name] = Answer(name in deadlocked, deadlocked.get(name, NO_DEADLOCK))
-    return answered
+            answers[name] = Answer(name in deadlocked, deadlocked.get(name, NO_DEADLOCK))
+    return answers
 
 
 def _raise_failures(rows: Iterable[Row]) -> None:
-    """Raise what is not the fault of a single snapshot."""
+    """Raise failures that are not of a single snapshot."""
     for row in rows:
         if row["failure"] not in (None, DAMAGED, DROPPED):
             kind = getattr(errors, row["failure"], errors.StillframeError)
             raise kind(row["sentence"])
+
+
+def evaluate_sql(spark: SparkSession, published: Published, sql: str) -> dict[str, Answer]:
+    """Return the answer to a question in SQL for each snapshot, and why there is none if it is
+    damaged.
+
+    Args:
+        spark: the session; its own views stay as they are.
+        published: what the store holds.
+        sql: gives rows with two columns, the id of a snapshot and true or false.
+
+    Raises:
+        UsageError: it cannot be asked, or does not give exactly that for each snapshot.
+        Damaged, StoreError: the store cannot be read, or changed meanwhile.
+    """
+    damages = _damages(spark, published)
+    answers = {
+        str(snapshot): Answer(None, text, DAMAGED)
+        if published.directory(snapshot).is_dir()
+        else Answer(None, WAS_DROPPED, DROPPED)
+        for snapshot, text in damages.items()
+    }
+    whole = [snapshot for snapshot in published.manifests if snapshot not in damages]
+    if not whole:
+        return answers
+    session = spark.newSession()
+    try:
+        _make_views(session, published, whole)
+        return answers | _query(session, sql, [str(snapshot) for snapshot in whole])
+    finally:
+        # The session that made the last DataFrame is the active one.
+        spark.createDataFrame([], "snapshot STRING")
+
+
+def _damages(spark: SparkSession, published: Published) -> dict[SnapshotId, str]:
+    """Return the snapshots that cannot be read, with what they are based on, and why."""
+    files = [
+        published.file(snapshot, record.name)
+        for snapshot, manifest in published.manifests.items()
+        for record in manifest.files
+    ]
+    changed = verified_parquet.damages(spark, files)
+    found = {}
+    for snapshot in published.manifests:
+        try:
+            published.check_chains([snapshot])
+        except Damaged as error:
+            found[snapshot] = str(error)
+            continue
+        chain = {snapshot, *gather(snapshot, published.manifests.get)}
+        texts = [
+            changed[path]
+            for link in sorted(chain, key=lambda link: link != snapshot)
+            for record in published.manifests[link].files
+            if link == snapshot or record.name not in FILES
+            if (path := published.file(link, record.name)[1]) in changed
+        ]
+        if texts:
+            found[snapshot] = texts[0]
+    return found
+
+
+def _make_views(
+    session: SparkSession, published: Published, snapshots: Sequence[SnapshotId]
+) -> None:
+    """Register the tables of snapshots as views of a session."""
+    names = session.createDataFrame([(str(snapshot),) for snapshot in snapshots], "snapshot STRING")
+    known = snapshot_stats.snapshots(session, published).join(
+        F.broadcast(names), "snapshot", "left_semi"
+    )
+    known.createOrReplaceTempView(SNAPSHOTS)
+    whole = FullSnapshots(session, published, snapshots)
+    for name in (*TABLES, *whole.keyed_names):
+        whole.table(name).createOrReplaceTempView(name)
+
+
+def _query(session: SparkSession, sql: str, names: Sequence[str]) -> dict[str, Answer]:
+    try:
+        asked = session.sql(sql)
+        fields = asked.schema.fields
+        if [type(field.dataType) for field in fields] != [StringType, BooleanType]:
+            columns = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in fields)
+            raise UsageError(f"the question {sql!r} gives the columns {columns}. {_WANTED}")
+        rows = asked.limit(len(names) + 1).collect()
+    except PySparkException as error:
+        found = verified_parquet.error_of_task(error)
+        if found is not None:
+            raise found from error
+        raise UsageError(
+            f"the question {sql!r} cannot be asked: {verified_parquet.first_line(error)}. {_WANTED}"
+        ) from error
+    answers = dict(_checked(rows, set(names), sql))
+    missing = [name for name in names if name not in answers]
+    if missing:
+        raise UsageError(
+            f"the question {sql!r} gives no row for snapshot {missing[0]}: of a snapshot without "
+            "rows in a table nothing is left to group, so begin with 'from snapshots left join'. "
+            f"{_WANTED}"
+        )
+    return answers
+
+
+def _checked(rows: Iterable[Row], names: Collection[str], sql: str) -> Iterator[tuple[str, Answer]]:
+    """Yield the answers, one for each of the snapshots `names` at most."""
+    answered: set[str] = set()
+    for name, holds in rows:
+        if name not in names:
+            raise UsageError(
+                f"the question {sql!r} gives {name!r}, which is no snapshot. {_WANTED}"
+            )
+        if holds is None or name in answered:
+            what = "NULL" if holds is None else "two rows"
+            raise UsageError(f"the question {sql!r} gives {what} for snapshot {name}. {_WANTED}")
+        answered.add(name)
+        yield name, Answer(holds, f"{sql} is {str(holds).lower()}")

@@ -51,11 +51,8 @@ _CHANNEL_COLUMNS = ["source", "target", "sent_count", "received_count", "message
 
 
 class Topology(NamedTuple):
-    """What is expected of the snapshots of one topology.
-
-    `whole` and `changes` are the names of the files of a snapshot, in the order of a manifest: of
-    one that is based on nothing, and of one that is based on others.
-    """
+    """What is expected of the snapshots of one topology; `whole` and `changes` are the names of the
+    files, in the order of a manifest, of a full and of an incremental snapshot."""
 
     processes: list[str]
     channels: list[tuple[str, str]]
@@ -64,8 +61,8 @@ class Topology(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What is expected of every snapshot of a store: the format and the name of a manifest, how
-    long it may be, and the topologies by their hashes."""
+    """What is expected of every snapshot of a store: the format, name and greatest length of a
+    manifest, and the topologies by their hashes."""
 
     format: int
     manifest: str
@@ -76,8 +73,8 @@ class Expected(NamedTuple):
 def verdict_for(directory: Path, expected: Expected) -> Row:
     """Return the verdict on the snapshot that was published as `directory` (a row of `VERDICTS`).
 
-    Files may go meanwhile, and the manifest change, because the snapshot was made whole: then it is
-    read again. One that was dropped is `INCOMPLETE`: nothing can be said of it.
+    The snapshot may be compacted to a full one meanwhile: then its manifest changes, and it is read
+    again. One that was dropped is `INCOMPLETE`.
 
     Raises:
         StoreError: a file cannot be read.
@@ -102,11 +99,7 @@ def verdict_for(directory: Path, expected: Expected) -> Row:
 
 
 def verdicts_of(batches: Iterable[pa.RecordBatch], expected: Expected) -> Iterator[pa.RecordBatch]:
-    """Yield the verdicts on published snapshots, whose directories come as `directory`.
-
-    Raises:
-        StoreError: a file cannot be read.
-    """
+    """Yield the verdicts on published snapshots, whose directories come as `directory`."""
     for batch in batches:
         for directory in batch.column("directory").to_pylist():
             yield to_batch([verdict_for(Path(directory), expected)])
@@ -149,11 +142,7 @@ def _manifest(path: Path, content: bytes, expected: Expected) -> Row:
 
 
 def _check_types(manifest: Row) -> None:
-    """Refuse a manifest whose fields cannot be columns.
-
-    Raises:
-        TypeError, ValueError, KeyError: one cannot; it is named.
-    """
+    """Refuse a manifest whose fields cannot be columns, with any of `_NO_MANIFEST`."""
     for name in ("format", "sequence", "epoch"):
         if type(manifest[name]) is not int or not 0 <= manifest[name] < 2**63:
             raise ValueError(f"{name} is {manifest[name]!r}")

@@ -64,11 +64,7 @@ def diff_store(spark: SparkSession, store_path: Path, before: str, after: str) -
 def difference(
     spark: SparkSession, published: Published, before: SnapshotId, after: SnapshotId
 ) -> Difference:
-    """Return the same of two snapshots of a store whose manifests were read.
-
-    Raises:
-        Damaged: something that one of them is based on is missing or damaged.
-    """
+    """Return the difference of two snapshots of a store whose manifests were read."""
     sides = tuple(_Side(spark, published, snapshot) for snapshot in (before, after))
     both = FullSnapshots(spark, published, dict.fromkeys((before, after)))
     messages = _messages(both, *sides)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from stillframe.errors import Damaged, NotConsistent, StoreError
@@ -54,12 +54,8 @@ _RAISED = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(_ERRORS)}): (.+?)\s*$", re.MULT
 def rows(spark: SparkSession, files: Sequence[File], schema: str | StructType) -> DataFrame:
     """Return the rows of files, all with the columns of `schema`, of which the first is `snapshot`.
 
-    Nothing is read before somebody collects; who does is inside ``spark_errors``.
-
-    Args:
-        spark: the session.
-        files: which; what the column `snapshot` says is taken from here, if it is of one.
-        schema: the columns that every file has, and perhaps others.
+    Nothing is read before an action runs; run it inside ``spark_errors``. The column `snapshot` has
+    the snapshot that is given with a file, if one is. Files may have further columns.
     """
     struct = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     assert isinstance(struct, StructType)
@@ -68,11 +64,7 @@ def rows(spark: SparkSession, files: Sequence[File], schema: str | StructType) -
 
 
 def damages(spark: SparkSession, files: Sequence[File]) -> dict[str, str]:
-    """Return the paths of files that are not what was written, and what is wrong; runs a job.
-
-    Raises:
-        StoreError: a file cannot be read.
-    """
+    """Return the paths of files that are not what was written, and why; runs a job."""
     with spark_errors(Path(files[0][1]).parent.parent if files else Path()):
         found = _spread(spark, files).mapInArrow(_check, "path STRING, damage STRING").collect()
     return {row["path"]: row["damage"] for row in found}
@@ -89,7 +81,7 @@ def _spread(spark: SparkSession, files: Sequence[File]) -> DataFrame:
 
 @contextmanager
 def spark_errors(path: Path) -> Iterator[None]:
-    """Say in our words what stopped a task that read the store at `path`.
+    """Explain what stopped a task that read the store at `path`.
 
     Raises:
         Damaged: a file is not what was written; it is named.
@@ -108,13 +100,13 @@ def spark_errors(path: Path) -> Iterator[None]:
 
 
 def error_of_task(error: PySparkException) -> Exception | None:
-    """Return what a task raised that read a file; None if Spark stopped for another reason."""
+    """Return the error of ours that a task raised; None if Spark stopped for another reason."""
     found = _RAISED.search(str(error))
     return None if found is None else _ERRORS[found[1]](found[2])
 
 
 def first_line(error: PySparkException) -> str:
-    """Return the first line of what Spark says, without codes and plans."""
+    """Return the first line of Spark's message, without codes and plans."""
     line = str(error).strip().partition("\n")[0]
     return re.sub(r"\s*SQLSTATE: \w+.*", "", line).rstrip(".")
 
@@ -147,13 +139,7 @@ def _files(batch: pa.RecordBatch) -> Iterator[File]:
 
 
 def _content(path: Path, byte_count: int, digest: str, row_count: int | None) -> bytes:
-    """Return the bytes of a file that is what was written, and has as many rows.
-
-    Raises:
-        Damaged: it is not what was written.
-        NotConsistent: it has more rows, or fewer.
-        StoreError: it cannot be read.
-    """
+    """Return the bytes of a file, verified against its hash and its number of rows."""
     content = read_hashed(path, byte_count, digest)
     if row_count is not None:
         with as_written(path):
@@ -186,7 +172,6 @@ def _batches(
 FILE_ROW_COUNT = 2**23
 GROUP_ROW_COUNT = 2**20
 GROUP_BYTES = 2**26
-_WRITTEN_SCHEMA = "name STRING, row_count BIGINT, bytes BIGINT, hash STRING"
 _WRITTEN = pa.schema(
     [("name", pa.string()), ("row_count", pa.int64()), ("bytes", pa.int64()), ("hash", pa.string())]
 )
@@ -198,24 +183,17 @@ def write(rows: DataFrame, directory: Path) -> list[Written]:
     """Write rows to new files in `directory`, which every executor sees under this path.
 
     The files are on the disk when this returns; their names, in the directory, are not. A file of a
-    task that failed is not in the list.
-
-    Raises:
-        PySparkException: a task failed; ``verified_parquet.spark_errors`` says why.
+    failed task is not in the list. Run it inside ``spark_errors``.
     """
     add_package(rows.sparkSession)
     schema = to_arrow_schema(rows.schema, timezone="UTC").serialize().to_pybytes()
     task = partial(_write, directory=str(directory.absolute()), schema_message=schema)
-    written = rows.mapInArrow(task, _WRITTEN_SCHEMA).collect()
+    written = rows.mapInArrow(task, from_arrow_schema(_WRITTEN)).collect()
     return [(row["name"], row["row_count"], row["bytes"], row["hash"]) for row in written]
 
 
 def write_here(table: pa.Table, path: Path) -> Written:
-    """Write a table to a new file, here on the driver.
-
-    Raises:
-        StoreError: the disk is full or failed.
-    """
+    """Write a table to a new file, here on the driver."""
     return _write_file(iter([table]), path, table.schema)
 
 

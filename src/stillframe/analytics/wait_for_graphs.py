@@ -1,20 +1,20 @@
 """Deadlock in the wait-for graphs of many snapshots at once, as DataFrames.
 
-Graphs by the thousand: each task takes whole snapshots, one after the other, and asks each in plain
-arrays (``detect.rings``, which is linear in the waits). A graph that is too large for a task loses
-those who can go on in rounds of joins first, until what is left fits. What tasks run needs no more
+For thousands of graphs: each task takes complete snapshots, one after the other, and evaluates each
+in plain arrays (``detect.rings``, linear in the waits). From a graph that is too large for a task,
+rounds of joins first remove the processes that can proceed, until the rest fits. Tasks need no more
 than Arrow and numpy.
 """
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.detect.rings import Graph, blocked_for_ever, deadlock_text, ring_text, rings
 from stillframe.errors import UsageError
@@ -26,27 +26,21 @@ WAITS_SCHEMA = (
     "waits_for STRING, "  # another; a row for each from whom nothing is on its way
     "needs_all BOOLEAN"  # whether it needs a message from each of them, or from any
 )
-DEADLOCKS_SCHEMA = (
-    "snapshot STRING, "
-    "processes ARRAY<STRING>, "  # all that are deadlocked, sorted
-    "rings ARRAY<STRUCT<processes: ARRAY<STRING>, is_cycle: BOOLEAN>>, "  # who keeps whom
-    "sentence STRING"  # the same for people
+_NAMES = pa.list_(pa.string())
+DEADLOCKS_SCHEMA = pa.schema(
+    [
+        ("snapshot", pa.string()),
+        ("processes", _NAMES),  # all that are deadlocked, sorted
+        ("rings", pa.list_(pa.struct([("processes", _NAMES), ("is_cycle", pa.bool_())]))),
+        ("sentence", pa.string()),  # the same for people
+    ]
 )
 WAIT_COUNT_MAX = 2_000_000
 """How many waits of one snapshot one task evaluates; it needs up to 1 kB of memory for each."""
 ROUND_COUNT_MAX = 50
-"""So many rounds are made over what does not fit into one task."""
+"""How many rounds are made over a graph that does not fit into one task."""
 
 _TASKS_PER_CORE = 4
-_NAMES = pa.list_(pa.string())
-_DEADLOCKS = pa.schema(
-    [
-        ("snapshot", pa.string()),
-        ("processes", _NAMES),
-        ("rings", pa.list_(pa.struct([("processes", _NAMES), ("is_cycle", pa.bool_())]))),
-        ("sentence", pa.string()),
-    ]
-)
 
 
 def deadlocks(
@@ -96,7 +90,7 @@ def _counts(waits: DataFrame, *, above: int) -> dict[str, int]:
 
 
 def _without_free(waits: DataFrame, wait_count_max: int) -> DataFrame:
-    """Return the waits of those who are not seen to go on, few enough for one task."""
+    """Return the waits of the processes not known to proceed, few enough for one task."""
     counts = _counts(waits, above=0)
     for _ in range(ROUND_COUNT_MAX):
         waits = _after_round(waits).localCheckpoint()
@@ -114,7 +108,7 @@ def _without_free(waits: DataFrame, wait_count_max: int) -> DataFrame:
 
 
 def _after_round(waits: DataFrame) -> DataFrame:
-    """Return the waits without those of whoever can go on, because others are not blocked."""
+    """Return the waits without those of processes that can proceed: others are not blocked."""
     keys = ["snapshot", "process"]
     blocked = waits.select("snapshot", F.col("process").alias("waits_for")).distinct()
     is_blocked = blocked.withColumn("is_blocked", F.lit(True))  # noqa: FBT003 - a value
@@ -139,37 +133,25 @@ def _deadlocks_in(waits: DataFrame) -> DataFrame:
     """Return the deadlocks; each task takes whole snapshots."""
     task_count = _TASKS_PER_CORE * waits.sparkSession.sparkContext.defaultParallelism
     together = waits.repartition(task_count, "snapshot").sortWithinPartitions("snapshot")
-    return together.mapInArrow(_find_deadlocks, DEADLOCKS_SCHEMA)
+    return together.mapInArrow(_find_deadlocks, from_arrow_schema(DEADLOCKS_SCHEMA))
 
 
 def _find_deadlocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield a row for each snapshot with a deadlock; its waits follow each other."""
-    for snapshot, table in _by_snapshot(batches):
-        found = _deadlock(snapshot, table)
-        if found is not None:
-            yield pa.RecordBatch.from_pylist([found], schema=_DEADLOCKS)
+    for snapshot, segments in itertools.groupby(_segments(batches), key=lambda one: one[0]):
+        waits = pa.Table.from_batches([batch for _, batch in segments])
+        if (found := _deadlock(snapshot, waits)) is not None:
+            yield pa.RecordBatch.from_pylist([found], schema=DEADLOCKS_SCHEMA)
 
 
-def _by_snapshot(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
-    for snapshot, pieces in itertools.groupby(_pieces(batches), key=lambda piece: piece[0]):
-        yield snapshot, pa.Table.from_batches([batch for _, batch in pieces])
-
-
-def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield each stretch of rows of one snapshot."""
+def _segments(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield consecutive rows of one snapshot."""
     for batch in batches:
         runs = pc.run_end_encode(batch.column("snapshot"))
         first = 0
         for end, snapshot in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
             yield snapshot, batch.slice(first, end - first)
             first = end
-
-
-class _Numbered(NamedTuple):
-    """The waits of one snapshot, and the names of the numbers in them."""
-
-    names: list[str]
-    graph: Graph
 
 
 def _deadlock(snapshot: str, waits: pa.Table) -> dict[str, object] | None:
@@ -195,7 +177,7 @@ def _deadlock(snapshot: str, waits: pa.Table) -> dict[str, object] | None:
 
 
 def _words(names: list[str], graph: Graph, processes: list[int]) -> dict[str, str]:
-    """Return for whom each waits, in words, as ``Waiting`` says it."""
+    """Return in words which processes each waits for, as ``Waiting`` does."""
     return {
         names[number]: (" and " if graph.needs_all[number] else " or ").join(
             names[target] for target in graph.targets[number]
@@ -204,12 +186,9 @@ def _words(names: list[str], graph: Graph, processes: list[int]) -> dict[str, st
     }
 
 
-def _numbered(snapshot: str, waits: pa.Table) -> _Numbered:
-    """Return the graph of a snapshot, numbered in the order of the names.
-
-    Raises:
-        UsageError: something is null, or a process waits both for all and for any.
-    """
+def _numbered(snapshot: str, waits: pa.Table) -> tuple[list[str], Graph]:
+    """Return the names in a snapshot, sorted, and its graph of their numbers; refuse waits that
+    contradict each other."""
     if any(column.null_count for column in waits.columns):
         raise UsageError(f"a wait of snapshot {snapshot} has a null: give {WAITS_SCHEMA}")
     ends = pa.chunked_array(waits.column("process").chunks + waits.column("waits_for").chunks)
@@ -233,4 +212,4 @@ def _numbered(snapshot: str, waits: pa.Table) -> _Numbered:
     flat = (edges % count).tolist()
     ends_at = np.cumsum(np.bincount(edges // count, minlength=count)).tolist()
     parts = itertools.pairwise([0, *ends_at])
-    return _Numbered(names, Graph([flat[a:b] for a, b in parts], needs_all.tolist()))
+    return names, Graph([flat[a:b] for a, b in parts], needs_all.tolist())

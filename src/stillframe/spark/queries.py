@@ -210,10 +210,10 @@ def start_query(
 
 
 class _Run:
-    """A query that this driver runs, from taking its lock to letting go of it.
+    """A query that this driver runs, from taking its lock to releasing it.
 
-    Spark's Java process may be gone, for want of memory say, while a sink in Python is still at
-    work: the lock is held until that has returned, and no other micro-batch begins.
+    Spark's Java process may terminate, out of memory say, while a sink in Python is still at work:
+    the lock is held until that has returned, and no other micro-batch begins.
     """
 
     def __init__(self, lock: Lock, query: str) -> None:
@@ -234,13 +234,13 @@ class _Run:
             yield
 
     def end(self) -> None:
-        """Let somebody else run the query, when a micro-batch that is being done is done."""
+        """Let another program run the query, when the present micro-batch is done."""
         with self._busy:
             self._is_over = True
             self._lock.release()
 
     def end_with(self, started: StreamingQuery) -> None:
-        """Wait until Spark has ended the query, or has ended itself, and end the run."""
+        """End the run when Spark has ended the query, or has ended itself."""
         try:
             with contextlib.suppress(PySparkException, Py4JError, OSError):
                 started.awaitTermination()
@@ -249,11 +249,8 @@ class _Run:
 
 
 def _wait_for_sources(started: StreamingQuery) -> None:
-    """Return when a query's sources have started, or the query has ended.
-
-    Each starts a Python process, to which Spark gives ten seconds: queries that all began at once
-    would be in each other's way on a small machine.
-    """
+    """Return when a query's sources have started, or the query has ended. Spark gives each source's
+    Python process ten seconds to start: queries that all started at once would delay each other."""
     while started.isActive and started.status["message"] == _STARTING:
         time.sleep(_POLL_S)
 
@@ -314,10 +311,9 @@ def _write(frame: DataFrame, log: Log, directory: Path, name: str) -> list[DataF
 
 @contextlib.contextmanager
 def _times_in_microseconds(spark: SparkSession) -> Iterator[None]:
-    """Write times in the body as services do: INT96, Spark's own choice, is nanoseconds to others,
-    which end in 2262. Parquet's writer has no option for it, but micro-batches have a session of
-    their own, a copy of the user's.
-    """
+    """Write times in the body as services do. INT96, Spark's default, has nanoseconds to others,
+    which end in 2262. Parquet's writer has no option for it, but a micro-batch has its own
+    session."""
     before = spark.conf.get(_TIMES, None)
     spark.conf.set(_TIMES, "TIMESTAMP_MICROS")
     try:
@@ -331,7 +327,8 @@ def _times_in_microseconds(spark: SparkSession) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept(batch: DataFrame, use_count: int) -> Any:
-    """Keep a micro-batch while several sinks use it: each would compute it, and its state, anew."""
+    """Keep a micro-batch while several sinks use it: each would compute it, and its state,
+    again."""
     if use_count < 2:
         yield
         return

@@ -76,10 +76,10 @@ def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> Non
 
 def check_sources(frame: DataFrame, root: Path, head: Head, query: str) -> None:
     """Refuse a DataFrame whose snapshots would never be complete: without a source of ours, with
-    one of another query, or that leaves out a channel that the query is declared to read.
+    one of another query, or without a channel that the query is declared to read.
 
-    Spark shows the sources of a DataFrame in its plan alone, as text. Only what stands there is
-    held against it: parts may be cut off or hidden, and a later Spark may write them otherwise.
+    Spark shows the sources of a DataFrame only in its plan, as text. Parts of it may be cut off or
+    hidden, and a later Spark may format it differently: what is not found there is not refused.
 
     Raises:
         UsageError: it is one of these.
@@ -140,16 +140,14 @@ def _check_reader(options: str, root: Path, query: str) -> None:
 
 
 def check_checkpoint(root: Path, head: Head, query: str) -> None:
-    """Refuse a checkpoint that somebody has taken back or deleted by hand.
+    """Refuse a checkpoint that was rolled back or edited by hand.
 
-    What the pipeline knows by itself is compared with it: the snapshots of this epoch, the
-    snapshot from which it began, and the micro-batches whose records are in the query's logs.
-
-    A manifest that is damaged itself is passed over: that matters to whoever restores it. So is a
-    snapshot that is dropped meanwhile.
+    It is compared with the snapshots of this epoch, the snapshot that it began from, and the micro-
+    batches whose records are in the query's logs. Damaged manifests and snapshots that are dropped
+    meanwhile are passed over.
 
     Raises:
-        Damaged: it is behind what is known, or tells another story.
+        Damaged: it is behind these, or contradicts them.
     """
     path = checkpoint_path(root, head.epoch, query)
     advice = (

@@ -106,7 +106,7 @@ class ScanPlan(msgspec.Struct, frozen=True):
 
 
 def plan_snapshot_scan(options: Mapping[str, str]) -> ScanPlan:
-    """Return the plan for what the options of ``stillframe.snapshot`` ask for.
+    """Return the plan for the options of ``stillframe.snapshot``.
 
     Raises:
         UsageError: an option is missing or contradicts another; or there is no such snapshot,
@@ -148,8 +148,7 @@ def plan_log_scan(options: Mapping[str, str]) -> ScanPlan:
 
     Raises:
         UsageError: an option is missing, or there is no such pipeline, snapshot or channel.
-        Damaged, StoreError: the manifest or the log was changed or cannot be read, or an item of
-            it is missing.
+        Damaged, StoreError: the manifest or the log was changed, is incomplete or cannot be read.
     """
     root = _root(options, LOG_FORMAT)
     snapshot, channel = options.get("snapshot"), _needed(options, "channel", LOG_FORMAT)
@@ -168,7 +167,7 @@ def plan_log_scan(options: Mapping[str, str]) -> ScanPlan:
 def service_fields(manifest: Manifest, service: str) -> pa.Table:
     """Return one row with the recorded fields of a service; the values decide the types.
 
-    A list, a dict, another object, a whole number beyond 64 bits and None become JSON text.
+    Lists, dicts, other objects, whole numbers beyond 64 bits and None become JSON text.
 
     Raises:
         UsageError: there is no such service, or it records no field.

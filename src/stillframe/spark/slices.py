@@ -74,11 +74,8 @@ class RecordsSlice(InputPartition):
 def record_batches(
     files: Iterable[tuple[str, int]], schema_message: bytes
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of Parquet files, one file after the other.
-
-    Args:
-        files: their paths and checksums.
-        schema_message: the Arrow schema of the records, as an IPC message.
+    """Yield the records of Parquet files with these checksums, in order; the schema is an Arrow
+    message.
 
     Raises:
         Damaged: a file is not what was written.

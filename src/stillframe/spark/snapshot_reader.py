@@ -155,14 +155,9 @@ def diff(
 def differences(before: DataFrame, after: DataFrame, keys: list[str]) -> DataFrame:
     """Return the rows that came, went or changed between two tables with the same columns.
 
-    Args:
-        before: one table.
-        after: the other.
-        keys: the columns that say which row of the one is which of the other.
-
-    Returns:
-        `change`, the keys, and the other columns in `before` and `after`, as a struct if there are
-        several; null where there was or is no row.
+    `keys` are the columns that identify a row. The result has `change`, the keys, and the other
+    columns in `before` and `after`, as a struct if there are several; null where there was or is no
+    row.
     """
     values = [name for name in before.columns if name not in keys]
     went = _numbered(before.exceptAll(after), keys, values, "before")

@@ -197,8 +197,8 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _without_trailing_barriers(reader: "LogReader", begin: int, end: int) -> int:
-    """Return `end`, or an earlier one with no records in between: to step over a barrier is no
-    reason for a micro-batch, only to step over very many is."""
+    """Return `end`, or an earlier one with no records in between: barriers alone are no reason for
+    a micro-batch, unless there are very many."""
     if end - begin > BARRIER_COUNT_MAX:
         return end
     while end > begin and not reader.item(end - 1).files:
@@ -214,9 +214,9 @@ def _limited(
 ) -> dict[str, int]:
     """Return up to where to read each log for about `row_limit` records.
 
-    Each log gets an equal share, at least one item of it, however many the others have; then what
-    some leave over goes to those that have more. What is left of at most half a micro-batch is
-    taken along: to cut it off before each barrier would cost as much as one that is full.
+    Each log gets an equal share, at least one item, however many the others have; what some leave
+    over goes to those that have more. A rest of at most half a micro-batch is taken along: to cut
+    it off before each barrier would cost as much as a full one.
     """
     waiting_count = sum(begins[log] < end for log, end in ends.items())
     share = max(1, row_limit // max(1, waiting_count))
