@@ -62,7 +62,7 @@ from stillframe.store.topologies import changed
 TIMEOUT_S = 10.0
 _NAMED_MAX = 100
 BLOCK_CHANNEL_COUNT = 100_000
-"""So many channels of snapshots are put together at a time."""
+"""How many channels are merged at a time."""
 _TIME = pa.timestamp("us", tz="UTC")
 ASSEMBLED_SCHEMA = pa.schema(
     [
@@ -72,7 +72,7 @@ ASSEMBLED_SCHEMA = pa.schema(
         pa.field("why", pa.string()),  # it is not, for people
         pa.field("fragment_count", pa.int64()),  # how many can be read
         pa.field("missing", pa.list_(pa.string())),  # the processes of which none can
-        pa.field("late", pa.list_(pa.string())),  # those whose fragments came after the time-out
+        pa.field("late", pa.list_(pa.string())),  # those whose fragments came after the timeout
         pa.field("recorded_at", _TIME),  # when the first process recorded its state
         pa.field("completed_at", _TIME),  # when the last fragment was complete
     ]
@@ -208,27 +208,26 @@ def assemble(
 ) -> DataFrame:
     """Make snapshots of the fragments in `directory`, and add them to the store `out`.
 
-    Each is written with all that it holds, also of what fragments hold only the changes of. Those
-    that are in the store already are left as they are, so what comes late is added by doing it
-    again.
+    Each is written with its full state, even where fragments hold only changes. Those that are in
+    the store already stay as they are, so late ones are added by running it again.
 
     Args:
         spark: the session; its executors see both directories under these paths.
         directory: the fragments of all processes.
         out: a new directory, or the store of an earlier time.
-        timeout_s: a fragment is late that was complete so long after the first process recorded
-            its state, in seconds.
-        epoch: of which; None for all.
+        timeout_s: a fragment completed later than this after the first process recorded its state
+            is late, in seconds.
+        epoch: only of this epoch; None for all.
 
     Returns:
         a row for each snapshot that was not in the store (`ASSEMBLED_SCHEMA`).
 
     Raises:
         UsageError: there are no fragments, or `out` is something else.
-        Damaged: what the fragments are parts of, or the store, is not what was written.
+        Damaged: the topologies of the fragments, or the store, were changed.
         Unavailable: another program writes to `out`.
-        StoreError: something cannot be read or written; what was in `out` is as it was, or with
-            some of the snapshots.
+        StoreError: something cannot be read or written; `out` has what it had, and perhaps some of
+            the snapshots.
     """
     if not is_apart(out, directory):
         raise UsageError(
@@ -397,7 +396,7 @@ def _parts(directory: Path, group: Group, stem: str) -> tuple[list[dict[str, obj
         for fragment in chain[-1:] if stem in fragment_merge.PLAIN else chain:
             path = FragmentPlace(group.epoch, fragment.snapshot, process).path(directory).absolute()
             for record in fragment.files:
-                # Those of keyed fields have other names if they are whole.
+                # Those of keyed fields have other names if they are full.
                 if record.name.partition(".")[0] == stem:
                     file = {"path": str(path / record.name), "hash": record.hash}
                     links.append(file | {"byte_count": record.bytes})
@@ -439,7 +438,7 @@ def _publish(
                 continue
             is_point = _is_point(group, points)
             manifest = _manifest(group, merged_files[snapshot].records, is_point=is_point)
-            # Its number is never given again, also by a system that goes on from here.
+            # No system that starts from here gives its number again.
             history.note(SnapshotBegan(snapshot))
             with explained(directory, "written"):
                 write_new(partial / MANIFEST, seal(manifest))

@@ -1,7 +1,7 @@
 """The audit of a store: bytes, books and a conserved quantity, over all snapshots at once.
 
-1. *Bytes.* Every file is what its manifest says, and every snapshot is there that was published and
-   not removed. A snapshot with a changed byte is named and left out of what follows.
+1. *Bytes.* Every file matches its manifest, and every snapshot exists that was published and not
+   removed. A snapshot with a changed byte is named and left out of the next two checks.
 2. *Books.* Every process and channel of the description is there, and every channel's books
    balance, down to the number of each message.
 3. *A conserved quantity*, if the caller names one: a sum over states and messages in transit that
@@ -48,7 +48,7 @@ class SnapshotAudit(msgspec.Struct, frozen=True, kw_only=True):
     """What the audit found in one snapshot.
 
     `sequence` is the order of publishing, 0 if the manifest cannot be read. `damage` names the
-    first file that is not what was written; then nothing else is known. `contradiction` names the
+    first damaged file; then nothing else is known. `contradiction` names the
     first process or channel that is wrong, with the figures. The amounts are None if no conserved
     quantity was asked for; `total` is that of states and messages together, `difference` what it
     has more than the first snapshot's.
@@ -128,8 +128,8 @@ def audit(
 
 
 def _losses(store_path: Path) -> tuple[_Damages, str | None]:
-    """Return the snapshots that are gone and were not removed, and what to do; and what is wrong
-    with the history, which then does not say."""
+    """Return the snapshots that are lost, and what to do; or what is wrong with the history, which
+    would tell."""
     try:
         lost = lost_snapshots(store_path)
     except Damaged as error:
@@ -183,7 +183,7 @@ def _tables(
     file: str,
     schema: Callable[[Description], str],
 ) -> list[DataFrame]:
-    """Return a table of the snapshots `names`, of each topology by itself."""
+    """Return a table of the snapshots `names` for each topology."""
     by_topology: dict[str, list[verified_parquet.File]] = {}
     for snapshot, manifest in published.manifests.items():
         if str(snapshot) in names:
@@ -236,7 +236,7 @@ def _row(
 
 
 def _plus(amounts: Sequence[Amount]) -> Amount:
-    """Add amounts of any kinds; a decimal and a floating point number meet as the latter."""
+    """Add amounts of any kinds; a decimal and a floating point number give the latter."""
     if any(isinstance(amount, float) for amount in amounts):
         return math.fsum(amounts)
     total: Any = sum(amounts)
@@ -257,7 +257,7 @@ def _with_differences(rows: Sequence[SnapshotAudit]) -> list[SnapshotAudit]:
 
 
 def _difference(total: Amount, first: Amount) -> Amount:
-    """Return how much more `total` is; 0 if they are equal as the module's docstring defines it."""
+    """Return how much more `total` is; 0 if they are equal as defined at the top of the module."""
     if total == first:
         return 0
     is_whole = all(amount == amount // 1 for amount in (total, first))

@@ -71,7 +71,7 @@ _ORDER = {
 }
 _NAME = re.compile(r"\d{6}-\d{3,}\.parquet")
 PART_COUNT_MAX = 16
-"""So many times files are added; then all become one part again."""
+"""How many times files are added before all become one part again."""
 
 
 class CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,7 +84,7 @@ class CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TablePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was written at one time: the files of each table with the rows of these snapshots."""
+    """One addition: the files of each table with the rows of these snapshots."""
 
     number: int
     snapshots: tuple[SnapshotId, ...]
@@ -92,7 +92,7 @@ class TablePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CatalogMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A snapshot, and what its manifest says that no other snapshot's does."""
+    """A snapshot, and what distinguishes its manifest from those of other stores."""
 
     sequence: int
     published_at: float
@@ -273,9 +273,9 @@ def compact_store(
     of: str | None = None,
     keep: int | None = None,
 ) -> Compaction:
-    """Bring the tables in `out` up to what the store holds: all of that or, at a crash, nothing.
+    """Bring the tables in `out` up to date with the store: completely or, at a crash, not at all.
 
-    Every byte that is taken over is verified.
+    Every byte that is read is verified.
 
     Args:
         spark: the session; its executors see both directories under these paths.
@@ -286,7 +286,7 @@ def compact_store(
 
     Raises:
         UsageError: there is no such store or snapshot, or `out` is something else.
-        Damaged: a file of the store, or of `out`, is not what was written.
+        Damaged: a file of the store, or of `out`, was changed.
         StoreError: something cannot be read or written; what was in `out` is as it was.
         Unavailable: another program writes to `out`.
     """
@@ -319,8 +319,8 @@ def _compact(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:
-            whole = FullSnapshots(spark, published, added)
-            columns = _columns(catalog, whole)
+            full = FullSnapshots(spark, published, added)
+            columns = _columns(catalog, full)
             kept, rewritten = _split(catalog, columns, staying)
             before = version_path(out, catalog.version)
             for part in kept:
@@ -329,7 +329,7 @@ def _compact(
             again = [one for part in rewritten for one in part.snapshots if str(one) in staying]
             number = 1 + max((part.number for part in catalog.parts), default=0)
             new = TablePart(number, (*again, *added), {})
-            sources = _Sources(spark, before, catalog, rewritten, whole if added else None, staying)
+            sources = _Sources(spark, before, catalog, rewritten, full if added else None, staying)
             parts = [*kept, _write_part(new, sources, columns, partial)] if new.snapshots else kept
             now = Compacted(
                 version=catalog.version + 1,
@@ -373,11 +373,11 @@ def _staying(members: dict[str, CatalogMember], keep: int | None, published: Pub
     return {*newest, *(named & members.keys())}
 
 
-def _columns(catalog: Compacted, whole: FullSnapshots) -> dict[str, tuple[fields.Column, ...]]:
+def _columns(catalog: Compacted, full: FullSnapshots) -> dict[str, tuple[fields.Column, ...]]:
     """Return the columns of each table, merged from those that are there and those that come."""
     return {
-        name: merged_columns({"": catalog.columns.get(name, ()), "new": whole.columns(name)})
-        for name in dict.fromkeys((*TABLES, *catalog.columns, *whole.keyed_names))
+        name: merged_columns({"": catalog.columns.get(name, ()), "new": full.columns(name)})
+        for name in dict.fromkeys((*TABLES, *catalog.columns, *full.keyed_names))
     }
 
 
@@ -400,7 +400,7 @@ class _Sources(msgspec.Struct, frozen=True):
     directory: Path
     catalog: Compacted
     rewritten: list[TablePart]
-    whole: FullSnapshots | None
+    full: FullSnapshots | None
     staying: AbstractSet[str]
 
     def rows(self, table: str, columns: tuple[fields.Column, ...]) -> DataFrame | None:
@@ -413,10 +413,10 @@ class _Sources(msgspec.Struct, frozen=True):
             rows = rows.where(F.col("snapshot").isin(*self.staying))
             found.append(align_schema(rows, table, self.catalog.columns[table], columns))
         is_sorted = False
-        if self.whole is not None and table in (*TABLES, *self.whole.keyed_names):
-            rows = self.whole.table(table)
-            found.append(align_schema(rows, table, self.whole.columns(table), columns))
-            is_sorted = not self.rewritten and self.whole.is_chained
+        if self.full is not None and table in (*TABLES, *self.full.keyed_names):
+            rows = self.full.table(table)
+            found.append(align_schema(rows, table, self.full.columns(table), columns))
+            is_sorted = not self.rewritten and self.full.is_chained
         if not found:
             return None
         rows = functools.reduce(DataFrame.unionByName, found)
@@ -502,7 +502,8 @@ def _write_index(partial: Path, index: pa.Table) -> CatalogFile:
 
 
 def _publish(out: Path, partial: Path, now: Compacted) -> None:
-    """Give the version its name, and then name it: readers see the version before, or this."""
+    """Rename the version, and then publish its name: readers see the version before, or this
+    one."""
     for directory in (*partial.iterdir(), partial):
         sync(directory)
     partial.rename(version_path(out, now.version))

@@ -1,7 +1,7 @@
 """The fragments of snapshots in a directory, and which of them are snapshots together.
 
-Manifests are read here, on the driver, as in ``manifests``; what fragments say of their channels is
-in there, so that the books are judged before a table is read.
+Manifests are read here, on the driver, as in ``manifests``. They have the counts of the channels,
+so that contradictions are found before a table is read.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ from stillframe.store.fragments import (
 from stillframe.topology import Description
 
 _LINK_COUNT_MAX = 8 * CHAIN_LENGTH_MAX
-"""No process writes so many changes in a row."""
+"""No process writes so many incremental fragments in a row."""
 Found = FragmentManifest | str
 """A fragment, or what is wrong with it."""
 
@@ -61,7 +61,7 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def described(self) -> FragmentTopology:
-        """The topology of one of which something can be read."""
+        """The topology, if a fragment can be read."""
         assert self.topology is not None, "nothing of it can be read"
         return self.topology
 
@@ -178,8 +178,8 @@ def classify(group: Group, *, timeout_s: float) -> GroupVerdict:
 
 
 def drop_duplicates(outcomes: Outcomes) -> Outcomes:
-    """Return the same, but of consistent snapshots that have one number only that of the newest
-    epoch as consistent: a store has one of a number."""
+    """Return the same, but of consistent snapshots with one number only that of the newest epoch as
+    consistent: in a store numbers are unique."""
     newest = {group.snapshot.number: group.epoch for group, one in outcomes if one.is_consistent}
     found: Outcomes = []
     for group, verdict in outcomes:
@@ -194,7 +194,7 @@ def drop_duplicates(outcomes: Outcomes) -> Outcomes:
 
 
 def _contradictions(group: Group, description: Description) -> Iterator[str]:
-    """Yield what fragments say that cannot be of one snapshot."""
+    """Yield how fragments contradict each other."""
     fragments = group.fragments.values()
     for what, names in (
         ("topologies", {one.topology for one in fragments}),
@@ -228,7 +228,7 @@ def _group(
     found: Mapping[FragmentPlace, Found],
     topologies: Mapping[str, FragmentTopology],
 ) -> Group:
-    """Return what there is of the snapshot whose fragments are at `places`."""
+    """Group the fragments at `places`, which are of one snapshot."""
     chains: dict[ProcessId, tuple[FragmentManifest, ...]] = {}
     damages: dict[ProcessId, str] = {}
     ordered = sorted(places, key=lambda place: place.process)
@@ -247,7 +247,7 @@ def _group(
 def _chain(
     place: FragmentPlace, found: Mapping[FragmentPlace, Found]
 ) -> tuple[FragmentManifest, ...] | str:
-    """Return the fragments that together are what a process recorded, or why they are not."""
+    """Return the chain of fragments that is the share of a process, or why it is broken."""
     links: list[FragmentManifest] = []
     seen: set[FragmentPlace] = set()
     link: FragmentPlace | None = place

@@ -1,4 +1,4 @@
-"""Tasks that make the files of a snapshot of those of its fragments.
+"""Tasks that merge the files of fragments into those of a snapshot.
 
 Executors of a cluster run it: it needs no more than Arrow.
 """
@@ -50,8 +50,8 @@ MERGED = pa.schema(
         pa.field("name", pa.string()),
         pa.field("byte_count", pa.int64()),
         pa.field("hash", pa.string()),
-        pa.field("process", pa.string()),  # whose part is not what it should be; null: nobody's
-        pa.field("why", pa.string()),  # and what is wrong with it
+        pa.field("process", pa.string()),  # whose fragment is damaged; null: none
+        pa.field("why", pa.string()),  # and how
     ]
 )
 _ORDER = {CHANNELS: _CHANNEL, MESSAGES: (*_CHANNEL, "number")}
@@ -150,7 +150,7 @@ def _is_all(table: pa.Table, column: str, value: str) -> bool:
 
 
 def _are_channels(table: pa.Table, part: Part) -> bool:
-    """Whether these are the incoming channels of the process, with the counts of both ends."""
+    """Return whether these are the process's incoming channels, with the counts of both ends."""
     named = (*_CHANNEL, *_COUNTS)
     found = sorted(zip(*(table.column(name).to_pylist() for name in named), strict=True))
     known = [
@@ -161,7 +161,7 @@ def _are_channels(table: pa.Table, part: Part) -> bool:
 
 
 def _are_messages(table: pa.Table, part: Part) -> bool:
-    """Whether these are the messages that the counts leave on each channel, in order."""
+    """Return whether these are the messages in flight on each channel, in order."""
     rest = table.num_rows
     for books in part["books"]:
         of_one = table.filter(pc.equal(table.column("source"), books["source"]))

@@ -1,8 +1,8 @@
-"""Snapshots as DataFrames, whole: what they are based on is merged into them by Spark.
+"""Full snapshots as DataFrames: Spark merges incremental ones with those that they are based on.
 
-The files of keyed fields hold what changed since an earlier snapshot. Of each key the newest row
-in the chain of its snapshot and process is what counts (``store.chain``, ``store.keyed``); as many
-keys can be merged as Spark can sort.
+The files of keyed fields hold the changes since an earlier snapshot. Of each key the newest row in
+the chain of its snapshot and process counts (``store.chain``, ``store.keyed``); as many keys can be
+merged as Spark can sort.
 """
 
 import functools
@@ -70,7 +70,7 @@ def messages_schema(description: Description) -> str:
 
 
 def field_schema(classes: dict[str, tuple[fields.Column, ...]]) -> str:
-    """Return the columns of the fields of some classes, as they go on after others in a schema."""
+    """Return the columns of the fields of some classes, to append to a schema."""
     return "".join(
         f", `{column.name}` {SQL_TYPES[column.kind]}" for column in merged_columns(classes)
     )
@@ -157,7 +157,7 @@ class FullSnapshots:
 
     @property
     def is_chained(self) -> bool:
-        """Whether any of the snapshots holds only changes."""
+        """Whether any of the snapshots is incremental."""
         manifests = self._published.manifests
         return any(manifests[s].bases for some in self._by_topology.values() for s in some)
 
@@ -212,9 +212,9 @@ class FullSnapshots:
         rows = self._keyed_files(table, [link for link in links if link not in common])
         identity = "key_encoded" if "key_encoded" in rows.columns else "key"
         if common:
-            told = rows.select("process", identity).distinct()
+            changed = rows.select("process", identity).distinct()
             before = self._keyed_files(table, [link for link in links if link in common])
-            rows = rows.unionByName(before.join(told, ["process", identity], "left_semi"))
+            rows = rows.unionByName(before.join(changed, ["process", identity], "left_semi"))
         if any(len(chain) > 1 for chain in chains.values()):
             rows = _newest(self._spark, rows, chains, identity)
         return rows.where("NOT is_removed").drop("is_removed")
@@ -274,8 +274,8 @@ def store_tables(spark: SparkSession, store_path: Path) -> dict[str, DataFrame]:
     """Return the tables of all snapshots of a store by name, each with a column `snapshot`:
     ``processes``, ``channels``, ``messages``, and one for each keyed field.
 
-    A snapshot that holds only changes is there with all that it holds. Every byte that is read is
-    verified; ``compacted_tables`` is faster for what is asked again and again.
+    Incremental snapshots have their full state. Every byte that is read is verified;
+    ``compacted_tables`` is faster for repeated queries.
 
     Raises:
         UsageError: there is no store, or no snapshot in it.
@@ -283,8 +283,8 @@ def store_tables(spark: SparkSession, store_path: Path) -> dict[str, DataFrame]:
         StoreError: it cannot be read.
     """
     published = read_complete(store_path)
-    whole = FullSnapshots(spark, published, list(published.manifests))
-    return {name: whole.table(name) for name in (*TABLES, *whole.keyed_names)}
+    full = FullSnapshots(spark, published, list(published.manifests))
+    return {name: full.table(name) for name in (*TABLES, *full.keyed_names)}
 
 
 def align_schema(
@@ -319,7 +319,7 @@ def _newest(spark: SparkSession, rows: DataFrame, chains: Chains, identity: str)
     """Return for each snapshot the newest row of each key, with `snapshot` its own."""
     columns = [list(column) for column in zip(*_links(chains), strict=True)]
     links = spark.createDataFrame(pa.table(columns, schema=_LINKS))
-    # Fields can be called as they like: they are out of the way in one column.
+    # Fields can have any name: in one column they clash with none here.
     rest = [name for name in rows.columns if name not in (*_KEYED_COLUMNS, identity)]
     packed = rows.select(*_KEYED_COLUMNS, identity, F.struct(*rest).alias("rest"))
     of_chain = packed.join(
@@ -335,7 +335,7 @@ def _newest(spark: SparkSession, rows: DataFrame, chains: Chains, identity: str)
 
 
 def _links(chains: Chains) -> Iterator[tuple[str, str | None, str, int]]:
-    """Yield what `_LINKS` says of chains; most often those of all processes are the same."""
+    """Yield the rows of `_LINKS`; most often the chains of all processes are the same."""
     by_snapshot: dict[SnapshotId, dict[ProcessId, tuple[SnapshotId, ...]]] = {}
     for (snapshot, process), chain in chains.items():
         by_snapshot.setdefault(snapshot, {})[process] = tuple(chain)

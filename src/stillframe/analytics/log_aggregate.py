@@ -1,4 +1,4 @@
-"""Counts what an event log says, one row group at a time: what a task of ``log_verification`` does.
+"""Count the messages and markers of an event log, one row group at a time, in tasks.
 
 Channels keep order and cuts advance, so what a cut has of a channel is how many of its messages
 lie before the cut: one number. To find it no message is joined with any snapshot. The numbers of
@@ -26,10 +26,10 @@ Ints = npt.NDArray[np.int64]
 
 SENT_SIDE, ACCEPTED_SIDE, PROCESS_SIDE = "sent", "accepted", "process"
 PUBLISHED_SIDE = "published"
-"""What a store says of a channel: its `markers` are the snapshots, each with how many messages were
-sent (`place`) and received (`event`) at the cuts, and what was recorded."""
+"""A channel as a store has it: its `markers` are the snapshots, each with how many messages were
+sent (`place`) and received (`event`) at the cuts, and which were recorded."""
 RUN_COUNT_MAX = 1000
-"""So many runs at most are kept of one side of a channel in one row group."""
+"""How many runs are kept of one side of a channel in one row group."""
 _NUMBERS = pa.list_(pa.int64())
 _RANGES = pa.list_(pa.struct([("first", pa.int64()), ("count", pa.int64())]))
 _STEP = [("snapshot", pa.string()), ("place", pa.int64()), ("event", pa.int64())]
@@ -48,12 +48,12 @@ COUNTS = pa.schema(
         ("is_cut_short", pa.bool_()),  # whether there are more runs
         # Where the process recorded its state: `place` messages of this piece were before it.
         ("cuts", pa.list_(pa.struct(_STEP))),
-        # The same of the markers on the channel, with what was recorded of it.
+        # The same of the markers on the channel, with the messages that were recorded of it.
         ("markers", pa.list_(pa.struct([*_STEP, ("recorded", _RANGES)]))),
     ]
 )
-"""What is known of one side of a channel, or of a process, from one piece of a log. Of a process
-the numbers are those of its actions."""
+"""The counts of one side of a channel, or of a process, in one split of a log. Those of a process
+are of its actions."""
 
 _SNAPSHOT = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}-[0-9]{1,18}")
 _COLUMNS = ["event", "channel", "number", "snapshot", "recorded"]
@@ -68,7 +68,7 @@ def aggregate_splits(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
             number = -1
             for number, table in enumerate(found):
                 yield from _count(piece, number, table).to_batches()
-            if number < 0:  # nothing is in it, but what came before it
+            if number < 0:  # it is empty, but states what came before it
                 yield from _count(piece, 0, _NOTHING).to_batches()
 
 

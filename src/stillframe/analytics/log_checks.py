@@ -34,7 +34,7 @@ FINDINGS = pa.schema(
         ("count", pa.int64()),  # how many messages
     ]
 )
-"""What is found: where the cuts lie, how much is on the channels, and what is wrong."""
+"""Where the cuts lie, how many messages are on the channels, and what is wrong."""
 
 KNOWN = "known"
 """There is such a channel, or process."""
@@ -65,7 +65,7 @@ FAULTS = (
     *(OVERTAKEN, OVERTAKES, PUBLISHED_OTHERWISE, RECORDED_TWICE, ACTIONS_WRONG),
     *(*MISSING.values(), *TWICE.values(), *LATE.values()),
 )
-"""What cannot be if the rules were followed and the log tells the truth."""
+"""Impossible if the rules were followed and the log is true."""
 
 NOT_LOGGED = "published, but its cuts are not in the log"
 MARKER_NOT_ACCEPTED = "the marker was not accepted"
@@ -74,12 +74,12 @@ ROWS_LOST = "rows were lost, as the log itself says"
 ROWS_MISSING = "rows are missing: a file is not there"
 TOO_MUCH = "more is wrong than can be named"
 GAPS = (NOT_LOGGED, MARKER_NOT_ACCEPTED, GIVEN_UP, ROWS_LOST, ROWS_MISSING, TOO_MUCH)
-"""Why nothing can be said, or why a snapshot did not come to its end."""
+"""Why there is no verdict, or why a snapshot was not completed."""
 
 _NAMED_MAX = 10
-"""So many runs of messages are named of one kind of fault on one channel of one snapshot."""
+"""How many runs of messages are named of one kind of fault on one channel of one snapshot."""
 RUN_COUNT_MAX = 1000
-"""So many runs of one side of a channel are looked at; what comes after them is not judged."""
+"""How many runs of one side of a channel are checked; later ones are not."""
 
 Run = tuple[int, int]
 """The numbers ``first .. first + count - 1``."""
@@ -98,7 +98,8 @@ class Findings:
         self._tables: list[pa.Table] = []
 
     def add(self, snapshot: str | None, what: str, runs: Runs | None = None) -> None:
-        """Note a fault; `runs` are the messages, None if it is of none. No message, no fault."""
+        """Add a finding about the messages `runs`, or about none if it is None. No message, no
+        finding."""
         if runs is None:
             self._rows.append((snapshot, what, None, None, None))
             return
@@ -114,7 +115,7 @@ class Findings:
         lasts: Any = None,
         counts: Any = None,
     ) -> None:
-        """Note the same of many snapshots, with a number for each."""
+        """Add the same finding about many snapshots, with numbers for each."""
         nothing = pa.nulls(len(snapshots), pa.int64())
         self._tables.append(
             self._table(
@@ -128,7 +129,7 @@ class Findings:
         )
 
     def table(self) -> pa.Table:
-        """Return all that was noted."""
+        """Return all findings."""
         columns = list(zip(*self._rows, strict=True)) or [()] * 5
         types = (pa.string(), pa.string(), pa.int64(), pa.int64(), pa.int64())
         arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
@@ -253,7 +254,7 @@ def _check_order(name: str, side: _Side, found: Findings) -> None:
 
 
 def _check_channel(sent: _Side, accepted: _Side, places: "_Places", found: Findings) -> None:
-    """Judge the channel at every cut that both its ends recorded."""
+    """Check the channel at every cut that both its ends recorded."""
     if sent.is_whole and accepted.is_whole:
         is_right = places.is_right()
         received, sent_before = places.received[is_right], places.sent[is_right]
@@ -283,7 +284,7 @@ def _check_channel(sent: _Side, accepted: _Side, places: "_Places", found: Findi
 
 
 def _check_published(published: pa.Table, places: "_Places | None", found: Findings) -> None:
-    """Compare what a store says of the channel with where the cuts lie."""
+    """Compare the channel in a store with the cuts in the log."""
     snapshots = published.column("snapshot").combine_chunks()
     if places is None:
         found.add_all(snapshots, NOT_LOGGED)
@@ -307,7 +308,7 @@ def _check_published(published: pa.Table, places: "_Places | None", found: Findi
 def _check_markers_sent(
     markers: list[Mapping[str, Any]], sent: Runs, place: int, snapshot: str, found: Findings
 ) -> None:
-    """Judge the markers that were sent; `place` messages of those in `sent` are before the cut."""
+    """Check the markers that were sent; `place` messages of those in `sent` are before the cut."""
     if not markers:
         found.add(snapshot, MARKER_NOT_SENT)
         return
@@ -320,7 +321,7 @@ def _check_markers_sent(
 def _check_markers_accepted(
     markers: list[Mapping[str, Any]], accepted: Runs, inside: Runs, snapshot: str, found: Findings
 ) -> None:
-    """Judge the markers that were accepted; `inside` are the messages sent inside the cut."""
+    """Check the markers that were accepted; `inside` are the messages sent inside the cut."""
     if not markers:
         found.add(snapshot, MARKER_NOT_ACCEPTED)
         return
@@ -334,7 +335,7 @@ def _check_markers_accepted(
 def _check_recorded(
     batches: list[Mapping[str, int]] | None, expected: Runs, snapshot: str, found: Findings
 ) -> None:
-    """Judge what was recorded of the channel; `expected` are the messages that were on it."""
+    """Check the messages recorded of the channel; `expected` are those that were on it."""
     if batches is None:
         found.add(snapshot, GIVEN_UP)
         return
@@ -420,12 +421,12 @@ def _by_snapshot(steps: pa.Table) -> dict[str, list[Mapping[str, Any]]]:
     return found
 
 
-# Sets and sequences of message numbers, as runs of consecutive ones: what is right has one run, so
-# a set of a million messages takes one pair.
+# Sets and sequences of message numbers, as runs of consecutive ones: without faults there is one
+# run, so a set of a million messages takes one pair.
 
 
 def merged(runs: Iterable[Run]) -> list[Run]:
-    """Return a sequence of runs in which no run goes on with the next; empty ones are left out."""
+    """Return a sequence of runs of which none continues the one before; empty ones are left out."""
     found: list[Run] = []
     for first, count in runs:
         if count <= 0:
@@ -464,7 +465,7 @@ def union(runs: Iterable[Run]) -> list[Run]:
 
 
 def minus(left: Runs, right: Runs) -> list[Run]:
-    """Return what is in the set `left` and not in the set `right`; both as ``union`` gives them."""
+    """Return the set `left` without the set `right`; both as ``union`` gives them."""
     found: list[Run] = []
     others = iter(right)
     other = next(others, None)

@@ -19,7 +19,7 @@ ROWS = (
     "epoch BIGINT, process STRING, event BIGINT, kind STRING, channel STRING, number BIGINT, "
     "snapshot STRING, at TIMESTAMP"
 )
-"""What ``eventlog.schema`` says of a row, with the epoch and the process whose log it is in."""
+"""The columns of ``eventlog.schema``, with the epoch and the process whose log a row is in."""
 _COLUMNS = ["event", "kind", "channel", "number", "snapshot", "at"]
 
 
@@ -85,16 +85,16 @@ def locate(pieces: DataFrame, messages: Iterable[Message]) -> DataFrame:
         pieces: of the log.
         messages: a few of them.
     """
-    asked = list(messages)
-    names = {name for message in asked for name in (message.source, message.target)}
-    only = pc.field("channel").isin([f"{m.source}->{m.target}" for m in asked]) & pc.field(
+    wanted = list(messages)
+    names = {name for message in wanted for name in (message.source, message.target)}
+    only = pc.field("channel").isin([f"{m.source}->{m.target}" for m in wanted]) & pc.field(
         "number"
-    ).isin([m.number for m in asked])
+    ).isin([m.number for m in wanted])
     rows = event_rows(pieces.filter(F.col("process").isin(*names)), only)
-    wanted = [(m.epoch, f"{m.source}->{m.target}", m.number) for m in asked]
+    keys = [(m.epoch, f"{m.source}->{m.target}", m.number) for m in wanted]
     schema = "epoch BIGINT, channel STRING, number BIGINT"
     return rows.join(
-        F.broadcast(pieces.sparkSession.createDataFrame(wanted, schema)),
+        F.broadcast(pieces.sparkSession.createDataFrame(keys, schema)),
         ["epoch", "channel", "number"],
         "left_semi",
     )
@@ -106,7 +106,7 @@ def vector_clock(pieces: DataFrame, epoch: int, process: str, event: int) -> dic
 
     From the last message of each channel that was accepted before, it goes back to the event that
     sent it, and so on; a chain of messages need never come to a process twice, so that takes no
-    more rounds than there are processes. What was before the beginning of a log counts as nothing.
+    more rounds than there are processes. Events before the beginning of a log do not count.
 
     Raises:
         UsageError: there is no such event in the log.
@@ -165,7 +165,7 @@ def marker_paths(rows: DataFrame) -> DataFrame:
     because of a marker itself, and so on back to one that recorded without: the initiator.
 
     Clocks of several machines may differ, and a hop between two of them by as much: `travelled_ms`
-    can be less than 0. What is wrong on one hop is made good on the way back to the same machine.
+    can be less than 0. An error on one hop is compensated on the way back to the same machine.
 
     Args:
         rows: an event log, at least with the columns snapshot, process, kind, channel and at

@@ -58,7 +58,7 @@ Row = dict[str, Any]
 def log_pieces(spark: SparkSession, log: Path) -> DataFrame:
     """Return a row for each row group of an event log (`SPLITS`): what `verify` takes.
 
-    A system that runs may write to it; what it writes later is not among them.
+    A running system may write to it; its later rows are not included.
 
     Raises:
         UsageError: there is no event log.
@@ -69,9 +69,9 @@ def log_pieces(spark: SparkSession, log: Path) -> DataFrame:
 
 
 def published_cuts(spark: SparkSession, store_path: Path) -> DataFrame:
-    """Return what a store says of each channel at the cuts of its snapshots: what `verify` takes.
+    """Return the counts of each channel of a store at the cuts of its snapshots, for `verify`.
 
-    Every byte of the store is read before, so that no verdict on a damaged store is good.
+    Every byte of the store is verified first, so that no damaged store is found consistent.
 
     Raises:
         UsageError: there is no store, or no snapshot in it.
@@ -86,7 +86,8 @@ def published_cuts(spark: SparkSession, store_path: Path) -> DataFrame:
 
 
 def channel_cuts(spark: SparkSession, published: Published) -> DataFrame:
-    """Return the same of manifests that were read; what it is made of is verified, no more."""
+    """Return the same of manifests that were read; only the bytes that it is made of are
+    verified."""
     epochs = [(str(snapshot), found.epoch) for snapshot, found in published.manifests.items()]
     files = [published.file(snapshot, CHANNELS) for snapshot in published.manifests]
     step = F.struct(
@@ -146,8 +147,8 @@ def verdicts(findings: DataFrame) -> DataFrame:
     """Return a verdict for each snapshot, and one with `snapshot` null for the log of each epoch.
 
     Columns: epoch, snapshot; verdict, one of `CONSISTENT`, `INCONSISTENT` (the rules were broken,
-    or the log does not tell the truth) and `INCOMPLETE` (it did not come to its end, or something
-    is not in the log); event_count, the actions inside the cut; message_count, the messages on
+    or the log is not true) and `INCOMPLETE` (it was not completed, or something is missing in the
+    log); event_count, the actions inside the cut; message_count, the messages on
     channels; missing, the processes that did not record, or have no log; faults and gaps, the first
     few of each as structs of source, target, what, first, last and count; fault_count.
     """
@@ -161,7 +162,7 @@ def verdicts(findings: DataFrame) -> DataFrame:
     def first_few(of: tuple[str, ...], name: str) -> Column:
         return F.sort_array(F.collect_list(F.when(what.isin(*of), found))).alias(name)
 
-    judged = findings.groupBy("epoch", "snapshot").agg(
+    grouped = findings.groupBy("epoch", "snapshot").agg(
         F.sum(F.when(what == CUT, F.col("first"))).alias("event_count"),
         F.coalesce(F.sum(F.when(what == IN_TRANSIT, F.col("count"))), F.lit(0)).alias(
             "message_count"
@@ -180,7 +181,7 @@ def verdicts(findings: DataFrame) -> DataFrame:
         .when((F.size("gaps") > 0) | (F.size("missing") > 0), INCOMPLETE)
         .otherwise(CONSISTENT)
     )
-    return judged.withColumn("missing", F.sort_array(F.array_except(known, present))).select(
+    return grouped.withColumn("missing", F.sort_array(F.array_except(known, present))).select(
         "epoch",
         "snapshot",
         verdict.alias("verdict"),
@@ -197,7 +198,7 @@ def verify(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
 
     Args:
         pieces: of the log, as `log_pieces` returns them.
-        published: what a store says of the same snapshots, as `published_cuts` returns it.
+        published: the same snapshots in a store, as `published_cuts` returns them.
 
     Returns:
         see `verdicts`.
@@ -236,20 +237,20 @@ class CrossCheck:
         names = pa.array([row["snapshot"] for row in found if row["snapshot"]], pa.string())
         epochs = {row["epoch"] for row in found if row["epoch"] is not None}
         counts = self._count(self._log, epochs, names)
-        judged = verdicts(to_findings(counts))
-        of_snapshots = judged.where(F.col("snapshot").isNotNull()).collect()
+        of_log = verdicts(to_findings(counts))
+        of_snapshots = of_log.where(F.col("snapshot").isNotNull()).collect()
         known = {row["snapshot"]: row.asDict(recursive=True) for row in of_snapshots}
         for row in found:
-            row["log"] = of_log = known.get(row["snapshot"])
-            seen = {row["verdict"], INCOMPLETE if of_log is None else of_log["verdict"]}
+            row["log"] = logged = known.get(row["snapshot"])
+            seen = {row["verdict"], INCOMPLETE if logged is None else logged["verdict"]}
             row["verdict"] = next(verdict for verdict in _WORST_FIRST if verdict in seen)
         return found
 
     def _count(self, log: Path, epochs: set[int], names: pa.Array) -> DataFrame:
-        """Return what the log says of `epochs`, with the steps of the snapshots `names` alone."""
+        """Return the counts of `epochs`, with the steps of the snapshots `names` alone."""
         listed = [piece for piece in plan_splits(log) if piece["epoch"] in epochs]
         complete = {_file(piece) for piece in listed if piece["row_group"] != STREAM}
-        # Of what its writer has removed nothing may be known: the log begins behind that.
+        # Counts of removed files must go, too: the log begins after them.
         kept = self._counts.filter(_is_of(self._counts, complete & self._read))
         new = [piece for piece in listed if _file(piece) not in complete & self._read]
         if new:

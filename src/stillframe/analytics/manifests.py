@@ -40,7 +40,7 @@ from stillframe.store.topologies import Topologies
 from stillframe.topology import Description
 
 READER_COUNT = 16
-"""So many manifests are read at a time: on a disk elsewhere each takes a way there and back."""
+"""How many manifests are read at a time: on a remote disk each takes a round trip."""
 
 _ATTEMPT_COUNT = 5
 _Answer = TypeVar("_Answer")

@@ -131,8 +131,8 @@ def _waits(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Rows:
 def _evaluated(
     spec: PredicateSpec, batches: Iterable[pa.RecordBatch], evaluate: "Callable[[View], _Found]"
 ) -> Iterator[tuple[str, _Found | None, tuple[str | None, str | None]]]:
-    """Yield for each snapshot what `evaluate` finds; or None, and the failure. A failure that is not of
-    this snapshot alone ends the task, because each one would have it."""
+    """Yield for each snapshot what `evaluate` finds; or None, and the failure. A failure that is
+    not of this snapshot alone ends the task, because each one would have it."""
     opened: tuple[Store, Topology] | None = None
     for batch in batches:
         for name in batch.column("snapshot").to_pylist():

@@ -88,10 +88,10 @@ class EpochSummary(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The answers of all snapshots together.
 
-    `shown` tells most about now: the newest snapshot of the present epoch in which it holds, or else
-    the newest; None if none could be evaluated. `since` is the one of the present epoch in which
-    it held first, `first` the same of the earliest epoch in which it held. `not_stable` are two
-    that show that it did not stay (``detect.predicate.not_stable``).
+    `shown` tells most about now: the newest snapshot of the present epoch in which it holds, or
+    else the newest; None if none could be evaluated. `since` is the one of the present epoch in
+    which it held first, `first` the same of the earliest epoch in which it held. `not_stable` are
+    two that show that it did not stay (``detect.predicate.not_stable``).
     """
 
     snapshot_count: int
@@ -311,13 +311,13 @@ def evaluate_sql(spark: SparkSession, published: Published, sql: str) -> dict[st
         else Answer(None, WAS_DROPPED, DROPPED)
         for snapshot, text in damages.items()
     }
-    whole = [snapshot for snapshot in published.manifests if snapshot not in damages]
-    if not whole:
+    full = [snapshot for snapshot in published.manifests if snapshot not in damages]
+    if not full:
         return answers
     session = spark.newSession()
     try:
-        _make_views(session, published, whole)
-        return answers | _query(session, sql, [str(snapshot) for snapshot in whole])
+        _make_views(session, published, full)
+        return answers | _query(session, sql, [str(snapshot) for snapshot in full])
     finally:
         # The session that made the last DataFrame is the active one.
         spark.createDataFrame([], "snapshot STRING")
@@ -360,9 +360,9 @@ def _make_views(
         F.broadcast(names), "snapshot", "left_semi"
     )
     known.createOrReplaceTempView(SNAPSHOTS)
-    whole = FullSnapshots(session, published, snapshots)
-    for name in (*TABLES, *whole.keyed_names):
-        whole.table(name).createOrReplaceTempView(name)
+    full = FullSnapshots(session, published, snapshots)
+    for name in (*TABLES, *full.keyed_names):
+        full.table(name).createOrReplaceTempView(name)
 
 
 def _query(session: SparkSession, sql: str, names: Sequence[str]) -> dict[str, Answer]:

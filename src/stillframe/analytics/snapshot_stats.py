@@ -1,6 +1,6 @@
-"""How the snapshots of a store went, over its whole life: how long, how large, how much in transit.
+"""Statistics of the snapshots of a store: how long, how large, how many messages in flight.
 
-Functions take DataFrames and return DataFrames; nothing runs before somebody collects.
+Functions take DataFrames and return DataFrames; nothing runs before an action.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ SNAPSHOTS_SCHEMA = pa.schema(
         pa.field("channel_count", pa.int64()),
         pa.field("message_count", pa.int64()),  # in transit, on all channels
         pa.field("chain_length", pa.int64()),  # how many earlier snapshots it takes to read it
-        pa.field("bases", pa.list_(pa.string())),  # it holds the changes since; none: it is whole
+        pa.field("bases", pa.list_(pa.string())),  # it holds the changes since; none: it is full
         pa.field("savepoints", pa.list_(pa.string())),  # the names that it is kept under
         pa.field("is_restore_point", pa.bool_()),
         pa.field("topology", pa.string()),  # the hash of its description
@@ -57,7 +57,7 @@ FIGURES = (
     "message_count",
     "chain_length",
 )
-"""The columns of ``snapshots`` of which ``spread`` makes a row each."""
+"""The columns of ``snapshots`` that ``spread`` summarizes."""
 _CHANNEL_COUNTS_SCHEMA = (
     "snapshot STRING, source STRING, target STRING, sent_count BIGINT, received_count BIGINT, "
     "message_count BIGINT"

@@ -1,7 +1,7 @@
-"""The verdict on one published snapshot: whether it is what was written, and its books balance.
+"""The verdict on one published snapshot: whether it was changed, and whether its books balance.
 
-It is that of ``analytics.audit``, of a single snapshot, as soon as that is there. Executors of a
-cluster come to it: it needs no more than Arrow.
+``analytics.audit`` has the same for a whole store. Executors of a cluster use it: it needs no more
+than Arrow.
 
 The channel accounting here (`contradiction`) repeats the rule of ``channel_accounting`` on purpose.
 Every snapshot was checked with that when it was taken; an audit that used it again would pass the
@@ -31,7 +31,7 @@ VERDICTS = pa.schema(
     [
         pa.field("snapshot", pa.string()),  # P1-17; null: a line of the history is damaged
         pa.field("sequence", pa.int64()),  # its place in the order of publishing; null: it has none
-        pa.field("epoch", pa.int64()),  # null: nobody knows any more
+        pa.field("epoch", pa.int64()),  # null: unknown
         pa.field("verdict", pa.string()),  # CONSISTENT, INCONSISTENT or INCOMPLETE
         pa.field("why", pa.string()),  # for people
         pa.field("reason", pa.string()),  # of one that was given up: its model.Reason
@@ -41,7 +41,7 @@ VERDICTS = pa.schema(
         pa.field("pause_s", pa.float64()),  # the longest that any process stood still for it
         pa.field("capture_s", pa.float64()),  # the longest that encoding a state took
         pa.field("total_s", pa.float64()),  # from the request to the end
-        pa.field("message_count", pa.int64()),  # in transit; null: it was not published whole
+        pa.field("message_count", pa.int64()),  # in transit; null: damaged or not published
     ]
 )
 Row = dict[str, Any]
@@ -51,12 +51,12 @@ _CHANNEL_COLUMNS = ["source", "target", "sent_count", "received_count", "message
 
 
 class Topology(NamedTuple):
-    """What is expected of the snapshots of one topology; `whole` and `changes` are the names of the
+    """What is expected of the snapshots of one topology; `full` and `changes` are the names of the
     files, in the order of a manifest, of a full and of an incremental snapshot."""
 
     processes: list[str]
     channels: list[tuple[str, str]]
-    whole: list[str]
+    full: list[str]
     changes: list[str]
 
 
@@ -88,13 +88,13 @@ def verdict_for(directory: Path, expected: Expected) -> Row:
         try:
             content = read_sealed_content(path, bytes_max=expected.bytes_max, advice=WHAT_TO_DO)
             manifest = _manifest(path, content, expected)
-            return row | _said(manifest) | _verdict(directory, manifest, expected)
+            return row | _from_manifest(manifest) | _verdict(directory, manifest, expected)
         except Damaged as error:
             if not directory.is_dir():
                 why = "it was dropped before it could be read"
                 return row | {"verdict": INCOMPLETE, "why": why}
             if content == before:
-                return row | _said(manifest) | {"verdict": INCONSISTENT, "why": str(error)}
+                return row | _from_manifest(manifest) | {"verdict": INCONSISTENT, "why": str(error)}
             before = content
 
 
@@ -106,7 +106,7 @@ def verdicts_of(batches: Iterable[pa.RecordBatch], expected: Expected) -> Iterat
 
 
 def to_batch(rows: list[Row]) -> pa.RecordBatch:
-    """Return verdicts as Arrow has them; what a row does not say is null."""
+    """Return verdicts as Arrow; fields that a row lacks are null."""
     return pa.RecordBatch.from_pylist(rows, schema=VERDICTS)
 
 
@@ -132,8 +132,8 @@ def _manifest(path: Path, content: bytes, expected: Expected) -> Row:
         raise Damaged(f"{path} is of snapshot {snapshot}: {WHAT_TO_DO}")
     if topology is None:
         raise Damaged(f"{path} is of a store with another topology: {WHAT_TO_DO}")
-    # Names are compared with what there may be, never used to make a path.
-    listed = topology.whole if bases is None else topology.changes
+    # Names are compared with the expected ones, never used to make a path.
+    listed = topology.full if bases is None else topology.changes
     if names != listed:
         raise Damaged(f"{path} lists other files than {', '.join(listed)}: {WHAT_TO_DO}")
     if found["format"] > expected.format:
@@ -155,8 +155,8 @@ def _check_types(manifest: Row) -> None:
             raise TypeError(f"file {file['name']!r} has no length or no hash")
 
 
-def _said(manifest: Row) -> Row:
-    """Return what a manifest says of the time that its snapshot took."""
+def _from_manifest(manifest: Row) -> Row:
+    """Return the fields of a verdict that are in the manifest."""
     if not manifest:
         return {}
     begun, ended = float(manifest["initiated_at"]), float(manifest["published_at"])
@@ -171,7 +171,7 @@ def _said(manifest: Row) -> Row:
 
 def _verdict(directory: Path, manifest: Row, expected: Expected) -> Row:
     topology = expected.topologies[manifest["topology"]]
-    tables = processes, channels, messages = topology.whole[:3]
+    tables = processes, channels, messages = topology.full[:3]
     content = {}
     for file in manifest["files"]:
         found = read_hashed(directory / file["name"], file["bytes"], file["hash"])

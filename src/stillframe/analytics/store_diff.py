@@ -1,7 +1,7 @@
-"""In what two snapshots of a store differ: fields, keys, channels and messages, as DataFrames.
+"""Compare two snapshots of a store: fields, keys, channels and messages, as DataFrames.
 
-Values are compared as they were recorded. They are shown as JSON text, in which null is what is not
-there, and ``null`` a value that is None.
+Values are compared as they were recorded. They are shown as JSON text; null means that there is no
+value, and ``null`` a value that is None.
 """
 
 import functools
@@ -26,7 +26,7 @@ _COUNTS = ("sent", "received", "message")
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """In what a snapshot differs from another; what is the same in both has no row.
+    """The differences between two snapshots; what is the same in both has no row.
 
     Attributes:
         fields: process, field, before, after. Keyed fields are in `keys`.
@@ -44,7 +44,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def diff_store(spark: SparkSession, store_path: Path, before: str, after: str) -> Difference:
-    """Return in what two snapshots of a store differ; nothing is read before somebody collects.
+    """Compare two snapshots of a store; nothing is read before an action.
 
     Args:
         spark: the session.
@@ -84,7 +84,7 @@ class _Side:
         self.name = str(snapshot)
         self.topology = published.manifests[snapshot].topology
         self.description: Description = published.description(snapshot)
-        self.whole = FullSnapshots(spark, published, [snapshot])
+        self.full = FullSnapshots(spark, published, [snapshot])
 
     def of(self, rows: DataFrame) -> DataFrame:
         """Return the rows of this snapshot, without its name."""
@@ -92,7 +92,7 @@ class _Side:
 
     def keyed(self, name: str) -> tuple[KeyedTable, fields.KeyedColumns] | None:
         """Return the table of a keyed field and its columns, if there is one of that name."""
-        table = self.whole.keyed(self.topology, name)
+        table = self.full.keyed(self.topology, name)
         if table is None:
             return None
         return table, self.description.keyed[table.kind][table.field]
@@ -234,7 +234,7 @@ def _keyed_rows(
     parts = [both.keyed_rows(*one[:2], only_changed=is_same) for one in found]
     columns = found[0][2]
     if any(one[2] != columns for one in found):
-        # After a change of code the columns can be others: what they say is compared as JSON.
+        # After a change of code the columns can differ: their values are compared as JSON.
         columns = _AS_TEXT
         parts = [
             rows.select(

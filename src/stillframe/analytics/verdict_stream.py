@@ -1,10 +1,10 @@
 """A verdict on each snapshot as it ends, while a system runs: ``format("stillframe.verdicts")``.
 
 Options: `store`, the directory; `timeout`, in seconds, after which a snapshot that has not ended is
-overdue, none if it never is; `lag`, in seconds: what is younger is not looked at yet.
+overdue, none if it never is; `lag`, in seconds: more recent outcomes are not read yet.
 
-An offset is a standing of ``store.endings``, with all that ended since the one before: a query that
-goes on from its checkpoint repeats and loses no snapshot. What runs on executors (``read``) imports
+An offset is a cursor of ``store.endings``, with all outcomes since the one before: a query that
+resumes from its checkpoint repeats and loses no snapshot. What runs on executors (``read``) imports
 no more than Arrow.
 """
 
@@ -51,8 +51,8 @@ def follow(
 ) -> DataFrame:
     """Return a streaming DataFrame with a verdict on each snapshot of a store (`VERDICTS`), once.
 
-    A snapshot is judged when it is published, given up, or overdue; those that are there already
-    come first. The verdict on one that was published is that of ``audit``: ``consistent``, or
+    A snapshot gets its verdict when it is published, abandoned or overdue; existing ones come
+    first. The verdict on one that was published is that of ``audit``: ``consistent``, or
     ``inconsistent`` if a byte was changed or the books do not balance; on all others it is
     ``incomplete``, with the reason and the processes that were missing. One that is published after
     it was overdue has had its verdict. A damaged line of the history adds a separate row with the
@@ -61,8 +61,9 @@ def follow(
     Args:
         spark: the session; all its executors see the directory.
         store_path: the directory of the store; a running system may write to it.
-        timeout_s: a snapshot that began so long ago and has not ended is overdue; None if none is.
-        lag_s: a snapshot is judged so long after it ended.
+        timeout_s: a snapshot that has not ended this long after its start is overdue, in seconds;
+            None if none is.
+        lag_s: how long after its end a snapshot gets its verdict, in seconds.
 
     Raises:
         UsageError: there is no store.
@@ -91,8 +92,8 @@ def register(spark: SparkSession) -> None:
 
 
 class InputSplit(InputPartition):
-    """What one task judges: snapshots that were published, by their directories; and the verdicts
-    on others, which are known already."""
+    """The input of one task: published snapshots, by their directories; and the verdicts on others,
+    which are known already."""
 
     def __init__(self, directories: list[str], expected: "Expected", known: "list[Row]") -> None:
         self.directories = directories
@@ -120,7 +121,7 @@ class VerdictSource(DataSource):
 
 
 class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the endings of snapshots on the driver, and judges snapshots in tasks."""
+    """Reads the outcomes of snapshots on the driver, and comes to verdicts in tasks."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._store = options["store"]
@@ -132,23 +133,23 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
-        """Return the standing of who knows of nothing yet."""
+        """Return the cursor before the first outcome."""
         from stillframe.store.endings import Standing
 
         return _to_offset(Standing())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
-        """Return that the endings limit themselves."""
+        """Return that the outcomes limit themselves."""
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        """Remember what time it is: such a run ends when what ended before was judged."""
+        """Remember the time: such a run ends with the outcomes until then."""
         self._until = time.time()
 
     def latestOffset(  # noqa: N802 - Spark's
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
-        """Return the next standing at which something ended, or `start` if there is none yet."""
+        """Return the next cursor with an outcome, or `start` if there is none yet."""
         if self._endings is None:
             self._endings = self._open()
         if self._ahead is None or start != self._start:
@@ -163,7 +164,7 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._ahead = found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return a task for some of the snapshots that ended; all that it takes is in `end`."""
+        """Return a task for some of the outcomes; all that it takes is in `end`."""
         from stillframe.analytics.manifests import expected_of
         from stillframe.model import SnapshotId
         from stillframe.store.endings import PUBLISHED

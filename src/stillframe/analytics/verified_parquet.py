@@ -1,4 +1,4 @@
-"""Parquet files as DataFrames of which no byte can be other than it was written.
+"""Parquet files as DataFrames, verified: no row comes from a changed byte.
 
 A task reads the bytes of a file once, compares them with their SHA-256, and makes rows of these
 same bytes. Executors of a cluster run it: it needs no more than Arrow.
@@ -30,7 +30,7 @@ from stillframe.store.parquet import as_written, check_row_count, row_groups
 
 File = tuple[str | None, str, int, str, int | None]
 """Snapshot, path, bytes, SHA-256 and rows of a file. The snapshot is None if the file is of
-several, the rows if nothing says how many there were."""
+several, the rows if their number is unknown."""
 
 SNAPSHOT = "snapshot"
 _FILES_SCHEMA = pa.schema(
@@ -45,7 +45,8 @@ _FILES_SCHEMA = pa.schema(
 )
 _TASK_BYTES = 32 * 2**20
 _TASK_FILE_COUNT = 256
-"""A task reads so much, or so many files: to begin one costs more than to read a small file."""
+"""How much, and how many files, one task reads: starting it costs more than reading a small
+file."""
 _BATCH_ROW_COUNT = 1 << 16
 _ERRORS = {kind.__name__: kind for kind in (Damaged, StoreError, NotConsistent)}
 _RAISED = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(_ERRORS)}): (.+?)\s*$", re.MULTILINE)

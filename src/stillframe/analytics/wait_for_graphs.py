@@ -23,7 +23,7 @@ from stillframe.spark.session import add_package
 WAITS_SCHEMA = (
     "snapshot STRING, "  # P1-17
     "process STRING, "  # that is blocked
-    "waits_for STRING, "  # another; a row for each from whom nothing is on its way
+    "waits_for STRING, "  # another; a row for each that nothing is in flight from
     "needs_all BOOLEAN"  # whether it needs a message from each of them, or from any
 )
 _NAMES = pa.list_(pa.string())
@@ -51,14 +51,14 @@ def deadlocks(
 ) -> DataFrame:
     """Return a row (`DEADLOCKS_SCHEMA`) for each snapshot in which processes are deadlocked.
 
-    It says what ``detect.deadlock`` says. A first job counts the waits of each snapshot, and of one
-    that has too many the rounds are run as well, before this returns.
+    Its sentences are those of ``detect.deadlock``. A first job counts the waits of each snapshot,
+    and of one that has too many the rounds are run as well, before this returns.
 
     Args:
-        waits: `WAITS_SCHEMA`; whoever has no row in a snapshot is not blocked in it.
-        wait_count_max: so many waits of one snapshot one task can take.
+        waits: `WAITS_SCHEMA`; a process without a row in a snapshot is not blocked in it.
+        wait_count_max: how many waits of one snapshot one task can take.
         known_count_max: how many there are of any snapshot at most, if that is known: if they fit,
-            nobody counts them.
+            they are not counted.
 
     Raises:
         UsageError: columns are missing; or of one snapshot more waits are left than a task takes
@@ -130,7 +130,7 @@ def _after_round(waits: DataFrame) -> DataFrame:
 
 
 def _deadlocks_in(waits: DataFrame) -> DataFrame:
-    """Return the deadlocks; each task takes whole snapshots."""
+    """Return the deadlocks; each task takes complete snapshots."""
     task_count = _TASKS_PER_CORE * waits.sparkSession.sparkContext.defaultParallelism
     together = waits.repartition(task_count, "snapshot").sortWithinPartitions("snapshot")
     return together.mapInArrow(_find_deadlocks, from_arrow_schema(DEADLOCKS_SCHEMA))

@@ -66,8 +66,9 @@ _OLD_HOME = {
         }.items()
     },
 }
-"""What was here before ``stillframe.analytics`` was: name -> where it is now. Deprecated: import it
-from there. It is found by name, so that no import goes up from here."""
+"""The names that moved to ``stillframe.analytics``: name -> its module and attribute, None for the
+module itself. They still work from here, their former home; import them from there. They are found
+by name, so that no import goes up from this package."""
 
 
 def __getattr__(name: str) -> Any:

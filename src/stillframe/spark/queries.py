@@ -1,7 +1,8 @@
 """Streaming queries of a pipeline in a Spark driver: read channels, write channels, start.
 
-A query that is started here takes part in snapshots by itself: its source asks the barrier rules
-between micro-batches (``spark.source``), its sink appends each micro-batch once (``to_channel``).
+A query that is started here takes part in snapshots automatically: its source evaluates the barrier
+rules between micro-batches (``spark.source``), its sink appends each micro-batch once
+(``to_channel``).
 """
 
 import contextlib
@@ -124,7 +125,7 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
     key = (pipeline.path, source)
     if key not in _lent:
         _lent[key] = _hold(pipeline, source)
-    head = read_head(pipeline.path)  # now that nobody can restore the pipeline any more
+    head = read_head(pipeline.path)  # now that no restore of the pipeline can happen any more
     return _appender(pipeline.path, head, head.dataflow.log(channel))
 
 
@@ -159,9 +160,9 @@ def start_query(
         options: further options for Spark's ``writeStream``.
         each_batch: called with each micro-batch and its number after the channels have it, for
             sinks of your own. After a crash it is called again for the same number; after a restore
-            the numbers of the abandoned course come again with other records. Nobody can restore
-            the pipeline before a call has returned: ``pipeline.epoch`` stays the same in it, and
-            what it writes is of that epoch.
+            the numbers of the abandoned timeline come again with other records. No restore of the
+            pipeline can happen before a call has returned: ``pipeline.epoch`` stays the same in it,
+            and what it writes is of that epoch.
 
     Raises:
         UsageError: there is no such query; `frame` has no source of ours, one of another query, or
@@ -174,7 +175,7 @@ def start_query(
     check_options(trigger or {}, options or {})
     run = _Run(_hold(pipeline, query), query)
     try:
-        head = read_head(pipeline.path)  # now that nobody can restore the pipeline any more
+        head = read_head(pipeline.path)  # now that no restore of the pipeline can happen any more
         outgoing = head.dataflow.outgoing(query)
         if not outgoing and each_batch is None:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""What is refused before a query starts, because snapshots of it would lie."""
+"""Checks before a query starts: what is refused would make its snapshots wrong."""
 
 import re
 from collections.abc import Iterator, Mapping

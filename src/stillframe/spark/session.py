@@ -1,6 +1,6 @@
 """A Spark session: find Java, start quietly, name what is missing, send executors this package.
 
-PySpark is imported only when a session is asked for: this module can be imported without it.
+PySpark is imported only to start a session: this module can be imported without it.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What a snapshot holds, asked from a Spark driver: query states, logs, differences."""
+"""The content of a snapshot, read from a Spark driver: query states, logs, differences."""
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -110,7 +110,7 @@ def diff(
 ) -> DataFrame:
     """Return what differs between two snapshots in the state of a query or a service.
 
-    The snapshots may lie in any order, and on different courses of the pipeline.
+    The snapshots may lie in any order, and on different timelines of the pipeline.
 
     Args:
         spark: the session.

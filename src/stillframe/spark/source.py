@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from stillframe.pipeline.log import LogReader
 
 BARRIER_COUNT_MAX = 100
-"""So many barriers may stand before a query that has nothing else to read; then an empty
-micro-batch steps over them. Whoever asks where the query stands looks at each."""
+"""How many barriers may stand before a query that has nothing else to read; then an empty micro-
+batch steps over them, because each status report looks at every one."""
 
 
 class ChannelSource(DataSource):
@@ -83,7 +83,7 @@ class ChannelSource(DataSource):
 
 
 class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads logs for one query, and asks the barrier rules before each micro-batch."""
+    """Reads logs for one query, and evaluates the barrier rules before each micro-batch."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         from stillframe.spark.scan_planner import channels_of, read_options
@@ -107,7 +107,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        """Remember what is there now: such a run ends when it was read."""
+        """Remember the present ends of the logs: such a run ends there."""
         member = self._the_member()
         member.is_patient = False
         starts = member.positions()[1]
@@ -125,7 +125,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         member = self._the_member()
         member.epoch.check()
         if positions != self._checked:
-            # Once for each micro-batch: this is asked every few milliseconds.
+            # Once for each micro-batch: Spark calls this every few milliseconds.
             member.check_stands_at(positions)
             self._checked = positions
         stands = positions
