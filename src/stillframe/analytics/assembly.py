@@ -346,14 +346,14 @@ def _merge(
         columns = _columns(group)
         for name in _names(group):
             stem = name.partition(".")[0]
-            parts, size = _parts(directory, group, stem)
+            fragments, size = _fragments_of(directory, group, stem)
             rows.append(
                 {
                     "snapshot": str(group.snapshot),
                     "path": str(partial.absolute() / name),
                     "what": stem if stem in fragment_merge.PLAIN else fragment_merge.KEYED,
                     "columns": columns[name],
-                    "parts": parts,
+                    "fragments": fragments,
                 }
             )
             sizes.append(size)
@@ -386,11 +386,11 @@ def _names(group: Group) -> tuple[str, ...]:
     return file_names(group.described.description, is_whole=True)
 
 
-def _parts(directory: Path, group: Group, stem: str) -> tuple[list[dict[str, object]], int]:
-    """Return the parts of a file as `MERGE_SCHEMA` has them, and how many bytes they have."""
-    parts: list[dict[str, object]] = []
+def _fragments_of(directory: Path, group: Group, stem: str) -> tuple[list[dict[str, object]], int]:
+    """Return the fragments of a file as `MERGE_SCHEMA` has them, and how many bytes they have."""
+    fragments: list[dict[str, object]] = []
     size = 0
-    fragments = group.fragments
+    by_process = group.fragments
     for process, chain in group.chains.items():
         links = []
         for fragment in chain[-1:] if stem in fragment_merge.PLAIN else chain:
@@ -404,17 +404,17 @@ def _parts(directory: Path, group: Group, stem: str) -> tuple[list[dict[str, obj
         books = [
             {
                 "source": source,
-                "sent_count": fragments[source].sent[process],
+                "sent_count": by_process[source].sent[process],
                 "received_count": received.count,
                 "message_count": received.recorded_count,
             }
-            for source, received in fragments[process].received.items()
+            for source, received in by_process[process].received.items()
             if stem in (fragment_merge.CHANNELS, fragment_merge.MESSAGES)
         ]
         if links:  # else it has no such field
             kind = group.described.description.processes[process]
-            parts.append({"process": process, "kind": kind, "links": links, "books": books})
-    return parts, size
+            fragments.append({"process": process, "kind": kind, "links": links, "books": books})
+    return fragments, size
 
 
 def _publish(

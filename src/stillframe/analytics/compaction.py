@@ -33,10 +33,10 @@ from stillframe.analytics.full_snapshots import (
     CHANNELS_SCHEMA,
     MESSAGES_SCHEMA,
     PROCESSES_SCHEMA,
-    SQL_TYPES,
     TABLES,
     FullSnapshots,
     align_schema,
+    field_schema,
 )
 from stillframe.analytics.manifests import Published, is_apart, while_published
 from stillframe.analytics.snapshot_stats import SNAPSHOTS_SCHEMA, snapshot_table
@@ -62,8 +62,6 @@ _OWN_COLUMNS = {
 }
 _KEYED_COLUMNS = "snapshot STRING, process STRING"
 ADVICE = "put the file back from a copy, or compact into a new directory"
-
-
 _ORDER = {
     "processes": ("snapshot", "process"),
     "channels": ("snapshot", "source", "target"),
@@ -125,10 +123,7 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def schema(self, table: str) -> str:
         """Return the columns of a table, in Spark's words."""
-        fields = self.columns[table]
-        return _OWN_COLUMNS.get(table, _KEYED_COLUMNS) + "".join(
-            f", `{column.name}` {SQL_TYPES[column.kind]}" for column in fields
-        )
+        return _OWN_COLUMNS.get(table, _KEYED_COLUMNS) + field_schema(self.columns[table])
 
 
 def version_path(out: Path, version: int) -> Path:

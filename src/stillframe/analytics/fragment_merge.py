@@ -26,7 +26,7 @@ _CHANNEL = ("source", "target")
 _COUNTS = ("sent_count", "received_count", "message_count")
 _FILE = pa.struct([("path", pa.string()), ("byte_count", pa.int64()), ("hash", pa.string())])
 _BOOKS = pa.struct([("source", pa.string()), *((name, pa.int64()) for name in _COUNTS)])
-_PART = pa.struct(
+_FRAGMENT = pa.struct(
     [
         pa.field("process", pa.string()),
         pa.field("kind", pa.string()),  # its class
@@ -39,8 +39,8 @@ MERGE_SCHEMA = pa.schema(
         pa.field("snapshot", pa.string()),
         pa.field("path", pa.string()),  # of the file to write
         pa.field("what", pa.string()),  # PROCESSES, CHANNELS, MESSAGES or KEYED
-        pa.field("columns", pa.binary()),  # an Arrow schema: what every part must have
-        pa.field("parts", pa.list_(_PART)),  # in the order of the processes
+        pa.field("columns", pa.binary()),  # an Arrow schema: what every fragment must have
+        pa.field("fragments", pa.list_(_FRAGMENT)),  # in the order of the processes
         pa.field("task", pa.int32()),
     ]
 )
@@ -55,13 +55,13 @@ MERGED = pa.schema(
     ]
 )
 _ORDER = {CHANNELS: _CHANNEL, MESSAGES: (*_CHANNEL, "number")}
-Part = Mapping[str, Any]
+FragmentFiles = Mapping[str, Any]
 
 
 def merge_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write each file of `batches` (`MERGE_SCHEMA`), and yield what it is (`MERGED`).
 
-    Every byte of its parts is verified, and compared with the manifests of the fragments. What a
+    Every byte of its fragments is verified, and compared with their manifests. What a
     failed task wrote is written again.
     """
     for batch in batches:
@@ -69,11 +69,11 @@ def merge_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             path, content = Path(row["path"]), b""
             process = why = None
             tables: list[pa.Table] = []
-            for part in row["parts"]:
+            for fragment in row["fragments"]:
                 try:
-                    tables.append(_table(part, row))
+                    tables.append(_table(fragment, row))
                 except (Damaged, StoreError) as error:
-                    process, why = part["process"], str(error)
+                    process, why = fragment["process"], str(error)
                     break
             else:
                 content = _concatenated(tables, _ORDER.get(row["what"], ()))
@@ -92,22 +92,22 @@ def _concatenated(tables: Sequence[pa.Table], order: Sequence[str]) -> bytes:
     return to_parquet(table)
 
 
-def _table(part: Part, row: Mapping[str, Any]) -> pa.Table:
+def _table(fragment: FragmentFiles, row: Mapping[str, Any]) -> pa.Table:
     """Return the rows of one process, if its files are what was written and fit its manifest."""
     what, snapshot = row["what"], row["snapshot"]
     columns = pa.ipc.read_schema(pa.py_buffer(row["columns"]))
     links: list[pa.Table] = []
-    for file in part["links"]:
+    for file in fragment["links"]:
         path = Path(file["path"])
         content = read_hashed(path, file["byte_count"], file["hash"], advice=OF_A_FRAGMENT)
         with as_written(path):
             row_count = pq.read_metadata(pa.BufferReader(content)).num_rows
-            if what != KEYED and row_count != _row_count(part, what):
+            if what != KEYED and row_count != _row_count(fragment, what):
                 raise ValueError(f"it has {row_count} rows, and its manifest says otherwise")
             table = read_parquet(content)
             if table.schema != columns:
                 raise ValueError("it has other columns than such a file")
-            if not _CHECKS[what](table, part):
+            if not _CHECKS[what](table, fragment):
                 raise ValueError("it does not say what the manifest beside it does")
             if what != KEYED and not _is_all(table, "snapshot", snapshot):
                 raise ValueError(f"it is not of snapshot {snapshot}")
@@ -122,10 +122,10 @@ def _table(part: Part, row: Mapping[str, Any]) -> pa.Table:
         return _of_snapshot(table, snapshot)
 
 
-def _row_count(part: Part, what: str) -> int:
+def _row_count(fragment: FragmentFiles, what: str) -> int:
     if what == PROCESSES:
         return 1
-    books = part["books"]
+    books = fragment["books"]
     return len(books) if what == CHANNELS else sum(of_one["message_count"] for of_one in books)
 
 
@@ -136,34 +136,34 @@ def _of_snapshot(table: pa.Table, snapshot: str) -> pa.Table:
     return table.set_column(index, table.schema.field(index), name)
 
 
-def _is_state(table: pa.Table, part: Part) -> bool:
+def _is_state(table: pa.Table, fragment: FragmentFiles) -> bool:
     named = [table.column(name).to_pylist() for name in ("process", "kind")]
-    return bool(named == [[part["process"]], [part["kind"]]])
+    return bool(named == [[fragment["process"]], [fragment["kind"]]])
 
 
-def _is_of_process(table: pa.Table, part: Part) -> bool:
-    return _is_all(table, "process", part["process"])
+def _is_of_process(table: pa.Table, fragment: FragmentFiles) -> bool:
+    return _is_all(table, "process", fragment["process"])
 
 
 def _is_all(table: pa.Table, column: str, value: str) -> bool:
     return pc.unique(table.column(column)).to_pylist() in ([], [value])
 
 
-def _are_channels(table: pa.Table, part: Part) -> bool:
+def _are_channels(table: pa.Table, fragment: FragmentFiles) -> bool:
     """Return whether these are the process's incoming channels, with the counts of both ends."""
     named = (*_CHANNEL, *_COUNTS)
     found = sorted(zip(*(table.column(name).to_pylist() for name in named), strict=True))
     known = [
-        (books["source"], part["process"], *(books[name] for name in _COUNTS))
-        for books in part["books"]
+        (books["source"], fragment["process"], *(books[name] for name in _COUNTS))
+        for books in fragment["books"]
     ]
     return bool(found == sorted(known))
 
 
-def _are_messages(table: pa.Table, part: Part) -> bool:
+def _are_messages(table: pa.Table, fragment: FragmentFiles) -> bool:
     """Return whether these are the messages in flight on each channel, in order."""
     rest = table.num_rows
-    for books in part["books"]:
+    for books in fragment["books"]:
         of_one = table.filter(pc.equal(table.column("source"), books["source"]))
         if of_one.num_rows != books["message_count"]:
             return False
@@ -171,7 +171,7 @@ def _are_messages(table: pa.Table, part: Part) -> bool:
         if not np.array_equal(of_one.column("number").to_numpy(), wanted):
             return False
         rest -= of_one.num_rows
-    return rest == 0 and _is_all(table, "target", part["process"])
+    return rest == 0 and _is_all(table, "target", fragment["process"])
 
 
 _CHECKS = {

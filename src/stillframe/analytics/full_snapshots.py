@@ -61,19 +61,17 @@ SQL_TYPES = {
 
 def processes_schema(description: Description) -> str:
     """Return the columns of the states of a system."""
-    return PROCESSES_SCHEMA + field_schema(description.states)
+    return PROCESSES_SCHEMA + field_schema(merged_columns(description.states))
 
 
 def messages_schema(description: Description) -> str:
     """Return the columns of the messages of a system that a snapshot caught on channels."""
-    return MESSAGES_SCHEMA + field_schema(description.messages)
+    return MESSAGES_SCHEMA + field_schema(merged_columns(description.messages))
 
 
-def field_schema(classes: dict[str, tuple[fields.Column, ...]]) -> str:
-    """Return the columns of the fields of some classes, to append to a schema."""
-    return "".join(
-        f", `{column.name}` {SQL_TYPES[column.kind]}" for column in merged_columns(classes)
-    )
+def field_schema(columns: Iterable[fields.Column]) -> str:
+    """Return the columns of fields, to append to a schema."""
+    return "".join(f", `{column.name}` {SQL_TYPES[column.kind]}" for column in columns)
 
 
 _OPTIONS = {
