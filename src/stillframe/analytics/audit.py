@@ -101,7 +101,7 @@ def audit(
         raise UsageError(f"the store {store_path} holds no snapshot yet: there is nothing to audit")
     manifests = {str(snapshot): found for snapshot, found in published.manifests.items()}
     damages = {str(snapshot): why for snapshot, why in published.damages.items()}
-    changed, books = _judge_snapshots(spark, published)
+    changed, books = _verify_snapshots(spark, published)
     damages |= changed | lost
     amounts: list[dict[str, Amount] | None] = [None, None]
     if books and states_sql is not None:
@@ -137,7 +137,7 @@ def _losses(store_path: Path) -> tuple[_Damages, str | None]:
     return {str(snapshot): loss(store_path, snapshot) for snapshot in lost}, None
 
 
-def _judge_snapshots(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]:
+def _verify_snapshots(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]:
     """Return why snapshots are damaged; and of the others the message count and a contradiction, if
     any."""
     sizes = [sum(file.bytes for file in found.files) for found in published.manifests.values()]
@@ -165,7 +165,7 @@ def invalid_snapshots(
     spark: SparkSession, published: Published
 ) -> dict[SnapshotId, Damaged | NotConsistent]:
     """Return the damaged and the contradictory snapshots, and why; every byte is read."""
-    damages, books = _judge_snapshots(spark, published)
+    damages, books = _verify_snapshots(spark, published)
     found: dict[SnapshotId, Damaged | NotConsistent] = {}
     for snapshot in published.manifests:
         name = str(snapshot)
