@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from stillframe.analytics.assembly import _Mark
+from stillframe.analytics.compaction import CatalogFile, CatalogMember, Compacted, TablePart
 from stillframe.columns import Column, KeyedColumns
 from stillframe.eventlog.parts import Span
 from stillframe.migration.changes import Change
@@ -47,9 +49,6 @@ from stillframe.runtime.addresses import Address
 from stillframe.runtime.os_process import OsProcess
 from stillframe.runtime.running import RunningSystem
 from stillframe.runtime.waves import Wave
-from stillframe.spark.assembled import _Mark
-from stillframe.spark.compacted import Compacted, File, Member
-from stillframe.spark.compacted import Part as CompactedPart
 from stillframe.store import history
 from stillframe.store.fragments import FragmentManifest, FragmentTopology, Received
 from stillframe.store.manifest import Entry, FileRecord, Head, Manifest
@@ -307,10 +306,10 @@ SEALED: dict[str, msgspec.Struct] = {
     "assembled.json": _Mark(epoch=3, runs={3: "a run"}),
     "tables.json": Compacted(
         version=2,
-        snapshots={"P1-17": Member(5, 1000.75)},
+        snapshots={"P1-17": CatalogMember(5, 1000.75)},
         columns={"processes": (Column("balance", "int"),)},
-        parts=(CompactedPart(1, (P1_17,), {"processes": (File("a.parquet", 3, 300, HASH),)}),),
-        index=File("b.parquet", 1, 100, HASH),
+        parts=(TablePart(1, (P1_17,), {"processes": (CatalogFile("a.parquet", 3, 300, HASH),)}),),
+        index=CatalogFile("b.parquet", 1, 100, HASH),
     ),
     "pipeline.json": PipelineHead(
         name="shop",

@@ -101,13 +101,13 @@ def _answers(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Rows:
     def evaluate(view: "View") -> tuple[bool, str]:
         from stillframe.runtime.judging import predicate_of
 
-        # One of the user's is imported once: Python knows it from then on.
+        # The user's module is imported once: Python keeps it from then on.
         verdict = predicate_of(spec.predicate, lambda: spec.expected)(view)
         return verdict.holds, verdict.sentence
 
     for snapshot, found, (failure, why) in _evaluated(spec, batches, evaluate):
         holds, sentence = (None, why) if found is None else found
-        row = {"snapshot": snapshot, "holds": holds, "sentence": sentence}
+        row: dict[str, object] = {"snapshot": snapshot, "holds": holds, "sentence": sentence}
         yield row | {"failure": failure}
 
 

@@ -51,7 +51,8 @@ def register(spark: SparkSession, *others: type[DataSource]) -> None:
     """
     check_spark(spark.version)
     add_package(spark)
-    for source in (ChannelSource, SnapshotSource, RecordsSource, *others):
+    sources: tuple[type[DataSource], ...] = (ChannelSource, SnapshotSource, RecordsSource)
+    for source in (*sources, *others):
         try:
             spark.dataSource.register(source)
         except AnalysisException as error:
