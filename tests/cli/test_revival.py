@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from stillframe.protocol import wire
 from stillframe.runtime import running
 from stillframe.runtime.addresses import ANY_PORT
 from stillframe.runtime.os_process import myself, wait_for
@@ -131,6 +132,36 @@ def test_a_part_of_a_pipeline_is_not_brought_back_alone(call: Call, tmp_path: Pa
     assert "use 'stillframe spark restore /data/shop', and then 'stillframe restore" in (
         refused.stderr
     )
+
+
+@pytest.mark.parametrize("command", ["snapshot", "restore", "savepoint"])
+def test_a_system_of_another_version_takes_no_command(
+    call: Call, money: Path, command: str
+) -> None:
+    """Exit 2 names both versions and what to do; nothing is started in its place."""
+    theirs = wire.VERSION + 1
+    running.announce(
+        money,
+        running.RunningSystem(
+            supervisor=myself(),
+            directory=running.identity(money),
+            epoch=1,
+            topology_hash=Store.open(money).description.hash,
+            coordinator=ANY_PORT,
+            has_tls=False,
+            secret=b"",
+            commands="",
+            children={},
+            pipeline=None,
+            protocol_version=theirs,
+        ),
+    )
+    refused = call(command, money, *(["gold"] if command == "savepoint" else []))
+    assert refused.exit_code == 2
+    said = " ".join(refused.stderr.split())
+    assert f"speaks version {theirs} of the protocol, we speak {wire.VERSION}: run the" in said
+    assert "install the other, and go on with 'stillframe restore STORE'" in said
+    assert Store.open(money).epoch == 1
 
 
 def test_a_store_without_a_history_has_none_to_show(call: Call, tmp_path: Path) -> None:
