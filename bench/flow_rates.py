@@ -14,8 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from bench.flows import RECORDS, Feed, Feeding, directory, records, running, show
 from bench.measure import median
 from stillframe.pipeline import Pipeline, channel, checkpoint, join
-from stillframe.pipeline.head import checkpoint_path
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.metadata import checkpoint_path
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import read_channels, start_query
 
 SUMS = pa.schema([("key", pa.int64()), ("count", pa.int64()), ("amount", pa.float64())])

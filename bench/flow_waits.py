@@ -21,8 +21,8 @@ from bench.flows import (
 )
 from bench.measure import median
 from stillframe.pipeline import Pipeline, checkpoint, join
-from stillframe.pipeline.head import checkpoint_path
-from stillframe.pipeline.published import Manifest, snapshot_path
+from stillframe.pipeline.metadata import checkpoint_path
+from stillframe.pipeline.snapshot_manifest import Manifest, snapshot_path
 from stillframe.spark.queries import read_channels, start_query
 
 IDLE_S = 8.0

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stillframe.pipeline import Pipeline, channel, join
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import read_channels, start_query
 
 RECORDS = pa.schema([("key", pa.int64()), ("amount", pa.float64()), ("name", pa.string())])

@@ -13,12 +13,11 @@ from rich.table import Table
 
 from bench.measure import median
 from stillframe.model import SnapshotId
+from stillframe.sim.checker import check_run
 from stillframe.sim.choices import Initiate
-from stillframe.sim.drive import Drive, Load
-from stillframe.sim.explore import SmallSystem, explore, promises_are_kept
-from stillframe.sim.faults import Faults, draw_faults
-from stillframe.sim.judge import judge
+from stillframe.sim.explore import SmallSystem, explore, invariants_hold
 from stillframe.sim.network import Fifo
+from stillframe.sim.scheduler import Faults, Load, RandomScheduler, draw_faults
 from stillframe.sim.systems import pair, random_system
 from stillframe.sim.world import World
 
@@ -53,7 +52,7 @@ def main() -> None:
 
 
 def _simulate(*, with_faults: bool) -> dict[str, float]:
-    """Drive and judge the same seeds; judging is measured apart."""
+    """Run and check the same seeds; checking is measured apart."""
     driving_s = judging_s = 0.0
     message_count = 0
     for seed in SEEDS:
@@ -62,9 +61,9 @@ def _simulate(*, with_faults: bool) -> dict[str, float]:
         faults = draw_faults(chance, Fifo) if with_faults else Faults()
         began = time.process_time()
         world = World(topology)
-        Drive(world, chance, faults, Load()).run()
+        RandomScheduler(world, chance, faults, Load()).run()
         driven = time.process_time()
-        violation = judge(world)
+        violation = check_run(world)
         judging_s += time.process_time() - driven
         driving_s += driven - began
         assert violation is None, (seed, violation)
@@ -85,7 +84,7 @@ def _explore() -> dict[str, float]:
         initiations=(Initiate("P1", SnapshotId("P1", 1)),),
     )
     began = time.process_time()
-    found = explore(system, always={"kept": promises_are_kept}, sometimes={})
+    found = explore(system, always={"kept": invariants_hold}, sometimes={})
     took_s = time.process_time() - began
     assert not found.broken, found.broken
     return {"histories visited and judged": found.history_count / took_s}

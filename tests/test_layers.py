@@ -190,11 +190,11 @@ def test_a_program_of_a_pipeline_loads_no_pandas(tmp_path: Path) -> None:
     program = (
         "import pyarrow as pa\n"
         "from pathlib import Path\n"
-        "from stillframe.pipeline import Pipeline, channel, head\n"
+        "from stillframe.pipeline import Pipeline, channel, metadata\n"
         "log = channel('numbers', pa.schema([('n', pa.int64())]), source='sums')\n"
         f"root = Path({str(tmp_path)!r}, 'pipeline')\n"
         "Pipeline.create(root, queries=['sums'], channels=[log])\n"
-        "head.read_head(root)"
+        "metadata.read_metadata(root)"
     )
     assert loaded_of(("pandas", "pyarrow.dataset"), program) == []
 

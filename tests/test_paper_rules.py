@@ -18,7 +18,7 @@ PROTOCOL = TESTS.parent / "src" / "stillframe" / "protocol"
 CITATION = re.compile(r"(C&L|EWD 864a|L&Y|Mattern)[ ,:]|4\.[23][ ,:]")
 
 Rules = dict[str, tuple[str, ...]]
-CL, EWD, COLOUR = "test_paper", "test_paper_ewd864a", "protocol/test_colour"
+CL, EWD, COLOUR = "test_paper", "test_paper_ewd864a", "protocol/test_lai_yang"
 CARBONE = "test_paper_carbone2015"
 
 RULES: dict[str, Rules] = {
@@ -100,7 +100,7 @@ RULES: dict[str, Rules] = {
             f"{CL}::test_the_recorded_state_can_be_reached_and_left",
         ),
     },
-    "protocol/colour.py": {
+    "protocol/lai_yang.py": {
         "Colouring": (f"{COLOUR}::test_a_message_has_the_colour_of_its_sender",),
         "Receiving": (
             f"{COLOUR}::test_a_white_process_records_its_state_before_it_accepts_a_red_message",
@@ -149,6 +149,6 @@ def test_every_rule_that_a_module_lists_is_in_the_table() -> None:
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         if names := set(re.findall(r"^\* \*([^*.]+)\.?\*", docstring, flags=re.MULTILINE)):
             listed[f"protocol/{path.name}"] = names
-    assert listed.keys() >= {"protocol/recorder.py", "protocol/colour.py"}
+    assert listed.keys() >= {"protocol/recorder.py", "protocol/lai_yang.py"}
     for module, names in listed.items():
         assert names <= RULES[module].keys()

@@ -22,8 +22,8 @@ from examples.flights.processes import Processes
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, join
-from stillframe.pipeline.published import Manifest
-from stillframe.pipeline.resting import NotAtRest
+from stillframe.pipeline.snapshot_manifest import Manifest
+from stillframe.pipeline.stopped import NotAtRest
 from stillframe.protocol.aligner import Mode
 from stillframe.spark import spark_session
 

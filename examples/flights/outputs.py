@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 
 from examples.flights.flows import Books, Replay
 from stillframe.pipeline import Pipeline
-from stillframe.pipeline.head import read_head
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.published import Manifest, pinned_path, snapshot_path
+from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path, snapshot_path
 
 CHANNELS = ("flights", "weather", "enriched", "late", "payments")
 """Compared record by record, in any order: which of two flights comes first is Spark's choice."""
@@ -54,7 +54,7 @@ class Outputs:
 
 def outputs_at(spark: SparkSession, pipeline: Pipeline, manifest: Manifest) -> Outputs:
     """Return what a pipeline had made when a snapshot of its present epoch was taken."""
-    barriers = {log: at for part in manifest.parts for log, at in part.barriers.items()}
+    barriers = {log: at for part in manifest.fragments for log, at in part.barriers.items()}
     tables = {name: records(pipeline, name, barriers[name]) for name in (*CHANNELS, "totals")}
     return Outputs(
         channels={
@@ -72,16 +72,16 @@ def outputs_at(spark: SparkSession, pipeline: Pipeline, manifest: Manifest) -> O
 
 def records(pipeline: Pipeline, channel: str, end: int | None = None) -> pa.Table:
     """Return the records of a channel up to the item `end`; None for all that there are."""
-    head = read_head(pipeline.path)
+    head = read_metadata(pipeline.path)
     log = head.dataflow.log(channel)
-    reader = LogReader(pipeline.path, log, head.stretches[channel])
-    items = reader.items(0, reader.tail(0) if end is None else end)
+    reader = LogReader(pipeline.path, log, head.segments[channel])
+    items = reader.entries(0, reader.tail(0) if end is None else end)
     return pa.concat_tables([log.arrow_schema.empty_table(), *map(reader.table, items)])
 
 
 def service_state(manifest: Manifest, name: str, kind: type[State]) -> State:
     """Return the state of a service in a snapshot."""
-    recorded = manifest.part(name).service
+    recorded = manifest.fragment(name).service
     assert recorded is not None
     return msgspec.msgpack.decode(recorded.encoded, type=kind)
 
@@ -90,7 +90,7 @@ def _carriers(
     spark: SparkSession, pipeline: Pipeline, manifest: Manifest
 ) -> dict[str, tuple[int, ...]]:
     """Return the state of the query `carriers` in a snapshot, as Spark itself reads it."""
-    query = manifest.part("carriers").query
+    query = manifest.fragment("carriers").query
     assert query is not None
     checkpoint = pinned_path(snapshot_path(pipeline.path, manifest.snapshot), "carriers")
     frame = spark.read.format("statestore").option("batchId", query.batch).load(str(checkpoint))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stillframe.channel_accounting import imbalance, impossible_counts
+from stillframe.channel_accounting import contradiction
 from stillframe.errors import NotConsistent, UsageError
 
 ProcessId = str
@@ -181,19 +181,9 @@ class ChannelState(msgspec.Struct, frozen=True):
         Raises:
             NotConsistent: they are not; the channel and the figures are named.
         """
-        if why := impossible_counts(self.channel, self.sent_count, self.received_count):
-            raise NotConsistent(why)
-        expected = self.received_count + 1
-        for batch in self.batches:
-            if batch.first != expected or array_count(batch.encoded) != batch.count:
-                raise NotConsistent(
-                    f"channel {self.channel}: recorded messages should go on with number "
-                    f"{expected}, but a batch of {batch.count} begins with {batch.first} and "
-                    f"holds {array_count(batch.encoded)}"
-                )
-            expected += batch.count
-        counts = self.sent_count, self.received_count, self.message_count
-        if why := imbalance(self.channel, *counts):
+        batches = ((one.first, one.count, array_count(one.encoded)) for one in self.batches)
+        why = contradiction(self.channel, self.sent_count, self.received_count, batches)
+        if why is not None:
             raise NotConsistent(why)
 
 

@@ -7,9 +7,8 @@ from random import Random
 import msgspec
 
 from stillframe.model import Snapshot, SnapshotId
-from stillframe.sim.drive import Drive, Load
-from stillframe.sim.faults import draw_faults
 from stillframe.sim.network import Fifo
+from stillframe.sim.scheduler import Load, RandomScheduler, draw_faults
 from stillframe.sim.world import World
 from stillframe.store.store import Store
 from stillframe.topology import Topology
@@ -41,7 +40,7 @@ def _executions(topology: Topology) -> Iterator[list[Snapshot]]:
         seed += 1
         chance = Random(seed)
         world = World(topology, timeout_s=0.5, batch_count_max=2)
-        Drive(world, chance, draw_faults(chance, Fifo), Load(safety_ms=150.0)).run()
+        RandomScheduler(world, chance, draw_faults(chance, Fifo), Load(safety_ms=150.0)).run()
         outcomes = world.epochs[0].outcomes.values()
         if taken := [outcome for outcome in outcomes if isinstance(outcome, Snapshot)]:
             yield taken

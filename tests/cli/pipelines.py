@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from stillframe.pipeline import Pipeline, channel, join
-from stillframe.pipeline.head import checkpoint_path
+from stillframe.pipeline.metadata import checkpoint_path
 
 SALES = pa.schema([("amount", pa.int64())])
 

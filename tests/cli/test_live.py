@@ -11,15 +11,15 @@ import pytest
 
 from stillframe.cli import live
 from stillframe.model import Abandoned, Channel, SnapshotId
-from stillframe.protocol.holdup import Cause, Holdup, UnderWay
 from stillframe.protocol.policy import Policy
+from stillframe.protocol.stragglers import Cause, Straggler, UnderWay
 from stillframe.runtime.commands import serve_commands
 from stillframe.runtime.supervisor import Supervisor
 from tests.cli.conftest import Call
 from tests.runtime.watch import new_store, program
 
 TIMEOUT_S = 60
-HOLDUP = Holdup("C", Cause.SILENT, 3.0, (Channel("C", "A"),))
+HOLDUP = Straggler("C", Cause.SILENT, 3.0, (Channel("C", "A"),))
 
 
 @pytest.mark.parametrize("arguments", [(), ("A-1", "--live"), ("--live", "--books")])
@@ -69,7 +69,7 @@ def test_a_stopped_process_is_shown_while_the_snapshot_waits(
 
     def put(shown: live.Shown, told: dict[SnapshotId, str], now: float) -> None:
         put_changes(shown, told, now)
-        if any(cause.process == "C" for under_way in shown for cause in under_way.holdups):
+        if any(cause.process == "C" for under_way in shown for cause in under_way.stragglers):
             is_shown.set()
 
     monkeypatch.setattr(live, "_put_changes", put)
@@ -99,8 +99,8 @@ def test_a_stopped_process_is_shown_while_the_snapshot_waits(
     (under_way,) = json.loads(once)["under_way"]
     assert under_way["snapshot"] == "A-1"
     assert "C" in under_way["missing"]
-    (holdup,) = [found for found in under_way["holdups"] if found["cause"] == "SILENT"]
-    assert holdup["process"] == "C"
+    (straggler,) = [found for found in under_way["stragglers"] if found["cause"] == "SILENT"]
+    assert straggler["process"] == "C"
     assert "C does not answer, and was not heard of for" in shown
     store.close()
 

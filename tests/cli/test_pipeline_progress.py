@@ -14,9 +14,9 @@ import stillframe.pipeline.pipeline
 from stillframe.cli.pipeline_progress import LINE_COUNT_MAX, lines
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Participant, Pipeline, join
-from stillframe.pipeline.part import REQUEST, Request, request_path
+from stillframe.pipeline.coordinator import clear_pending
+from stillframe.pipeline.pending_snapshot import REQUEST, Request, request_path
 from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress, progress_of
-from stillframe.pipeline.taking import clear_under_way
 from stillframe.protocol.aligner import Mode
 from stillframe.store.seal import seal
 from tests.cli.conftest import Call
@@ -148,7 +148,7 @@ def test_a_snapshot_that_ends_while_it_is_read_is_over(
     leave_request(shop)
 
     def read_too_late(*arguments: Any) -> Progress:
-        clear_under_way(shop.path)
+        clear_pending(shop.path)
         return progress_of(*arguments)
 
     monkeypatch.setattr(stillframe.pipeline.pipeline, "progress_of", read_too_late)

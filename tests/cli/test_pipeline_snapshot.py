@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import Result
 
 from stillframe.cli import output, pipeline_snapshot
-from stillframe.pipeline import Pipeline, join, taking
+from stillframe.pipeline import Pipeline, coordinator, join
 from stillframe.pipeline.progress import Progress
 from tests.cli.conftest import Call
 from tests.cli.pipelines import Books, Till, add_up, make_shop, sales
@@ -159,13 +159,13 @@ def test_an_end_just_after_the_request_leaves_nothing(
     call: Call, shop: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when nobody has been asked yet, the request is taken back."""
-    ask = taking._ask
+    ask = coordinator._ask
 
     def interrupted(*arguments: Any) -> None:
         ask(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(taking, "_ask", interrupted)
+    monkeypatch.setattr(coordinator, "_ask", interrupted)
     result = call("spark", "snapshot", shop.path)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
@@ -178,13 +178,13 @@ def test_an_end_just_after_publishing_is_a_yes(
     call: Call, shop: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is published is told as published, however the command ended."""
-    publish = taking._publish
+    publish = coordinator._publish
 
     def interrupted(*arguments: Any, **options: Any) -> None:
         publish(*arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(taking, "_publish", interrupted)
+    monkeypatch.setattr(coordinator, "_publish", interrupted)
     result = call("spark", "snapshot", shop.path)
     assert (result.exit_code, result.stdout) == (0, "shop-1\n")
 

@@ -16,11 +16,10 @@ from stillframe.cli.rules import Network, Rules, recorder_of
 from stillframe.cli.simulation import parse_seeds
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
-from stillframe.protocol.colour import ColourRecorder
+from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.sim import campaign
-from stillframe.sim.campaign import Tally
-from stillframe.sim.run import Setting
-from stillframe.sim.sightings import SIGHTINGS
+from stillframe.sim.campaign import COVERAGE, Tally
+from stillframe.sim.run import RunConfig
 from tests.cli.conftest import Call
 from tests.shapes import same_shape
 
@@ -63,20 +62,20 @@ TALLY = Tally(
     published_count=20,
     inconsistent_count=7,
     refused_count=3,
-    seen=dict.fromkeys(SIGHTINGS, 2),
+    seen=dict.fromkeys(COVERAGE, 2),
 )
-Find = Callable[[Tally], list[Setting]]
+Find = Callable[[Tally], list[RunConfig]]
 
 
 @pytest.fixture
 def find(monkeypatch: pytest.MonkeyPatch) -> Find:
     """Let this have come of the seeds; return the settings of the runs that would be made."""
 
-    def find(tally: Tally) -> list[Setting]:
-        settings: list[Setting] = []
+    def find(tally: Tally) -> list[RunConfig]:
+        settings: list[RunConfig] = []
 
-        def run_seeds(make_setting: Callable[[], Setting], *_: object) -> Tally:
-            settings.append(make_setting())
+        def run_seeds(make_config: Callable[[], RunConfig], *_: object) -> Tally:
+            settings.append(make_config())
             return tally
 
         monkeypatch.setattr(simulation, "run_seeds", run_seeds)
@@ -91,7 +90,7 @@ def test_seeds_are_tried_and_what_was_seen_is_counted(call: Call, find: Find) ->
     result = call("sim", "--seeds", "1..6")
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0].split() == ["seen", "in", "runs"]
-    assert len(result.stdout.splitlines()) == 2 + len(SIGHTINGS)
+    assert len(result.stdout.splitlines()) == 2 + len(COVERAGE)
     assert result.stderr == "yes: 6 seeds, 12,345 choices, 30 snapshots: every promise was kept\n"
 
 
@@ -110,7 +109,7 @@ def test_many_seeds_are_tried_on_all_cores(
     assert tally == json.loads(alone.stdout)
     assert (tally["is_kept"], tally["seed_count"], tally["broken"]) == (True, 3, [])
     assert tally["choice_count"] > tally["snapshot_count"] > 0
-    assert set(tally["seen"]) | set(tally["unseen"]) == set(SIGHTINGS)
+    assert set(tally["seen"]) | set(tally["unseen"]) == set(COVERAGE)
     assert len(together.stdout.splitlines()) == 1
     find(TALLY)
     canned = json.loads(call("sim", "--seeds", "1..6", "--json").stdout)
@@ -138,7 +137,7 @@ def test_rules_that_do_not_fit_a_network_are_not_said_to_work(
         "contradicted each other\n"
     )
     assert json.loads(call("sim", "--seeds", "1..6", "--json", *options).stdout)["is_kept"] is False
-    assert settings == [Setting(network=Network(network), recorder=recorder_of(Rules(rules)))] * 2
+    assert settings == [RunConfig(network=Network(network), recorder=recorder_of(Rules(rules)))] * 2
     assert call("sim", "--seeds", "3", "--steps", *options).exit_code == 1
 
 
@@ -149,12 +148,12 @@ def test_lai_yang_works_where_order_is_not_kept(call: Call, find: Find) -> None:
     result = call("sim", "--seeds", "1..6", *options)
     assert result.exit_code == 0
     assert "every promise was kept" in result.stderr
-    assert settings == [Setting(network=Network.REORDERING, recorder=ColourRecorder)]
+    assert settings == [RunConfig(network=Network.REORDERING, recorder=LaiYangRecorder)]
 
 
 def test_it_is_said_what_was_never_seen(call: Call, find: Find) -> None:
     """A few seeds do not show everything."""
-    first, *rest = SIGHTINGS
+    first, *rest = COVERAGE
     find(msgspec.structs.replace(TALLY, seen=dict.fromkeys(rest, 1)))
     assert f"never seen: {first}\n" in call("sim", "--seeds", "1..6").stderr
 

@@ -20,9 +20,8 @@ from stillframe.detect.predicate import StablePredicate, deadlock, loss_against,
 from stillframe.detect.view import view_of
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.sim import choices
-from stillframe.sim.drive import Drive, Load
-from stillframe.sim.faults import draw_faults
 from stillframe.sim.network import Fifo
+from stillframe.sim.scheduler import Load, RandomScheduler, draw_faults
 from stillframe.sim.world import World
 
 
@@ -137,7 +136,7 @@ class Watched(World):
 
     def _look(self) -> None:
         known = self.known.setdefault(self.epoch.number, Known())
-        is_true = self._kind.is_true([one.process for one in self.performers.values()])
+        is_true = self._kind.is_true([one.process for one in self.runners.values()])
         if known.onset is None and is_true:
             known.onset = len(self.epoch.taken)
         assert is_true or known.onset is None, "what is asked for is not stable"
@@ -155,7 +154,7 @@ def judge(name: str, seed: int) -> Counter[str]:
     kind, chance = KINDS[name], Random(seed)
     topology = kind.draw(chance)
     world = Watched(kind, topology, timeout_s=0.5, batch_count_max=2)
-    Drive(world, chance, draw_faults(chance, Fifo), Load(safety_ms=150.0)).run()
+    RandomScheduler(world, chance, draw_faults(chance, Fifo), Load(safety_ms=150.0)).run()
     assert not world.refusal, world.refusal
     counts: Counter[str] = Counter()
     for epoch in world.epochs:

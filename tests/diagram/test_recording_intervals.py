@@ -8,7 +8,7 @@ from stillframe.diagram.recording_intervals import Choice, record
 from stillframe.errors import UsageError
 from stillframe.model import Channel, Snapshot, SnapshotId
 from stillframe.sim.network import Network
-from stillframe.sim.run import Setting, run_seed
+from stillframe.sim.run import RunConfig, run_seed
 from stillframe.trace import Event, MarkerStep, Trace
 from tests.diagram.runs import HD, SNAPSHOT, lecture, traces
 
@@ -49,10 +49,10 @@ def test_it_is_what_the_rule_says(trace: Trace) -> None:
 )
 def test_it_is_what_was_recorded(network: Network, rules: Rules) -> None:
     """Of snapshots that simulated processes took, also where messages come behind the marker."""
-    setting = Setting(topology=None, network=network, recorder=recorder_of(rules))
+    config = RunConfig(topology=None, network=network, recorder=recorder_of(rules))
     caught_count = 0
     for seed in range(1, 25):
-        world = run_seed(seed, setting).world
+        world = run_seed(seed, config).world
         trace = world.epoch.trace(world.description)
         for snapshot, outcome in world.epoch.outcomes.items():
             if isinstance(outcome, Snapshot) and snapshot in trace.snapshots:

@@ -63,10 +63,10 @@ def test_every_optional_field_has_a_value() -> None:
     assert unseen == {
         "Hello.target",  # of the greeting for the coordinator
         "Hello.epoch",
-        "ChannelEnd.is_connected",
-        "ChannelEnd.is_full",
+        "EndpointStatus.is_connected",
+        "EndpointStatus.is_full",
         "Messages.marker",
-        "Stretch.first",
+        "Segment.first",
         "Span.received",
     }
 

@@ -13,7 +13,7 @@ from stillframe.analytics.assembly import _Mark
 from stillframe.analytics.compaction import CatalogFile, CatalogMember, Compacted, TablePart
 from stillframe.columns import Column, KeyedColumns
 from stillframe.eventlog.parts import Span
-from stillframe.migration.changes import Change
+from stillframe.migration.topology_diff import Change
 from stillframe.model import (
     Abandoned,
     Batch,
@@ -29,18 +29,24 @@ from stillframe.model import (
     SnapshotId,
 )
 from stillframe.pages.values import plain
+from stillframe.pipeline.coordinator import LastSnapshot
 from stillframe.pipeline.dataflow import Dataflow, Log
-from stillframe.pipeline.head import Head as PipelineHead
-from stillframe.pipeline.head import Stretch
-from stillframe.pipeline.items import Barrier, DataFile, Item, Rows
-from stillframe.pipeline.part import Part, QueryState, Request, ServiceState
-from stillframe.pipeline.positions import Noted
-from stillframe.pipeline.published import ChannelCut, PinnedFile
-from stillframe.pipeline.published import Manifest as PipelineManifest
-from stillframe.pipeline.resting import ServiceRecord
-from stillframe.pipeline.systems import Outcome, SystemCut
-from stillframe.pipeline.taking import Counter
-from stillframe.protocol import handshake, holdup, wire
+from stillframe.pipeline.log import Barrier, DataFile, LogEntry, Rows
+from stillframe.pipeline.metadata import Metadata as PipelineMetadata
+from stillframe.pipeline.metadata import Segment
+from stillframe.pipeline.pending_snapshot import (
+    Outcome,
+    ParticipantFragment,
+    QueryState,
+    Request,
+    ServiceState,
+    SystemCut,
+)
+from stillframe.pipeline.service_logs import ReportedPositions
+from stillframe.pipeline.snapshot_manifest import ChannelCut, PinnedFile
+from stillframe.pipeline.snapshot_manifest import Manifest as PipelineManifest
+from stillframe.pipeline.stopped import ServiceRecord
+from stillframe.protocol import handshake, stragglers, wire
 from stillframe.protocol.aligner import Mode
 from stillframe.protocol.recorder import Phase
 from stillframe.restore import Start
@@ -80,20 +86,20 @@ STATE = ProcessState(
 INCOMING = (IncomingRecord("P2", 40, (BATCH,)),)
 TIMES = MarkerTimes(1000.5, "P2", {"P2": 0.25})
 FRAGMENT = Fragment(P2_18, STATE, {"P2": 7}, INCOMING, 0.125, 0.5, TIMES)
-STANDING = holdup.Standing(
+STANDING = stragglers.ProcessStatus(
     True,
-    (holdup.RecordingStanding(P1_17, Phase.RECORDING, ("P2",), 1.5),),
-    {"P2": holdup.ChannelEnd(True, 300, True, 40)},
-    {"P2": holdup.ChannelEnd(False, 200, False, 42)},
+    (stragglers.RecordingStatus(P1_17, Phase.RECORDING, ("P2",), 1.5),),
+    {"P2": stragglers.EndpointStatus(True, 300, True, 40)},
+    {"P2": stragglers.EndpointStatus(False, 200, False, 42)},
     {"money": 5, "energy": 0.5},
     12.5,
 )
-UNDER_WAY = holdup.UnderWay(
+UNDER_WAY = stragglers.UnderWay(
     P1_17,
     1000.25,
     1010.25,
     ("P2",),
-    (holdup.Holdup("P2", holdup.Cause.HELD, 1001.5, (CHANNEL,), 300, ("P1",)),),
+    (stragglers.Straggler("P2", stragglers.Cause.HELD, 1001.5, (CHANNEL,), 300, ("P1",)),),
 )
 WAVE = Wave(P1_17, 1000.25, 1000.75, True, {"P1": TIMES}, {"P1": 1000.5}, 3)
 ENTRY = Entry(
@@ -141,9 +147,9 @@ DATAFLOW = Dataflow(
         ),
     ),
 )
-STRETCHES: dict[str, tuple[Stretch, ...]] = {"sales": (Stretch(1, 0), Stretch(2, 5))}
-BATCHES: dict[str, tuple[Stretch, ...]] = {"audit": (Stretch(1, 0),)}
-PART = Part(
+SEGMENTS: dict[str, tuple[Segment, ...]] = {"sales": (Segment(1, 0), Segment(2, 5))}
+BATCHES: dict[str, tuple[Segment, ...]] = {"audit": (Segment(1, 0),)}
+PIPELINE_FRAGMENT = ParticipantFragment(
     snapshot=P1_17,
     participant="till",
     recorded_at=1000.5,
@@ -311,16 +317,16 @@ SEALED: dict[str, msgspec.Struct] = {
         parts=(TablePart(1, (P1_17,), {"processes": (CatalogFile("a.parquet", 3, 300, HASH),)}),),
         index=CatalogFile("b.parquet", 1, 100, HASH),
     ),
-    "pipeline.json": PipelineHead(
+    "pipeline.json": PipelineMetadata(
         name="shop",
         dataflow=DATAFLOW,
         epoch=2,
         restored_from=P1_17,
-        stretches=STRETCHES,
+        segments=SEGMENTS,
         batches=BATCHES,
         starts={"audit": {"sales": 3}, "till": {}},
     ),
-    "last-snapshot.json": Counter(last=17),
+    "last-snapshot.json": LastSnapshot(last=17),
     "request.json": Request(
         snapshot=P1_17,
         epoch=2,
@@ -329,7 +335,7 @@ SEALED: dict[str, msgspec.Struct] = {
         initiated_at=1000.25,
         deadline_at=1060.25,
     ),
-    "fragment of a participant": PART,
+    "fragment of a participant": PIPELINE_FRAGMENT,
     "fragment of a system": SYSTEM_CUT,
     "manifest.json of a pipeline": PipelineManifest(
         snapshot=P1_17,
@@ -340,9 +346,9 @@ SEALED: dict[str, msgspec.Struct] = {
         completed_at=1000.5,
         published_at=1000.75,
         dataflow=DATAFLOW,
-        stretches=STRETCHES,
+        segments=SEGMENTS,
         batches=BATCHES,
-        parts=(PART,),
+        fragments=(PIPELINE_FRAGMENT,),
         systems=(SYSTEM_CUT,),
         channels=(ChannelCut("sales", "audit", 3, 7, (5, 6), (8, 9)),),
         files=(PinnedFile("audit", "commits/4", 29, HASH, 12345, 1000000001),),
@@ -350,14 +356,14 @@ SEALED: dict[str, msgspec.Struct] = {
     "service": ServiceRecord(
         epoch=2, positions={"orders": 3}, state=ServiceState("Till", b"\x81\xa4sold\x05")
     ),
-    "positions of a service": Noted(positions={"orders": 3}),
-    "records in a log": Item(
+    "positions of a service": ReportedPositions(positions={"orders": 3}),
+    "records in a log": LogEntry(
         number=7,
         epoch=2,
         offsets=(8, 9),
         content=Rows((DataFile("part-0.parquet", 1, 3, 305419896),), 4),
     ),
-    "barrier in a log": Item(
+    "barrier in a log": LogEntry(
         number=8, epoch=2, offsets=(8, 12), content=Barrier(P1_17, Mode.ALIGNED, 4)
     ),
 }

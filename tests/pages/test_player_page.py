@@ -66,7 +66,7 @@ def narrated(name: str, snapshot: str) -> list[dict[str, str]]:
     trace = trace_of(name)
     now = {str(item): "not yet" for item in (*trace.processes, *trace.channels)}
     found = [dict(now)]
-    for lines in played(name).narrator.told:
+    for lines in played(name).narrator.narrated:
         line = lines[0]
         for channel, message in re.findall(rf"(\S+) keeps (\S+?) for {snapshot}\b", line):
             before = now[channel].partition(": ")[2]
@@ -134,7 +134,7 @@ def test_each_step_shows_what_is_recorded_by_then(show: Show, name: str, snapsho
     snapshot = snapshot or str(trace_of(name).snapshots[0])
     page = show(document_of(name), f"#snapshot={snapshot}")
     expected = narrated(name, snapshot)
-    told = played(name).narrator.told
+    told = played(name).narrator.narrated
     count = len(told)
     assert rows(page) == expected[0]
     assert gone_through(page, "on", count) == [

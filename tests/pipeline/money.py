@@ -20,7 +20,7 @@ from stillframe.pipeline import Participant, Pipeline, channel, join
 from stillframe.pipeline.dataflow import Log
 from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.state_codec import StateCodec
 
 SCHEMA = pa.schema([("amount", pa.int64())])
@@ -80,7 +80,7 @@ def _made(path: Path, name: str | None, logs: dict[str, tuple[str, list[str]]]) 
 
 def account(manifest: Manifest, service: str) -> Account:
     """Return the state of a service in a snapshot."""
-    part = manifest.part(service)
+    part = manifest.fragment(service)
     assert part.service is not None
     found = Account()
     StateCodec(Account).restore(found, part.service.encoded)
@@ -88,17 +88,17 @@ def account(manifest: Manifest, service: str) -> Account:
 
 
 def amounts(reader: LogReader, first: int, end: int) -> list[int]:
-    """Return the money in some items of a log, record by record."""
-    tables = [reader.table(item) for item in reader.items(first, end)]
+    """Return the money in some entries of a log, record by record."""
+    tables = [reader.table(entry) for entry in reader.entries(first, end)]
     return [amount for table in tables for amount in table["amount"].to_pylist() if amount != END]
 
 
 def money_in(pipeline: Pipeline, manifest: Manifest) -> int:
     """Return all the money of a snapshot: in states, and on channels, less what is doubled."""
-    total = sum(account(manifest, part.participant).balance for part in manifest.parts)
+    total = sum(account(manifest, part.participant).balance for part in manifest.fragments)
     for cut in manifest.channels:
         log = manifest.dataflow.log(cut.log)
-        reader = LogReader(pipeline.path, log, manifest.stretches[cut.log])
+        reader = LogReader(pipeline.path, log, manifest.segments[cut.log])
         on_the_way = amounts(reader, cut.position, cut.barrier)
         doubled = amounts(reader, cut.barrier, cut.position)
         total += sum(on_the_way) - sum(doubled)
@@ -205,7 +205,7 @@ def changed(path: Path) -> None:
 
 
 def leave_behind(pipeline: Pipeline, *sent: int, received_count: int = 0) -> None:
-    """Let the services of a ``line`` take part one after the other, and leave: items with `sent`,
+    """Let the services of a ``line`` take part one after the other, and leave: entries with `sent`,
     the first `received_count` of which are received."""
     with join("mint", pipeline=pipeline.path, state=(state := Account(balance=TOTAL))) as mint:
         for amount in sent:

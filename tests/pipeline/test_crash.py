@@ -11,7 +11,7 @@ import pytest
 
 from stillframe.errors import StoreError, UsageError
 from stillframe.pipeline import Pipeline
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.store import disk
 from tests.nightly import by_night
 from tests.pipeline.money import TOTAL, leave_behind, line, money_in, money_now

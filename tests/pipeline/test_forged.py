@@ -11,9 +11,8 @@ import pytest
 from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, join
-from stillframe.pipeline.items import DataFile, Item, Rows
-from stillframe.pipeline.log import item_name
-from stillframe.pipeline.part import Request
+from stillframe.pipeline.log import DataFile, LogEntry, Rows, entry_name
+from stillframe.pipeline.pending_snapshot import Request
 from stillframe.protocol.aligner import Mode
 from stillframe.store.seal import seal
 from tests.pipeline.money import Account, leave_behind, line
@@ -21,13 +20,13 @@ from tests.pipeline.money import Account, leave_behind, line
 
 def forged(pipeline: Pipeline, *, name: str = "x.parquet", **changes: object) -> Path:
     """Put a sealed item 0 into the line's channel whose one file is what it should not be."""
-    path = pipeline.path / "channels/coins/epoch-1" / item_name(0)
+    path = pipeline.path / "channels/coins/epoch-1" / entry_name(0)
     file = {"name": name, "partition": 0, "record_count": 1, "checksum": 0} | changes
-    head = {"number": 0, "epoch": 1, "offsets": (0,)}
-    head |= {key: file.pop(key) for key in list(file) if key in head}
+    metadata = {"number": 0, "epoch": 1, "offsets": (0,)}
+    metadata |= {key: file.pop(key) for key in list(file) if key in metadata}
     path.unlink(missing_ok=True)
     content = Rows((DataFile(**file),))  # type: ignore[arg-type]
-    path.write_bytes(seal(Item(**head, content=content)))  # type: ignore[arg-type]
+    path.write_bytes(seal(LogEntry(**metadata, content=content)))  # type: ignore[arg-type]
     return path
 
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, join
-from stillframe.pipeline.head import read_head
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.part import under_way
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.snapshot_manifest import Manifest
 from tests.pipeline.money import SCHEMA, Account, amounts, records
 
 
 def doubling(path: Path) -> Pipeline:
-    """Make a pipeline whose only snapshot, at-least-once, doubles two items."""
+    """Make a pipeline whose only snapshot, at-least-once, doubles two entries."""
     pipeline = Pipeline.create(
         path,
         services=dict.fromkeys(("left", "right", "till"), Account),
@@ -63,14 +63,14 @@ def test_a_fork_has_all_that_the_pipeline_made(tmp_path: Path) -> None:
     second = first.fork("first-1", tmp_path / "second")
     third = second.fork("first-1", tmp_path / "third")
     for fork in (second, third):
-        head = read_head(fork.path)
-        reader = LogReader(fork.path, head.dataflow.log("out"), head.stretches["out"])
+        metadata = read_metadata(fork.path)
+        reader = LogReader(fork.path, metadata.dataflow.log("out"), metadata.segments["out"])
         reader.check_whole(0)
         assert amounts(reader, 0, reader.tail(0)) == [5, 7, 11]
 
 
 def test_a_fork_of_a_snapshot_with_duplicates_can_be_restored_and_forked(tmp_path: Path) -> None:
-    """Its books speak of items behind the barrier: those are there as well."""
+    """Its books speak of entries behind the barrier: those are there as well."""
     first = doubling(tmp_path / "first")
     second = first.fork("run-1", tmp_path / "second")
     second.restore()

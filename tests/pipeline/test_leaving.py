@@ -10,13 +10,13 @@ import pytest
 from stillframe.errors import UsageError
 from stillframe.model import Abandoned, Reason
 from stillframe.pipeline import Participant, join
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.snapshot_manifest import Manifest
 from tests.pipeline.money import Account, line, records
 
 
 def till_of(manifest: Manifest) -> int:
-    """Return how many items the till had read at the cut."""
-    return manifest.part("till").positions["coins"]
+    """Return how many entries the till had read at the cut."""
+    return manifest.fragment("till").positions["coins"]
 
 
 def test_a_signal_lets_the_current_action_be_the_last(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from stillframe.errors import StoreError
 from stillframe.model import Abandoned, Reason
 from stillframe.pipeline import Pipeline, channel, join
-from stillframe.pipeline.published import Manifest
-from stillframe.pipeline.resting import NotAtRest
+from stillframe.pipeline.snapshot_manifest import Manifest
+from stillframe.pipeline.stopped import NotAtRest
 from stillframe.store import seal as sealing
 
 LIMIT = 20_000

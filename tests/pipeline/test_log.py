@@ -1,4 +1,4 @@
-"""A log: items without a gap, one writer that wins, barriers, and what an older epoch writes."""
+"""A log: entries without a gap, one writer that wins, barriers, and what an older epoch writes."""
 
 from pathlib import Path
 
@@ -8,21 +8,21 @@ import pytest
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, channel
-from stillframe.pipeline.head import read_head
-from stillframe.pipeline.log import LogReader, LogWriter, item_name
+from stillframe.pipeline.log import LogReader, LogWriter, entry_name
+from stillframe.pipeline.metadata import read_metadata
 from stillframe.protocol.aligner import Mode
 from tests.pipeline.money import SCHEMA, Account, amounts, leave_behind, line, records
 
 
 def writer_of(pipeline: Pipeline) -> LogWriter:
     """Return a new writer of the line's channel."""
-    return LogWriter(pipeline.path, pipeline.dataflow.log("coins"), read_head(pipeline.path))
+    return LogWriter(pipeline.path, pipeline.dataflow.log("coins"), read_metadata(pipeline.path))
 
 
 def reader_of(pipeline: Pipeline) -> LogReader:
     """Return a new reader of the line's channel."""
-    head = read_head(pipeline.path)
-    return LogReader(pipeline.path, head.dataflow.log("coins"), head.stretches["coins"])
+    metadata = read_metadata(pipeline.path)
+    return LogReader(pipeline.path, metadata.dataflow.log("coins"), metadata.segments["coins"])
 
 
 def test_items_are_numbered_without_a_gap(tmp_path: Path) -> None:
@@ -52,12 +52,12 @@ def test_small_appends_are_spread_over_the_partitions(tmp_path: Path) -> None:
 
 
 def test_two_writers_never_both_win(tmp_path: Path) -> None:
-    """Of two that write the same item, one is refused and has changed nothing."""
+    """Of two that write the same entry, one is refused and has changed nothing."""
     pipeline = line(tmp_path / "run")
     first, second = writer_of(pipeline), writer_of(pipeline)
     second.reader.tail = lambda position: 0  # type: ignore[method-assign] # it looked before
     first.append(records(1))
-    with pytest.raises(Unavailable, match="item 0 was just written by another program"):
+    with pytest.raises(Unavailable, match="entry 0 was just written by another program"):
         second.append(records(2))
     reader = reader_of(pipeline)
     assert amounts(reader, 0, reader.tail(0)) == [1]
@@ -69,7 +69,7 @@ def test_a_micro_batch_is_in_the_log_once(tmp_path: Path) -> None:
     first, second = writer_of(pipeline), writer_of(pipeline)
     assert first.last_batch() is second.last_batch() is None
     first.append_files([], batch=0)
-    with pytest.raises(Unavailable, match="item 0 was just written by another program"):
+    with pytest.raises(Unavailable, match="entry 0 was just written by another program"):
         second.append_files([], batch=0)
     assert second.last_batch() == 0
     assert second.append_files([], batch=1) == 1
@@ -86,18 +86,18 @@ def test_other_columns_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_changed_or_missing_item_is_named(tmp_path: Path) -> None:
-    """An item with another byte, or none at all, is refused with its path."""
+    """An entry with another byte, or none at all, is refused with its path."""
     pipeline = line(tmp_path / "run")
     writer = writer_of(pipeline)
     writer.append(records(1))
-    path = writer.reader.item_path(0)
+    path = writer.reader.entry_path(0)
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b'"number":0', b'"number":1'))
-    with pytest.raises(Damaged, match=item_name(0)):
-        reader_of(pipeline).item(0)
+    with pytest.raises(Damaged, match=entry_name(0)):
+        reader_of(pipeline).entry(0)
     path.unlink()
-    with pytest.raises(Damaged, match=item_name(0)):
-        reader_of(pipeline).item(0)
+    with pytest.raises(Damaged, match=entry_name(0)):
+        reader_of(pipeline).entry(0)
 
 
 def test_a_barrier_is_put_once_and_found(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An item that is missing in the middle of a log is no end of it: whoever would stop there says
+"""An entry that is missing in the middle of a log is no end of it: whoever would stop there says
 which one, and no snapshot rests on it."""
 
 import threading
@@ -9,18 +9,18 @@ import pytest
 from stillframe.errors import Damaged
 from stillframe.model import Abandoned, Reason
 from stillframe.pipeline import Pipeline, join
-from stillframe.pipeline.head import read_head
 from stillframe.pipeline.log import LogReader, LogWriter
-from stillframe.pipeline.member import QueryMember
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.query_participant import QueryParticipant
+from stillframe.pipeline.snapshot_manifest import Manifest
 from tests.cli.pipelines import commit, make_shop, sales
 from tests.pipeline.money import TOTAL, Account, leave_behind, line, money_now, records
 
 
 def reader_of(pipeline: Pipeline, log: str = "coins") -> LogReader:
     """Return a new reader of a channel."""
-    head = read_head(pipeline.path)
-    return LogReader(pipeline.path, head.dataflow.log(log), head.stretches[log])
+    metadata = read_metadata(pipeline.path)
+    return LogReader(pipeline.path, metadata.dataflow.log(log), metadata.segments[log])
 
 
 @pytest.mark.parametrize("missing", [0, 2, 3, 8])
@@ -28,7 +28,7 @@ def test_a_gap_is_found_wherever_it_is(tmp_path: Path, missing: int) -> None:
     """Also one that the search for the tail steps over; from behind it the log is whole."""
     pipeline = line(tmp_path / "run")
     leave_behind(pipeline, *range(10))
-    path = reader_of(pipeline).item_path(missing)
+    path = reader_of(pipeline).entry_path(missing)
     whole = path.read_bytes()
     path.unlink()
     for position in range(missing + 1):
@@ -46,7 +46,7 @@ def test_a_gap_in_an_older_epoch_is_found(tmp_path: Path) -> None:
     pipeline.snapshot("unaligned")
     pipeline.restore()
     reader_of(pipeline).check_whole(0)
-    path = reader_of(pipeline).item_path(2)
+    path = reader_of(pipeline).entry_path(2)
     path.unlink()
     with pytest.raises(Damaged, match=f"{path} is missing"):
         reader_of(pipeline).check_whole(0)
@@ -57,7 +57,7 @@ def test_items_that_are_appended_meanwhile_are_no_gap(tmp_path: Path) -> None:
     pipeline = line(tmp_path / "run")
     reader = reader_of(pipeline)
     reader.check_whole(0)
-    writer = LogWriter(pipeline.path, pipeline.dataflow.log("coins"), read_head(pipeline.path))
+    writer = LogWriter(pipeline.path, pipeline.dataflow.log("coins"), read_metadata(pipeline.path))
     writer.append(records(1))
     assert reader.tail(0) == 1
     writer.append(records(2))
@@ -70,7 +70,7 @@ def test_a_service_does_not_join_before_a_gap(tmp_path: Path) -> None:
     """It would wait there for ever; when the file is back it joins where it stood."""
     pipeline = line(tmp_path / "run")
     leave_behind(pipeline, 5, 7, 11, received_count=1)
-    path = reader_of(pipeline).item_path(1)
+    path = reader_of(pipeline).entry_path(1)
     whole = path.read_bytes()
     path.unlink()
     with (
@@ -88,16 +88,16 @@ def test_a_service_does_not_join_before_a_gap(tmp_path: Path) -> None:
 def test_a_query_does_not_begin_before_a_gap(tmp_path: Path) -> None:
     """A run with availableNow would end there as if it had read everything."""
     shop = make_shop(tmp_path / "shop.pipeline")
-    writer = LogWriter(shop.path, shop.dataflow.log("totals"), read_head(shop.path))
+    writer = LogWriter(shop.path, shop.dataflow.log("totals"), read_metadata(shop.path))
     writer.append(sales(1))
     writer.append(sales(2))
-    assert QueryMember(shop.path, "audit").positions() == (None, {"totals": 0})
-    path = reader_of(shop, "totals").item_path(0)
+    assert QueryParticipant(shop.path, "audit").positions() == (None, {"totals": 0})
+    path = reader_of(shop, "totals").entry_path(0)
     path.unlink()
     with pytest.raises(Damaged, match=f"{path} is missing"):
-        QueryMember(shop.path, "audit")
+        QueryParticipant(shop.path, "audit")
     commit(shop, 0, 1)
-    assert QueryMember(shop.path, "audit").positions() == (0, {"totals": 1})
+    assert QueryParticipant(shop.path, "audit").positions() == (0, {"totals": 1})
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -109,7 +109,7 @@ def test_no_snapshot_rests_on_a_missing_item(tmp_path: Path, missing: int) -> No
     outcomes: list[Manifest | Abandoned] = []
     thread = threading.Thread(target=lambda: outcomes.append(pipeline.snapshot("unaligned")))
     with join("till", pipeline=pipeline.path, state=Account()) as till:
-        path = reader_of(pipeline).item_path(missing)
+        path = reader_of(pipeline).entry_path(missing)
         kept = path.read_bytes()
         path.unlink()
         thread.start()
@@ -123,10 +123,10 @@ def test_no_snapshot_rests_on_a_missing_item(tmp_path: Path, missing: int) -> No
 
 
 def test_no_snapshot_is_taken_of_a_resting_service_before_a_gap(tmp_path: Path) -> None:
-    """It stands where the log ends for it: the error names the item, and nothing is published."""
+    """It stands where the log ends for it: the error names the entry, and nothing is published."""
     pipeline = line(tmp_path / "run")
     leave_behind(pipeline, 5, 7, 11, received_count=1)
-    path = reader_of(pipeline).item_path(1)
+    path = reader_of(pipeline).entry_path(1)
     path.unlink()
     with pytest.raises(Damaged, match=f"{path} is missing"):
         pipeline.snapshot("unaligned")

@@ -11,8 +11,8 @@ from stillframe.model import Abandoned, Reason
 from stillframe.pipeline import Pipeline, join
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.part import under_way
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.snapshot_manifest import Manifest
 from tests.pipeline.money import (
     TOTAL,
     Account,
@@ -55,7 +55,7 @@ def test_every_snapshot_in_traffic_has_all_the_money(
         assert sum(manifest.record_count for manifest in found) == 0
     if mode == "unaligned":
         assert any(manifest.record_count for manifest in found)
-    moved = [account(m, p.participant).received_count for m in found for p in m.parts]
+    moved = [account(m, p.participant).received_count for m in found for p in m.fragments]
     assert len(set(moved)) > 3  # there was traffic
 
 
@@ -75,8 +75,8 @@ def test_restores_go_on_with_all_the_money(tmp_path: Path, mode: str) -> None:
         assert pipeline.epoch == epoch + 1
         shown = taken(pipeline, "unaligned")
         assert money_in(pipeline, shown) == TOTAL + doubled(pipeline, chosen)
-        assert [account(shown, part.participant) for part in shown.parts] == [
-            account(chosen, part.participant) for part in chosen.parts
+        assert [account(shown, part.participant) for part in shown.fragments] == [
+            account(chosen, part.participant) for part in chosen.fragments
         ]
         with running(pipeline):
             later = taken(pipeline, mode)
@@ -90,7 +90,7 @@ def doubled(pipeline: Pipeline, manifest: Manifest) -> int:
     total = 0
     for cut in manifest.channels:
         log = manifest.dataflow.log(cut.log)
-        reader = LogReader(pipeline.path, log, manifest.stretches[cut.log])
+        reader = LogReader(pipeline.path, log, manifest.segments[cut.log])
         total += sum(amounts(reader, cut.barrier, cut.position))
     return total
 
@@ -159,7 +159,7 @@ def test_a_restore_waits_for_who_is_just_leaving(tmp_path: Path) -> None:
     leave_behind(pipeline, 5)
     found = taken(pipeline, "aligned")
     lock = participant_lock(pipeline.path, "till")
-    assert lock.try_take()
+    assert lock.try_acquire()
     leaving = threading.Timer(0.1, lock.release)
     leaving.start()
     pipeline.restore(str(found.snapshot))

@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, channel, join
-from stillframe.pipeline.head import read_head
 from stillframe.pipeline.log import LogWriter
-from stillframe.pipeline.member import OVERDUE_S
-from stillframe.pipeline.part import PARTS, REQUEST, Request, request_path
+from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.pending_snapshot import PARTS, REQUEST, Request, request_path
+from stillframe.pipeline.query_participant import OVERDUE_S
 from stillframe.protocol.aligner import Mode
 from stillframe.store.disk import replace_durably
 from stillframe.store.seal import seal
@@ -37,9 +37,9 @@ def test_nobody_waits_at_the_barrier_of_a_coordinator_that_is_gone(tmp_path: Pat
             channel("from-right", NUMBERS, source="right", targets=["sum"]),
         ],
     )
-    head = read_head(pipeline.path)
-    log = LogWriter(pipeline.path, head.dataflow.log("from-left"), head)
-    snapshot = SnapshotId(head.name, 1)
+    metadata = read_metadata(pipeline.path)
+    log = LogWriter(pipeline.path, metadata.dataflow.log("from-left"), metadata)
+    snapshot = SnapshotId(metadata.name, 1)
     directory = request_path(pipeline.path, snapshot)
     (directory / PARTS).mkdir(parents=True)
 

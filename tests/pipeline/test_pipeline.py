@@ -14,7 +14,7 @@ from stillframe.model import Abandoned, SnapshotId
 from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.locks import coordinating
 from stillframe.pipeline.pipeline import Outcome
-from stillframe.pipeline.published import MANIFEST, snapshot_path
+from stillframe.pipeline.snapshot_manifest import MANIFEST, snapshot_path
 from tests.pipeline.money import changed, leave_behind, line
 
 NUMBERS = pa.schema([("number", pa.int64())])
@@ -66,7 +66,7 @@ from pathlib import Path
 from stillframe.pipeline.locks import is_running, participant_lock
 
 lock = participant_lock(Path(sys.argv[1]), "one")
-assert lock.try_take()
+assert lock.try_acquire()
 here, there = os.pipe()
 begun, begin = os.pipe()
 if os.fork() == 0:

@@ -13,7 +13,7 @@ import pytest
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.locks import is_running
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.snapshot_manifest import Manifest
 from tests.nightly import by_night
 from tests.pipeline.money import STOP, TOTAL, diamond, money_in, money_now, ring
 

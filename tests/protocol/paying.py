@@ -6,9 +6,9 @@ from functools import partial
 
 from stillframe.model import Abandoned, Batch, Channel, GlobalState, Marker, Snapshot, SnapshotId
 from stillframe.process import Message, Process, every
+from stillframe.protocol.action_runner import RECEIVE, ActionRunner, Sent
 from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.equivalent import Equivalent, prove
-from stillframe.protocol.performer import RECEIVE, Performer, Sent
 from stillframe.protocol.recorder import Effect, Phase, Recorded, Recorder, SendMarker
 from stillframe.protocol.replay import RESTORED
 from stillframe.topology import Topology
@@ -66,15 +66,15 @@ class System:
         encoded = {s.process: s.encoded for s in start.processes} if start else {}
         self.sent = {c: begin[c].sent_count if begin else 0 for c in self.queues}
         received = {c: begin[c].received_count if begin else 0 for c in self.queues}
-        self.performers = {p: Performer(p, topology, encoded.get(p)) for p in topology.processes}
+        self.runners = {p: ActionRunner(p, topology, encoded.get(p)) for p in topology.processes}
         self.recorders = {
             name: Recorder(
                 name,
                 incoming={c.source: n for c, n in received.items() if c.target == name},
                 outgoing={c.target: n for c, n in self.sent.items() if c.source == name},
-                capture=performer.capture,
+                capture=runner.capture,
             )
-            for name, performer in self.performers.items()
+            for name, runner in self.runners.items()
         }
         for name in encoded:
             singles = {
@@ -95,7 +95,7 @@ class System:
 
     def act(self, name: str, action: str = "pay") -> None:
         """Let a process do something by itself."""
-        self._happened(name, action, (), self.performers[name].perform(action))
+        self._happened(name, action, (), self.runners[name].perform(action))
 
     def deliver(self, *channels: Channel) -> None:
         """Let the first message of each channel be accepted, all in one action; or one marker."""
@@ -106,10 +106,10 @@ class System:
             source = channels[0].source
             self._record(name, first.snapshot, source, lambda r: r.marker(source, first))
             return
-        performer = self.performers[name]
+        runner = self.runners[name]
         batches = [(channel, self.queues[channel].popleft()) for channel in channels]
         taken = [(c, batch) for c, batch in batches if isinstance(batch, Batch)]
-        sent = performer.receive([(c, performer.decode(b.messages()[0])) for c, b in taken])
+        sent = runner.receive([(c, runner.decode(b.messages()[0])) for c, b in taken])
         accepted = tuple(MessageId(c, batch.first) for c, batch in taken)
         self._happened(name, RECEIVE, accepted, sent)
         for channel, batch in taken:
@@ -129,7 +129,7 @@ class System:
     def possible(self) -> list[Callable[[], None]]:
         """Return everything that could happen next."""
         found: list[Callable[[], None]] = []
-        for name in self.performers:
+        for name in self.runners:
             found += [partial(self.act, name), partial(self.initiate, name)]
             if len(channels := self.ready(name)) > 1:
                 found.append(partial(self.deliver, *channels))

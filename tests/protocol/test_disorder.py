@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillframe.model import Abandoned, Batch, Channel, Reason, SnapshotId
-from stillframe.protocol.colour import ColourRecorder, CountingMarker
+from stillframe.protocol.lai_yang import CountingMarker, LaiYangRecorder
 from stillframe.protocol.recorder import Phase, Recorded
 from stillframe.restore import start_states
 from tests.nightly import examples
@@ -105,7 +105,7 @@ def test_a_restore_goes_on_where_the_snapshot_was_taken(chance: Random) -> None:
     for complete in world.complete.values():
         starts = start_states(complete, world.description)
         for process, start in starts.items():
-            recorder = ColourRecorder(
+            recorder = LaiYangRecorder(
                 process,
                 incoming={record.source: record.received_count for record in start.incoming},
                 outgoing=start.sent_counts,

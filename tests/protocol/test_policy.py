@@ -8,8 +8,8 @@ from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.protocol.policy import (
     TOLD_COUNT_MAX,
     TRY_COUNT_MAX,
+    AbandonmentLimit,
     Policy,
-    Tolerance,
     next_initiator,
 )
 from tests.protocol.execution import describe
@@ -73,7 +73,7 @@ def outcome(letters: str, count_max: int | None) -> list[bool]:
     """Tell a tolerance of snapshots: p published, d late, k a death, s a stop; return what of it
     was too much."""
     reasons = {"d": Reason.DEADLINE, "k": Reason.PROCESS_DIED, "s": Reason.STOPPED}
-    tolerance, answers = Tolerance(count_max), []
+    tolerance, answers = AbandonmentLimit(count_max), []
     for letter in letters:
         if letter == "p":
             tolerance.published()
@@ -97,7 +97,7 @@ def test_exactly_the_rows_that_are_too_long_end_a_run() -> None:
 
 def test_the_last_of_a_row_are_told_with_who_was_missing() -> None:
     """And what to do."""
-    tolerance = Tolerance(4)
+    tolerance = AbandonmentLimit(4)
     answers = [tolerance.abandoned(ended(Reason.DEADLINE, number)) for number in range(1, 6)]
     assert answers[:4] == [None] * 4
     words = answers[4] or ""

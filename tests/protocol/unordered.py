@@ -21,7 +21,7 @@ from stillframe.model import (
     SnapshotId,
 )
 from stillframe.protocol.assembler import Assembler
-from stillframe.protocol.colour import Colour, ColourRecorder, CountingMarker
+from stillframe.protocol.lai_yang import Colour, CountingMarker, LaiYangRecorder
 from stillframe.protocol.recorder import Effect, NotRecorded, Recorded, SendMarker
 from tests.protocol.execution import START_BALANCE, Event, What, describe, messages_in, state_of
 
@@ -127,11 +127,11 @@ class Unordered:
         """The snapshots that were completed."""
         return {s: o for s, o in self.outcomes.items() if isinstance(o, Snapshot)}
 
-    def _recorder(self, process: ProcessId) -> ColourRecorder:
+    def _recorder(self, process: ProcessId) -> LaiYangRecorder:
         def capture() -> ProcessState:
             return state_of(process, self.balances[process])
 
-        return ColourRecorder(
+        return LaiYangRecorder(
             process,
             incoming=dict.fromkeys(self.description.incoming(process), 0),
             outgoing=dict.fromkeys(self.description.outgoing(process), 0),

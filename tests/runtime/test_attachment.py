@@ -15,7 +15,7 @@ import pytest
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline import Pipeline, join
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.policy import Policy
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.runtime.traces import Traces
@@ -57,11 +57,11 @@ def new_pipeline(tmp_path: Path) -> Pipeline:
 
 def money(pipeline: Pipeline, manifest: Manifest) -> int:
     """Return all money at the cut: in services, in logs, and on channels over TCP."""
-    states = [part.service for part in manifest.parts if part.service is not None]
+    states = [part.service for part in manifest.fragments if part.service is not None]
     total = sum(sum(msgspec.msgpack.decode(state.encoded).values()) for state in states)
     for cut in manifest.channels:
-        log = LogReader(pipeline.path, manifest.dataflow.log(cut.log), manifest.stretches[cut.log])
-        for item in log.items(cut.position, cut.barrier):
+        log = LogReader(pipeline.path, manifest.dataflow.log(cut.log), manifest.segments[cut.log])
+        for item in log.entries(cut.position, cut.barrier):
             total += sum(log.table(item)["amount"].to_pylist())
     (part,) = manifest.systems
     snapshot = Store.open(Path(part.store)).load(part.snapshot)

@@ -10,8 +10,8 @@ import pytest
 from stillframe import Channel, Message, Process, Topology, every
 from stillframe.model import SnapshotId
 from stillframe.sim import choices
-from stillframe.sim.drive import Load
-from stillframe.sim.run import Setting, run_seed
+from stillframe.sim.run import RunConfig, run_seed
+from stillframe.sim.scheduler import Load
 from stillframe.sim.world import World
 from tests.runtime.local import LocalSystem
 
@@ -111,7 +111,7 @@ def test_simulated_processes_are_told_of_their_cuts() -> None:
     snapshot = SnapshotId("B", 1)
     world.take(choices.Initiate("B", snapshot))
     world.take(choices.Deliver((Channel("B", "A"),)))
-    told = [performer.process for performer in world.performers.values()]
+    told = [runner.process for runner in world.runners.values()]
     assert [p._cuts for p in told if isinstance(p, Counter)] == [{snapshot: 0}, {snapshot: 1}]
 
 
@@ -127,10 +127,10 @@ class Settles(Counter):
 
 def test_who_acts_on_its_cuts_keeps_every_promise() -> None:
     """The judge performs the actions again, white before red too, and comes to the same states."""
-    setting = Setting(
+    config = RunConfig(
         topology=Topology.mesh({name: Settles() for name in "ABC"}), load=Load(safety_ms=40.0)
     )
-    runs = [run_seed(seed, setting) for seed in range(10)]
+    runs = [run_seed(seed, config) for seed in range(10)]
     assert [str(run.violation) for run in runs if run.violation is not None] == []
-    ended = [p.process for run in runs for p in run.world.performers.values()]
+    ended = [p.process for run in runs for p in run.world.runners.values()]
     assert any(process.safe_count for process in ended if isinstance(process, Settles))

@@ -10,7 +10,7 @@ import pytest
 
 from stillframe import Channel, Process, Topology
 from stillframe.model import Abandoned, Reason
-from stillframe.protocol.holdup import Cause, Holdup, UnderWay
+from stillframe.protocol.stragglers import Cause, Straggler, UnderWay
 from stillframe.runtime.addresses import LOOPBACK, Address
 from stillframe.runtime.coordinator import Coordinator
 from stillframe.runtime.dialling import keep_connected
@@ -28,7 +28,7 @@ async def held_up(coordinator: Coordinator, *causes: Cause) -> UnderWay:
     """Look until the one snapshot under way is held up by `causes`, and return that."""
     while True:
         (under_way,) = await coordinator.inquiry.look()
-        if {holdup.cause for holdup in under_way.holdups} == set(causes):
+        if {straggler.cause for straggler in under_way.stragglers} == set(causes):
             return under_way
 
 
@@ -51,12 +51,12 @@ def test_a_stopped_process_is_named_with_its_channels_while_the_snapshot_waits(
             result = await system.begin_snapshot("A")
             found = await held_up(system.coordinator, Cause.SILENT)
             assert found.missing == ("A", "B", "C")
-            (holdup,) = found.holdups
-            assert (holdup.process, holdup.channels) == (
+            (straggler,) = found.stragglers
+            assert (straggler.process, straggler.channels) == (
                 "C",
                 (Channel("C", "A"), Channel("C", "B")),
             )
-            assert found.initiated_at <= holdup.since < found.deadline
+            assert found.initiated_at <= straggler.since < found.deadline
             for _ in range(UNANSWERED_COUNT_MAX):
                 await system.coordinator.inquiry.look()
             os.kill(system.children["C"].pid, signal.SIGCONT)
@@ -112,7 +112,9 @@ def test_a_process_in_a_long_action_is_told_from_one_that_is_stopped(tmp_path: P
             await system.until(lambda: thinker.taken_count == 1)
             result = system.coordinator.begin("A")
             found = await held_up(system.coordinator, Cause.BUSY)
-            assert [(h.process, h.channels) for h in found.holdups] == [("B", (Channel("A", "B"),))]
+            assert [(h.process, h.channels) for h in found.stragglers] == [
+                ("B", (Channel("A", "B"),))
+            ]
             Thinker.go_on.set()
             await system.until(result.done)
 
@@ -136,8 +138,8 @@ def test_a_channel_that_is_cut_is_named_while_it_is(tmp_path: Path) -> None:
             found = await held_up(system.coordinator, Cause.DISCONNECTED)
             assert found.missing == ("B",)
             since = found.initiated_at
-            expected = Holdup("B", Cause.DISCONNECTED, since, (Channel("A", "B"),))
-            assert found.holdups == (expected,)
+            expected = Straggler("B", Cause.DISCONNECTED, since, (Channel("A", "B"),))
+            assert found.stragglers == (expected,)
             member = system.members["A"]
             again = keep_connected(
                 system.hosts["A"],
@@ -183,8 +185,8 @@ def test_a_marker_behind_messages_tells_how_many_bytes(tmp_path: Path) -> None:
         async with asyncio.timeout(TIMEOUT_S), LocalSystem(topology, tmp_path) as system:
             _ = system.coordinator.begin("A")
             found = await held_up(system.coordinator, Cause.BEHIND)
-            (holdup,) = found.holdups
-            assert (holdup.process, holdup.channels) == ("B", (Channel("A", "B"),))
-            assert holdup.unhandled_bytes > 10_000
+            (straggler,) = found.stragglers
+            assert (straggler.process, straggler.channels) == ("B", (Channel("A", "B"),))
+            assert straggler.unhandled_bytes > 10_000
 
     asyncio.run(main())

@@ -7,7 +7,7 @@ import pytest
 
 from stillframe.errors import UsageError
 from stillframe.pipeline import Pipeline, join
-from stillframe.pipeline.resting import NotAtRest
+from stillframe.pipeline.stopped import NotAtRest
 from stillframe.runtime.attachment import Attachment
 from stillframe.runtime.logs import Logs
 from stillframe.store.store import Store

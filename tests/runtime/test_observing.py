@@ -12,7 +12,7 @@ import pytest
 from stillframe import Process, Topology
 from stillframe.errors import ProtocolViolation, Unavailable
 from stillframe.model import Abandoned, Fragment, MarkerTimes, ProcessState, SnapshotId
-from stillframe.protocol.holdup import NAME_CHARS_MAX, QUANTITY_COUNT_MAX
+from stillframe.protocol.stragglers import NAME_CHARS_MAX, QUANTITY_COUNT_MAX
 from stillframe.runtime import inquiry
 from stillframe.runtime.commands import Observed, TakeSnapshot, command, observe, serve_commands
 from stillframe.runtime.loading import load_topology

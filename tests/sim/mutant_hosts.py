@@ -19,8 +19,8 @@ from stillframe.model import (
     Snapshot,
     SnapshotId,
 )
+from stillframe.protocol.action_runner import PUBLISHED, START
 from stillframe.protocol.assembler import Assembler
-from stillframe.protocol.performer import PUBLISHED, START
 from stillframe.protocol.recorder import Phase, Recorder
 from stillframe.sim.world import World
 

@@ -20,7 +20,7 @@ from stillframe.model import (
     SnapshotId,
 )
 from stillframe.protocol.assembler import Assembler
-from stillframe.protocol.colour import Colour
+from stillframe.protocol.lai_yang import Colour
 from stillframe.protocol.recorder import Effect, SendMarker
 from stillframe.protocol.session import ReceiveSession
 from stillframe.sim import choices
@@ -60,7 +60,7 @@ class ActsBetween(World):
 
     def _carry_out(self, process: ProcessId, effects: list[Effect]) -> None:
         if any(isinstance(effect, SendMarker) for effect in effects):
-            self._perform(process, self.performers[process].actions[-1])
+            self._perform(process, self.runners[process].actions[-1])
         super()._carry_out(process, effects)
 
 
@@ -70,7 +70,7 @@ class ActsAtCut(World):
     def _carry_out(self, process: ProcessId, effects: list[Effect]) -> None:
         super()._carry_out(process, effects)
         if any(isinstance(effect, SendMarker) for effect in effects):
-            self.performers[process].perform(self.performers[process].actions[-1])
+            self.runners[process].perform(self.runners[process].actions[-1])
 
 
 class DroppedAtCut(World):
@@ -80,10 +80,10 @@ class DroppedAtCut(World):
         target = arrivals[0][0].target
         recorder = self.recorders[target]
         if any(recorder.progress(snapshot) for snapshot in self.pending):
-            performer = self.performers[target]
-            performer.receive = lambda messages: []  # type: ignore[method-assign]
+            runner = self.runners[target]
+            runner.receive = lambda messages: []  # type: ignore[method-assign]
             super()._accept(arrivals)
-            del performer.receive
+            del runner.receive
         else:
             super()._accept(arrivals)
 
@@ -120,8 +120,8 @@ class ChannelsLast(World):
     """A restore delivers what was on the channels when the first new messages have come."""
 
     def _replay(self, start: Snapshot) -> None:
-        for name in self.performers:
-            self._perform(name, self.performers[name].actions[-1])
+        for name in self.runners:
+            self._perform(name, self.runners[name].actions[-1])
         super()._replay(start)
 
 
@@ -156,7 +156,7 @@ class EpochKept(World):
 class PastAccepted(World):
     """Connections of the epoch before are not refused."""
 
-    def _refuse_the_past(self, number: int) -> None:
+    def _refuse_previous_epoch(self, number: int) -> None:
         self.epoch.refused_count = 0
 
 
@@ -181,7 +181,7 @@ class StatesOfTheStart(World):
     def _begin(self, start: Snapshot | None) -> None:
         if start is None:
             super()._begin(None)
-            self._first = {name: p.capture() for name, p in self.performers.items()}
+            self._first = {name: p.capture() for name, p in self.runners.items()}
             return
         states = tuple(self._first[state.process] for state in start.state.processes)
         state = msgspec.structs.replace(start.state, processes=states)

@@ -1,6 +1,6 @@
 """Recording rules with one thing wrong each: whoever judges snapshots must find every one.
 
-Each class changes one rule of ``Recorder`` (Chandy-Lamport), or of ``ColourRecorder`` (Lai-Yang),
+Each class changes one rule of ``Recorder`` (Chandy-Lamport), or of ``LaiYangRecorder`` (Lai-Yang),
 and nothing else.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from stillframe.model import Batch, Marker, ProcessId, ProcessState, SnapshotId
-from stillframe.protocol import colour
-from stillframe.protocol.colour import Colour, ColourRecorder, CountingMarker
+from stillframe.protocol import lai_yang
+from stillframe.protocol.lai_yang import Colour, CountingMarker, LaiYangRecorder
 from stillframe.protocol.recorder import (
     Effect,
     Phase,
@@ -282,7 +282,7 @@ class NeverDone(Recorder):
 # --- colours
 
 
-class ColourUnmet(ColourRecorder):
+class ColourUnmet(LaiYangRecorder):
     """A red message is accepted by a white process as if it were white."""
 
     def meet(self, colour: Colour) -> list[Effect]:
@@ -297,7 +297,7 @@ class ColourUnchecked(ColourUnmet):
     """The same, and no number is checked against the marker's count."""
 
     def _settle(
-        self, source: ProcessId, snapshot: SnapshotId, recording: colour._ColourRecording
+        self, source: ProcessId, snapshot: SnapshotId, recording: lai_yang._ColourRecording
     ) -> list[Effect]:
         counts = recording.counts[source]
         if counts.sent_count is None or counts.white_count < counts.sent_count:
@@ -306,7 +306,7 @@ class ColourUnchecked(ColourUnmet):
         return self._complete(snapshot)
 
 
-class ColourUnsent(ColourRecorder):
+class ColourUnsent(LaiYangRecorder):
     """Messages leave a red process white."""
 
     @property
@@ -314,7 +314,7 @@ class ColourUnsent(ColourRecorder):
         return ()
 
 
-class ColourAtMarker(ColourRecorder):
+class ColourAtMarker(LaiYangRecorder):
     """A channel is taken for complete when its marker comes, as if order were kept."""
 
     def marker(self, source: ProcessId, marker: CountingMarker) -> list[Effect]:
@@ -326,23 +326,23 @@ class ColourAtMarker(ColourRecorder):
         return effects + self._complete(marker.snapshot)
 
 
-class ColourShort(ColourRecorder):
+class ColourShort(LaiYangRecorder):
     """The marker says that one message fewer was sent."""
 
     def _marker_to(self, target: ProcessId, snapshot: SnapshotId) -> CountingMarker:
         return CountingMarker(snapshot, max(0, self._sent_counts[target] - 1))
 
 
-class ColourRedRecorded(ColourRecorder):
+class ColourRedRecorded(LaiYangRecorder):
     """Red messages are recorded on their channel, like white ones."""
 
-    def _begin_recording(self, state: ProcessState) -> colour._ColourRecording:
+    def _begin_recording(self, state: ProcessState) -> lai_yang._ColourRecording:
         recording = super()._begin_recording(state)
         recording.add = _adding_all(recording)  # type: ignore[method-assign]
         return recording
 
 
-def _adding_all(recording: colour._ColourRecording) -> Any:
+def _adding_all(recording: lai_yang._ColourRecording) -> Any:
     def add(source: ProcessId, batch: Batch, *, is_red: bool) -> None:
         recording.counts[source].add(batch, is_red=is_red)
         recording.awaited[source].append(batch)
@@ -350,7 +350,7 @@ def _adding_all(recording: colour._ColourRecording) -> Any:
     return add
 
 
-class ColourStateLate(ColourRecorder):
+class ColourStateLate(LaiYangRecorder):
     """The state is recorded after the red message was accepted, not before."""
 
     def receive(self, source: ProcessId, batch: Batch, colour: Colour) -> list[Effect]:

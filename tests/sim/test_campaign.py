@@ -10,12 +10,11 @@ from examples.bank import bank
 from stillframe import Topology, every
 from stillframe.errors import UsageError
 from stillframe.model import Abandoned, Reason, Snapshot
-from stillframe.protocol.colour import ColourRecorder
-from stillframe.sim.campaign import CHUNK_COUNT, Tally, run_chunk, run_seeds
-from stillframe.sim.drive import Load
+from stillframe.protocol.lai_yang import LaiYangRecorder
+from stillframe.sim.campaign import CHUNK_COUNT, COVERAGE, Tally, covered, run_chunk, run_seeds
 from stillframe.sim.network import Fifo, Network
-from stillframe.sim.run import Setting, run_seed
-from stillframe.sim.sightings import SIGHTINGS, sightings
+from stillframe.sim.run import RunConfig, run_seed
+from stillframe.sim.scheduler import Load
 from stillframe.sim.systems import Account, pair
 from tests.nightly import Figure, by_night, seeds
 from tests.sim.mutants import RecordedTwice
@@ -42,24 +41,24 @@ class Failing(Account):
         super().pay()
 
 
-def failing() -> Setting:
+def failing() -> RunConfig:
     """Return a system whose handler fails."""
-    return Setting(topology=Topology.mesh({"P1": Failing(), "P2": Account()}))
+    return RunConfig(topology=Topology.mesh({"P1": Failing(), "P2": Account()}))
 
 
-def mutant() -> Setting:
+def mutant() -> RunConfig:
     """Return rules that break a promise in nearly every seed."""
-    return Setting(recorder=RecordedTwice)
+    return RunConfig(recorder=RecordedTwice)
 
 
-def short() -> Setting:
+def short() -> RunConfig:
     """Return runs that take no time."""
-    return Setting(load=Load(safety_ms=10.0))
+    return RunConfig(load=Load(safety_ms=10.0))
 
 
-def coloured(network: Network) -> Setting:
+def coloured(network: Network) -> RunConfig:
     """Return Lai and Yang's rules on `network`."""
-    return Setting(network=network, recorder=ColourRecorder)
+    return RunConfig(network=network, recorder=LaiYangRecorder)
 
 
 def ignore(_: int) -> None:
@@ -80,9 +79,9 @@ def note(tally: Tally, figure: Figure) -> None:
 @pytest.mark.slow
 def test_many_seeds_keep_every_promise_and_show_everything(figure: Figure) -> None:
     """Chandy and Lamport's rules on channels that keep order: each sighting is seen in some."""
-    tally = run_seeds(Setting, PLAIN_SEEDS, ignore)
+    tally = run_seeds(RunConfig, PLAIN_SEEDS, ignore)
     assert tally.broken == [], f"SEED={tally.broken[0]}: see it with stillframe sim --steps --seeds"
-    assert set(SIGHTINGS) - set(tally.seen) == set()
+    assert set(COVERAGE) - set(tally.seen) == set()
     assert tally.seed_count == len(PLAIN_SEEDS)
     note(tally, figure)
 
@@ -97,7 +96,7 @@ def test_colours_keep_every_promise_with_and_without_order(
     tally = run_seeds(partial(coloured, network), COLOUR_SEEDS, ignore)
     assert tally.broken == [], f"SEED={tally.broken[0]} under {network}"
     connections = {"a connection was lost and taken up again", "something was on its way twice"}
-    missing = set(SIGHTINGS) - set(tally.seen)
+    missing = set(COVERAGE) - set(tally.seen)
     assert missing == (set() if network is Fifo else connections)
     note(tally, figure)
 
@@ -112,7 +111,7 @@ def test_where_order_or_messages_are_lost_a_wrong_snapshot_is_never_published(
     there are snapshots whose parts contradict each other, and runs that are refused."""
     ends: Counter[str] = Counter()
     for seed in seeds_of(f"plain rules, {network}", 80):
-        run = run_seed(seed, Setting(network=network))
+        run = run_seed(seed, RunConfig(network=network))
         assert run.violation is None, f"SEED={seed}: {run.violation}"
         ends["refused"] += bool(run.world.refusal)
         for epoch in run.world.epochs:
@@ -129,9 +128,9 @@ def test_where_order_or_messages_are_lost_a_wrong_snapshot_is_never_published(
 def test_a_user_s_topology_keeps_every_promise() -> None:
     """The bank of the examples, whose auditor is wrong, has snapshots that are right."""
     for seed in range(1, 9):
-        run = run_seed(seed, Setting(topology=bank, load=Load(safety_ms=30.0)))
+        run = run_seed(seed, RunConfig(topology=bank, load=Load(safety_ms=30.0)))
         assert run.violation is None, f"SEED={seed}: {run.violation}"
-        assert "a snapshot was published" in sightings(run)
+        assert "a snapshot was published" in covered(run)
 
 
 # --- counting
@@ -151,7 +150,7 @@ def test_a_chunk_counts_what_its_runs_did() -> None:
         published_count=sum(
             isinstance(o, Snapshot) for epoch in epochs for o in epoch.outcomes.values()
         ),
-        seen=dict(Counter(name for run in runs for name in sightings(run))),
+        seen=dict(Counter(name for run in runs for name in covered(run))),
     )
 
 
@@ -203,5 +202,5 @@ def test_a_handler_that_raises_is_named_with_its_seed(seed_count: int) -> None:
 def test_nothing_is_sighted_in_a_run_in_which_nothing_happens() -> None:
     """Sightings are facts of a run: without a snapshot before the last there are few."""
     load = Load(safety_ms=0.0, snapshot_per_s=0.0)
-    setting = Setting(topology=pair(), load=load)
-    assert sightings(run_seed(1, setting)) == ["a snapshot was published"]
+    config = RunConfig(topology=pair(), load=load)
+    assert covered(run_seed(1, config)) == ["a snapshot was published"]

@@ -7,7 +7,7 @@ import pytest
 
 from stillframe.errors import UsageError
 from stillframe.model import Snapshot, SnapshotId
-from stillframe.protocol.colour import ColourRecorder
+from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.protocol.recorder import Recorder
 from stillframe.sim import choices
 from stillframe.sim.choices import parse_choice
@@ -19,8 +19,8 @@ from stillframe.sim.explore import (
     a_recorded_state_need_not_occur,
     cuts_are_consistent,
     explore,
+    invariants_hold,
     play,
-    promises_are_kept,
     snapshots_are_published,
     snapshots_overlap,
 )
@@ -30,7 +30,7 @@ from stillframe.sim.world import World
 from stillframe.topology import Topology
 
 ALWAYS = {
-    "promises": promises_are_kept,
+    "promises": invariants_hold,
     "consistent": cuts_are_consistent,
     "published": snapshots_are_published,
 }
@@ -39,7 +39,7 @@ SOMETIMES = {
     "never occurred": a_recorded_state_need_not_occur,
     "overlap": snapshots_overlap,
 }
-Recorders = type[Recorder] | type[ColourRecorder]
+Recorders = type[Recorder] | type[LaiYangRecorder]
 Counts = tuple[int, int, int, int]
 
 
@@ -118,12 +118,12 @@ def plain_state(world: World) -> bytes:
     epoch = world.epoch
     named = sorted(epoch.initiated)
     values = [
-        [performer.capture() for performer in world.performers.values()],
+        [runner.capture() for runner in world.runners.values()],
         [memory.contents for memory in world.channels.values()],
         [str(name) for name in named],
         [[r.phase(s).name for s in named] for r in world.recorders.values()],
         [[r.progress(s) for s in named] for r in world.recorders.values()],
-        [sorted(epoch.parts.get(s, {}).items()) for s in named],
+        [sorted(epoch.fragments.get(s, {}).items()) for s in named],
         [epoch.outcomes.get(s) for s in named],
         world.refusal,
     ]
@@ -148,12 +148,12 @@ TINY = {
     ),
     "reordering": (system(pays={"P1": 1}, network=Reordering), (22, 24, 5, 10)),
     "reordering, with colours": (
-        system(pays={"P1": 1}, network=Reordering, recorder=ColourRecorder),
+        system(pays={"P1": 1}, network=Reordering, recorder=LaiYangRecorder),
         (21, 25, 5, 11),
     ),
     "lossy": (system(pays={"P1": 1}, network=Lossy), (33, 36, 14, 36)),
     "lossy, with colours": (
-        system(pays={"P1": 1}, network=Lossy, recorder=ColourRecorder),
+        system(pays={"P1": 1}, network=Lossy, recorder=LaiYangRecorder),
         (35, 38, 15, 38),
     ),
 }
@@ -248,7 +248,7 @@ def test_on_channels_that_keep_order_everything_holds_in_every_run(
 
 def test_with_colours_order_makes_the_same_runs_as_with_markers() -> None:
     """On channels that keep order both rules cut in the same places."""
-    small = system(pays=BOTH_PAY, recorder=ColourRecorder)
+    small = system(pays=BOTH_PAY, recorder=LaiYangRecorder)
     found = explored(small)
     assert counts(found) == (63, 103, 16, 102)
     assert found.broken == {}
@@ -278,7 +278,7 @@ def test_chandy_lamport_fails_where_messages_overtake_markers() -> None:
 def test_lai_yang_holds_where_messages_overtake_markers() -> None:
     """The same system with colours: every property in every run; more runs, because a message's
     colour makes its target record earlier than a marker would."""
-    found = explored(system(pays=BOTH_PAY, network=Reordering, recorder=ColourRecorder))
+    found = explored(system(pays=BOTH_PAY, network=Reordering, recorder=LaiYangRecorder))
     assert counts(found) == (106, 209, 42, 231)
     assert found.broken == {}
     assert set(found.seen) == {"caught", "never occurred"}
@@ -286,7 +286,7 @@ def test_lai_yang_holds_where_messages_overtake_markers() -> None:
 
 @pytest.mark.parametrize(
     ("recorder", "expected"),
-    [(Recorder, (177, 279, 95, 1056)), (ColourRecorder, (188, 293, 101, 1124))],
+    [(Recorder, (177, 279, 95, 1056)), (LaiYangRecorder, (188, 293, 101, 1124))],
 )
 def test_where_messages_are_lost_a_snapshot_may_never_end_but_none_is_wrong(
     recorder: Recorders, expected: Counts

@@ -8,21 +8,21 @@ import pytest
 
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
-from stillframe.protocol.colour import ColourRecorder
+from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.protocol.recorder import Recorder
 from stillframe.sim import choices
+from stillframe.sim.checker import Invariant, check_end
 from stillframe.sim.explore import (
     Explored,
     Property,
     SmallSystem,
     cuts_are_consistent,
     explore,
-    promises_are_kept,
+    invariants_hold,
     snapshots_are_published,
 )
-from stillframe.sim.judge import Promise, judge_end
 from stillframe.sim.network import Network
-from stillframe.sim.run import Run, Setting, replay, run_seed, shrink
+from stillframe.sim.run import Run, RunConfig, replay, run_seed, shrink
 from stillframe.sim.systems import Account, Payer, pair
 from stillframe.topology import Topology
 from tests.nightly import Figure, by_night, seeds
@@ -83,91 +83,91 @@ restore, or shows what was told of another."""
 CHOICE_MAX = 25
 S = SnapshotId("P1", 1)
 
-RECORDERS: dict[type[Recorder], Promise] = {
-    mutants.NoRelay: Promise.ATOMIC,
-    mutants.MarkerTwice: Promise.ATOMIC,
-    mutants.MarkerForgotten: Promise.ATOMIC,
-    mutants.MarkerLate: Promise.ATOMIC,
-    mutants.StateLate: Promise.EXACT,
-    mutants.StateAtTheEnd: Promise.EXACT,
-    mutants.StateShared: Promise.EXACT,
-    mutants.StopsAtFirst: Promise.BOOKS,
-    mutants.FirstRecorded: Promise.BOOKS,
-    mutants.StopsLate: Promise.BOOKS,
-    mutants.InitiatorBlind: Promise.WHOLE,
-    mutants.RecordedTwice: Promise.BOOKS,
-    mutants.AfterMarker: Promise.BOOKS,
-    mutants.OldestOnly: Promise.BOOKS,
-    mutants.EndsForgotten: Promise.HEARD,
-    mutants.CountsShifted: Promise.BOOKS,
-    mutants.MessagesForgotten: Promise.EXACT,
-    mutants.MessagesExchanged: Promise.EXACT,
-    mutants.NeverDone: Promise.WHOLE,
+RECORDERS: dict[type[Recorder], Invariant] = {
+    mutants.NoRelay: Invariant.ATOMIC,
+    mutants.MarkerTwice: Invariant.ATOMIC,
+    mutants.MarkerForgotten: Invariant.ATOMIC,
+    mutants.MarkerLate: Invariant.ATOMIC,
+    mutants.StateLate: Invariant.EXACT,
+    mutants.StateAtTheEnd: Invariant.EXACT,
+    mutants.StateShared: Invariant.EXACT,
+    mutants.StopsAtFirst: Invariant.BOOKS,
+    mutants.FirstRecorded: Invariant.BOOKS,
+    mutants.StopsLate: Invariant.BOOKS,
+    mutants.InitiatorBlind: Invariant.WHOLE,
+    mutants.RecordedTwice: Invariant.BOOKS,
+    mutants.AfterMarker: Invariant.BOOKS,
+    mutants.OldestOnly: Invariant.BOOKS,
+    mutants.EndsForgotten: Invariant.HEARD,
+    mutants.CountsShifted: Invariant.BOOKS,
+    mutants.MessagesForgotten: Invariant.EXACT,
+    mutants.MessagesExchanged: Invariant.EXACT,
+    mutants.NeverDone: Invariant.WHOLE,
 }
 """Each mutant of Chandy and Lamport's rules, and the promise that it is found to break."""
 WORLDS = {
-    mutant_worlds.MarkerBehind: Promise.BOOKS,
-    mutant_worlds.MarkerLost: Promise.LIVE,
-    mutant_worlds.ActsBetween: Promise.TAKEN,
-    mutant_worlds.ActsAtCut: Promise.UNCHANGED,
-    mutant_worlds.DroppedAtCut: Promise.UNCHANGED,
-    mutant_worlds.ChannelsForgotten: Promise.RESTORED,
-    mutant_worlds.ChannelsDoubled: Promise.ONCE,
-    mutant_worlds.ChannelsLast: Promise.ONCE,
-    mutant_worlds.ChannelsTurned: Promise.ONCE,
-    mutant_worlds.EpochKept: Promise.EPOCHS,
-    mutant_worlds.PastAccepted: Promise.EPOCHS,
-    mutant_worlds.BeginsAfresh: Promise.RESTORED,
-    mutant_worlds.GoesBackTooFar: Promise.RESTORED,
-    mutant_worlds.StatesOfTheStart: Promise.UNCHANGED,
-    mutant_worlds.DoubledAccepted: Promise.ONCE,
-    mutant_worlds.RestLost: Promise.ORDERED_WORLD,
+    mutant_worlds.MarkerBehind: Invariant.BOOKS,
+    mutant_worlds.MarkerLost: Invariant.LIVE,
+    mutant_worlds.ActsBetween: Invariant.TAKEN,
+    mutant_worlds.ActsAtCut: Invariant.UNCHANGED,
+    mutant_worlds.DroppedAtCut: Invariant.UNCHANGED,
+    mutant_worlds.ChannelsForgotten: Invariant.RESTORED,
+    mutant_worlds.ChannelsDoubled: Invariant.ONCE,
+    mutant_worlds.ChannelsLast: Invariant.ONCE,
+    mutant_worlds.ChannelsTurned: Invariant.ONCE,
+    mutant_worlds.EpochKept: Invariant.EPOCHS,
+    mutant_worlds.PastAccepted: Invariant.EPOCHS,
+    mutant_worlds.BeginsAfresh: Invariant.RESTORED,
+    mutant_worlds.GoesBackTooFar: Invariant.RESTORED,
+    mutant_worlds.StatesOfTheStart: Invariant.UNCHANGED,
+    mutant_worlds.DoubledAccepted: Invariant.ONCE,
+    mutant_worlds.RestLost: Invariant.ORDERED_WORLD,
 }
 ASSEMBLERS = {
-    mutant_worlds.WithoutOne: Promise.WHOLE,
-    mutant_worlds.NamesNobody: Promise.WHOLE,
-    mutant_worlds.NamesAll: Promise.WHOLE,
-    mutant_worlds.NeverExpires: Promise.WHOLE,
-    mutant_worlds.AlwaysLate: Promise.REASON,
-    mutant_worlds.StateOfAnother: Promise.EXACT,
+    mutant_worlds.WithoutOne: Invariant.WHOLE,
+    mutant_worlds.NamesNobody: Invariant.WHOLE,
+    mutant_worlds.NamesAll: Invariant.WHOLE,
+    mutant_worlds.NeverExpires: Invariant.WHOLE,
+    mutant_worlds.AlwaysLate: Invariant.REASON,
+    mutant_worlds.StateOfAnother: Invariant.EXACT,
 }
-HOSTS: dict[str, tuple[dict[str, Any], Promise]] = {
+HOSTS: dict[str, tuple[dict[str, Any], Invariant]] = {
     "BatchAsOne": (
         {"world": mutant_hosts.Batching, "recorder": mutant_hosts.BatchAsOne},
-        Promise.ORDERED_WORLD,
+        Invariant.ORDERED_WORLD,
     ),
-    "ActsFrozen": ({"world": mutant_hosts.ActsFrozen}, Promise.TAKEN),
-    "AllFrozen": ({"world": mutant_hosts.AllFrozen}, Promise.TAKEN),
-    "ActsTwice": ({"world": mutant_hosts.ActsTwice}, Promise.TAKEN),
-    "DeliversNothing": ({"world": mutant_hosts.DeliversNothing}, Promise.TAKEN),
-    "DeliversForSnapshots": ({"world": mutant_hosts.DeliversForSnapshots}, Promise.TAKEN),
-    "NeverTold": ({"world": mutant_hosts.NeverTold}, Promise.TOLD),
-    "ToldTwice": ({"world": mutant_hosts.ToldTwice}, Promise.TOLD),
-    "ToldOfAll": ({"world": mutant_hosts.ToldOfAll}, Promise.TOLD),
-    "ToldAtOnce": ({"world": mutant_hosts.ToldAtOnce}, Promise.CAUSED),
-    "NewestPoint": ({"world": mutant_hosts.NewestPoint}, Promise.RESTORED),
-    "WrongTimes": ({"assembler": mutant_hosts.WrongTimes}, Promise.TIMES),
-    "WrongEpoch": ({"assembler": mutant_hosts.WrongEpoch}, Promise.TIMES),
-    "ReasonsExchanged": ({"assembler": mutant_hosts.ReasonsExchanged}, Promise.REASON),
-    "ExpiresAll": ({"assembler": mutant_hosts.ExpiresAll}, Promise.REASON),
-    "HalfDeadline": ({"assembler": mutant_hosts.HalfDeadline}, Promise.REASON),
-    "HearsIdle": ({"recorder": mutant_hosts.HearsIdle}, Promise.HEARD),
-    "AbandonIgnored": ({"recorder": mutant_hosts.AbandonIgnored}, Promise.HEARD),
+    "ActsFrozen": ({"world": mutant_hosts.ActsFrozen}, Invariant.TAKEN),
+    "AllFrozen": ({"world": mutant_hosts.AllFrozen}, Invariant.TAKEN),
+    "ActsTwice": ({"world": mutant_hosts.ActsTwice}, Invariant.TAKEN),
+    "DeliversNothing": ({"world": mutant_hosts.DeliversNothing}, Invariant.TAKEN),
+    "DeliversForSnapshots": ({"world": mutant_hosts.DeliversForSnapshots}, Invariant.TAKEN),
+    "NeverTold": ({"world": mutant_hosts.NeverTold}, Invariant.TOLD),
+    "ToldTwice": ({"world": mutant_hosts.ToldTwice}, Invariant.TOLD),
+    "ToldOfAll": ({"world": mutant_hosts.ToldOfAll}, Invariant.TOLD),
+    "ToldAtOnce": ({"world": mutant_hosts.ToldAtOnce}, Invariant.CAUSED),
+    "NewestPoint": ({"world": mutant_hosts.NewestPoint}, Invariant.RESTORED),
+    "WrongTimes": ({"assembler": mutant_hosts.WrongTimes}, Invariant.TIMES),
+    "WrongEpoch": ({"assembler": mutant_hosts.WrongEpoch}, Invariant.TIMES),
+    "ReasonsExchanged": ({"assembler": mutant_hosts.ReasonsExchanged}, Invariant.REASON),
+    "ExpiresAll": ({"assembler": mutant_hosts.ExpiresAll}, Invariant.REASON),
+    "HalfDeadline": ({"assembler": mutant_hosts.HalfDeadline}, Invariant.REASON),
+    "HearsIdle": ({"recorder": mutant_hosts.HearsIdle}, Invariant.HEARD),
+    "AbandonIgnored": ({"recorder": mutant_hosts.AbandonIgnored}, Invariant.HEARD),
 }
 """What does something else than it is told to, or says something else than it did."""
-COLOURS: dict[type[ColourRecorder], Promise] = {
-    mutants.ColourUnmet: Promise.WHOLE,
-    mutants.ColourUnchecked: Promise.BOOKS,
-    mutants.ColourUnsent: Promise.WHOLE,
-    mutants.ColourAtMarker: Promise.BOOKS,
-    mutants.ColourShort: Promise.WHOLE,
-    mutants.ColourRedRecorded: Promise.BOOKS,
-    mutants.ColourStateLate: Promise.EXACT,
+COLOURS: dict[type[LaiYangRecorder], Invariant] = {
+    mutants.ColourUnmet: Invariant.WHOLE,
+    mutants.ColourUnchecked: Invariant.BOOKS,
+    mutants.ColourUnsent: Invariant.WHOLE,
+    mutants.ColourAtMarker: Invariant.BOOKS,
+    mutants.ColourShort: Invariant.WHOLE,
+    mutants.ColourRedRecorded: Invariant.BOOKS,
+    mutants.ColourStateLate: Invariant.EXACT,
 }
 """Each mutant of Lai and Yang's rules, over channels without order."""
-PLAIN = Setting()
-COLOURED = Setting(recorder=ColourRecorder, network=Network.REORDERING)
-MUTANTS: dict[str, tuple[Setting, Setting, Promise]] = {
+PLAIN = RunConfig()
+COLOURED = RunConfig(recorder=LaiYangRecorder, network=Network.REORDERING)
+MUTANTS: dict[str, tuple[RunConfig, RunConfig, Invariant]] = {
     **{r.__name__: (replace(PLAIN, recorder=r), PLAIN, p) for r, p in RECORDERS.items()},
     **{w.__name__: (replace(PLAIN, world=w), PLAIN, p) for w, p in WORLDS.items()},
     **{a.__name__: (replace(PLAIN, assembler=a), PLAIN, p) for a, p in ASSEMBLERS.items()},
@@ -184,14 +184,14 @@ SHRUNK = by_night(
 
 
 @cache
-def judged(seed: int, setting: Setting) -> Run | None:
+def judged(seed: int, config: RunConfig) -> Run | None:
     """Return the run of a seed with what the judge finds, at its end too; None if it is refused,
     as the restore of a snapshot that lacks a process is."""
     try:
-        run = run_seed(seed, setting)
+        run = run_seed(seed, config)
     except UsageError:
         return None
-    return replace(run, violation=run.violation or judge_end(run.world))
+    return replace(run, violation=run.violation or check_end(run.world))
 
 
 def shown(name: str) -> Run:
@@ -207,7 +207,7 @@ def test_every_mutant_is_caught_by_the_promise_that_it_breaks(name: str) -> None
     _, original, promise = MUTANTS[name]
     run = shown(name)
     assert run.violation is not None
-    assert run.violation.promise is promise, run.violation
+    assert run.violation.invariant is promise, run.violation
     right = judged(run.seed, replace(original, world=mutant_hosts.Batching))
     assert right is not None
     assert right.violation is None
@@ -223,14 +223,14 @@ def test_every_mutant_is_caught_by_fresh_seeds(name: str, figure: Figure) -> Non
     original = replace(original, world=mutant_hosts.Batching)
     for count, seed in enumerate(seeds(f"mutant {name}", night=NIGHT_SEED_COUNT), 1):
         right = run_seed(seed, original)
-        assert (right.violation or judge_end(right.world)) is None, f"SEED={seed}"
+        assert (right.violation or check_end(right.world)) is None, f"SEED={seed}"
         run = judged(seed, mutant)
-        if run is None or run.violation is None or run.violation.promise is not promise:
+        if run is None or run.violation is None or run.violation.invariant is not promise:
             continue
         if name not in LIVENESS:
             short = shrink(run, mutant)
             assert short.violation is not None, f"SEED={seed}"
-            assert short.violation.promise is promise, f"SEED={seed}"
+            assert short.violation.invariant is promise, f"SEED={seed}"
             figure("choices", len(short.schedule))
         figure("seeds", count)
         return
@@ -239,11 +239,11 @@ def test_every_mutant_is_caught_by_fresh_seeds(name: str, figure: Figure) -> Non
 
 def test_a_marker_behind_its_place_is_seen_though_the_snapshot_is_right() -> None:
     """Where colours make up for a marker that comes late, the marker is still out of its place."""
-    setting = Setting(recorder=ColourRecorder, world=mutant_worlds.MarkerBehind)
-    run = judged(1, setting)
+    config = RunConfig(recorder=LaiYangRecorder, world=mutant_worlds.MarkerBehind)
+    run = judged(1, config)
     assert run is not None
     assert run.violation is not None
-    assert run.violation.promise is Promise.MARKERS
+    assert run.violation.invariant is Invariant.MARKERS
 
 
 @pytest.mark.slow
@@ -257,12 +257,12 @@ def test_a_marker_behind_its_place_is_seen_though_the_snapshot_is_right() -> Non
         mutants.ColourRedRecorded,
     ],
 )
-def test_where_order_is_kept_colours_are_not_needed(recorder: type[ColourRecorder]) -> None:
+def test_where_order_is_kept_colours_are_not_needed(recorder: type[LaiYangRecorder]) -> None:
     """These mutants are equivalent on channels that keep order: the marker comes before anything
     red, and behind everything white, so it alone says what the colours do."""
-    setting = Setting(recorder=recorder)
+    config = RunConfig(recorder=recorder)
     count = by_night(100, check=6)
-    assert [s for s in range(1, count + 1) if run_seed(s, setting).violation] == []
+    assert [s for s in range(1, count + 1) if run_seed(s, config).violation] == []
 
 
 # --- schedules that are cut down
@@ -278,7 +278,7 @@ def test_what_a_mutant_does_shrinks_to_a_few_choices(name: str) -> None:
     short = shrink(run, mutant)
     again = [replay(run.seed, mutant, short.schedule).violation for _ in range(2)]
     assert short.violation is not None
-    assert short.violation.promise is promise
+    assert short.violation.invariant is promise
     assert len(short.schedule) <= CHOICE_MAX, [str(step) for step in short.schedule]
     assert list(map(str, again)) == [str(short.violation)] * 2
 
@@ -318,11 +318,11 @@ TWICE = replace(
 )
 """Two snapshots of one initiator, which records both at once if the second follows soon."""
 KEPT, CONSISTENT, PUBLISHED = properties = (
-    promises_are_kept,
+    invariants_hold,
     cuts_are_consistent,
     snapshots_are_published,
 )
-SEARCHED: dict[type[Recorder | ColourRecorder], tuple[SmallSystem, dict[Property, int]]] = {
+SEARCHED: dict[type[Recorder | LaiYangRecorder], tuple[SmallSystem, dict[Property, int]]] = {
     mutants.NoRelay: (PAIR, {KEPT: 2, PUBLISHED: 2}),
     mutants.MarkerTwice: (PAIR, {KEPT: 1, PUBLISHED: 3}),
     mutants.MarkerForgotten: (TRIANGLE, {KEPT: 1, PUBLISHED: 3}),
@@ -353,9 +353,9 @@ SEARCHED: dict[type[Recorder | ColourRecorder], tuple[SmallSystem, dict[Property
 is not among them: no deadline passes in a search, so nothing is given up there."""
 
 
-def searched(system: SmallSystem, recorder: type[Recorder | ColourRecorder]) -> Explored:
+def searched(system: SmallSystem, recorder: type[Recorder | LaiYangRecorder]) -> Explored:
     """Visit everything that can happen; under Lai and Yang's rules without any order."""
-    is_coloured = issubclass(recorder, ColourRecorder)
+    is_coloured = issubclass(recorder, LaiYangRecorder)
     network = Network.REORDERING if is_coloured else Network.FIFO
     return explore(
         replace(system, recorder=recorder, network=network),
@@ -367,7 +367,7 @@ def searched(system: SmallSystem, recorder: type[Recorder | ColourRecorder]) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("recorder", SEARCHED)
 def test_the_search_of_every_interleaving_finds_every_mutant(
-    recorder: type[Recorder | ColourRecorder],
+    recorder: type[Recorder | LaiYangRecorder],
 ) -> None:
     """What breaks, and in how few steps it can, is what it was."""
     system, expected = SEARCHED[recorder]
@@ -385,11 +385,11 @@ def test_the_search_of_every_interleaving_finds_every_mutant(
         (TWICE, Recorder),
         (TRIANGLE, Recorder),
         (GOSSIPS, Recorder),
-        (PAIR, ColourRecorder),
+        (PAIR, LaiYangRecorder),
     ],
 )
 def test_the_search_finds_nothing_wrong_with_the_rules(
-    system: SmallSystem, recorder: type[Recorder | ColourRecorder]
+    system: SmallSystem, recorder: type[Recorder | LaiYangRecorder]
 ) -> None:
     """Where the mutants are found, the rules as they are break nothing in any order of steps."""
     assert searched(system, recorder).broken == {}

@@ -4,7 +4,7 @@ import pytest
 
 from stillframe.errors import ProtocolViolation
 from stillframe.model import Batch, Marker, SnapshotId
-from stillframe.protocol.colour import CountingMarker
+from stillframe.protocol.lai_yang import CountingMarker
 from stillframe.sim.network import Fifo, Frame, Lossy, MemoryChannel, Network, Reordering
 
 S = SnapshotId("P1", 1)
@@ -71,7 +71,7 @@ def test_what_is_lost_is_gone() -> None:
 def test_what_comes_twice_arrives_once() -> None:
     """The second of two equal frames is let drop where order is kept."""
     channel = filled(Fifo, 2)
-    channel.double()
+    channel.duplicate()
     assert numbers(channel) == [1, 1, 2]
     assert [frame and frame.sequence for frame in (channel.take() for _ in range(3))] == [
         1,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Abandoned, Reason, SnapshotId
+from stillframe.sim.checker import check_run
 from stillframe.sim.choices import Act
-from stillframe.sim.judge import judge
-from stillframe.sim.possible import deliverable
+from stillframe.sim.enabled import deliverable
 from stillframe.sim.scenario import FILE_CHARACTER_MAX, Played, play_text
 from tests.sim.reading import holds, not_empty
 
@@ -43,7 +43,7 @@ def test_a_golden_run_happens_as_it_is_written(path: Path) -> None:
     assert run.text() == path.read_text(encoding="utf-8")
     assert [block.line for block in run.blocks if block.expected is None] == []
     assert run.differing == ()
-    assert judge(run.world) is None
+    assert check_run(run.world) is None
 
 
 def test_the_golden_runs_are_all_there() -> None:
@@ -99,9 +99,9 @@ def test_after_the_deadlock_nothing_can_happen() -> None:
     assert done == {"P1": ["asks"], "P2": ["begs"]}
     assert channels == {"P1->P2": [], "P2->P1": []}
     assert deliverable(run.world) == []
-    for process, performer in run.world.performers.items():
-        assert performer.actions
-        for action in performer.actions:
+    for process, runner in run.world.runners.items():
+        assert runner.actions
+        for action in runner.actions:
             with pytest.raises(UsageError, match=f"{process} cannot do {action} now"):
                 run.world.take(Act(process, action))
 

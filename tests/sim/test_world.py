@@ -10,13 +10,12 @@ from stillframe import Joined, Process, every
 from stillframe.errors import ApplicationError, UsageError
 from stillframe.model import Abandoned, Channel, Reason, Snapshot, SnapshotId
 from stillframe.process import Message
-from stillframe.protocol.colour import ColourRecorder
+from stillframe.protocol.lai_yang import LaiYangRecorder
+from stillframe.sim.checker import check_run
 from stillframe.sim.choices import parse_choice
-from stillframe.sim.judge import judge
-from stillframe.sim.label import LABEL_CHARACTER_MAX, shown
 from stillframe.sim.network import Fifo, Lossy, Network, Reordering
 from stillframe.sim.systems import Account, Payment, pair
-from stillframe.sim.world import World
+from stillframe.sim.world import LABEL_CHARACTER_MAX, World, message_label
 from stillframe.topology import Topology
 from stillframe.trace import Event, MarkerStep, MessageId
 
@@ -66,14 +65,14 @@ def do(world: World, *lines: str) -> World:
 
 def lines_of(world: World, process: str) -> list[str]:
     """Return what is in the diary of `process`."""
-    diary = world.performers[process].process
+    diary = world.runners[process].process
     assert isinstance(diary, Diary)
     return diary.lines
 
 
 def balances(world: World) -> list[int]:
     """Return what is on the accounts."""
-    accounts = [performer.process for performer in world.performers.values()]
+    accounts = [runner.process for runner in world.runners.values()]
     return [account.balance for account in accounts if isinstance(account, Account)]
 
 
@@ -106,7 +105,7 @@ def test_several_messages_arrive_in_one_atomic_action() -> None:
     last = world.steps[-1]
     assert isinstance(last, Event)
     assert last.accepted == accepted
-    assert judge(world) is None
+    assert check_run(world) is None
 
 
 def test_what_one_action_sends_to_one_target_can_travel_together() -> None:
@@ -130,7 +129,7 @@ def test_what_one_action_sends_to_one_target_can_travel_together() -> None:
     outcome = outcome_of(world, SnapshotId("P2", 1))
     assert isinstance(outcome, Snapshot)
     assert outcome.state.message_count == 2
-    assert judge(world) is None
+    assert check_run(world) is None
 
 
 def test_a_topology_is_not_changed_by_what_happens_in_a_world() -> None:
@@ -154,7 +153,7 @@ def test_a_long_message_is_shortened_in_a_label() -> None:
     class Long(Message):
         text: str
 
-    label = shown(Long("x" * 100))
+    label = message_label(Long("x" * 100))
     assert len(label) == LABEL_CHARACTER_MAX
     assert label.endswith("…")
 
@@ -190,17 +189,17 @@ def test_a_process_that_hears_of_the_end_stops_recording() -> None:
     do(world, "P1 hears that P1-1 is over")
     assert world.recorders["P1"].progress(S) is None
     do(world, "deliver P1->P2", "deliver P2->P1")
-    assert (world.refusal, judge(world)) == ("", None)
+    assert (world.refusal, check_run(world)) == ("", None)
 
 
 def test_a_cut_that_turns_out_useless_in_the_same_step_is_still_one() -> None:
     """A marker that contradicts what came before it makes its target record, relay it and give up
     at once: the trace says so, and the judge finds nothing wrong with it."""
-    world = World(pair(), network=Reordering, recorder=ColourRecorder, timeout_s=0.0)
+    world = World(pair(), network=Reordering, recorder=LaiYangRecorder, timeout_s=0.0)
     do(world, "P1 initiates P1-1", "expire", "P1 hears that P1-1 is over", "P1 does pay")
     do(world, "deliver P1->P2 at 1", "deliver P1->P2")
     assert world.steps[-1] == MarkerStep("P2", S, "P1", is_cut=True, targets=("P1",), at=0.0)
-    assert judge(world) is None
+    assert check_run(world) is None
 
 
 def test_a_state_that_cannot_be_recorded_is_said_to_be_that() -> None:
@@ -235,7 +234,7 @@ def test_start_is_called_once_and_not_after_a_restore() -> None:
     do(world, "deliver P1->P2", "deliver P2->P1", *TAKEN, "restart")
     assert world.epoch.start is not None
     assert lines_of(world, "P1") == ["start", "1 from P2"]
-    assert judge(world) is None
+    assert check_run(world) is None
 
 
 def test_publication_is_told_to_those_that_are_up() -> None:
@@ -337,7 +336,7 @@ def test_a_restart_goes_back_to_the_last_restore_point() -> None:
     assert [memory.contents for memory in world.channels.values()] == [(), ()]
     handlers = [step.handler for step in world.steps if isinstance(step, Event)]
     assert handlers == ["restored", "restored", "receive", "receive"]
-    assert judge(world) is None
+    assert check_run(world) is None
 
 
 def test_a_restart_without_a_snapshot_begins_afresh() -> None:
@@ -363,7 +362,7 @@ def test_a_broken_connection_is_taken_up_again() -> None:
     do(world, "connect P1->P2", *["deliver P1->P2"] * 3, "deliver P2->P1")
     assert balances(world) == [98, 102]
     assert isinstance(outcome_of(world), Snapshot)
-    assert judge(world) is None
+    assert check_run(world) is None
 
 
 def test_what_is_on_its_way_twice_is_accepted_once() -> None:
@@ -372,7 +371,7 @@ def test_what_is_on_its_way_twice_is_accepted_once() -> None:
     assert balances(world) == [99, 101]
     do(world, "P1 initiates P1-1", "double P1->P2", *["deliver P1->P2"] * 2, "deliver P2->P1")
     assert isinstance(outcome_of(world), Snapshot)
-    assert (world.refusal, judge(world)) == ("", None)
+    assert (world.refusal, check_run(world)) == ("", None)
 
 
 def test_what_is_lost_is_found_out_by_the_next_message() -> None:
@@ -385,7 +384,7 @@ def test_what_is_lost_is_found_out_by_the_next_message() -> None:
 @pytest.mark.parametrize("network", [Fifo, Reordering])
 def test_colours_make_snapshots_on_either_network(network: Network) -> None:
     """A message that overtakes the marker turns its target red first, and is not in the cut."""
-    world = World(pair(), network=network, recorder=ColourRecorder)
+    world = World(pair(), network=network, recorder=LaiYangRecorder)
     do(world, "P1 initiates P1-1", "P1 does pay")
     do(world, "deliver P1->P2 at 1" if network is Reordering else "deliver P1->P2")
     do(world, "deliver P1->P2", "deliver P2->P1")
@@ -393,4 +392,4 @@ def test_colours_make_snapshots_on_either_network(network: Network) -> None:
     assert isinstance(outcome, Snapshot)
     assert outcome.state.message_count == 0
     assert world.epoch.trace(world.description).cut_of(S) == (0, 0)
-    assert judge(world) is None
+    assert check_run(world) is None

@@ -27,9 +27,9 @@ from stillframe.model import (
 )
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Challenge, Connector, Hello, Listener, Proof, Welcome
-from stillframe.protocol.holdup import ChannelEnd, RecordingStanding, Standing
 from stillframe.protocol.policy import Policy
 from stillframe.protocol.recorder import Phase
+from stillframe.protocol.stragglers import EndpointStatus, ProcessStatus, RecordingStatus
 from stillframe.restore import Start
 from stillframe.runtime import control
 from stillframe.runtime.addresses import ANY_PORT
@@ -49,11 +49,11 @@ from tests.soak.hostile_trial import NONCE, SHOP, Trial, feed
 
 SNAPSHOT = SnapshotId("A", 1)
 MARKER = Marker(SNAPSHOT)
-STANDING = Standing(
+STANDING = ProcessStatus(
     is_busy=False,
-    snapshots=(RecordingStanding(SNAPSHOT, Phase.RECORDING, ("B",), 0.5),),
-    incoming={"B": ChannelEnd(is_connected=True, unhandled_bytes=7)},
-    outgoing={"B": ChannelEnd(is_connected=True, unhandled_bytes=7, is_full=True)},
+    snapshots=(RecordingStatus(SNAPSHOT, Phase.RECORDING, ("B",), 0.5),),
+    incoming={"B": EndpointStatus(is_connected=True, unhandled_bytes=7)},
+    outgoing={"B": EndpointStatus(is_connected=True, unhandled_bytes=7, is_full=True)},
 )
 ROWS = KeyedRows(1, msgspec.msgpack.encode(["x"]), msgspec.msgpack.encode([{"amount": 1}]))
 HUNG_UP = "the coordinator "

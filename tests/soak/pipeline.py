@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stillframe.model import Abandoned, Reason
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.state_codec import StateCodec
 from tests.soak.pipeline_outputs import differences, outputs, reader
 from tests.soak.pipeline_programs import Program
@@ -116,7 +116,7 @@ class Soak:
         """Check that the states of the services say what the books of the channels say."""
         feed, books = Feed(), Books()
         for name, state in (("feed", feed), ("books", books)):
-            recorded = manifest.part(name).service
+            recorded = manifest.fragment(name).service
             assert recorded is not None
             StateCodec(type(state)).restore(state, recorded.encoded)
         cuts = {(cut.log, cut.target): cut for cut in manifest.channels}

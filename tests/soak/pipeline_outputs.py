@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from stillframe.pipeline import Pipeline
-from stillframe.pipeline.head import read_head
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.resting import resting_service
+from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.stopped import stopped_service
 from stillframe.state_codec import StateCodec
 from tests.soak.pipeline_shop import Books, Feed
 
@@ -17,8 +17,8 @@ _SHOWN_COUNT = 3
 
 def reader(pipeline: Pipeline, log: str) -> LogReader:
     """Return a reader of a channel as it is in the present epoch."""
-    head = read_head(pipeline.path)
-    return LogReader(pipeline.path, head.dataflow.log(log), head.stretches[log])
+    head = read_metadata(pipeline.path)
+    return LogReader(pipeline.path, head.dataflow.log(log), head.segments[log])
 
 
 def outputs(pipeline: Pipeline, report: Path) -> dict[str, Any]:
@@ -28,24 +28,24 @@ def outputs(pipeline: Pipeline, report: Path) -> dict[str, Any]:
         pipeline: the pipeline; everybody has left it.
         report: where the driver wrote the states of the queries.
     """
-    head = read_head(pipeline.path)
+    head = read_metadata(pipeline.path)
     found: dict[str, Any] = {}
     for log in ("orders", "unique", "payments", "settled"):
         items = reader(pipeline, log)
         rows = [
             tuple(row.values())
-            for item in items.items(0, items.tail(0))
+            for item in items.entries(0, items.tail(0))
             for row in items.table(item).to_pylist()
         ]
         found[f"channel {log}"] = sorted(rows)
     for name, state in (("feed", Feed()), ("books", Books())):
-        resting = resting_service(pipeline.path, head, name)
+        resting = stopped_service(pipeline.path, head, name)
         assert resting is not None, f"{name} never ran"
         positions, recorded = resting
         for log, position in positions.items():
             tail = reader(pipeline, log).tail(position)
             found[f"unread by {name}: {log}"] = sum(
-                item.record_count for item in reader(pipeline, log).items(position, tail)
+                item.record_count for item in reader(pipeline, log).entries(position, tail)
             )
         StateCodec(type(state)).restore(state, recorded.encoded)
         found[f"service {name}"] = state

@@ -19,7 +19,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from stillframe.pipeline import Pipeline
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
 from stillframe.spark.session import spark_session
 from tests.spark import flows
@@ -135,7 +135,7 @@ def judge_states(
             assert cut.duplicate_count == 0
 
     def read(query: str, log: str) -> list[dict[str, Any]]:
-        end = manifest.part(query).positions[log]
+        end = manifest.fragment(query).positions[log]
         rows = flows.records(pipeline, log, manifest, end)
         (cut,) = (c for c in manifest.channels if (c.target, c.log) == (query, log))
         assert len(rows) == sum(cut.received_counts)
@@ -168,7 +168,7 @@ def _judge_windows(
 ) -> None:
     """Windows are in the state until they are put out: never in both, never in neither."""
     open_windows = {window["start"]: n for window, n in (row.values() for row in kept)}
-    end = manifest.part("windows").barriers["windowed"]
+    end = manifest.fragment("windows").barriers["windowed"]
     closed = {
         row["start"].replace(tzinfo=None): row["n"]
         for row in flows.records(pipeline, "windowed", manifest, end)

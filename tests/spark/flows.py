@@ -28,11 +28,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from stillframe.pipeline import Participant, Pipeline, channel, checkpoint, join
-from stillframe.pipeline.head import checkpoint_path, read_head
 from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.part import under_way
-from stillframe.pipeline.published import Manifest, pinned_path, snapshot_path
+from stillframe.pipeline.metadata import checkpoint_path, read_metadata
+from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path, snapshot_path
 from stillframe.spark.queries import read_channels, start_query
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
@@ -321,11 +321,11 @@ def _take_turn(me: Participant, state: Feed) -> None:
 
 def records(pipeline: Pipeline, log: str, manifest: Manifest | None, end: int) -> list[Any]:
     """Return the records of a log before item `end`, on the course of `manifest` or the present."""
-    head = read_head(pipeline.path)
-    stretches = head.stretches if manifest is None else manifest.stretches
-    reader = LogReader(pipeline.path, pipeline.dataflow.log(log), stretches[log])
+    head = read_metadata(pipeline.path)
+    segments = head.segments if manifest is None else manifest.segments
+    reader = LogReader(pipeline.path, pipeline.dataflow.log(log), segments[log])
     end = reader.tail(0) if end < 0 else end
-    return [row for item in reader.items(0, end) for row in reader.table(item).to_pylist()]
+    return [row for item in reader.entries(0, end) for row in reader.table(item).to_pylist()]
 
 
 def outputs(pipeline: Pipeline) -> dict[str, Counter[Any]]:
@@ -348,7 +348,7 @@ def state_of(
     spark: SparkSession, pipeline: Pipeline, manifest: Manifest, query: str, **options: str
 ) -> list[dict[str, Any]]:
     """Return a query's state at a snapshot, read by Spark: a row's key and value columns in one."""
-    state = manifest.part(query).query
+    state = manifest.fragment(query).query
     assert state is not None
     if state.batch is None:
         return []

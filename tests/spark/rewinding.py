@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.pipeline import Pipeline, channel, join
-from stillframe.pipeline.head import checkpoint_path
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.metadata import checkpoint_path
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import read_channels
 from stillframe.spark.session import spark_session
 from tests.nightly import by_night

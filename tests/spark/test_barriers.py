@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stillframe.pipeline import Participant, Pipeline, channel, checkpoint, join
-from stillframe.pipeline.head import checkpoint_path
-from stillframe.pipeline.part import under_way
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.metadata import checkpoint_path
+from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import read_channels, to_channel, with_barriers
 from tests.nightly import by_night
 from tests.spark import flows
@@ -153,7 +153,7 @@ def test_a_barrier_does_not_end_a_run_with_available_now(
             b.boundary()
     (manifest,) = taken
     assert manifest.record_count == 2
-    assert manifest.part("all").query is not None
+    assert manifest.fragment("all").query is not None
 
 
 @pytest.mark.spark

@@ -8,8 +8,8 @@ import pytest
 from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, channel, join
-from stillframe.pipeline.head import checkpoint_path, read_head
-from stillframe.pipeline.published import Manifest, read_manifest
+from stillframe.pipeline.metadata import checkpoint_path, read_metadata
+from stillframe.pipeline.snapshot_manifest import Manifest, read_manifest
 from stillframe.spark.requirements import check_checkpoint
 from tests.pipeline.money import SCHEMA, Account, changed, records
 
@@ -62,10 +62,10 @@ def take_back(pipeline: Pipeline) -> None:
 def test_a_damaged_manifest_keeps_no_query_from_starting(pipeline: Pipeline) -> None:
     """The others still show that the checkpoint was taken back."""
     changed(pipeline.path / "snapshots/run-3/manifest.json")
-    check_checkpoint(pipeline.path, read_head(pipeline.path), "sum")
+    check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
     take_back(pipeline)
     with pytest.raises(Damaged, match="snapshot run-2 has micro-batch 1"):
-        check_checkpoint(pipeline.path, read_head(pipeline.path), "sum")
+        check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
 
 
 def test_the_snapshot_that_was_restored_may_be_gone(pipeline: Pipeline) -> None:
@@ -74,7 +74,7 @@ def test_the_snapshot_that_was_restored_may_be_gone(pipeline: Pipeline) -> None:
     snapshot(pipeline)
     pipeline.keep(1)
     assert [str(one.snapshot) for one in pipeline.snapshots()] == ["run-4"]
-    check_checkpoint(pipeline.path, read_head(pipeline.path), "sum")
+    check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
 
 
 @pytest.mark.parametrize("is_read", [False, True], ids=["before-it-is-read", "after"])
@@ -92,14 +92,14 @@ def test_a_snapshot_may_be_dropped_meanwhile(
 
     place = "stillframe.spark.requirements.read_manifest"
     monkeypatch.setattr(place, dropped_meanwhile)
-    check_checkpoint(pipeline.path, read_head(pipeline.path), "sum")
+    check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
     assert [str(one.snapshot) for one in pipeline.snapshots()] == ["run-1", "run-2"]
     commit(checkpoint_path(pipeline.path, 1, "sum"), 1, 7)
     with pytest.raises(Damaged, match="snapshot run-2 has another micro-batch 1"):
-        check_checkpoint(pipeline.path, read_head(pipeline.path), "sum")
+        check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
 
 
 def test_a_plan_that_spark_deleted_contradicts_nothing(pipeline: Pipeline) -> None:
     """Spark keeps the last hundred; snapshots may be older."""
     (checkpoint_path(pipeline.path, 1, "sum") / "offsets" / "0").unlink()
-    check_checkpoint(pipeline.path, read_head(pipeline.path), "sum")
+    check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")

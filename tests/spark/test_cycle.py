@@ -11,9 +11,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.errors import UsageError
 from stillframe.pipeline import Pipeline, channel, join
-from stillframe.pipeline.head import read_head
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import read_channels, start_query
 from tests.nightly import by_night
 
@@ -60,21 +60,21 @@ def start(spark: SparkSession, pipeline: Pipeline) -> list[StreamingQuery]:
 def hops_seen(pipeline: Pipeline, log: str, *, is_copy: bool) -> Counter[tuple[int, int]]:
     """Return what was appended to a log: (ball, hops) -> how often. Of a copy, what it appended
     itself: it has of the items before only those that could still be asked for."""
-    head = read_head(pipeline.path)
-    reader = LogReader(pipeline.path, head.dataflow.log(log), head.stretches[log])
-    first = head.stretches[log][-1].first if is_copy else 0
+    head = read_metadata(pipeline.path)
+    reader = LogReader(pipeline.path, head.dataflow.log(log), head.segments[log])
+    first = head.segments[log][-1].first if is_copy else 0
     seen: Counter[tuple[int, int]] = Counter()
-    for item in reader.items(first, reader.tail(first)):
+    for item in reader.entries(first, reader.tail(first)):
         seen.update((row["ball"], row["hops"]) for row in reader.table(item).to_pylist())
     return seen
 
 
 def sent_before(pipeline: Pipeline, manifest: Manifest, log: str) -> Counter[tuple[int, int]]:
     """Return what was appended to a log before the barrier of a snapshot."""
-    reader = LogReader(pipeline.path, manifest.dataflow.log(log), manifest.stretches[log])
-    (barrier,) = [part.barriers[log] for part in manifest.parts if log in part.barriers]
+    reader = LogReader(pipeline.path, manifest.dataflow.log(log), manifest.segments[log])
+    (barrier,) = [part.barriers[log] for part in manifest.fragments if log in part.barriers]
     seen: Counter[tuple[int, int]] = Counter()
-    for item in reader.items(0, barrier):
+    for item in reader.entries(0, barrier):
         seen.update((row["ball"], row["hops"]) for row in reader.table(item).to_pylist())
     return seen
 

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stillframe.pipeline import Pipeline
-from stillframe.pipeline.published import Manifest, pinned_path, snapshot_path
+from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path, snapshot_path
 from tests.spark.ends_program import Place
 from tests.spark.flows import records, wait_until
 from tests.spark.outside import kafka, postgres
@@ -174,7 +174,7 @@ def test_each_record_of_kafka_is_in_the_channel_once(seen: Seen) -> None:
 
 def test_the_offsets_of_kafka_are_part_of_the_cut(seen: Seen) -> None:
     """As many records as Kafka's offsets say at the cut were sent into the channel before it."""
-    state = seen.manifest.part("intake").query
+    state = seen.manifest.fragment("intake").query
     assert state is not None
     pinned = pinned_path(snapshot_path(seen.pipeline.path, seen.manifest.snapshot), "intake")
     lines = (pinned / "offsets" / str(state.batch)).read_text().split("\n")

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.errors import UsageError
 from stillframe.pipeline import Pipeline, channel
-from stillframe.pipeline.head import checkpoint_path, read_head
 from stillframe.pipeline.locks import is_running
+from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.spark.queries import read_channels, start_query, with_barriers
 from stillframe.spark.requirements import check_sources
 
@@ -68,7 +68,7 @@ def refused(frame: DataFrame, pipeline: Pipeline, query: str) -> str:
 
 def check(frame: DataFrame, pipeline: Pipeline, query: str) -> None:
     """Check a DataFrame as the start of a query does."""
-    check_sources(frame, pipeline.path, read_head(pipeline.path), query)
+    check_sources(frame, pipeline.path, read_metadata(pipeline.path), query)
 
 
 @pytest.mark.spark

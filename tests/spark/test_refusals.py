@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.pipeline import Pipeline, channel, join
-from stillframe.pipeline.head import checkpoint_path
 from stillframe.pipeline.locks import is_running, participant_lock
-from stillframe.pipeline.published import Manifest
-from stillframe.pipeline.tables import read_records
+from stillframe.pipeline.metadata import checkpoint_path
+from stillframe.pipeline.record_files import read_records
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import _write, read_channels, start_query, to_channel
 from stillframe.spark.requirements import check_options, check_spark
 from stillframe.spark.slices import record_batches
@@ -114,7 +114,7 @@ def test_other_columns_are_not_started(pipeline: Pipeline, values: DataFrame) ->
 def test_two_writers_of_a_channel_are_refused(pipeline: Pipeline, values: DataFrame) -> None:
     """While another program runs the query, neither it nor a channel of it can be started."""
     other = participant_lock(pipeline.path, "sums")
-    assert other.try_take()
+    assert other.try_acquire()
     try:
         with pytest.raises(Unavailable, match="stop the other one first"):
             start_query(values, pipeline, "sums")

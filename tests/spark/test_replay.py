@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.pipeline import Pipeline, channel, checkpoint, join
-from stillframe.pipeline.head import checkpoint_path, read_head
 from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.spark.queries import read_channels, start_query
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
@@ -98,9 +98,9 @@ def test_a_batch_that_is_run_again_keeps_state_and_watermark(
         feed(pipeline, minute)
         query.processAllAvailable()
     query.stop()
-    head = read_head(pipeline.path)
-    log = LogReader(pipeline.path, head.dataflow.log("out"), head.stretches["out"])
-    tables = [log.table(item) for item in log.items(0, log.tail(0))]
+    head = read_metadata(pipeline.path)
+    log = LogReader(pipeline.path, head.dataflow.log("out"), head.segments["out"])
+    tables = [log.table(item) for item in log.entries(0, log.tail(0))]
     rows = pa.concat_tables(tables).to_pylist()
     found = {(row["start"] - NOON).seconds // 60: row["total"] for row in rows}
     assert len(rows) == len(found)

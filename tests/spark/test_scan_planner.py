@@ -13,7 +13,7 @@ import pytest
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, join
-from stillframe.pipeline.log import epoch_directory, item_name
+from stillframe.pipeline.log import entry_name, epoch_directory
 from stillframe.spark.scan_planner import plan_log_scan
 from stillframe.spark.slices import RecordsSlice
 from stillframe.store.checksum import checksum_of
@@ -91,7 +91,7 @@ def test_a_log_with_a_missing_item_is_not_read_in_part(tmp_path: Path, missing: 
             me.append("numbers", pa.table([[n]], schema=NUMBERS))
     pipeline.snapshot()
     assert planned(pipeline) == [(n, n) for n in range(3)]
-    path = epoch_directory(pipeline.path, "numbers", 1) / item_name(missing)
+    path = epoch_directory(pipeline.path, "numbers", 1) / entry_name(missing)
     path.unlink()
     for options in ({}, {"snapshot": "counts-1"}):
         with pytest.raises(Damaged, match=f"{path} is missing"):

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from stillframe.errors import Damaged
-from stillframe.pipeline.tables import write_records
+from stillframe.pipeline.record_files import write_records
 from stillframe.spark.slices import record_batches
 from stillframe.store.checksum import checksum_of
 

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, join
-from stillframe.pipeline.published import verify_files
+from stillframe.pipeline.snapshot_manifest import verify_files
 from stillframe.spark import diff, query_state, read_channels, start_query
 
 EVENT = pa.schema([("k", pa.int64()), ("v", pa.int64())])

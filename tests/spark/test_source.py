@@ -13,17 +13,17 @@ from pyspark.sql.types import StructType
 from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import channel
-from stillframe.pipeline.head import read_head, write_head
 from stillframe.pipeline.locks import participant_lock
-from stillframe.pipeline.log import LogWriter, epoch_directory, item_name
-from stillframe.pipeline.part import (
+from stillframe.pipeline.log import LogWriter, entry_name, epoch_directory
+from stillframe.pipeline.metadata import read_metadata, write_metadata
+from stillframe.pipeline.pending_snapshot import (
     REQUEST,
-    Part,
+    ParticipantFragment,
     Request,
-    hand_in,
-    part_path,
-    read_part,
+    fragment_path,
+    read_fragment,
     request_path,
+    submit,
 )
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
@@ -61,9 +61,9 @@ def joined(root: Path) -> None:
         initiated_at=0.0,
         deadline_at=1e12,
     )
-    part_path(root, NEW, "both").parent.mkdir(parents=True)
+    fragment_path(root, NEW, "both").parent.mkdir(parents=True)
     replace_durably(request_path(root, NEW) / REQUEST, seal(request))
-    head = read_head(root)
+    head = read_metadata(root)
     for name in feeds:
         log = f"{name}s"
         writer = LogWriter(root, head.dataflow.log(log), head)
@@ -71,14 +71,14 @@ def joined(root: Path) -> None:
             writer.append(pa.table({"n": [number]}, schema=SCHEMA))
         writer.append_barrier(OLD, Mode.ALIGNED)
         barriers = {log: writer.append_barrier(NEW, Mode.ALIGNED)}
-        part = Part(
+        part = ParticipantFragment(
             snapshot=NEW, participant=name, recorded_at=0.0, positions={}, barriers=barriers
         )
-        hand_in(root, part)
+        submit(root, part)
         for number in range(2):
-            (epoch_directory(root, log, 1) / item_name(number)).unlink()
+            (epoch_directory(root, log, 1) / entry_name(number)).unlink()
     starts = head.starts | {"both": {"lefts": 3, "rights": 3}}
-    write_head(root, msgspec.structs.replace(head, starts=starts))
+    write_metadata(root, msgspec.structs.replace(head, starts=starts))
 
 
 def test_a_source_knows_where_the_other_logs_of_its_query_end(tmp_path: Path) -> None:
@@ -87,11 +87,11 @@ def test_a_source_knows_where_the_other_logs_of_its_query_end(tmp_path: Path) ->
     root = tmp_path / "p.pipeline"
     joined(root)
     driver = participant_lock(root, "both")
-    assert driver.try_take()
+    assert driver.try_acquire()
     source = ChannelStreamReader({"pipeline": str(root), "query": "both", "channels": "lefts"})
     source.latestOffset({"stillframe": {"lefts": 3}}, ReadAllAvailable())
     driver.release()
-    part = read_part(root, NEW, "both")
+    part = read_fragment(root, NEW, "both")
     assert part is not None
     assert part.positions == {"lefts": 3, "rights": 3}
 
@@ -108,7 +108,7 @@ def first_micro_batch(
         services={"feed": Feed},
         channels=[channel(log, SCHEMA, source="feed", targets=["one"]) for log in item_counts],
     )
-    head = read_head(root)
+    head = read_metadata(root)
     for log, count in item_counts.items():
         writer = LogWriter(root, head.dataflow.log(log), head)
         for _ in range(count):
@@ -124,7 +124,7 @@ def first_micro_batch(
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMaxRows(rows_max)
     lock = participant_lock(root, "one")
-    assert lock.try_take()
+    assert lock.try_acquire()
     offset = reader.latestOffset(reader.initialOffset(), limit)
     lock.release()
     positions: dict[str, int] = offset["stillframe"]
@@ -167,10 +167,10 @@ def test_a_run_with_available_now_does_not_end_at_a_gap(tmp_path: Path) -> None:
     root = tmp_path / "p.pipeline"
     joined(root)
     driver = participant_lock(root, "both")
-    assert driver.try_take()
+    assert driver.try_acquire()
     source = ChannelStreamReader({"pipeline": str(root), "query": "both", "channels": "lefts"})
     source.prepareForTriggerAvailableNow()
-    path = epoch_directory(root, "lefts", 1) / item_name(3)
+    path = epoch_directory(root, "lefts", 1) / entry_name(3)
     path.unlink()
     with pytest.raises(Damaged, match=f"{path} is missing"):
         source.prepareForTriggerAvailableNow()

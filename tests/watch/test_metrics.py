@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from stillframe import Topology
 from stillframe.cli.app import app
 from stillframe.errors import StillframeError, Unavailable
-from stillframe.protocol.holdup import ChannelEnd, Standing
+from stillframe.protocol.stragglers import EndpointStatus, ProcessStatus
 from stillframe.runtime import inquiry
 from stillframe.runtime.commands import Observed, RestoreSnapshot, command, serve_commands
 from stillframe.runtime.loading import load_topology
@@ -310,13 +310,13 @@ def test_series_are_bounded_and_what_is_left_out_is_added_up() -> None:
     description = mesh(40).description
     counters = SystemCounters()
     for count in (100, 103):
-        end = ChannelEnd(is_connected=True, unhandled_bytes=2, count=count)
-        behind = ChannelEnd(is_connected=True, unhandled_bytes=5, count=count - 1)
+        end = EndpointStatus(is_connected=True, unhandled_bytes=2, count=count)
+        behind = EndpointStatus(is_connected=True, unhandled_bytes=5, count=count - 1)
         observed = Observed(
             1,
             is_running=True,
             standings={
-                process: Standing(
+                process: ProcessStatus(
                     is_busy=False,
                     snapshots=(),
                     incoming=dict.fromkeys(description.incoming(process), behind),

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Dialog, Page, expect
 
 from stillframe import Process, Topology
 from stillframe.model import GlobalState, ProcessState, Snapshot, SnapshotId
-from stillframe.protocol.holdup import ChannelEnd, Standing
+from stillframe.protocol.stragglers import EndpointStatus, ProcessStatus
 from stillframe.runtime.commands import Observed, observe
 from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
@@ -222,9 +222,9 @@ def test_the_page_is_for_everybody(page: Page, system: Running) -> None:
 
 def told(topology: Topology) -> Observed:
     """Return what a system says of itself whose processes all run, and were never sent anything."""
-    description, end = topology.description, ChannelEnd(is_connected=True, unhandled_bytes=0)
+    description, end = topology.description, EndpointStatus(is_connected=True, unhandled_bytes=0)
     standings = {
-        name: Standing(
+        name: ProcessStatus(
             is_busy=False,
             snapshots=(),
             incoming=dict.fromkeys(description.incoming(name), end),

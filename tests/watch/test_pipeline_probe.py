@@ -9,10 +9,10 @@ import pytest
 from stillframe.errors import UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import join
-from stillframe.pipeline.ends import NOTE_S
-from stillframe.pipeline.head import checkpoint_path
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.metadata import checkpoint_path
+from stillframe.pipeline.service_logs import REPORT_INTERVAL_S
 from stillframe.watch.pipeline_probe import (
     BUSY,
     DEAD,
@@ -65,7 +65,7 @@ def test_a_service_that_runs_says_where_it_stands(tmp_path: Path) -> None:
         mint.append("coins", records(3))
         with join("till", pipeline=pipeline.path, state=Account()) as till:
             assert till.receive(1) is not None
-            turn.wait(NOTE_S)
+            turn.wait(REPORT_INTERVAL_S)
             till.boundary()
             sample = probe.sample()
             assert sample.participants["till"].status == RUNNING
@@ -91,7 +91,7 @@ def test_a_query_in_a_micro_batch_is_busy(tmp_path: Path) -> None:
     probe = PipelineProbe(shop.path)
     assert probe.sample().participants["audit"].status == STOPPED
     lock = participant_lock(shop.path, "audit")
-    assert lock.try_take()
+    assert lock.try_acquire()
     assert probe.sample().participants["audit"].status == BUSY
     lock.release()
 
@@ -108,13 +108,13 @@ def test_nothing_is_read_that_has_not_changed(
         for _ in range(100):
             till.receive()
     opened: list[int] = []
-    item = LogReader.item
+    entry = LogReader.entry
 
     def read(reader: LogReader, number: int) -> object:
         opened.append(number)
-        return item(reader, number)
+        return entry(reader, number)
 
-    monkeypatch.setattr(LogReader, "item", read)
+    monkeypatch.setattr(LogReader, "entry", read)
     probe = PipelineProbe(pipeline.path)
     assert probe.sample().logs["coins"].readers == {"till": ReaderSample(100, 100)}
     probe.sample()

@@ -12,7 +12,7 @@ import pytest
 from stillframe.errors import Unavailable, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, join
-from stillframe.pipeline.part import under_way
+from stillframe.pipeline.pending_snapshot import under_way
 from stillframe.watch import pipeline_target
 from stillframe.watch.metrics import exposition
 from stillframe.watch.pipeline_target import PipelineTarget

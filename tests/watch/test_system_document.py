@@ -4,8 +4,8 @@ import pytest
 
 from stillframe import Channel, Topology
 from stillframe.model import MarkerTimes, SnapshotId
-from stillframe.protocol.holdup import ChannelEnd, RecordingStanding, Standing, UnderWay
 from stillframe.protocol.recorder import Phase
+from stillframe.protocol.stragglers import EndpointStatus, ProcessStatus, RecordingStatus, UnderWay
 from stillframe.runtime.commands import Observed
 from stillframe.runtime.waves import Wave
 from stillframe.watch import system_document as document
@@ -21,19 +21,19 @@ def standing(
     received: int | None = None,
     is_busy: bool = False,
     quantities: dict[str, float] | str | None = None,
-    recording: RecordingStanding | None = None,
+    recording: RecordingStatus | None = None,
     moment_s: float = 0.0,
-) -> Standing:
+) -> ProcessStatus:
     """Return what A says, or B if something was received."""
-    incoming, outgoing = {}, {"B": ChannelEnd(is_connected=True, unhandled_bytes=5, count=sent)}
+    incoming, outgoing = {}, {"B": EndpointStatus(is_connected=True, unhandled_bytes=5, count=sent)}
     if received is not None:
-        incoming, outgoing = {"A": ChannelEnd(True, 9, count=received)}, {}
-    return Standing(
+        incoming, outgoing = {"A": EndpointStatus(True, 9, count=received)}, {}
+    return ProcessStatus(
         is_busy, (recording,) if recording else (), incoming, outgoing, quantities or {}, moment_s
     )
 
 
-def observed(**standings: Standing) -> Observed:
+def observed(**standings: ProcessStatus) -> Observed:
     """Return the answer of a system that runs."""
     return Observed(3, is_running=True, standings=standings)
 
@@ -101,9 +101,9 @@ def test_a_naive_total_needs_every_answer() -> None:
 
 def test_a_snapshot_under_way_says_who_is_awaited() -> None:
     """How far each process is, and the sentences of who holds it up."""
-    recording = RecordingStanding(S, Phase.RECORDING, ("A",), 0.5)
+    recording = RecordingStatus(S, Phase.RECORDING, ("A",), 0.5)
     answers = observed(
-        A=standing(recording=RecordingStanding(S, Phase.RECORDED)),
+        A=standing(recording=RecordingStatus(S, Phase.RECORDED)),
         B=standing(received=0, recording=recording),
     )
     under_way = UnderWay(S, initiated_at=10.0, deadline=20.0, missing=("B",))

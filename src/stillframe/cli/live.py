@@ -15,7 +15,7 @@ from rich.text import Text
 
 from stillframe.cli import output, quantities
 from stillframe.model import SnapshotId
-from stillframe.protocol.holdup import UnderWay
+from stillframe.protocol.stragglers import UnderWay
 from stillframe.runtime.commands import Look, command
 from stillframe.store.opening import is_published
 from stillframe.store.store import Store

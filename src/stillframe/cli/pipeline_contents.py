@@ -10,9 +10,9 @@ from stillframe.cli import output, quantities
 from stillframe.cli.contents import VALUE_LENGTH_MAX, cell
 from stillframe.cli.pipeline_listing import document_of
 from stillframe.cli.pipeline_snapshot import published
-from stillframe.pipeline.part import Part
+from stillframe.pipeline.pending_snapshot import ParticipantFragment
 from stillframe.pipeline.pipeline import Pipeline
-from stillframe.pipeline.published import ChannelCut, Manifest
+from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest
 
 PARTICIPANT_COLUMNS = ("participant", "kind", "state", "read up to", "barrier put at")
 CHANNEL_COLUMNS = ("channel", "from", "to", "sent", "received", "on it", "duplicates")
@@ -26,7 +26,7 @@ def show_snapshot(path: Path, name: str | None, *, is_json: bool) -> None:
         output.put_json(
             document_of(manifest)
             | {
-                "participants": [_part_document(part) for part in manifest.parts],
+                "participants": [_part_document(part) for part in manifest.fragments],
                 "channels": [_channel_document(manifest, cut) for cut in manifest.channels],
             }
         )
@@ -35,7 +35,7 @@ def show_snapshot(path: Path, name: str | None, *, is_json: bool) -> None:
     output.put_table(
         "participants, positions in items",
         PARTICIPANT_COLUMNS,
-        map(_part_row, manifest.parts),
+        map(_part_row, manifest.fragments),
         texts=len(PARTICIPANT_COLUMNS),
     )
     rows = (_channel_row(manifest, cut) for cut in manifest.channels)
@@ -45,22 +45,22 @@ def show_snapshot(path: Path, name: str | None, *, is_json: bool) -> None:
     )
 
 
-def _fields_of(part: Part) -> dict[str, Any] | None:
+def _fields_of(part: ParticipantFragment) -> dict[str, Any] | None:
     """Return the recorded fields of a service; None for a query."""
     if part.service is None:
         return None
     return msgspec.msgpack.decode(part.service.encoded, type=dict[str, Any])
 
 
-def _batch_of(part: Part) -> int | None:
+def _batch_of(part: ParticipantFragment) -> int | None:
     return None if part.query is None else part.query.batch
 
 
-def _kind_of(part: Part) -> str:
+def _kind_of(part: ParticipantFragment) -> str:
     return "query" if part.service is None else f"service {part.service.kind}"
 
 
-def _part_document(part: Part) -> dict[str, Any]:
+def _part_document(part: ParticipantFragment) -> dict[str, Any]:
     return {
         "participant": part.participant,
         "kind": "query" if part.service is None else "service",
@@ -72,7 +72,7 @@ def _part_document(part: Part) -> dict[str, Any]:
     }
 
 
-def _part_row(part: Part) -> tuple[str, ...]:
+def _part_row(part: ParticipantFragment) -> tuple[str, ...]:
     batch = _batch_of(part)
     if part.service is not None:
         state = cell(_fields_of(part))

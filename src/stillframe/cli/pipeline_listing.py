@@ -9,9 +9,9 @@ from stillframe.cli import output, quantities
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
-from stillframe.pipeline.head import Head, read_head
+from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pipeline import Pipeline, sentence_on_damaged
-from stillframe.pipeline.published import Manifest, listing, published_ids
+from stillframe.pipeline.snapshot_manifest import Manifest, listing, published_ids
 
 COLUMNS = (
     "snapshot",
@@ -35,7 +35,7 @@ def list_snapshots(path: Path, *, is_json: bool) -> None:
         typer.Exit: with 1; one is.
     """
     pipeline = Pipeline(path)
-    head = read_head(pipeline.path)
+    head = read_metadata(pipeline.path)
     manifests, damages = listing(pipeline.path)
     present = [manifest for manifest in manifests if _course(manifest, head)]
     if is_json:
@@ -116,7 +116,7 @@ def document_of(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _course(manifest: Manifest, head: Head) -> str:
+def _course(manifest: Manifest, head: Metadata) -> str:
     """Return what a snapshot is to the present course of the pipeline; nothing if it is of another.
 
     These are the ones among which ``Pipeline.latest`` chooses.
@@ -126,7 +126,7 @@ def _course(manifest: Manifest, head: Head) -> str:
     return "present" if manifest.epoch == head.epoch else ""
 
 
-def _row(manifest: Manifest, head: Head) -> tuple[str, ...]:
+def _row(manifest: Manifest, head: Metadata) -> tuple[str, ...]:
     return (
         str(manifest.snapshot),
         manifest.name or "",

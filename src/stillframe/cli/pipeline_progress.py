@@ -131,7 +131,7 @@ def _is_left_over(pipeline: Pipeline, progress: Progress) -> bool:
     if time.time() <= progress.deadline_at:
         return False
     lock = Lock(pipeline.path / COORDINATOR)
-    is_free = lock.try_take()
+    is_free = lock.try_acquire()
     lock.release()
     return is_free
 

@@ -15,9 +15,9 @@ from rich.progress import (
 
 from stillframe.cli import output, quantities
 from stillframe.cli.pipeline_snapshot import doubled
-from stillframe.pipeline.head import read_head
+from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pipeline import Pipeline
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.snapshot_manifest import Manifest
 
 
 def restore(path: Path, name: str | None, *, is_json: bool) -> None:
@@ -52,7 +52,7 @@ def fork(path: Path, snapshot: str, target: Path, *, name: str | None, is_json: 
     manifest = pipeline.find(snapshot)
     with _verifying(manifest) as progress:
         second = pipeline.fork(str(manifest.snapshot), target, name=name, progress=progress)
-    head = read_head(second.path)
+    head = read_metadata(second.path)
     if is_json:
         output.put_json(
             {

@@ -16,10 +16,10 @@ from stillframe.cli.pipeline_progress import moving
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned, SnapshotId
+from stillframe.pipeline.coordinator import periodically
 from stillframe.pipeline.pipeline import Pipeline, sentence_on_damaged
 from stillframe.pipeline.progress import Progress
-from stillframe.pipeline.published import Manifest
-from stillframe.pipeline.taking import moments
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
 
 
@@ -55,7 +55,7 @@ def take_every(
     pipeline = Pipeline(path)
     pipeline.dataflow.check_mode(mode)
     with _ended_like_ctrl_c(), contextlib.suppress(KeyboardInterrupt):
-        for _ in moments(every_s, time.sleep):
+        for _ in periodically(every_s, time.sleep):
             try:
                 outcome, is_ended = _take(pipeline, mode, None, timeout_s)
                 _tell(outcome, is_json=is_json)

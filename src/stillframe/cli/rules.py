@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from enum import StrEnum
 
-from stillframe.protocol.colour import ColourRecorder
+from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.protocol.recorder import Recorder
 from stillframe.sim.network import Network
 
@@ -17,6 +17,6 @@ class Rules(StrEnum):
     LAI_YANG = "lai-yang"
 
 
-def recorder_of(rules: Rules) -> Callable[..., Recorder | ColourRecorder]:
+def recorder_of(rules: Rules) -> Callable[..., Recorder | LaiYangRecorder]:
     """Return what follows `rules` for one process."""
-    return ColourRecorder if rules is Rules.LAI_YANG else Recorder
+    return LaiYangRecorder if rules is Rules.LAI_YANG else Recorder

@@ -17,19 +17,18 @@ from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
 from stillframe.runtime.here import look_here
 from stillframe.runtime.loading import load_topology
-from stillframe.sim.campaign import Tally, run_seeds
-from stillframe.sim.faults import describe
-from stillframe.sim.narrate import Narrator
+from stillframe.sim.campaign import COVERAGE, Tally, run_seeds
+from stillframe.sim.narration import Narrator
 from stillframe.sim.run import (
-    TOLD_INDENT,
+    EVENT_INDENT,
     Run,
-    Setting,
+    RunConfig,
     parse_schedule,
     replay,
     run_seed,
     shrink,
 )
-from stillframe.sim.sightings import SIGHTINGS
+from stillframe.sim.scheduler import describe
 from stillframe.sim.world import World
 
 _SEEDS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?", re.ASCII)
@@ -42,10 +41,10 @@ class Subject(msgspec.Struct, frozen=True):
     network: Network
     rules: Rules
 
-    def setting(self) -> Setting:
-        """Return the setting; called in each process that takes part."""
+    def config(self) -> RunConfig:
+        """Return the config; called in each process that takes part."""
         look_here()
-        return Setting(
+        return RunConfig(
             topology=None if self.topology is None else load_topology(self.topology),
             network=self.network,
             recorder=recorder_of(self.rules),
@@ -97,12 +96,12 @@ def show_seed(
         UsageError: the file holds something else than a schedule.
     """
     with redirect_stdout(sys.stderr):  # what handlers print is no data
-        setting = subject.setting()
+        config = subject.config()
         if schedule is None:
-            run = run_seed(seed, setting)
+            run = run_seed(seed, config)
         else:
-            run = replay(seed, setting, parse_schedule(schedule.read_text(encoding="utf-8")))
-        lines = _narrate(run, setting) if extras.prove is None else []
+            run = replay(seed, config, parse_schedule(schedule.read_text(encoding="utf-8")))
+        lines = _narrate(run, config) if extras.prove is None else []
     if extras.prove is None:
         if is_json:
             output.put_json(_run_document(run) | {"happened": lines})
@@ -137,16 +136,16 @@ def try_seeds(subject: Subject, seeds: range, *, is_json: bool) -> None:
     ) as bar:
         task = bar.add_task("simulating seeds", total=len(seeds))
         with redirect_stdout(sys.stderr):  # what handlers print is no data
-            tally = run_seeds(subject.setting, seeds, lambda count: bar.update(task, advance=count))
+            tally = run_seeds(subject.config, seeds, lambda count: bar.update(task, advance=count))
     if not tally.broken:
         _put_tally(subject, tally, is_json=is_json)
         return
     seed = tally.broken[0]
     output.say(f"SEED={seed} broke a promise; looking for the shortest schedule that does ...")
     with redirect_stdout(sys.stderr):
-        setting = subject.setting()
-        run = run_seed(seed, setting)
-        shrunk = shrink(run, setting)
+        config = subject.config()
+        run = run_seed(seed, config)
+        shrunk = shrink(run, config)
     assert shrunk.violation is not None
     if is_json:
         output.put_json(_run_document(shrunk) | {"choice_count_before": len(run.schedule)})
@@ -164,13 +163,13 @@ def try_seeds(subject: Subject, seeds: range, *, is_json: bool) -> None:
 
 
 def _put_tally(subject: Subject, tally: Tally, *, is_json: bool) -> None:
-    unseen = [name for name in SIGHTINGS if name not in tally.seen]
+    unseen = [name for name in COVERAGE if name not in tally.seen]
     if is_json:
         output.put_json(
             {"is_kept": subject.rules_fit} | msgspec.structs.asdict(tally) | {"unseen": unseen}
         )
     else:
-        rows = [(name, f"{tally.seen.get(name, 0):,}") for name in SIGHTINGS]
+        rows = [(name, f"{tally.seen.get(name, 0):,}") for name in COVERAGE]
         output.put_table("", ("seen", "in runs"), rows)
     if unseen:
         output.say(f"never seen: {'; '.join(unseen)}")
@@ -189,7 +188,7 @@ def _put_tally(subject: Subject, tally: Tally, *, is_json: bool) -> None:
     )
 
 
-def _narrate(run: Run, setting: Setting) -> list[str]:
+def _narrate(run: Run, config: RunConfig) -> list[str]:
     """Do the run again, and tell what happens with each choice."""
     lines: list[str] = []
     narrator: Narrator | None = None
@@ -199,9 +198,9 @@ def _narrate(run: Run, setting: Setting) -> list[str]:
         narrator = narrator or Narrator(world)
         news = narrator.news()
         lines.append(str(step))
-        lines.extend(f"{TOLD_INDENT}{line}" for line in news)
+        lines.extend(f"{EVENT_INDENT}{line}" for line in news)
 
-    replay(run.seed, setting, run.schedule, after_each=tell)
+    replay(run.seed, config, run.schedule, after_each=tell)
     return lines
 
 
@@ -210,7 +209,7 @@ def _run_document(run: Run) -> dict[str, Any]:
     return {
         "seed": run.seed,
         "is_kept": violation is None,
-        "promise": None if violation is None else violation.promise.name,
+        "promise": None if violation is None else violation.invariant.name,
         "detail": None if violation is None else violation.detail,
         "faults": vars(run.faults),
         "schedule": [{"at_ms": step.at_ms, "choice": str(step.choice)} for step in run.schedule],

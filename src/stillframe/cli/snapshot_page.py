@@ -12,7 +12,7 @@ from stillframe.model import SnapshotId
 from stillframe.pages import cut_diagram, self_contained_page
 from stillframe.pages.pipeline_documents import pipeline_diff_document, pipeline_snapshot_document
 from stillframe.pages.store_documents import diff_document, snapshot_document
-from stillframe.pipeline.head import HEAD as PIPELINE_HEAD
+from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.store.opening import HEAD, SNAPSHOTS
 from stillframe.store.store import Store
@@ -39,7 +39,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 def is_store(path: Path) -> bool:
     """Return whether `path` is a store, also one that has lost its head, or a pipeline."""
-    return any((path / name).exists() for name in (HEAD, SNAPSHOTS, PIPELINE_HEAD))
+    return any((path / name).exists() for name in (HEAD, SNAPSHOTS, PIPELINE_FILE))
 
 
 def show(path: Path, wish: Wish, *, is_json: bool) -> None:
@@ -54,7 +54,7 @@ def show(path: Path, wish: Wish, *, is_json: bool) -> None:
     suffix = SUFFIX if wish.out is None else wish.out.suffix
     if suffix not in (SUFFIX, ".svg", ".png"):
         raise UsageError(f"--out {wish.out}: let it end in .html, .svg or .png, which says what")
-    if (path / PIPELINE_HEAD).exists():
+    if (path / PIPELINE_FILE).exists():
         content, words, name = _of_pipeline(path, wish, suffix)
     else:
         content, words, name = _of_store(path, wish, suffix)

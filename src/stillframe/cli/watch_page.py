@@ -12,7 +12,7 @@ import uvloop
 from stillframe.cli import output
 from stillframe.errors import StillframeError, StoreError, UsageError
 from stillframe.model import SnapshotId
-from stillframe.pipeline.head import HEAD as PIPELINE_HEAD
+from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.judging import check_named
 from stillframe.store.manifest import Entry
@@ -68,7 +68,7 @@ def _target(
     path: Path, predicates: list[str], reference: str | None, log: Path | None, otlp: str | None
 ) -> Iterator[Target]:
     """Yield what the page shows: a pipeline or a system, by what is in the directory."""
-    if (path / PIPELINE_HEAD).exists() and not (path / STORE_HEAD).exists():
+    if (path / PIPELINE_FILE).exists() and not (path / STORE_HEAD).exists():
         if predicates or reference is not None or log is not None or otlp is not None:
             raise UsageError(
                 f"{path} is a pipeline: predicates, classes, an event log and traces are of a "

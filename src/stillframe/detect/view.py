@@ -10,7 +10,7 @@ from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import UsageError
 from stillframe.model import Channel, ChannelState, ProcessId, ProcessState, Snapshot, SnapshotId
 from stillframe.process import Message, Process
-from stillframe.protocol.performer import Performer, union_of
+from stillframe.protocol.action_runner import ActionRunner, union_of
 from stillframe.topology import Topology
 
 
@@ -58,7 +58,7 @@ def view_of(snapshot: Snapshot, topology: Topology) -> View:
 def _process(topology: Topology, state: ProcessState) -> Any:
     codec = topology.codecs[state.process]
     if isinstance(topology.processes[state.process], Process):
-        return Performer(state.process, topology, state.encoded).process
+        return ActionRunner(state.process, topology, state.encoded).process
     fields = codec.decode(state.encoded)
     try:
         if issubclass(codec.kind, msgspec.Struct):

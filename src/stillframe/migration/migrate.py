@@ -1,9 +1,9 @@
-"""A snapshot of one topology becomes one of another, or it is refused: nothing is lost silently.
+"""Migrates a snapshot of one topology to another, or refuses it: nothing is lost silently.
 
-Field by field: what is there goes on, under a new name if the class says so (``renamed``); a new
-field begins as the topology starts it, a field that is gone is lost, and that is said. Messages on
-channels are encoded anew as their classes are now; one that nobody can read any more refuses the
-whole. Counts go on, so that the books of the new snapshot balance as those of the old one did.
+Recorded fields keep their values, under a new name if the class says so (``renamed``); a new field
+gets its initial value in the topology, and a removed field is reported as lost. Messages on
+channels are encoded again for their current classes; if one cannot be read any more, the snapshot
+is refused. Counts are kept, so that the books of the new snapshot balance like those of the old.
 """
 
 from collections.abc import Iterable
@@ -12,18 +12,23 @@ import msgspec
 
 from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import UsageError
-from stillframe.migration.changes import (
+from stillframe.migration.rescaling import as_now, compare_conserved, redistribute
+from stillframe.migration.topology_diff import (
     MESSAGE,
     Change,
+    Fields,
+    Misfit,
+    Values,
+    defaults,
     differences,
+    encoded_values,
     is_unchanged,
     listed,
     message_classes,
     message_fields,
+    shown,
     state_fields,
 )
-from stillframe.migration.fields import Fields, Misfit, Values, defaults, encoded_values, shown
-from stillframe.migration.spread import as_now, compare_conserved, spread
 from stillframe.model import (
     Batch,
     Channel,
@@ -34,7 +39,7 @@ from stillframe.model import (
     Snapshot,
 )
 from stillframe.process import Process
-from stillframe.protocol.performer import union_of
+from stillframe.protocol.action_runner import union_of
 from stillframe.topology import Description, Topology
 
 _VALUES = dict[str, msgspec.Raw]
@@ -43,11 +48,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Migration(msgspec.Struct, frozen=True):
-    """What a snapshot becomes, and what is different.
+    """The result of a migration.
 
     Attributes:
-        snapshot: of the topology of now; ``restore.start_states`` takes it from here.
-        changes: nothing if the topology is the one that the snapshot was taken of.
+        snapshot: of the current topology, for ``restore.start_states``.
+        changes: nothing if the snapshot was taken of the same topology.
     """
 
     snapshot: Snapshot
@@ -55,26 +60,22 @@ class Migration(msgspec.Struct, frozen=True):
 
     @property
     def losses(self) -> tuple[Change, ...]:
-        """The changes by which something that was recorded is lost."""
+        """The changes by which recorded data is lost."""
         return tuple(change for change in self.changes if change.is_loss)
 
 
 def migrate(snapshot: Snapshot, recorded: Description, topology: Topology) -> Migration:
-    """Return what `snapshot` is as one of `topology`. Everything in it is decoded on the way.
-
-    Args:
-        snapshot: whole, with books that balance.
-        recorded: the topology that it was taken of.
-        topology: the one to go on with.
+    """Return `snapshot`, taken of the topology `recorded`, as one of `topology`. Everything in it
+    is decoded on the way.
 
     Raises:
-        UsageError: it cannot go on; the first reasons are named.
-        ApplicationError: ``redistribute`` raised, or returned what it must not.
+        UsageError: it cannot be migrated; the first reasons are named.
+        ApplicationError: ``redistribute`` raised, or returned something invalid.
     """
     changes = differences(recorded, topology)
     if recorded.processes.keys() == topology.processes.keys():
         return _convert(snapshot, recorded, topology, changes)
-    redistributed, more = spread(snapshot, recorded, topology)
+    redistributed, more = redistribute(snapshot, recorded, topology)
     after = _convert(redistributed, recorded, topology, [*changes, *more])
     try:
         past = as_now(recorded, topology)
@@ -90,21 +91,21 @@ def _convert(
     snapshot: Snapshot, recorded: Description, topology: Topology, changes: list[Change]
 ) -> Migration:
     """Convert states and messages; the processes are those of `topology` already."""
-    work = _Work(recorded, topology)
-    processes = tuple(work.process(state) for state in snapshot.state.processes)
-    channels = tuple(work.channels(snapshot.state.channels))
-    if work.refusals:
+    conversion = _Conversion(recorded, topology)
+    processes = tuple(conversion.process(state) for state in snapshot.state.processes)
+    channels = tuple(conversion.channels(snapshot.state.channels))
+    if refusals := conversion.refusals:
         raise UsageError(
-            f"snapshot {snapshot.id} cannot go on with this code: {'; '.join(work.refusals[:3])}"
-            + (f"; and {len(work.refusals) - 3} more" if work.refusals[3:] else "")
+            f"snapshot {snapshot.id} cannot go on with this code: {'; '.join(refusals[:3])}"
+            + (f"; and {len(refusals) - 3} more" if refusals[3:] else "")
             + ". Change the code, or restore with the code that the snapshot was taken of"
         )
     state = GlobalState(processes, channels)
-    found = (*map(work.as_it_came, changes), *work.found())
+    found = (*map(conversion.as_it_came, changes), *conversion.found())
     return Migration(msgspec.structs.replace(snapshot, state=state), found)
 
 
-class _Work:
+class _Conversion:
     """Converts the parts of a snapshot, and collects what stands in the way."""
 
     def __init__(self, recorded: Description, topology: Topology) -> None:

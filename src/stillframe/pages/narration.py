@@ -9,7 +9,7 @@ from stillframe.diagram.recording_intervals import Choice, record
 from stillframe.diagram.text_metrics import count
 from stillframe.diagram.window import Window
 from stillframe.model import Channel, ProcessId, SnapshotId
-from stillframe.sim.narrate import shown_state
+from stillframe.sim.narration import shown_state
 from stillframe.sim.scenario import Played
 from stillframe.trace import Event, MarkerStep, MessageId, Position, Trace
 
@@ -46,11 +46,11 @@ def of_script(played: Played, shown: Window) -> Story:
     begin = shown.before_count
     return Story(
         trace=world.epoch.trace(world.description),
-        lines=tuple(map(tuple, played.narrator.told[begin : begin + len(shown.steps)])),
+        lines=tuple(map(tuple, played.narrator.narrated[begin : begin + len(shown.steps)])),
         name=played.narrator.name,
         states={
             (snapshot, process): shown_state(part.state)
-            for snapshot, parts in world.epoch.parts.items()
+            for snapshot, parts in world.epoch.fragments.items()
             for process, part in parts.items()
         },
     )

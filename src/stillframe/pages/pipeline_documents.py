@@ -24,8 +24,8 @@ from stillframe.pages.store_documents import (
 )
 from stillframe.pages.values import Budget, show_fields, text_of
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.part import Part
-from stillframe.pipeline.published import ChannelCut, Manifest
+from stillframe.pipeline.pending_snapshot import ParticipantFragment
+from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest
 from stillframe.store.decoded import fields_of
 from stillframe.store.difference import ChannelDifference, FieldDifference
 
@@ -56,7 +56,7 @@ def pipeline_snapshot_document(
         root: the pipeline, to show the first records that were on each channel; None for none.
     """
     budget = Budget(STATE_CHARS_MAX)
-    fragments = [_participant(fragment, budget) for fragment in budget.limit(manifest.parts)]
+    fragments = [_participant(fragment, budget) for fragment in budget.limit(manifest.fragments)]
     records = Budget(STATE_CHARS_MAX)
     ordered = sorted(manifest.channels, key=lambda cut: not cut.record_count)
     return _head(manifest) | {
@@ -72,7 +72,7 @@ def pipeline_snapshot_document(
         "contradictions": [],
         "verified": [VERIFIED],
         "processes": fragments,
-        "processes_left_out_count": len(manifest.parts) - len(fragments),
+        "processes_left_out_count": len(manifest.fragments) - len(fragments),
         "channels": [_channel(manifest, cut, root, records) for cut in ordered[:CHANNELS_MAX]],
         "systems": [
             {"name": cut.name, "store": cut.store, "snapshot": str(cut.snapshot)}
@@ -93,7 +93,7 @@ def pipeline_diff_document(root: Path, before: Manifest, after: Manifest) -> dic
         after: of the later one.
     """
     states = [
-        {fragment.participant: _compared_state(fragment, m) for fragment in m.parts}
+        {fragment.participant: _compared_state(fragment, m) for fragment in m.fragments}
         for m in (before, after)
     ]
     fields = [
@@ -109,14 +109,14 @@ def pipeline_diff_document(root: Path, before: Manifest, after: Manifest) -> dic
 
 def _head(manifest: Manifest) -> dict[str, Any]:
     return outline(manifest.snapshot, manifest) | {
-        "process_count": len(manifest.parts),
+        "process_count": len(manifest.fragments),
         "channel_count": len(manifest.channels),
         "message_count": manifest.record_count,
     }
 
 
 def _verdict(manifest: Manifest) -> str:
-    participants = count(len(manifest.parts), "participant")
+    participants = count(len(manifest.fragments), "participant")
     held = count(manifest.record_count, "record")
     what = f"he states of {participants} and {held} on their way, at one cut"
     if manifest.duplicate_count:
@@ -125,7 +125,7 @@ def _verdict(manifest: Manifest) -> str:
     return f"Consistent: t{what}"
 
 
-def _state(fragment: Part) -> tuple[str, dict[str, Any]]:
+def _state(fragment: ParticipantFragment) -> tuple[str, dict[str, Any]]:
     """Return what kind of participant it is, and the state that it recorded, by name."""
     if fragment.service is not None:
         kind = fragment.service.kind
@@ -135,7 +135,7 @@ def _state(fragment: Part) -> tuple[str, dict[str, Any]]:
     return "query", {"after micro-batch": batch}
 
 
-def _participant(fragment: Part, budget: Budget) -> dict[str, Any]:
+def _participant(fragment: ParticipantFragment, budget: Budget) -> dict[str, Any]:
     kind, fields = _state(fragment)
     fields |= {f"read {log} up to": at for log, at in sorted(fragment.positions.items())}
     fields |= {f"barrier in {log} at": at for log, at in sorted(fragment.barriers.items())}
@@ -160,9 +160,9 @@ def _channel(
 def _records(
     root: Path, manifest: Manifest, cut: ChannelCut, budget: Budget
 ) -> Iterator[dict[str, Any]]:
-    reader = LogReader(root, manifest.dataflow.log(cut.log), manifest.stretches[cut.log])
+    reader = LogReader(root, manifest.dataflow.log(cut.log), manifest.segments[cut.log])
     room = CHANNEL_MESSAGES_MAX
-    for item in reader.items(cut.position, cut.barrier):
+    for item in reader.entries(cut.position, cut.barrier):
         sizes = (reader.data_path(item, file).stat().st_size for file in item.files)
         if room <= 0 or budget.is_spent or sum(sizes) > ITEM_BYTES_MAX:
             return
@@ -184,7 +184,7 @@ def _figures(cut: ChannelCut | None) -> tuple[int, int, int]:
     return sum(cut.sent_counts), sum(cut.received_counts), cut.record_count
 
 
-def _compared_state(fragment: Part, manifest: Manifest) -> dict[str, Any]:
+def _compared_state(fragment: ParticipantFragment, manifest: Manifest) -> dict[str, Any]:
     """The state of a query is what it was after a micro-batch of an epoch."""
     _, fields = _state(fragment)
     if fragment.query is not None and (batch := fragment.query.batch) is not None:
@@ -211,7 +211,7 @@ def _channel_differences(
 def _written(root: Path, cut: ChannelCut, manifest: Manifest) -> set[int]:
     """Return the epochs in which records were written into a log before the cut; also those of
     which the log does not say any more what was written."""
-    segments = manifest.stretches[cut.log]
+    segments = manifest.segments[cut.log]
     reader = LogReader(root, manifest.dataflow.log(cut.log), segments)
     end = max(cut.position, cut.barrier)
     bounds = pairwise([*(min(segment.first, end) for segment in segments), end])

@@ -20,7 +20,7 @@ from stillframe.model import ChannelState, ProcessId, Snapshot, SnapshotId
 from stillframe.pages import cut_diagram
 from stillframe.pages.cut_from_log import CutDiagram
 from stillframe.pages.values import Budget, printable, show, show_fields, show_pair
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.store.decoded import fields_of, messages_of
 from stillframe.store.difference import ChannelDifference, FieldDifference, difference
 from stillframe.store.manifest import Entry

@@ -4,9 +4,9 @@
 take part as a service. Nothing here needs Spark: the streaming source that does is in
 ``stillframe.spark``.
 
-``dataflow`` says what there is, ``head`` which epoch it is in, ``log`` holds a channel, ``member``
-applies the barrier rules (``protocol.aligner``), ``checkpoint`` is the only file that knows Spark's
-directories, ``taking``, ``restoring`` and ``dropping`` act on the whole.
+``dataflow`` describes the participants and channels, ``metadata`` the current epoch, ``log`` one
+channel. ``query_participant`` applies the barrier rules (``protocol.aligner``), and ``checkpoint``
+alone knows Spark's directories. ``coordinator``, ``restore`` and ``retention`` act on the whole.
 """
 
 from stillframe.pipeline.dataflow import channel

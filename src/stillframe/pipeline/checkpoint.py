@@ -6,9 +6,9 @@
     state/OPERATOR/PARTITION/    state after micro-batch 12: files of version 13 and before
     sources/0/                   what a source remembers of its own
 
-Nothing is ever edited or deleted in such a directory: going back by hand leaves files of the
-abandoned course that become the base of a later load, and the state is wrong without a word. A
-restore makes a new directory (``export``) from what was linked at the time (``pin``).
+Nothing is ever edited or deleted in such a directory: resetting it by hand leaves files of the
+abandoned timeline that become the base of a later load, and the state is silently wrong. A restore
+makes a new directory (``export``) from the files that were linked at the time (``pin``).
 """
 
 import json
@@ -96,7 +96,7 @@ def planned_batch(checkpoint: Path) -> int | None:
 
 def changed_at(checkpoint: Path) -> tuple[int, int]:
     """Return when a micro-batch was planned and when one was committed last, in nanoseconds since
-    1970: while both stay the same, neither need be looked for again."""
+    1970. While both stay the same, neither need be searched for again."""
     return _changed_at_ns(checkpoint / _OFFSETS), _changed_at_ns(checkpoint / _COMMITS)
 
 
@@ -106,10 +106,10 @@ def committed_at(checkpoint: Path, batch: int) -> float | None:
 
 
 def contradiction(checkpoint: Path) -> str | None:
-    """Return what in a checkpoint cannot be if only Spark wrote it, or None.
+    """Return what in a checkpoint is impossible if only Spark wrote it, or None.
 
-    Going back by hand shows: offsets or commits without each other, or state of a micro-batch that
-    was never planned, which Spark would take for the base of a later one.
+    A reset by hand shows: offsets or commits without each other, or state of a micro-batch that was
+    never planned, which Spark would take for the base of a later one.
     """
     planned = planned_batch(checkpoint)
     done = max(_numbers(checkpoint / _COMMITS), default=None)
@@ -136,11 +136,8 @@ def _state_versions(checkpoint: Path) -> Iterator[int]:
 
 
 def agrees(checkpoint: Path, pinned: Path, batch: int) -> bool:
-    """Return whether a checkpoint has the same plan of a micro-batch as a pinned one.
-
-    True as well if one is not there any more: Spark has deleted the plan because it is old, or
-    somebody has dropped the snapshot.
-    """
+    """Return whether a checkpoint has the same plan of a micro-batch as a pinned one; True as well
+    if Spark has deleted the plan because it is old, or if the snapshot was dropped."""
     path = Path(_OFFSETS) / str(batch)
     try:
         return (checkpoint / path).read_bytes() == (pinned / path).read_bytes()
@@ -149,7 +146,7 @@ def agrees(checkpoint: Path, pinned: Path, batch: int) -> bool:
 
 
 def check_pinned(pinned: Path, expected: Committed) -> None:
-    """Check that a pinned checkpoint ends with the micro-batch that its query says it recorded.
+    """Check that a pinned checkpoint ends with the micro-batch that its query recorded.
 
     Raises:
         NotConsistent: it does not: two programs recorded for one query, one of them left over.
@@ -164,10 +161,10 @@ def check_pinned(pinned: Path, expected: Committed) -> None:
 
 
 def pin(checkpoint: Path, batch: int, target: Path) -> None:
-    """Link into `target` everything that it takes to go on after a committed micro-batch.
+    """Link into `target` every file needed to continue after a committed micro-batch.
 
     Call it before the next micro-batch is planned. Spark writes its files by rename, so a link
-    keeps what is linked. `target` appears in one step, whole; one that is there of the same
+    keeps its content. `target` appears in one step, complete; an existing one of the same
     micro-batch stays, another one is replaced.
 
     Raises:
@@ -196,7 +193,7 @@ def _link_needed(checkpoint: Path, batch: int, target: Path) -> None:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 link_or_copy(checkpoint / relative, place)
         except FileNotFoundError:
-            # Spark's maintenance deletes what is older than the newest full file: look again.
+            # Spark's maintenance deletes files older than the newest full one: look again.
             shutil.rmtree(target, ignore_errors=True)
         else:
             return
@@ -207,13 +204,8 @@ def _link_needed(checkpoint: Path, batch: int, target: Path) -> None:
 
 
 def export(pinned: Path, target: Path, batch: int, positions: Mapping[str, int]) -> None:
-    """Make a checkpoint directory with which a new query goes on after `batch`.
-
-    Args:
-        pinned: what ``pin`` made.
-        target: the new directory; nothing may be there.
-        batch: the micro-batch.
-        positions: where the query goes on reading each of our logs.
+    """Make from a `pinned` checkpoint a new one, `target`, with which a query continues after
+    `batch`, from `positions` on our logs.
 
     Raises:
         OSError: the disk is full or failed.
@@ -231,7 +223,7 @@ def export(pinned: Path, target: Path, batch: int, positions: Mapping[str, int])
 
 
 def _move(offsets: Path, positions: Mapping[str, int]) -> None:
-    """Let the plan of a micro-batch end at other positions, in a file of its own."""
+    """Make the plan of a micro-batch end at other positions, in a file of its own."""
     lines = offsets.read_text(encoding="utf-8").split("\n")
     moved = lines[:_OFFSET_LINES_BEFORE_SOURCES]
     for line in lines[_OFFSET_LINES_BEFORE_SOURCES:]:
@@ -239,7 +231,7 @@ def _move(offsets: Path, positions: Mapping[str, int]) -> None:
         moved.append(encode_offset({log: positions[log] for log in ours}) if ours else line)
     if moved == lines:
         return
-    # The linked file is also the snapshot's: make a new one, and drop its old checksum.
+    # The linked file belongs to the snapshot too: make a new one, and drop its old checksum.
     offsets.with_name(f".{offsets.name}.crc").unlink(missing_ok=True)
     offsets.unlink()
     offsets.write_text("\n".join(moved), encoding="utf-8")
@@ -252,7 +244,7 @@ def encode_offset(positions: Mapping[str, int]) -> str:
 
 
 def offset_of(positions: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Return one of our offsets as Spark's Python sources give it."""
+    """Return one of our offsets as Spark's Python sources return it."""
     return {OFFSET_KEY: {log: positions[log] for log in sorted(positions)}}
 
 
@@ -296,7 +288,7 @@ def _numbers(directory: Path) -> list[int]:
 
 
 def _needed(checkpoint: Path, batch: int) -> Iterator[Path]:
-    """Yield the files, relative to the checkpoint, that it takes to go on after `batch`."""
+    """Yield the files, relative to the checkpoint, that are needed to continue after `batch`."""
     yield Path(_METADATA)
     for directory, numbers in ((_OFFSETS, (batch - 1, batch)), (_COMMITS, (batch,))):
         for number in numbers:

@@ -1,4 +1,4 @@
-"""Which queries, services and logs there are: the description that every participant agrees on."""
+"""The queries, services and logs of a pipeline: the description that all participants share."""
 
 import base64
 import functools
@@ -18,7 +18,7 @@ PARTITION_COUNT_MAX = 1024
 
 PARTITION_COLUMN = "_partition"
 OFFSET_COLUMN = "_offset"
-"""Where a record lies in its log, as columns beside its own when the log is read as a table."""
+"""The place of a record in its log, as columns next to its own when the log is read as a table."""
 
 
 class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,8 +26,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Each pair of the source and a target is a channel in the sense of the rules, with a position of
     its own. `schema` is an Arrow schema as ``encode_schema`` writes it. Records keep their order
-    within each of the `partition_count` partitions; `key` names the columns whose values decide the
-    partition, none for the writer's own choice.
+    within each of the `partition_count` partitions; `key` names the columns whose values select the
+    partition. Without a key the partitions take turns.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return one log.
 
         Raises:
-            UsageError: there is none of that name; the error says which there are.
+            UsageError: there is none of that name; the error lists those there are.
         """
         for log in self.logs:
             if log.name == name:
@@ -82,7 +82,7 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Refuse a name that is no `kind` ("query" or "service") of this dataflow.
 
         Raises:
-            UsageError: it is not; the error says which there are.
+            UsageError: it is not; the error lists those there are.
         """
         names = self.queries if kind == "query" else tuple(self.services)
         if name not in names:
@@ -92,15 +92,15 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
 
     def initiators(self) -> tuple[str, ...]:
-        """Return the participants at which a snapshot begins: barriers reach all others from there.
+        """Return the participants that start a snapshot: from them barriers reach all others.
 
-        These are the ones that read no log, and, where a cycle has no such participant before it,
-        one of the cycle.
+        These are the ones that read no log, and one of each cycle without such a participant before
+        it.
         """
         chosen = [name for name in self.participants if not self.incoming(name)]
         reached = self._reachable(chosen)
         while rest := [name for name in self.participants if name not in reached]:
-            # The one that reaches most first: nothing before it can be left over.
+            # First the one that reaches most: no participant before it can remain.
             first = min(rest, key=lambda name: (-len(self._reachable([name])), name))
             chosen.append(first)
             reached |= self._reachable([first])
@@ -115,7 +115,7 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return ()
 
     def check_mode(self, mode: Mode) -> None:
-        """Refuse a mode that would wait for ever on this dataflow.
+        """Refuse a mode that would wait forever on this dataflow.
 
         Raises:
             UsageError: there is a cycle: its participants would wait for each other's barriers.
@@ -156,15 +156,10 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def dataflow(
     *, queries: Iterable[str], services: Mapping[str, type], logs: Iterable[Log]
 ) -> Dataflow:
-    """Return a dataflow whose parts fit together.
-
-    Args:
-        queries: the names of the streaming queries.
-        services: name -> the dataclass or Struct class whose fields are that service's state.
-        logs: the channels between them.
+    """Return a dataflow, with its names sorted and checked; arguments as ``Pipeline.create``.
 
     Raises:
-        UsageError: what does not fit together, by name.
+        UsageError: names or channels do not fit together.
     """
     described = Dataflow(
         queries=tuple(sorted(check_process_id(name) for name in queries)),
@@ -176,10 +171,10 @@ def dataflow(
 
 
 def check_dataflow(described: Dataflow) -> None:
-    """Check that the parts of a dataflow fit together, and that each name can be one.
+    """Check that the names and channels of a dataflow fit together, and that each name is valid.
 
     Raises:
-        UsageError: what does not fit together, by name.
+        UsageError: they do not; the names are given.
     """
     every = [check_process_id(name) for name in described.participants]
     if not every:
@@ -209,12 +204,12 @@ def channel(
     """Return the description of a channel that is kept on disk.
 
     Args:
-        name: how it is called; letters, digits, ``_``, ``.`` and ``-``.
+        name: its name; letters, digits, ``_``, ``.`` and ``-``.
         schema: of its records.
         source: the query or service that appends to it.
         targets: those that read it; none for the end of the dataflow.
         partition_count: how many partitions its records are spread over.
-        key: columns whose values decide the partition.
+        key: columns whose values select the partition.
     """
     return Log(
         name=name,
@@ -245,10 +240,8 @@ def decode_schema(text: str) -> pa.Schema:
 
 
 def schema_difference(declared: pa.Schema, found: pa.Schema) -> str | None:
-    """Return what tells `found` from the declared columns, in order; None if nothing does.
-
-    Whether a column may be null, and metadata, do not count.
-    """
+    """Return how the columns of `found` differ from the declared ones, in order; None if they do
+    not. Whether a column may be null, and metadata, do not count."""
     for index in range(max(len(declared), len(found))):
         expected: Any = declared.field(index) if index < len(declared) else None
         actual: Any = found.field(index) if index < len(found) else None
@@ -281,8 +274,8 @@ def _is_same(first: pa.DataType, second: pa.DataType) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _what_is_not_kept(encoded_schema: str) -> str | None:
-    """Return which column of a schema Parquet, or Spark, would not give back as it was."""
+def _unsupported_column(encoded_schema: str) -> str | None:
+    """Return which column of a schema Parquet, or Spark, would change; None if none."""
     schema = decode_schema(encoded_schema)
     if (pair := _alike(schema)) is not None:
         return (
@@ -293,7 +286,7 @@ def _what_is_not_kept(encoded_schema: str) -> str | None:
         declared = pa.schema([field])
         file = pa.BufferOutputStream()
         try:
-            # Every program of a pipeline comes here: an array of no values would import pandas, and
+            # Every program of a pipeline runs this: an array of no values would import pandas, and
             # pq.read_table the data sets of Arrow.
             pq.write_table(pa.Table.from_batches([], schema=declared), file)
             found = pq.ParquetFile(file.getvalue()).read().schema
@@ -343,7 +336,7 @@ def _check_log(log: Log, participants: list[str]) -> None:
     columns = log.arrow_schema.names
     if not columns:
         raise UsageError(f"channel {log.name}: its schema has no column")
-    if (wrong := _what_is_not_kept(log.schema)) is not None:
+    if (wrong := _unsupported_column(log.schema)) is not None:
         raise UsageError(f"channel {log.name}: {wrong}")
     for name in columns:
         if name.lower() in (PARTITION_COLUMN, OFFSET_COLUMN):

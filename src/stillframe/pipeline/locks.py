@@ -1,6 +1,6 @@
-"""Who runs what: a lock for each participant, and one for whoever takes or restores snapshots.
+"""A lock for each participant, held by the program that runs it, and one for the coordinator.
 
-A lock is held by a program, through the file system, and ends with it.
+The file system releases a lock when the program that holds it ends.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ from stillframe.store.opening import explained
 PARTICIPANTS = "participants"
 COORDINATOR = "coordinator.lock"
 WAIT_S = 5.0
-"""A coordinator that records resting participants holds their locks for milliseconds, and a query
-that was told to stop lets go a moment after it has."""
+"""A coordinator that records stopped participants holds their locks for milliseconds, and a query
+releases its own a moment after it has stopped."""
 POLL_S = 0.01
 
 
 class Lock:
-    """Held from ``take`` until ``release``, or until the program that took it is gone."""
+    """Held from ``acquire`` until ``release``, or until the program that acquired it ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
 
-    def try_take(self) -> bool:
-        """Take the lock if nobody has it, and return whether that succeeded.
+    def try_acquire(self) -> bool:
+        """Acquire the lock if it is free, and return whether that succeeded.
 
         Raises:
             StoreError: its file cannot be written.
@@ -49,21 +49,18 @@ class Lock:
         _held.add(self)
         return True
 
-    def take_soon(self) -> bool:
-        """Take the lock even if somebody is about to let go of it; return whether that succeeded.
-
-        Raises:
-            StoreError: its file cannot be written.
-        """
+    def acquire(self) -> bool:
+        """Acquire the lock, waiting a little while for its holder; return whether that succeeded.
+        Raises as ``try_acquire``."""
         until = time.monotonic() + WAIT_S
-        while not self.try_take():
+        while not self.try_acquire():
             if time.monotonic() > until:
                 return False
             time.sleep(POLL_S)
         return True
 
     def release(self) -> None:
-        """Let somebody else have it. Releasing twice does nothing."""
+        """Release the lock. Releasing twice does nothing."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -73,24 +70,24 @@ class Lock:
 _held: set[Lock] = set()
 
 
-def _let_go_in_child() -> None:
-    """A process that is forked off (``multiprocessing``) must not keep a lock when we are gone."""
+def _release_in_child() -> None:
+    """A forked process (``multiprocessing``) must not keep a lock after its parent has ended."""
     for lock in list(_held):
         lock.release()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 def participant_lock(root: Path, name: str) -> Lock:
-    """Return the lock of whoever runs the participant `name`."""
+    """Return the lock of the program that runs the participant `name`."""
     return Lock(root / PARTICIPANTS / f"{name}.lock")
 
 
 def is_running(root: Path, name: str) -> bool:
     """Return whether a program runs the participant `name` now."""
     lock = participant_lock(root, name)
-    if lock.try_take():
+    if lock.try_acquire():
         lock.release()
         return False
     return True
@@ -98,18 +95,15 @@ def is_running(root: Path, name: str) -> bool:
 
 @contextlib.contextmanager
 def coordinating(root: Path, doing: str, *, is_patient: bool = True) -> Iterator[None]:
-    """Be the only one who makes, photographs, restores or trims the pipeline at `root`.
-
-    Args:
-        root: the pipeline.
-        doing: what is to be done, for the error.
-        is_patient: whether to wait for somebody who will soon be done.
+    """Hold the coordinator's lock of the pipeline at `root` while the body runs: only one program
+    at a time makes, snapshots, restores or trims it. `doing` is the purpose, for the error; with
+    `is_patient` it waits a little while for another program.
 
     Raises:
-        Unavailable: somebody else is at it.
+        Unavailable: another program holds the lock.
     """
     lock = Lock(root / COORDINATOR)
-    if not (lock.take_soon() if is_patient else lock.try_take()):
+    if not (lock.acquire() if is_patient else lock.try_acquire()):
         raise Unavailable(
             f"{doing} is not possible now: a snapshot of {root} is being taken or restored by "
             "another program; try again when it has ended, and end a 'spark snapshot --every' "

@@ -1,40 +1,112 @@
 """A log: a channel on disk, as Parquet files in one order, with barriers between them.
 
-    ROOT/channels/LOG/epoch-1/00000000000000000007.json   item 7: which rows, or which barrier
-    ROOT/channels/LOG/epoch-1/data/...parquet             the rows; what no item names is no part
+    ROOT/channels/LOG/epoch-1/00000000000000000007.json   entry 7: which rows, or which barrier
+    ROOT/channels/LOG/epoch-1/data/...parquet             the rows; only if an entry names them
 
-Items are numbered from 0 without a gap. An item appears in one step, by a hard link that fails if
-the number is taken, so that nobody ever sees half of one and two writers never both win. A record
-is known by partition and offset; an item says at which offset each partition stood before it.
+Entries are numbered from 0 without a gap. An entry appears in one step, by a hard link that fails
+if the number is taken, so that no reader sees half of one and two writers never both win. A record
+is identified by partition and offset; an entry holds the offset of each partition before it.
 """
 
 import bisect
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Log, schema_difference
-from stillframe.pipeline.head import CHANNELS, Head, Stretch
-from stillframe.pipeline.items import Barrier, DataFile, Item, Rows, may_be_of
-from stillframe.pipeline.tables import read_records, spread, write_records
+from stillframe.pipeline.metadata import CHANNELS, Metadata, Segment, with_ends
+from stillframe.pipeline.record_files import read_records, spread, write_records
 from stillframe.protocol.aligner import Mode
 from stillframe.store.checksum import checksum_of
 from stillframe.store.disk import write_new
 from stillframe.store.opening import explained
-from stillframe.store.seal import read_sealed, seal
+from stillframe.store.seal import FORMAT, read_sealed, seal
 
 DATA = "data"
 TO_MEND = (
     "put the file back from a copy of the pipeline, or restore the pipeline from a snapshot that "
     "does not need it; a restore looks before it changes anything"
 )
-"""The end of every error about an item that is not what was written."""
+"""The end of every error about an entry that is not what was written."""
+_DATA_FILE = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/part-[\w.=-]+)?", re.ASCII)
+"""A file of a service, or one in the directory of a micro-batch. It leads nowhere else."""
+
+
+class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A Parquet file of one entry; `name` is its path below the epoch's data directory, `checksum`
+    its checksum (``store.checksum``)."""
+
+    name: str
+    partition: int
+    record_count: int
+    checksum: int
+
+
+class Rows(msgspec.Struct, frozen=True, tag="rows", forbid_unknown_fields=True):
+    """Records. `batch` is the micro-batch of the query that wrote them, None from a service."""
+
+    files: tuple[DataFile, ...]
+    batch: int | None = None
+
+
+class Barrier(msgspec.Struct, frozen=True, tag="barrier", forbid_unknown_fields=True):
+    """Separates the entries before the cut of `snapshot` from those after it.
+
+    `batch` is the newest micro-batch whose records come before it in the same epoch.
+    """
+
+    snapshot: SnapshotId
+    mode: Mode
+    batch: int | None = None
+
+
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry of a log; `offsets` is the number of records of each partition before it."""
+
+    format: int = FORMAT
+    number: int
+    epoch: int
+    offsets: tuple[int, ...]
+    content: Rows | Barrier
+
+    @property
+    def record_count(self) -> int:
+        """How many records it holds."""
+        return sum(file.record_count for file in self.files)
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """Its data files; a barrier has none."""
+        return self.content.files if isinstance(self.content, Rows) else ()
+
+    @property
+    def next_offsets(self) -> tuple[int, ...]:
+        """How many records of each partition come before the next entry."""
+        counts = list(self.offsets)
+        for file in self.files:
+            counts[file.partition] += file.record_count
+        return tuple(counts)
+
+    def fits(self, log: Log) -> bool:
+        """Return whether a writer of `log` may have written it."""
+        return (
+            len(self.offsets) == log.partition_count
+            and min(self.offsets) >= 0
+            and all(
+                0 <= file.partition < log.partition_count
+                and file.record_count >= 0
+                and _DATA_FILE.fullmatch(file.name) is not None
+                for file in self.files
+            )
+        )
 
 
 def epoch_directory(root: Path, log: str, epoch: int) -> Path:
@@ -42,25 +114,25 @@ def epoch_directory(root: Path, log: str, epoch: int) -> Path:
     return root / CHANNELS / log / f"epoch-{epoch}"
 
 
-def item_name(number: int) -> str:
-    """Return the name of an item's file."""
+def entry_name(number: int) -> str:
+    """Return the name of an entry's file."""
     return f"{number:020d}.json"
 
 
 class LogReader:
-    """Reads a log as it is in one epoch; what others append shows up by itself.
+    """Reads a log as it is in one epoch; entries that others append appear automatically.
 
     Args:
         root: the pipeline.
         log: which log.
-        stretches: the epochs it consists of, the oldest first.
+        segments: the epochs it consists of, the oldest first.
     """
 
-    def __init__(self, root: Path, log: Log, stretches: Sequence[Stretch]) -> None:
+    def __init__(self, root: Path, log: Log, segments: Sequence[Segment]) -> None:
         self.log = log
-        self._stretches = tuple(stretches)
-        self._directories = {s.epoch: epoch_directory(root, log.name, s.epoch) for s in stretches}
-        self._items: dict[int, Item] = {}
+        self._segments = tuple(segments)
+        self._directories = {s.epoch: epoch_directory(root, log.name, s.epoch) for s in segments}
+        self._entries: dict[int, LogEntry] = {}
         self._forgotten = 0
         self._tail = 0
         self._sought: SnapshotId | None = None
@@ -68,146 +140,146 @@ class LogReader:
         self._barrier: int | None = None
 
     def tail(self, position: int) -> int:
-        """Return the number that the next item appended will have; at least `position`.
+        """Return the number that the next entry appended will have; at least `position`.
 
-        A log that was damaged may seem to end where an item is missing (``check_whole``).
+        A damaged log may seem to end where an entry is missing (``check_whole``).
         """
         first = max(self._tail, position)
         step = 1
-        while self.item_path(first + step - 1).exists():
+        while self.entry_path(first + step - 1).exists():
             step *= 2
-        # Items are without a gap: the tail is in the half of the last step that was too far.
+        # Entries are without a gap: the tail is in the half of the last step that was too far.
         numbers = range(first + step // 2, first + step - 1)
         self._tail = numbers.start + bisect.bisect_left(
-            numbers, 1, key=lambda number: 0 if self.item_path(number).exists() else 1
+            numbers, 1, key=lambda number: 0 if self.entry_path(number).exists() else 1
         )
         return self._tail
 
     def first_kept(self) -> int:
-        """Return the number of the first item that was not trimmed; 0 if the log has no target: it
-        is what the pipeline makes, and is never trimmed."""
+        """Return the number of the first entry that was not trimmed; 0 if the log has no target: it
+        is the output of the pipeline, and is never trimmed."""
         if not self.log.targets:
             return 0
-        ends = [*(stretch.first for stretch in self._stretches[1:]), None]
-        for stretch, end in zip(self._stretches, ends, strict=True):
-            numbers = _numbers(self._directories[stretch.epoch])
-            kept = [n for n in numbers if n >= stretch.first and (end is None or n < end)]
+        for segment, end in with_ends(self._segments):
+            numbers = _numbers(self._directories[segment.epoch])
+            kept = [n for n in numbers if n >= segment.first and (end is None or n < end)]
             if kept:
                 return min(kept)
-        return self._stretches[-1].first
+        return self._segments[-1].first
 
     def check_whole(self, position: int) -> None:
         """Refuse a log with a gap at `position` or later: ``tail`` may take it for the end.
 
-        Items are appended one after the other, so all before one that is there must be there.
+        Entries are appended one after the other, so all before an existing one must exist.
 
         Raises:
-            Damaged: an item is missing.
+            Damaged: an entry is missing.
         """
-        last = self._stretches[-1]
+        last = self._segments[-1]
         newest = max(_numbers(self._directories[last.epoch]), default=last.first - 1)
         missing = self.first_missing(position, newest + 1)
         if missing is not None:
             raise Damaged(
-                f"{self.item_path(missing)} is missing, and item {newest} of channel "
+                f"{self.entry_path(missing)} is missing, and entry {newest} of channel "
                 f"{self.log.name} is there: {TO_MEND}"
             )
 
     def first_missing(self, start: int, end: int) -> int | None:
-        """Return the first of the items ``start .. end - 1`` that is not there; it opens none."""
-        return next((n for n in range(start, end) if not self.item_path(n).exists()), None)
+        """Return the first missing one of the entries ``start .. end - 1``; it opens none."""
+        return next((n for n in range(start, end) if not self.entry_path(n).exists()), None)
 
-    def items(self, start: int, end: int) -> Iterator[Item]:
-        """Yield the items ``start .. end - 1``, which must be there."""
+    def entries(self, start: int, end: int) -> Iterator[LogEntry]:
+        """Yield the entries ``start .. end - 1``, which must exist."""
         for number in range(start, end):
-            yield self.item(number)
+            yield self.entry(number)
 
-    def item(self, number: int) -> Item:
-        """Return one item.
+    def entry(self, number: int) -> LogEntry:
+        """Return one entry.
 
         Raises:
             Damaged: it is missing, or not what was written.
         """
-        item = self._items.get(number)
-        if item is None:
-            path = self.item_path(number)
-            item = read_sealed(path, Item, advice=TO_MEND)
-            if item.number != number or item.epoch != self._epoch(number):
-                raise Damaged(f"{path} is not item {number} of channel {self.log.name}: {TO_MEND}")
-            if not may_be_of(item, self.log):
+        entry = self._entries.get(number)
+        if entry is None:
+            path = self.entry_path(number)
+            entry = read_sealed(path, LogEntry, advice=TO_MEND)
+            if entry.number != number or entry.epoch != self._epoch(number):
+                raise Damaged(f"{path} is not entry {number} of channel {self.log.name}: {TO_MEND}")
+            if not entry.fits(self.log):
                 raise Damaged(
                     f"{path} names files, partitions or counts that channel {self.log.name} cannot "
                     f"have: {TO_MEND}"
                 )
-            self.remember(item)
-        return item
+            self.remember(entry)
+        return entry
 
-    def remember(self, item: Item) -> None:
-        """Keep an item in memory, until it is forgotten."""
-        self._items[item.number] = item
-        self._forgotten = min(self._forgotten, item.number)
+    def remember(self, entry: LogEntry) -> None:
+        """Keep an entry in memory, until it is forgotten."""
+        self._entries[entry.number] = entry
+        self._forgotten = min(self._forgotten, entry.number)
 
     def forget(self, position: int) -> None:
-        """Let go of the memory for items before `position`."""
-        if not self._items:
+        """Free the memory of the entries before `position`."""
+        if not self._entries:
             self._forgotten = position
         for number in range(self._forgotten, position):
-            self._items.pop(number, None)
+            self._entries.pop(number, None)
         self._forgotten = max(self._forgotten, position)
 
     def find_barrier(self, snapshot: SnapshotId, start: int, end: int) -> int | None:
-        """Return the position of a snapshot's barrier among the items ``start .. end - 1``.
+        """Return the position of a snapshot's barrier among the entries ``start .. end - 1``.
 
-        It may be asked again and again while the log grows: each item is looked at once.
+        Repeated calls while the log grows read each entry once.
         """
         if snapshot != self._sought or not self._sought_from <= start <= self._sought_until:
             self._sought, self._barrier = snapshot, None
             self._sought_from = self._sought_until = start
-        for item in self.items(self._sought_until, end):
-            if isinstance(item.content, Barrier) and item.content.snapshot == snapshot:
-                self._barrier = item.number
+        for entry in self.entries(self._sought_until, end):
+            if isinstance(entry.content, Barrier) and entry.content.snapshot == snapshot:
+                self._barrier = entry.number
         self._sought_until = max(self._sought_until, end)
         found = self._barrier
         return found if found is not None and start <= found < end else None
 
-    def data_path(self, item: Item, file: DataFile) -> Path:
-        """Return where a data file of an item lies."""
-        return self._directories[self._epoch(item.number)] / DATA / file.name
+    def data_path(self, entry: LogEntry, file: DataFile) -> Path:
+        """Return the path of a data file of an entry."""
+        return self._directories[self._epoch(entry.number)] / DATA / file.name
 
-    def item_path(self, number: int) -> Path:
-        """Return where the file of an item lies."""
-        return self._directories[self._epoch(number)] / item_name(number)
+    def entry_path(self, number: int) -> Path:
+        """Return the path of an entry's file."""
+        return self._directories[self._epoch(number)] / entry_name(number)
 
-    def table(self, item: Item) -> pa.Table:
-        """Return the records of one item, partition by partition.
+    def table(self, entry: LogEntry) -> pa.Table:
+        """Return the records of one entry, partition by partition.
 
         Raises:
             Damaged: a data file is missing, or not what was written.
         """
         schema = self.log.arrow_schema
-        parts = [
-            read_records(self.data_path(item, file), schema, file.checksum) for file in item.files
-        ]
-        for part, file in zip(parts, item.files, strict=True):
-            if part.num_rows != file.record_count:
+        tables = []
+        for file in entry.files:
+            path = self.data_path(entry, file)
+            table = read_records(path, schema, file.checksum)
+            if table.num_rows != file.record_count:
                 raise Damaged(
-                    f"{self.data_path(item, file)} holds {part.num_rows} records, and item "
-                    f"{item.number} of channel {self.log.name} says {file.record_count}: {TO_MEND}"
+                    f"{path} holds {table.num_rows} records, and entry {entry.number} of channel "
+                    f"{self.log.name} says {file.record_count}: {TO_MEND}"
                 )
-        return pa.concat_tables(parts) if parts else schema.empty_table()
+            tables.append(table)
+        return pa.concat_tables(tables) if tables else schema.empty_table()
 
     def offsets_at(self, position: int) -> tuple[int, ...]:
         """Return for each partition how many records come before `position`."""
         if position == 0:
             return (0,) * self.log.partition_count
-        return self.item(position - 1).next_offsets
+        return self.entry(position - 1).next_offsets
 
     def _epoch(self, number: int) -> int:
-        for stretch in reversed(self._stretches):
-            if stretch.first <= number:
-                return stretch.epoch
+        for segment in reversed(self._segments):
+            if segment.first <= number:
+                return segment.epoch
         raise StoreError(
-            f"channel {self.log.name} has no item {number}: its first stretch is later"
+            f"channel {self.log.name} has no entry {number}: its first segment is later"
         )
 
 
@@ -217,15 +289,15 @@ class LogWriter:
     Args:
         root: the pipeline.
         log: which log.
-        head: of the pipeline, as it is now.
+        metadata: of the pipeline, as it is now.
     """
 
-    def __init__(self, root: Path, log: Log, head: Head) -> None:
+    def __init__(self, root: Path, log: Log, metadata: Metadata) -> None:
         self.log = log
-        self.reader = LogReader(root, log, head.stretches[log.name])
-        self._epoch = head.epoch
-        self._directory = epoch_directory(root, log.name, head.epoch)
-        self._first = head.stretches[log.name][-1].first
+        self.reader = LogReader(root, log, metadata.segments[log.name])
+        self._epoch = metadata.epoch
+        self._directory = epoch_directory(root, log.name, metadata.epoch)
+        self._first = metadata.segments[log.name][-1].first
         with explained(self._directory, "made"):
             (self._directory / DATA).mkdir(parents=True, exist_ok=True)
             self._tail = max(_numbers(self._directory), default=self._first - 1) + 1
@@ -236,65 +308,61 @@ class LogWriter:
         return self._directory / DATA
 
     def tail(self) -> int:
-        """Return the number that the next item will have."""
+        """Return the number that the next entry will have."""
         self._tail = self.reader.tail(self._tail)
         return self._tail
 
     def last_batch(self) -> int | None:
         """Return the newest micro-batch of this epoch whose records are in the log."""
         number = self.tail() - 1
-        return self.reader.item(number).content.batch if number >= self._first else None
+        return self.reader.entry(number).content.batch if number >= self._first else None
 
     def append(self, table: pa.Table) -> int:
-        """Append the records of a table, and return the number of the item.
+        """Append the records of a table, and return the number of the entry.
 
-        With several partitions, ``key`` decides where a record goes; without one, each takes its
-        turn, also from one call to the next.
+        With several partitions, ``key`` selects the one of each record; without a key they take
+        turns, also from one call to the next.
 
         Raises:
             UsageError: its columns are not the declared ones.
-            Unavailable: somebody else has appended at the same time.
+            Unavailable: another program has appended at the same time.
             StoreError: the disk is full or failed; nothing was appended.
         """
         difference = schema_difference(self.log.arrow_schema, table.schema)
         if difference is not None:
             raise UsageError(f"channel {self.log.name} does not take these records: {difference}")
-        before_count = sum(self.reader.offsets_at(self.tail()))
+        first = sum(self.reader.offsets_at(self.tail())) % self.log.partition_count
         files = []
         with explained(self.data_directory, "written"):
-            for partition, part in spread(table, self.log, before_count % self.log.partition_count):
+            for partition, records in spread(table, self.log, first):
                 name = f"{uuid.uuid4().hex}-{partition}.parquet"
-                write_records(path := self.data_directory / name, part)
-                files.append(DataFile(name, partition, part.num_rows, checksum_of(path)))
+                write_records(path := self.data_directory / name, records)
+                files.append(DataFile(name, partition, records.num_rows, checksum_of(path)))
         return self.append_files(files, batch=None)
 
     def append_files(self, files: Sequence[DataFile], *, batch: int | None) -> int:
-        """Make files that are in the data directory part of the log; return the item's number.
+        """Make files that are in the data directory part of the log; return the entry's number.
 
-        They come right after what this writer has seen of the log when it was last asked
-        (``last_batch``, ``tail``): two that both miss a micro-batch never both append it. No
-        barrier is in the way, for one is only ever appended between two micro-batches.
+        They come right after what this writer has last seen of the log (``last_batch``, ``tail``),
+        so of two writers that both miss a micro-batch only one appends it. No barrier comes in
+        between, for one is only ever appended between two micro-batches.
 
         Raises:
-            Unavailable: somebody else has appended since.
+            Unavailable: another program has appended since.
             StoreError: the disk is full or failed; nothing was appended.
         """
         return self._commit(Rows(tuple(files), batch), self._tail)
 
     def append_barrier(self, snapshot: SnapshotId, mode: Mode, *, batch: int | None = None) -> int:
-        """Append a barrier, unless the last item is that one; return its position.
-
-        Args:
-            snapshot: which snapshot.
-            mode: of the snapshot.
-            batch: the micro-batch after which a query has recorded its state.
+        """Append a barrier, unless the last entry is that one; return its position. `batch` is the
+        micro-batch after which a query has recorded its state.
 
         Raises:
             NotConsistent: the log holds records of a later micro-batch.
-            Unavailable: somebody else has appended at the same time.
+            Unavailable: another program has appended at the same time.
         """
         number = self.tail()
-        last = self.reader.item(number - 1).content if number > self._first else None
+        last = self.reader.entry(number - 1).content if number > self._first else None
         if isinstance(last, Barrier) and last.snapshot == snapshot:
             return number - 1
         written = None if last is None else last.batch
@@ -304,37 +372,37 @@ class LogWriter:
                 f"{self.log.source}, whose last committed one is {batch}: no state can be recorded "
                 "in between"
             )
-        # At just this place: what is appended meanwhile by somebody else must not come before it.
+        # At just this place: an entry appended meanwhile by another program must not precede it.
         return self._commit(Barrier(snapshot, mode, written), number)
 
     def _commit(self, content: Rows | Barrier, number: int) -> int:
-        item = Item(
+        entry = LogEntry(
             number=number,
             epoch=self._epoch,
             offsets=self.reader.offsets_at(number),
             content=content,
         )
-        path = self._directory / item_name(number)
+        path = self._directory / entry_name(number)
         partial = self._directory / f".{uuid.uuid4().hex}.partial"
         with explained(path, "written"):
             try:
-                write_new(partial, seal(item))
+                write_new(partial, seal(entry))
                 os.link(partial, path)
             except FileExistsError:
                 raise Unavailable(
-                    f"channel {self.log.name}: item {number} was just written by another program; "
+                    f"channel {self.log.name}: entry {number} was just written by another program; "
                     "a channel has one writer: end the other one"
                 ) from None
             finally:
                 partial.unlink(missing_ok=True)
         self.reader.forget(number)
-        self.reader.remember(item)  # the next one is asked for its offsets
+        self.reader.remember(entry)  # the next one needs its offsets
         self._tail = number + 1
         return number
 
 
 def _numbers(directory: Path) -> list[int]:
-    """Return the numbers of the items in a directory, which need not be there, in any order."""
+    """Return the numbers of the entries in a directory, which need not exist, in any order."""
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         stems = [entry.name.removesuffix(".json") for entry in entries]
         return [int(stem) for stem in stems if stem.isascii() and stem.isdigit()]

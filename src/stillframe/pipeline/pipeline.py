@@ -1,4 +1,4 @@
-"""A pipeline as its users hold it: made once, opened anywhere, photographed, taken back."""
+"""The public class of a pipeline: create it once, open it anywhere, snapshot and restore it."""
 
 import contextlib
 import threading
@@ -8,14 +8,21 @@ from pathlib import Path
 from stillframe.errors import Damaged, StillframeError, Unavailable, UsageError
 from stillframe.local_path import local_path
 from stillframe.model import Abandoned, SnapshotId, check_process_id
-from stillframe.pipeline import dropping, published, restoring, taking
+from stillframe.pipeline import coordinator, restore, retention, snapshot_manifest
+from stillframe.pipeline.coordinator import TIMEOUT_S, periodically
 from stillframe.pipeline.dataflow import Dataflow, Log, dataflow
-from stillframe.pipeline.head import HEAD, check_savepoint_name, first_head, read_head, write_head
 from stillframe.pipeline.locks import COORDINATOR, Lock, coordinating
-from stillframe.pipeline.part import under_way
+from stillframe.pipeline.metadata import (
+    PIPELINE_FILE,
+    check_savepoint_name,
+    initial_metadata,
+    read_metadata,
+    with_ends,
+    write_metadata,
+)
+from stillframe.pipeline.pending_snapshot import under_way
 from stillframe.pipeline.progress import Progress, progress_of
-from stillframe.pipeline.published import Manifest
-from stillframe.pipeline.taking import TIMEOUT_S, moments
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
 from stillframe.store.disk import partial_path
 from stillframe.store.opening import explained, listed
@@ -25,7 +32,7 @@ _BATCH_MAX = 2**63 - 1
 
 
 def _ignore(progress: Progress) -> None:
-    """Nobody watches."""
+    """Do nothing: no progress was asked for."""
 
 
 class Pipeline:
@@ -35,13 +42,13 @@ class Pipeline:
         path: its directory.
 
     Raises:
-        UsageError: there is none; make one with ``Pipeline.create``. Or it is no local path.
+        UsageError: there is none: make one with ``Pipeline.create``; or it is no local path.
         Damaged, StoreError: its description was changed or cannot be read.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = local_path(path).absolute()
-        read_head(self.path)
+        read_metadata(self.path)
 
     @classmethod
     def create(
@@ -53,7 +60,7 @@ class Pipeline:
         channels: Iterable[Log],
         name: str | None = None,
     ) -> "Pipeline":
-        """Make a pipeline, or open the one that is there if it is described alike.
+        """Make a pipeline, or open the existing one if its description is the same.
 
         Args:
             path: its directory. On a cluster, one that every machine sees under the same path.
@@ -73,42 +80,43 @@ class Pipeline:
         with explained(root, "made into a pipeline"):
             root.mkdir(parents=True, exist_ok=True)
             lock = Lock(root / COORDINATOR)
-            # One that is there is not touched: programs start also while a snapshot is under way.
-            if not (root / HEAD).exists() and lock.take_soon():
+            # An existing one is not touched: programs start even while a snapshot is pending.
+            if not (root / PIPELINE_FILE).exists() and lock.acquire():
                 try:
-                    if not (root / HEAD).exists():
+                    if not (root / PIPELINE_FILE).exists():
                         _check_free(root)
-                        write_head(root, first_head(chosen, described))
+                        write_metadata(root, initial_metadata(chosen, described))
                 finally:
                     lock.release()
-        _check_alike(root, read_head(root).dataflow, described)
+        _check_alike(root, read_metadata(root).dataflow, described)
         return cls(root)
 
     @property
     def dataflow(self) -> Dataflow:
         """Its queries, services and channels."""
-        return read_head(self.path).dataflow
+        return read_metadata(self.path).dataflow
 
     @property
     def epoch(self) -> int:
         """1, and one more for each restore."""
-        return read_head(self.path).epoch
+        return read_metadata(self.path).epoch
 
     def course(self, query: str) -> dict[int, range]:
-        """Return which micro-batches of a query count: epoch -> their numbers.
+        """Return the current timeline of a query: epoch -> the numbers of its micro-batches.
 
-        All others belong to courses that a restore left. What a sink of your own was given is told
-        apart by it, if it keeps epoch and number with each record. That of the present epoch is
-        open: it goes on to the largest number that a column of 64 bits holds.
+        All others belong to timelines that a restore abandoned. A sink of your own can tell them
+        apart if it stores epoch and number with each record. The range of the current epoch is
+        open: it ends at the largest number that a column of 64 bits holds.
 
         Raises:
             UsageError: there is no such query.
         """
-        head = read_head(self.path)
-        head.dataflow.check_participant(query, "query")
-        course = head.batches[query]
-        ends = (*(stretch.first for stretch in course[1:]), _BATCH_MAX)
-        return {s.epoch: range(s.first, end) for s, end in zip(course, ends, strict=True)}
+        metadata = read_metadata(self.path)
+        metadata.dataflow.check_participant(query, "query")
+        return {
+            segment.epoch: range(segment.first, _BATCH_MAX if end is None else end)
+            for segment, end in with_ends(metadata.batches[query])
+        }
 
     def snapshot(
         self,
@@ -117,25 +125,27 @@ class Pipeline:
         timeout_s: float = TIMEOUT_S,
         progress: Callable[[Progress], None] = _ignore,
     ) -> Outcome:
-        """Take a snapshot while everything goes on running.
+        """Take a snapshot while everything keeps running.
 
         Args:
             mode: ``aligned``: channels are empty at the cut, and each query waits for the barriers
-                of all its channels. ``unaligned``: records at once, what is on the way belongs to
-                the snapshot, whatever the backlog; the one for cycles. ``at-least-once``: nothing
-                is held up, and a restore receives some records twice; the snapshot says which.
-            timeout_s: after so many seconds it is given up.
-            progress: called again and again while it is under way.
+                of all its channels. ``unaligned``: records at once; records in flight belong to the
+                snapshot, whatever the backlog; required on cycles. ``at-least-once``: nothing is
+                held up, and a restore delivers some records twice; the snapshot says which.
+            timeout_s: seconds after which it is abandoned.
+            progress: called again and again while it is pending.
 
         Returns:
-            the published snapshot, or why it was given up and who was missing.
+            the published snapshot, or why it was abandoned and who was missing.
 
         Raises:
             UsageError: there is no such mode, or it does not fit the dataflow.
             Unavailable: another snapshot is being taken, or the pipeline is being restored.
             StoreError: the disk is full or failed.
         """
-        return taking.take(self.path, mode=parse_mode(mode), timeout_s=timeout_s, progress=progress)
+        return coordinator.take_snapshot(
+            self.path, mode=parse_mode(mode), timeout_s=timeout_s, progress=progress
+        )
 
     def savepoint(
         self,
@@ -151,7 +161,7 @@ class Pipeline:
             UsageError: the name cannot be one, or looks like the id of a snapshot, or there is a
                 savepoint of that name.
         """
-        return taking.take(
+        return coordinator.take_snapshot(
             self.path,
             mode=parse_mode(mode),
             name=check_savepoint_name(name),
@@ -171,14 +181,14 @@ class Pipeline:
     ) -> Iterator[None]:
         """Take a snapshot every `interval_s` seconds while the body runs.
 
-        While one is under way no other is begun: a slow one delays the next.
+        Only one is pending at a time: a slow one delays the next.
 
         Args:
-            interval_s: from the beginning of one to the beginning of the next.
+            interval_s: from the start of one to the start of the next.
             mode: as for ``snapshot``.
             timeout_s: as for ``snapshot``.
-            keep: how many snapshots stay, beside the savepoints; older ones are dropped and the
-                logs are trimmed behind them. None keeps all.
+            keep: how many snapshots stay, besides the savepoints; older ones are dropped and the
+                logs are trimmed. None keeps all.
             happened: called in a thread of its own with each outcome, or with the error. If it
                 raises, no more snapshots are taken, and the error is raised at the end of the body.
         """
@@ -189,17 +199,17 @@ class Pipeline:
         def go() -> None:
             try:
                 take_in_time()
-            except Exception as error:  # noqa: BLE001 - raised again where somebody sees it
+            except Exception as error:  # noqa: BLE001 - raised again in the caller's thread
                 failure.append(error)
 
         def take_in_time() -> None:
-            for _ in moments(interval_s, ended.wait):
+            for _ in periodically(interval_s, ended.wait):
                 try:
-                    happened(taking.take(self.path, mode=chosen, timeout_s=timeout_s))
+                    happened(coordinator.take_snapshot(self.path, mode=chosen, timeout_s=timeout_s))
                     if keep is not None and (damaged := self.keep(keep)):
                         happened(Damaged(sentence_on_damaged(damaged)))
                 except Unavailable:
-                    continue  # somebody else takes one now: that will do
+                    continue  # another program takes one now, which will do
                 except StillframeError as error:
                     happened(error)
 
@@ -219,7 +229,7 @@ class Pipeline:
         Raises:
             Damaged, StoreError: a manifest was changed or cannot be read.
         """
-        return published.manifests(self.path)
+        return snapshot_manifest.manifests(self.path)
 
     def find(self, snapshot: str) -> Manifest:
         """Return the snapshot with that id, or the savepoint of that name.
@@ -227,27 +237,26 @@ class Pipeline:
         Raises:
             UsageError: there is neither; the error says which there are.
         """
-        return published.find(self.path, snapshot)
+        return snapshot_manifest.find(self.path, snapshot)
 
     def latest(self) -> Manifest:
-        """Return the newest snapshot that belongs to the present course of the pipeline.
-
-        That is the newest one of this epoch, or else the one from which this epoch began.
+        """Return the newest snapshot on the current timeline: the newest one of this epoch, or else
+        the one from which this epoch began.
 
         Raises:
             UsageError: there is none.
         """
-        head = read_head(self.path)
-        for snapshot in reversed(published.published_ids(self.path)):
-            manifest = published.read_manifest(self.path, snapshot)
-            if manifest.epoch == head.epoch or manifest.snapshot == head.restored_from:
+        metadata = read_metadata(self.path)
+        for snapshot in reversed(snapshot_manifest.published_ids(self.path)):
+            manifest = snapshot_manifest.read_manifest(self.path, snapshot)
+            if manifest.epoch == metadata.epoch or manifest.snapshot == metadata.restored_from:
                 return manifest
         raise UsageError(f"{self.path} has no snapshot to go back to: take one while it runs")
 
     def restore(
         self, snapshot: str | None = None, *, progress: Callable[[int], None] = lambda size: None
     ) -> Manifest:
-        """Take the stopped pipeline back to a snapshot; then start its programs again, as ever.
+        """Restore the stopped pipeline to a snapshot; then start its programs again as usual.
 
         Args:
             snapshot: an id or a savepoint's name; None for ``latest``.
@@ -263,7 +272,7 @@ class Pipeline:
             StoreError: the disk is full or failed; the pipeline is as it was.
         """
         manifest = self.latest() if snapshot is None else self.find(snapshot)
-        restoring.restore(self.path, manifest, progress=progress)
+        restore.restore(self.path, manifest, progress=progress)
         return manifest
 
     def fork(
@@ -274,25 +283,25 @@ class Pipeline:
         name: str | None = None,
         progress: Callable[[int], None] = lambda size: None,
     ) -> "Pipeline":
-        """Make a second pipeline that goes on from a snapshot, beside this one, which may run.
+        """Make a second pipeline that continues from a snapshot, alongside this one, which may run.
 
         Args:
             snapshot: an id or a savepoint's name.
-            target: a directory that is empty or not there yet.
+            target: a directory that is empty or new.
             name: what its snapshots are called after; None for the directory's stem.
             progress: called with the length of each file that was verified.
 
         Raises:
-            UsageError: there is no such snapshot, or the target holds something.
+            UsageError: there is no such snapshot, or the target is not empty.
             Damaged, NotConsistent: the snapshot is not what was published.
             StoreError: the disk is full or failed.
         """
         root = local_path(target).absolute()
-        restoring.fork(self.path, self.find(snapshot), root, name=name, progress=progress)
+        restore.fork(self.path, self.find(snapshot), root, name=name, progress=progress)
         return Pipeline(root)
 
     def drop(self, *snapshots: str) -> list[SnapshotId]:
-        """Delete snapshots, and what the logs kept for them alone: all of these, or none.
+        """Delete snapshots, and the log entries kept for them alone: all of these, or none.
 
         Args:
             snapshots: ids, or names of savepoints.
@@ -301,13 +310,13 @@ class Pipeline:
             as ``keep``.
 
         Raises:
-            UsageError: there is no such snapshot, or the present epoch began from it and has no
-                other one that stays, or a system of processes, which begins there.
-            Unavailable: a snapshot or restore is under way.
+            UsageError: there is no such snapshot, or the current epoch began from it and has no
+                other one that stays, or a system of processes, which starts there.
+            Unavailable: a snapshot or restore is in progress.
         """
         with coordinating(self.path, "dropping snapshots"):
-            found = dict.fromkeys(published.find_id(self.path, one) for one in snapshots)
-            return dropping.drop(self.path, found)
+            found = dict.fromkeys(snapshot_manifest.find_id(self.path, one) for one in snapshots)
+            return retention.drop(self.path, found)
 
     def keep(self, count: int) -> list[SnapshotId]:
         """Delete all but the newest `count` snapshots; savepoints stay, and so do snapshots whose
@@ -319,30 +328,30 @@ class Pipeline:
 
         Raises:
             UsageError: `count` is below 0.
-            Unavailable: a snapshot or restore is under way.
+            Unavailable: a snapshot or restore is in progress.
         """
         if count < 0:
             raise UsageError(f"{count} snapshots cannot be kept: give a number from 0 on")
         with coordinating(self.path, "dropping snapshots"):
-            return dropping.keep(self.path, count)
+            return retention.keep(self.path, count)
 
     def progress(self) -> Progress | None:
-        """Return how far the snapshot under way is; None if there is none."""
+        """Return the progress of the pending snapshot; None if there is none."""
         while (request := under_way(self.path)) is not None:
             try:
-                found = progress_of(self.path, read_head(self.path), request)
+                found = progress_of(self.path, read_metadata(self.path), request)
             except Damaged:
                 if under_way(self.path) == request:
                     raise
                 continue
-            # If it ended while it was read, what had vanished looked as if it had not been there.
+            # If it ended while it was read, removed files looked as if they had never existed.
             if under_way(self.path) == request:
                 return found
         return None
 
 
 def sentence_on_damaged(damaged: list[SnapshotId]) -> str:
-    """Return what damaged snapshots that stay mean for the logs, for people."""
+    """Return the consequence of damaged snapshots that stay, for people."""
     return (
         f"{', '.join(map(str, damaged))}: the manifest is damaged, so nobody knows what it needs, "
         "and the logs are not trimmed: drop it by its id"
@@ -353,7 +362,7 @@ def parse_mode(mode: str | Mode) -> Mode:
     """Return the mode of that name.
 
     Raises:
-        UsageError: there is none; the error says which there are.
+        UsageError: there is none; the error lists those there are.
     """
     try:
         return Mode(mode)
@@ -378,7 +387,7 @@ def _check_alike(root: Path, found: Dataflow, described: Dataflow) -> None:
 
 
 def _check_free(root: Path) -> None:
-    left_by_a_crash = {COORDINATOR, partial_path(root / HEAD).name}
+    left_by_a_crash = {COORDINATOR, partial_path(root / PIPELINE_FILE).name}
     foreign = sorted({path.name for path in root.iterdir()} - left_by_a_crash)
     if foreign:
         raise UsageError(

@@ -1,6 +1,6 @@
-"""How far a snapshot under way is: who has recorded, who is awaited, and for what.
+"""The progress of a pending snapshot: who has recorded, who has not, and what they wait for.
 
-Everything is read from the disk, so anybody may ask, also while the coordinator waits.
+Everything is read from the disk, so any program may ask, even while the coordinator waits.
 """
 
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ import msgspec
 
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
-from stillframe.pipeline.head import Head, checkpoint_path
-from stillframe.pipeline.part import Part, Request, read_part
-from stillframe.pipeline.resting import has_joined
+from stillframe.pipeline.metadata import Metadata, checkpoint_path
+from stillframe.pipeline.pending_snapshot import ParticipantFragment, Request, read_fragment
+from stillframe.pipeline.stopped import has_joined
 from stillframe.protocol.aligner import Mode
 
 
 class AwaitedChannel(msgspec.Struct, frozen=True):
     """A channel of an awaited participant.
 
-    `barrier` is the barrier's position on it, None while its source has not put it there.
-    `position` is where the participant stands, None if only the participant itself knows.
+    `barrier` is the barrier's position on it, None before its source has appended it.
+    `position` is that of the participant, None if only the participant itself knows.
     """
 
     log: str
@@ -30,9 +30,9 @@ class AwaitedChannel(msgspec.Struct, frozen=True):
 
 
 class Awaited(msgspec.Struct, frozen=True):
-    """A participant that has not recorded, and where it stands on the logs that it reads.
+    """A participant that has not recorded, and its positions on the logs that it reads.
 
-    `since` is when it could have begun to act: when the last of its barriers was put on its logs,
+    `since` is when it could have started to act: when the last of its barriers was put on its logs,
     or when the snapshot began; None as long as it waits for the barriers of others. A service that
     has not joined has no state that could be recorded: it must be started.
     """
@@ -50,7 +50,7 @@ class Awaited(msgspec.Struct, frozen=True):
         if missing:
             return f"{self.participant} waits for the barrier on {', '.join(missing)}"
         behind = [
-            f"{c.barrier - c.position} items before it on {c.log}"
+            f"{c.barrier - c.position} entries before it on {c.log}"
             for c in self.channels
             if c.barrier is not None and c.position is not None and c.position < c.barrier
         ]
@@ -59,7 +59,7 @@ class Awaited(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """A snapshot under way. Times are seconds since 1970."""
+    """A pending snapshot. Times are seconds since 1970."""
 
     snapshot: SnapshotId
     mode: Mode
@@ -75,13 +75,9 @@ class Progress(msgspec.Struct, frozen=True):
 
     @property
     def culprits(self) -> tuple[Awaited, ...]:
-        """Those that hold up all the others. They have what they need and have not recorded, or
-        have not joined."""
-        return tuple(
-            awaited
-            for awaited in self.awaiting
-            if awaited.since is not None or not awaited.has_joined
-        )
+        """The stragglers that hold up all the others. They have what they need and have not
+        recorded, or have not joined."""
+        return tuple(one for one in self.awaiting if one.since is not None or not one.has_joined)
 
     def culprit_sentence(self) -> str:
         """Return who holds the snapshot up, for people."""
@@ -89,25 +85,23 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def progress_of(
-    root: Path, head: Head, request: Request, parts: Mapping[str, Part] | None = None
+    root: Path,
+    metadata: Metadata,
+    request: Request,
+    fragments: Mapping[str, ParticipantFragment] | None = None,
 ) -> Progress:
-    """Return how far the snapshot of `request` is.
-
-    Args:
-        root: the pipeline.
-        head: as it is now.
-        request: of the snapshot.
-        parts: those that have been handed in, by participant; None to look for them on the disk.
-    """
-    if parts is None:
-        parts = _parts(root, head, request)
-    recorded: dict[str, float] = {}
-    barriers: dict[str, tuple[int, float]] = {}
-    for name in head.dataflow.participants:
-        if name in parts:
-            recorded[name] = parts[name].recorded_at
-            for log, position in parts[name].barriers.items():
-                barriers[log] = (position, recorded[name])
+    """Return the progress of the snapshot of `request`. `fragments` are those submitted so far, by
+    participant; None reads them from the disk."""
+    participants = metadata.dataflow.participants
+    if fragments is None:
+        found = {name: read_fragment(root, request.snapshot, name) for name in participants}
+        fragments = {name: one for name, one in found.items() if one is not None}
+    recorded = {name: fragments[name].recorded_at for name in participants if name in fragments}
+    barriers = {
+        log: (position, recorded_at)
+        for name, recorded_at in recorded.items()
+        for log, position in fragments[name].barriers.items()
+    }
     return Progress(
         snapshot=request.snapshot,
         mode=request.mode,
@@ -115,40 +109,39 @@ def progress_of(
         deadline_at=request.deadline_at,
         recorded=recorded,
         awaiting=tuple(
-            _awaited(root, head, request, name, barriers)
-            for name in head.dataflow.participants
+            _awaited(root, metadata, request, name, barriers)
+            for name in participants
             if name not in recorded
         ),
     )
 
 
-def _parts(root: Path, head: Head, request: Request) -> dict[str, Part]:
-    found = {name: read_part(root, request.snapshot, name) for name in head.dataflow.participants}
-    return {name: part for name, part in found.items() if part is not None}
-
-
 def _awaited(
-    root: Path, head: Head, request: Request, name: str, barriers: dict[str, tuple[int, float]]
+    root: Path,
+    metadata: Metadata,
+    request: Request,
+    name: str,
+    barriers: dict[str, tuple[int, float]],
 ) -> Awaited:
+    is_query = name in metadata.dataflow.queries
     positions: dict[str, int] = {}
-    if name in head.dataflow.queries:
-        found = checkpoint.last_committed(checkpoint_path(root, head.epoch, name))
-        positions = head.starts[name] if found is None else found.positions
+    if is_query:
+        found = checkpoint.last_committed(checkpoint_path(root, metadata.epoch, name))
+        positions = metadata.starts[name] if found is None else found.positions
     channels = []
     times = [request.initiated_at]
-    for log in head.dataflow.incoming(name):
+    for log in metadata.dataflow.incoming(name):
         barrier, since = barriers.get(log.name, (None, None))
         if since is not None:
             times.append(since)
         channels.append(AwaitedChannel(log.name, log.source, positions.get(log.name), barrier))
     arrived = [c for c in channels if c.barrier is not None]
     is_enabled = len(arrived) == len(channels) or (
-        request.mode is Mode.UNALIGNED and (arrived or name in head.dataflow.initiators())
+        request.mode is Mode.UNALIGNED and (arrived or name in metadata.dataflow.initiators())
     )
-    since = max(times) if is_enabled else None
     return Awaited(
         name,
-        since,
+        max(times) if is_enabled else None,
         tuple(channels),
-        has_joined=name in head.dataflow.queries or has_joined(root, head, name),
+        has_joined=is_query or has_joined(root, metadata, name),
     )

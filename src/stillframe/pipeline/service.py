@@ -1,7 +1,7 @@
 """``join``: a Python program as a service of a pipeline, reading and writing its logs.
 
-One turn of the loop is one atomic action; between turns, and only there, a snapshot may record the
-fields of its state.
+One iteration of its loop is one atomic action; between iterations, and only there, a snapshot may
+record the fields of its state.
 """
 
 import contextlib
@@ -13,27 +13,27 @@ import pyarrow as pa
 
 from stillframe.errors import Unavailable, UsageError
 from stillframe.local_path import local_path
-from stillframe.pipeline.ends import Ends
-from stillframe.pipeline.head import read_head
 from stillframe.pipeline.locks import participant_lock
-from stillframe.pipeline.part import Request, ServiceState
-from stillframe.pipeline.resting import ServiceRecord, resting_service, write_service_record
+from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.pending_snapshot import Request, ServiceState
+from stillframe.pipeline.service_logs import ServiceLogs
+from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_service_record
 from stillframe.state_codec import StateCodec
 
 POLL_S = 0.01
 
 
 class _Left(BaseException):
-    """The action after which a service was to leave is over. It ends the body of ``join``, and no
-    handler of errors in it is meant to see it."""
+    """The last action of a service that leaves has finished. This ends the body of ``join``; error
+    handlers in it should not catch it."""
 
 
 class Participant:
     """A service's view of its pipeline: ``for`` to receive, ``append`` to send."""
 
-    def __init__(self, name: str, ends: Ends, codec: StateCodec, state: object) -> None:
+    def __init__(self, name: str, logs: ServiceLogs, codec: StateCodec, state: object) -> None:
         self.id = name
-        self._ends = ends
+        self._logs = logs
         self._codec = codec
         self._state = state
         self._is_leaving = False
@@ -45,17 +45,17 @@ class Participant:
             UsageError: this service writes no such channel, or the columns are not the declared.
             StoreError: the disk is full or failed; nothing was appended.
         """
-        self._ends.append(channel, table)
+        self._logs.append(channel, table)
 
     def boundary(self) -> None:
         """End the current action and begin another: here the state may be recorded.
 
-        Call it between actions in a loop of your own; ``for`` does it by itself.
+        Call it between actions in a loop of your own; ``for`` does so automatically.
 
         Raises:
             Refused: the pipeline was restored: join again.
         """
-        self._consider()
+        self._at_boundary()
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
         """Yield channel and records as they were appended, one atomic action a turn, for ever."""
@@ -68,8 +68,8 @@ class Participant:
         """Let the current action be the last: where the next would begin, at ``boundary`` or
         ``receive`` or a turn of ``for``, the body of ``join`` ends, as if there were no more of it.
 
-        It may be called from a signal's handler or another thread, so that a service that is told
-        to stop leaves, and its state is kept, instead of dying.
+        It may be called from a signal's handler or another thread, so that a service that should
+        stop leaves, and its state is kept, instead of dying.
         """
         self._is_leaving = True
 
@@ -89,7 +89,7 @@ class Participant:
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            received = self._ends.take(self._consider())
+            received = self._logs.take(self._at_boundary())
             if received is not None:
                 return received
             if until is not None and time.monotonic() >= until:
@@ -108,20 +108,20 @@ class Participant:
 
     @property
     def positions(self) -> dict[str, int]:
-        """Where this service stands on each log that it reads."""
-        return self._ends.positions
+        """The position of this service on each log that it reads."""
+        return self._logs.positions
 
-    def _consider(self) -> dict[str, int]:
+    def _at_boundary(self) -> dict[str, int]:
         if self._is_leaving:
             raise _Left
-        self._ends.note()
-        return self._ends.consider(is_patient=True, record=self._record)
+        self._logs.report()
+        return self._logs.at_boundary(is_patient=True, record=self._record)
 
     def _record(self, request: Request) -> None:
         try:
-            self._ends.hand_in(request, self.state())
+            self._logs.submit(request, self.state())
         except UsageError as error:
-            self._ends.hand_in(request, None, failure=f"service {self.id}: {error}")
+            self._logs.submit(request, None, failure=f"service {self.id}: {error}")
 
 
 @contextlib.contextmanager
@@ -145,29 +145,29 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[Particip
         NotAtRest: it died in this epoch, and its state with it: restore first.
     """
     root = local_path(pipeline)
-    head = read_head(root)
-    head.dataflow.check_participant(name, "service")
+    metadata = read_metadata(root)
+    metadata.dataflow.check_participant(name, "service")
     codec = StateCodec(type(state))
-    declared = head.dataflow.services[name]
+    declared = metadata.dataflow.services[name]
     if codec.kind.__name__ != declared:
         raise UsageError(f"service {name} records a {declared}, not a {codec.kind.__name__}")
     lock = participant_lock(root, name)
-    if not lock.take_soon():
+    if not lock.acquire():
         raise Unavailable(f"service {name} is run by another program: end that one first")
     try:
-        head = read_head(root)
-        resting = resting_service(root, head, name)
-        positions = head.starts[name] if resting is None else resting[0]
-        me = Participant(name, Ends(root, name, head, positions), codec, state)
-        if resting is not None:
-            codec.restore(state, resting[1].encoded)
-        write_service_record(root, name, ServiceRecord(epoch=head.epoch))
+        metadata = read_metadata(root)
+        stopped = stopped_service(root, metadata, name)
+        positions = metadata.starts[name] if stopped is None else stopped[0]
+        me = Participant(name, ServiceLogs(root, name, metadata, positions), codec, state)
+        if stopped is not None:
+            codec.restore(state, stopped[1].encoded)
+        write_service_record(root, name, ServiceRecord(epoch=metadata.epoch))
         with contextlib.suppress(_Left):
             yield me
         write_service_record(
             root,
             name,
-            ServiceRecord(epoch=head.epoch, positions=me.positions, state=me.state()),
+            ServiceRecord(epoch=metadata.epoch, positions=me.positions, state=me.state()),
         )
     finally:
         lock.release()

@@ -1,4 +1,4 @@
-"""Fragments in; a snapshot, whole and checked, or ``Abandoned`` out. Time is an argument."""
+"""Assembles fragments to a complete, checked snapshot or ``Abandoned``. Time is an argument."""
 
 import math
 
@@ -21,7 +21,7 @@ from stillframe.topology import Description
 
 
 class _Pending(msgspec.Struct):
-    """A snapshot under way."""
+    """A pending snapshot."""
 
     initiated_at: float
     deadline: float
@@ -30,10 +30,10 @@ class _Pending(msgspec.Struct):
 
 
 class Assembler:
-    """Puts the parts of snapshots together, any number of snapshots at once.
+    """Puts fragments together, any number of snapshots at once.
 
     Args:
-        description: the processes and channels of which every snapshot must have all.
+        description: the processes and channels, all of which must be in every snapshot.
         epoch: the epoch in which the snapshots are taken.
     """
 
@@ -46,11 +46,11 @@ class Assembler:
 
     @property
     def pending(self) -> tuple[SnapshotId, ...]:
-        """The snapshots under way, oldest first."""
+        """The pending snapshots, oldest first."""
         return tuple(self._pending)
 
     def missing(self, snapshot: SnapshotId) -> tuple[ProcessId, ...]:
-        """Return the processes whose parts of a pending `snapshot` are not in."""
+        """Return the processes whose fragments of a pending `snapshot` are missing."""
         have = self._pending[snapshot].fragments
         return tuple(process for process in self._description.processes if process not in have)
 
@@ -60,17 +60,17 @@ class Assembler:
         return pending.initiated_at, pending.deadline
 
     def begin(self, snapshot: SnapshotId, now: float, *, timeout_s: float) -> None:
-        """Expect the parts of `snapshot`, until `timeout_s` seconds from `now`."""
+        """Expect the fragments of `snapshot`, until `timeout_s` seconds from `now`."""
         self._pending[snapshot] = _Pending(now, now + timeout_s, {})
 
     def add(self, fragment: Fragment, now: float) -> Snapshot | Abandoned | None:
-        """Take one process's part; return the snapshot if it was the last.
+        """Add one process's fragment; return the snapshot if it was the last.
 
-        A part of a snapshot that has ended is dropped. A complete snapshot whose books do not
-        balance is abandoned, with the channel in `detail`: publishing it would be a lie.
+        A fragment of a snapshot that has ended is dropped. A complete snapshot whose books do not
+        balance is abandoned, with the channel in `detail`.
 
         Raises:
-            ProtocolViolation: the part does not fit the description, or came twice.
+            ProtocolViolation: the fragment does not fit the description, or came twice.
         """
         pending = self._pending.get(fragment.snapshot)
         if pending is None or fragment.state.process in pending.excluded:
@@ -81,12 +81,12 @@ class Assembler:
     def exclude(
         self, snapshot: SnapshotId, last: LastRecorded, now: float
     ) -> Snapshot | Abandoned | None:
-        """Go on without the part of a process: `last` stands for it; return as ``add`` does.
+        """Add `last` in place of a process's fragment; return as ``add`` does.
 
-        Does nothing if the process's part is in, or the snapshot has ended.
+        Does nothing if the process's fragment was added, or the snapshot has ended.
 
         Raises:
-            ProtocolViolation: the process has channels: its cut cannot be left out.
+            ProtocolViolation: the process has channels, so its cut is needed.
         """
         pending = self._pending.get(snapshot)
         process = last.state.process
@@ -98,7 +98,7 @@ class Assembler:
         return self._put(fragment, pending, now)
 
     def abandon(self, snapshot: SnapshotId, reason: Reason, detail: str = "") -> Abandoned | None:
-        """Give `snapshot` up; None if it is not pending."""
+        """Abandon `snapshot`; None if it is not pending."""
         if snapshot not in self._pending:
             return None
         missing = self.missing(snapshot)
@@ -110,7 +110,7 @@ class Assembler:
         return min((pending.deadline for pending in self._pending.values()), default=None)
 
     def expire(self, now: float) -> list[Abandoned]:
-        """Give up every snapshot whose deadline has passed."""
+        """Abandon every snapshot whose deadline has passed."""
         late = self.late(now)
         return [ended for s in late if (ended := self.abandon(s, Reason.DEADLINE)) is not None]
 
@@ -131,15 +131,15 @@ class Assembler:
             state.check_books()
         except NotConsistent as error:
             return Abandoned(snapshot, Reason.NOT_CONSISTENT, detail=str(error))
-        parts = pending.fragments.values()
+        fragments = pending.fragments.values()
         return Snapshot(
             snapshot,
             self._epoch,
             pending.initiated_at,
             now,
             state,
-            pause_s=max(part.pause_s for part in parts),
-            capture_s=max(part.capture_s for part in parts),
+            pause_s=max(fragment.pause_s for fragment in fragments),
+            capture_s=max(fragment.capture_s for fragment in fragments),
             excluded=pending.excluded,
         )
 

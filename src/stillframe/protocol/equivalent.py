@@ -27,13 +27,8 @@ INTERCHANGE_COUNT_MAX = 1_000_000
 
 
 class Interchange(msgspec.Struct, frozen=True, gc=False):
-    """Two neighbours changed places: `white` is now before `red`.
-
-    Attributes:
-        red: an action behind its process's cut; it stood first.
-        white: an action before its process's cut.
-        inversion_count: how many inversions are left.
-    """
+    """Two neighbours were interchanged: `white`, an action before its process's cut, now precedes
+    `red`, one after its process's cut. `inversion_count` inversions remain."""
 
     red: Position
     white: Position
@@ -45,10 +40,10 @@ class Equivalent(msgspec.Struct, frozen=True):
 
     Attributes:
         positions: the events, in their new order.
-        white_count: how many of them are white; the state behind these is the snapshot's.
+        white_count: how many of them are white; the state after these is the snapshot's.
         inversion_count: how many pairs of a red and a later white event the trace has.
         interchange_count: how many interchanges of neighbours lead from the order of the trace to
-            this one: how many places all white events moved, together. It is counted in another
+            this one: the total number of places that white events moved. It is counted in another
             way than the inversions, and is equal.
     """
 

@@ -1,10 +1,10 @@
-"""Which processes a snapshot may leave out: those that no channel relates to the others.
+"""The processes that a snapshot may exclude: those without channels.
 
-A cut is consistent if it has no effect without its cause, and a message is the only cause that
-there is between processes (Chandy & Lamport 1985, section 3.1). Of a process without channels any
-state that it was in belongs to a consistent cut, so also the one that it recorded last. Of one that
-has channels an older state does not: its neighbours may have received since then what it had not
-sent in that state, and what it had sent and they had not received would be lost.
+A cut is consistent if it has no effect without its cause, and a message is the only cause between
+processes (Chandy & Lamport 1985, section 3.1). Every past state of a process without channels is
+part of a consistent cut, and so is the one that it recorded last. An older state of a process with
+channels is not: its neighbours may since have received messages that it had not sent in that state,
+and messages that it had sent and they had not received would be lost.
 """
 
 import msgspec
@@ -22,23 +22,19 @@ from stillframe.topology import Description
 
 
 class LastRecorded(msgspec.Struct, frozen=True):
-    """What a process recorded last: its state, and in which snapshot."""
+    """The state that a process recorded last, and its snapshot."""
 
     state: ProcessState
     snapshot: SnapshotId
 
     def fragment(self, snapshot: SnapshotId) -> Fragment:
-        """Return it as the part of a process without channels in another `snapshot`."""
+        """Return it as the fragment of a process without channels in another `snapshot`."""
         return Fragment(snapshot, self.state, {}, ())
 
 
 class LastStates:
-    """What the processes without channels recorded last.
-
-    Args:
-        description: which processes and channels there are.
-        began: with what the epoch began, for each process; nothing if it began afresh.
-    """
+    """The states that the processes without channels recorded last; `began` are those that the
+    epoch began with, if it was restored."""
 
     def __init__(
         self, description: Description, began: dict[ProcessId, LastRecorded] | None = None
@@ -51,22 +47,19 @@ class LastStates:
         }
 
     def published(self, snapshot: Snapshot) -> None:
-        """Note that `snapshot` is what a death goes back to now.
-
-        Of any older one nobody may be taken back to the state: processes were told that they are
-        safe from that.
-        """
+        """Use `snapshot`, the new restore point, from now on. No older state may be used again:
+        processes were notified that the system will not roll back behind it."""
         for state in snapshot.state.processes:
             if not self._channels_of(state.process):
                 origin = snapshot.excluded.get(state.process, snapshot.id)
                 self._last[state.process] = LastRecorded(_kept(state, snapshot.id), origin)
 
     def of(self, process: ProcessId) -> LastRecorded | None:
-        """Return what stands for `process` if it is left out; None if it cannot be."""
+        """Return the state to use if `process` is excluded; None if it cannot be."""
         return self._last.get(process)
 
     def refusal(self, process: ProcessId) -> str:
-        """Return in words why `process` cannot be left out."""
+        """Return in words why `process` cannot be excluded."""
         channels = self._channels_of(process)
         if not channels:
             return f"{process} cannot be left out: no snapshot holds a state of it yet"
@@ -85,7 +78,7 @@ class LastStates:
 
 
 def _kept(state: ProcessState, snapshot: SnapshotId) -> ProcessState:
-    """Return `state`, which is in the published `snapshot`, without what can be read there."""
+    """Return `state` without the keyed data that is stored with the published `snapshot`."""
     if not state.keyed:
         return state
     none = KeyedChange((), 0, encode_array([]))

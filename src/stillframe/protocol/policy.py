@@ -1,24 +1,31 @@
-"""What comes after a snapshot that was given up: decisions alone, which a coordinator carries out.
+"""Decisions after the end of a snapshot, which a coordinator carries out.
 
-A snapshot that is given up changes nothing in the system, and the next one is another try: so by
-default it is let go. To try again at once is for snapshots that are rare.
+An abandoned snapshot changes nothing in the system, and the next one is another attempt: so by
+default it is not repeated. An immediate retry is for snapshots that are rare.
+
+*When may processes be notified that a snapshot was published?* The notice tells a process that all
+processes have recorded their fragments: a message from all of them, though no channel carries it. A
+snapshot that is pending at that time, and was initiated before the other was complete, could show
+one process after the notice, and another one before its cut of the published snapshot: an effect
+without its cause. So the notice waits for such snapshots. This costs nothing as long as snapshots
+do not overlap, and deadlines bound the wait.
 """
 
 import enum
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
-from stillframe.model import Abandoned, ProcessId, Reason
+from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.topology import Description
 
 TRY_COUNT_MAX = 3
-"""So many tries one request for a snapshot has, under ``Policy.RETRY``."""
+"""The maximum number of attempts for one request, under ``Policy.RETRY``."""
 TOLD_COUNT_MAX = 3
-"""So many of the last snapshots that were given up are told when there were too many."""
+"""How many of the last abandoned snapshots are reported when there were too many."""
 
 
 class Policy(enum.Enum):
-    """What to do with a snapshot for which a part is missing."""
+    """What to do with a snapshot of which a fragment is missing."""
 
     ABANDON = "abandon"
     RETRY = "retry"
@@ -41,16 +48,16 @@ def next_initiator(
     at_fault: Collection[ProcessId],
     description: Description,
 ) -> ProcessId | None:
-    """Return who initiates the next try of a snapshot that was given up; None if there is none.
+    """Return the initiator of the next attempt at an abandoned snapshot; None if there is none.
 
-    One that has not tried yet comes before one that has, but nobody who is at fault.
+    Processes that have not initiated yet come first; stragglers are left out.
 
     Args:
-        policy: what was asked for.
-        ended: the last try.
-        tried: the initiators of all tries so far, the last one at the end.
-        at_fault: the processes that held it up, or could not record their state.
-        description: which processes there are.
+        policy: the requested policy.
+        ended: the outcome of the last attempt.
+        tried: the initiators of all attempts so far, in their order.
+        at_fault: the stragglers, and processes that could not record their state.
+        description: the processes.
     """
     if policy is not Policy.RETRY or ended.reason not in _RETRIED or len(tried) >= TRY_COUNT_MAX:
         return None
@@ -59,12 +66,9 @@ def next_initiator(
     return next(iter((*fresh, *able)), None)
 
 
-class Tolerance:
-    """Counts the snapshots that were given up in a row; tries of one request are one.
-
-    Args:
-        count_max: how many are tolerated in a row; None for any number.
-    """
+class AbandonmentLimit:
+    """Counts consecutive abandoned requests, of which `count_max` are tolerated; None for any
+    number. All attempts of one request count once."""
 
     def __init__(self, count_max: int | None) -> None:
         self._count_max = count_max
@@ -72,20 +76,14 @@ class Tolerance:
         self._last: deque[Abandoned] = deque(maxlen=TOLD_COUNT_MAX)
 
     def published(self) -> None:
-        """A snapshot was published: the row has ended."""
+        """Reset the count after a published snapshot."""
         self._count = 0
         self._last.clear()
 
     def abandoned(self, ended: Abandoned) -> str | None:
-        """Note that a snapshot was given up for good; return in words why that is one too many.
-
-        Args:
-            ended: the outcome of its last try.
-
-        Returns:
-            None if it is tolerated: also if it says nothing, because a process died or the system
-            was stopped; such a one neither counts nor ends the row.
-        """
+        """Count a request whose last attempt was abandoned; return in words why that is one too
+        many, or None if it is tolerated. If a process died or the system was stopped, it neither
+        counts nor resets the count."""
         if ended.reason not in _COUNTED:
             return None
         self._count += 1
@@ -98,3 +96,29 @@ class Tolerance:
             f"tolerated. The last of them:{told}\nMend what is named there, or give snapshots more "
             "time (--timeout) or tolerate more of them (--tolerate)"
         )
+
+
+class PublicationNotices:
+    """The published snapshots whose notices are due, in the order of publication."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[SnapshotId, set[SnapshotId]]] = deque()
+
+    def published(self, snapshot: SnapshotId, under_way: Iterable[SnapshotId]) -> list[SnapshotId]:
+        """Add a published snapshot; return the snapshots to announce now, in this order. Those
+        `under_way` lack some fragment."""
+        self._waiting.append((snapshot, set(under_way)))
+        return self._ready()
+
+    def ended(self, snapshot: SnapshotId) -> list[SnapshotId]:
+        """Remove a snapshot that is complete or abandoned from those that notices wait for; return
+        the snapshots to announce now, in this order."""
+        for _, awaited in self._waiting:
+            awaited.discard(snapshot)
+        return self._ready()
+
+    def _ready(self) -> list[SnapshotId]:
+        ready = []
+        while self._waiting and not self._waiting[0][1]:
+            ready.append(self._waiting.popleft()[0])
+        return ready

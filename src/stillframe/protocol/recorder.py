@@ -10,15 +10,15 @@ The rules (Chandy & Lamport, *Distributed Snapshots*, TOCS 1985, section 3.2):
   received the marker along c."
 
 What we add: any number of snapshots at once, each with its own recording; counts of messages, which
-make a snapshot checkable by itself; and giving up.
+make a snapshot checkable by itself; and abandonment.
 
 The host's duties, in order:
 
 1. Report how much was sent on each channel (`sent`) before a call of `initiate` or `marker`.
 2. Carry out the effects in the order given before anything else happens in the process: a
-   `SendMarker` goes on its channel behind all that was sent before it.
-3. Hand in batches and markers of one channel in the order in which they came. A batch is handed in
-   when its messages have been delivered to the application, with no other call in between.
+   `SendMarker` goes on its channel after everything sent before it.
+3. Pass batches and markers of one channel in the order of their arrival. Pass a batch when its
+   messages have been delivered to the application, with no other call in between.
 """
 
 import enum
@@ -42,7 +42,7 @@ from stillframe.model import (
 
 
 class Phase(enum.Enum):
-    """Where one snapshot is, at one process."""
+    """The phase of one snapshot at one process."""
 
     IDLE = "idle"
     RECORDING = "recording"
@@ -85,7 +85,7 @@ TRANSITIONS: dict[Phase, dict[Stimulus, Phase]] = {
 
 ENDED_COUNT_MAX = 1024
 """How many ended snapshots are remembered, to tell their late markers from those of new ones.
-Numbers rise, so one that is as old as a forgotten one is over too."""
+Numbers rise, so one that is as old as a forgotten one has ended too."""
 
 
 class SendMarker(msgspec.Struct, frozen=True):
@@ -96,14 +96,14 @@ class SendMarker(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """This process's part is complete: hand it to whoever assembles the snapshot."""
+    """This process's fragment is complete: pass it to the assembler."""
 
     fragment: Fragment
 
 
 class NotRecorded(msgspec.Struct, frozen=True):
-    """This process takes no part in the snapshot: its state could not be captured, or what came on
-    a channel contradicts itself; `detail` says which."""
+    """This process declines the snapshot: its state could not be captured, or the frames of a
+    channel contradict each other; `detail` says which."""
 
     snapshot: SnapshotId
     detail: str
@@ -164,7 +164,7 @@ class Recording:
         )
 
     def fragment(self, snapshot: SnapshotId) -> Fragment:
-        """Return this process's part; every channel must be closed."""
+        """Return this process's fragment; every channel must be closed."""
         return Fragment(
             snapshot=snapshot,
             state=self.state,
@@ -182,11 +182,11 @@ AnyRecording = TypeVar("AnyRecording", bound=Recording)
 class Recordings(Generic[AnyRecording]):
     """The recordings of one process, each in its phase. Each call is one atomic step.
 
-    This is what all rules have in common. What they differ in, `Recorder` and
-    ``colour.ColourRecorder`` add: how a process learns of a cut, and what a channel held at it.
+    This is the common part of all rules. `Recorder` and ``lai_yang.LaiYangRecorder`` add how a
+    process learns of a cut, and what a channel held at it.
 
     Args:
-        process: who records.
+        process: the process that records.
         outgoing: for every outgoing channel its target, and how many messages were sent on it.
         capture: returns the state of the process as it is now, in bytes that share nothing with
             it; called inside the step that sends the markers.
@@ -207,7 +207,7 @@ class Recordings(Generic[AnyRecording]):
         self._ended: OrderedDict[SnapshotId, Phase] = OrderedDict()
 
     def phase(self, snapshot: SnapshotId) -> Phase:
-        """Return where `snapshot` is at this process."""
+        """Return the phase of `snapshot` at this process."""
         if snapshot in self._recordings:
             return Phase.RECORDING
         if snapshot.number <= self._forgotten_number:
@@ -215,7 +215,7 @@ class Recordings(Generic[AnyRecording]):
         return self._ended.get(snapshot, Phase.IDLE)
 
     def progress(self, snapshot: SnapshotId) -> Progress | None:
-        """Return how far the recording of `snapshot` is; None if it is not being recorded."""
+        """Return the progress of `snapshot`; None if it is not being recorded."""
         recording = self._recordings.get(snapshot)
         return None if recording is None else recording.progress()
 
@@ -225,12 +225,12 @@ class Recordings(Generic[AnyRecording]):
         return () if recording is None else tuple(recording.awaited)
 
     def sent(self, target: ProcessId, count: int) -> None:
-        """Note that `count` messages were sent to `target` so far, since the very beginning."""
+        """Set the number of messages sent to `target` so far, since the first epoch."""
         assert count >= self._sent_counts[target], (target, count)
         self._sent_counts[target] = count
 
     def initiate(self, snapshot: SnapshotId) -> list[Effect]:
-        """Begin `snapshot` here: record the state, then send a marker on every outgoing channel.
+        """Start `snapshot` here: record the state, then send a marker on every outgoing channel.
 
         Does nothing if a marker of `snapshot` came first, or if it has ended.
         """
@@ -245,10 +245,10 @@ class Recordings(Generic[AnyRecording]):
             self._end(snapshot, Phase.ABANDONED)
 
     def settle(self, last_number: int) -> None:
-        """Give up every snapshot with a number up to `last_number` that was not recorded, also
-        those of which nothing was heard here yet: their markers may still come."""
+        """Abandon every snapshot with a number up to `last_number` that was not recorded, even
+        those not seen here yet: their markers may still come."""
         for snapshot in tuple(self._recordings):
-            # A newer one can have begun here: its marker may overtake who tells of the last number.
+            # A newer one can have started here: its marker may overtake the notice of the number.
             if snapshot.number <= last_number:
                 self.abandon(snapshot)
         self._forgotten_number = max(self._forgotten_number, last_number)
@@ -264,11 +264,8 @@ class Recordings(Generic[AnyRecording]):
     def _marked(
         self, source: ProcessId, snapshot: SnapshotId
     ) -> tuple[list[Effect], AnyRecording | None]:
-        """Note that a marker came: record the state if that is the first that is heard of it.
-
-        Returns:
-            the effects, and the recording, if there is one.
-        """
+        """Take a marker, and record the state if it is the first sign of its snapshot; return the
+        effects, and the recording, if there is one."""
         before = self._step(snapshot, Stimulus.MARKER, source)
         effects = self._cut(snapshot) if before is Phase.IDLE else []
         recording = self._recordings.get(snapshot)
@@ -346,7 +343,7 @@ class Recorder(Recordings[Recording]):
 
     @property
     def received_counts(self) -> Mapping[ProcessId, int]:
-        """How many messages were received so far, since the very beginning, by source."""
+        """How many messages were received so far, since the first epoch, by source."""
         return self._received_counts
 
     def receive(self, source: ProcessId, batch: Batch) -> None:

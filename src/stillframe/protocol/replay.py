@@ -23,7 +23,7 @@ from stillframe.model import (
     ProcessState,
     SnapshotId,
 )
-from stillframe.protocol.performer import PUBLISHED, RECEIVE, START, Performer, Sent
+from stillframe.protocol.action_runner import PUBLISHED, RECEIVE, START, ActionRunner, Sent
 from stillframe.topology import Topology
 from stillframe.trace import Event, MessageId, Position, Trace
 
@@ -73,7 +73,7 @@ class Replay:
             for state in start.channels:
                 self._load(state)
         self._recorded = tuple(self.contents)
-        self._performers = {p: Performer(p, topology, encoded.get(p)) for p in topology.processes}
+        self._runners = {p: ActionRunner(p, topology, encoded.get(p)) for p in topology.processes}
         self._cuts = {} if trace is None else _cuts_of(trace)
         for process in topology.processes:
             self._tell_cuts(Position(process, 0))
@@ -112,7 +112,7 @@ class Replay:
 
     def _tell_cuts(self, position: Position) -> None:
         for snapshot in self._cuts.get(position, ()):
-            self._performers[position.process].cut(snapshot)
+            self._runners[position.process].cut(snapshot)
 
     def _perform(self, where: str, event: Event) -> None:
         sent = [
@@ -137,13 +137,13 @@ class Replay:
             )
 
     def _call(self, where: str, event: Event) -> list[Sent]:
-        performer = self._performers[event.process]
-        arguments = _arguments(where, event, performer)
+        runner = self._runners[event.process]
+        arguments = _arguments(where, event, runner)
         encoded = [(message.channel, self._take(where, message)) for message in event.accepted]
         try:
             if event.handler == RECEIVE:
-                return performer.receive([(c, performer.decode(message)) for c, message in encoded])
-            return performer.perform(event.handler, *arguments)
+                return runner.receive([(c, runner.decode(message)) for c, message in encoded])
+            return runner.perform(event.handler, *arguments)
         except ProtocolViolation as error:
             raise NotConsistent(f"{where}: {error}") from error
         except UsageError as error:
@@ -187,7 +187,7 @@ class Replay:
             UsageError: a field of a process cannot be recorded.
         """
         return GlobalState(
-            processes=tuple(performer.capture() for performer in self._performers.values()),
+            processes=tuple(runner.capture() for runner in self._runners.values()),
             channels=tuple(self._channel_state(channel) for channel in self._in_transit),
         )
 
@@ -197,7 +197,7 @@ class Replay:
         Raises:
             UsageError: a field of it cannot be recorded.
         """
-        return self._performers[process].capture()
+        return self._runners[process].capture()
 
     def _channel_state(self, channel: Channel) -> ChannelState:
         received_count = self._received_counts[channel]
@@ -282,12 +282,12 @@ def _check_start(start: GlobalState, topology: Topology) -> None:
     start.check_books()
 
 
-def _arguments(where: str, event: Event, performer: Performer) -> tuple[SnapshotId, ...]:
+def _arguments(where: str, event: Event, runner: ActionRunner) -> tuple[SnapshotId, ...]:
     """Return what the handler of `event` is called with besides messages.
 
     A trace may come from a file: nothing but a handler is called by a name that it gives.
     """
-    handlers = (START, RECEIVE, PUBLISHED, *performer.actions)
+    handlers = (START, RECEIVE, PUBLISHED, *runner.actions)
     if event.handler not in handlers:
         raise UsageError(
             f"{where} is a call of {event.handler!r}, and process {event.process} has "

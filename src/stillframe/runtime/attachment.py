@@ -13,10 +13,16 @@ import msgspec
 
 from stillframe.errors import Unavailable, UsageError
 from stillframe.model import Abandoned, SnapshotId
-from stillframe.pipeline.head import read_head
-from stillframe.pipeline.part import Request, under_way
-from stillframe.pipeline.published import read_manifest
-from stillframe.pipeline.systems import Outcome, SystemCut, announce_cut, services_among
+from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.pending_snapshot import (
+    Outcome,
+    Request,
+    SystemCut,
+    announce_cut,
+    services_among,
+    under_way,
+)
+from stillframe.pipeline.snapshot_manifest import read_manifest
 from stillframe.runtime import events
 from stillframe.runtime.coordinator import Coordinator
 from stillframe.runtime.handlers import POLL_S
@@ -38,7 +44,7 @@ class Attachment:
 
     def __init__(self, root: Path, store: Store) -> None:
         self.root = root
-        self._head = read_head(root)
+        self._head = read_metadata(root)
         self._store = store
         self.services = services_among(self._head.dataflow, list(store.description.processes))
         self.name = self.services[0]

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from stillframe.errors import UsageError
-from stillframe.migration.changes import Change, differences, listed
 from stillframe.migration.migrate import migrate
+from stillframe.migration.topology_diff import Change, differences, listed
 from stillframe.model import ProcessId, ProcessState, SnapshotId
 from stillframe.protocol.exclusion import LastRecorded
 from stillframe.restore import Start, start_states

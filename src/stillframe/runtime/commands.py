@@ -17,8 +17,8 @@ from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.protocol import wire
-from stillframe.protocol.holdup import Standing, UnderWay
 from stillframe.protocol.policy import TRY_COUNT_MAX
+from stillframe.protocol.stragglers import ProcessStatus, UnderWay
 from stillframe.runtime.listening import stop_listening
 from stillframe.runtime.running import VERSION_BEFORE_IT_WAS_WRITTEN, RunningSystem, find
 from stillframe.runtime.supervisor import Supervisor
@@ -84,7 +84,7 @@ class Observed(msgspec.Struct, frozen=True, tag=True):
 
     epoch: int
     is_running: bool
-    standings: dict[ProcessId, Standing] = {}
+    standings: dict[ProcessId, ProcessStatus] = {}
     under_way: tuple[UnderWay, ...] = ()
     waves: tuple[Wave, ...] = ()
     now: float = 0.0

@@ -3,7 +3,7 @@
 import msgspec
 
 from stillframe.model import Fragment, KeyedRows, ProcessId, SnapshotId
-from stillframe.protocol.holdup import Standing
+from stillframe.protocol.stragglers import ProcessStatus
 from stillframe.restore import Start
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.os_process import OsProcess
@@ -126,7 +126,7 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     """From a process: how it stands, in answer to the question with this number."""
 
     number: int
-    standing: Standing
+    standing: ProcessStatus
 
 
 class Published(msgspec.Struct, frozen=True, tag=True):

@@ -26,10 +26,9 @@ from stillframe.model import (
     Snapshot,
     SnapshotId,
 )
-from stillframe.protocol.announcements import Announcements
 from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.exclusion import LastStates
-from stillframe.protocol.policy import Policy, next_initiator
+from stillframe.protocol.policy import Policy, PublicationNotices, next_initiator
 from stillframe.restore import Start
 from stillframe.runtime import control, events
 from stillframe.runtime.beginning import last_recorded, told_before
@@ -131,7 +130,7 @@ class Coordinator:
             late=self._give_up_late,
         )
         self._last_states = LastStates(self._description, last_recorded(store, starts))
-        self._announcements = Announcements()
+        self._announcements = PublicationNotices()
         self._excluded: dict[SnapshotId, frozenset[ProcessId]] = {}
         self._wanted: set[ProcessId] = set()
         self._results: dict[SnapshotId, asyncio.Future[Entry | Abandoned]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from stillframe.model import SnapshotId
 from stillframe.protocol.assembler import Assembler
-from stillframe.protocol.holdup import UnderWay
+from stillframe.protocol.stragglers import UnderWay
 from stillframe.runtime.inquiry import Inquiry
 
 ASK_BEFORE_S = 1.0

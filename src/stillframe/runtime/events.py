@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stillframe.migration.changes import Change
+from stillframe.migration.topology_diff import Change
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.store.manifest import Entry
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.protocol.assembler import Assembler
-from stillframe.protocol.holdup import Standing, UnderWay, check_standing, judge
+from stillframe.protocol.stragglers import ProcessStatus, UnderWay, check_status, find_stragglers
 from stillframe.runtime import control
 from stillframe.topology import Description
 
@@ -26,11 +26,11 @@ class Question:
 
     def __init__(self, processes: Iterable[ProcessId], snapshots: tuple[SnapshotId, ...]) -> None:
         self.snapshots = snapshots
-        self.answers: dict[ProcessId, Standing] = {}
+        self.answers: dict[ProcessId, ProcessStatus] = {}
         self.is_answered = asyncio.Event()
         self._awaited = set(processes)
 
-    def take(self, process: ProcessId, standing: Standing) -> None:
+    def take(self, process: ProcessId, standing: ProcessStatus) -> None:
         """Note the answer of `process`."""
         self.answers[process] = standing
         if self._awaited <= self.answers.keys():
@@ -81,7 +81,7 @@ class Inquiry:
         self._unanswered[process] = 0
         question = self._open.get(answer.number)
         if question is not None:
-            check_standing(answer.standing, process, question.snapshots, self._description)
+            check_status(answer.standing, process, question.snapshots, self._description)
             question.take(process, answer.standing)
 
     def ask(self, snapshots: tuple[SnapshotId, ...], *, has_quantities: bool = False) -> int:
@@ -107,7 +107,9 @@ class Inquiry:
                 initiated_at, deadline = self._assembler.times(snapshot)
                 missing = self._assembler.missing(snapshot)
                 under_way = UnderWay(snapshot, initiated_at, deadline, missing)
-                found.append(judge(under_way, self._description, answers, self._heard_at, now))
+                found.append(
+                    find_stragglers(under_way, self._description, answers, self._heard_at, now)
+                )
         return tuple(found)
 
     async def look(self) -> tuple[UnderWay, ...]:
@@ -119,7 +121,7 @@ class Inquiry:
         await self._answers(number)
         return self.close(number, snapshots)
 
-    async def observe(self) -> tuple[tuple[UnderWay, ...], dict[ProcessId, Standing]]:
+    async def observe(self) -> tuple[tuple[UnderWay, ...], dict[ProcessId, ProcessStatus]]:
         """Ask, wait a little for answers, and return the snapshots under way, oldest first, and
         what each process says that has answered."""
         snapshots = self._assembler.pending
@@ -127,7 +129,7 @@ class Inquiry:
         answers = await self._answers(number)
         return self.close(number, snapshots), answers
 
-    async def _answers(self, number: int) -> dict[ProcessId, Standing]:
+    async def _answers(self, number: int) -> dict[ProcessId, ProcessStatus]:
         """Wait a little for the answers to a question, and return those that came."""
         question = self._open[number]
         try:

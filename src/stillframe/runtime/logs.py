@@ -13,16 +13,21 @@ import pyarrow as pa
 
 from stillframe.errors import Unavailable, UsageError
 from stillframe.model import ProcessState, SnapshotId
-from stillframe.pipeline.ends import Ends
-from stillframe.pipeline.head import Head, read_head
 from stillframe.pipeline.locks import participant_lock
-from stillframe.pipeline.part import Request, ServiceState, has_recorded, under_way
-from stillframe.pipeline.published import read_manifest
-from stillframe.pipeline.resting import ServiceRecord, resting_service, write_service_record
-from stillframe.pipeline.systems import system_cut
+from stillframe.pipeline.metadata import Metadata, read_metadata
+from stillframe.pipeline.pending_snapshot import (
+    Request,
+    ServiceState,
+    has_recorded,
+    system_cut,
+    under_way,
+)
+from stillframe.pipeline.service_logs import ServiceLogs
+from stillframe.pipeline.snapshot_manifest import read_manifest
+from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_service_record
 
 
-def check_has_not_run(root: Path, head: Head, service: str) -> None:
+def check_has_not_run(root: Path, head: Metadata, service: str) -> None:
     """Refuse to run a service as a process of a system if it ran by itself in the present epoch: a
     system begins where the epoch began, and would do everything a second time.
 
@@ -30,11 +35,11 @@ def check_has_not_run(root: Path, head: Head, service: str) -> None:
         UsageError: it did, and left.
         NotAtRest: it did, or was the process of a system, and died.
     """
-    resting = resting_service(root, head, service)
+    resting = stopped_service(root, head, service)
     if resting is None:
         return
     if head.restored_from is not None:
-        part = read_manifest(root, head.restored_from).part(service)
+        part = read_manifest(root, head.restored_from).fragment(service)
         if resting == (head.starts[service], part.service):
             return
     raise UsageError(
@@ -64,14 +69,14 @@ class Logs:
         self._root = root
         self._process = process
         self._system = system
-        self._head: Head = read_head(root)
+        self._head: Metadata = read_metadata(root)
         self._head.dataflow.check_participant(process, "service")
         self._lock = participant_lock(root, process)
-        if not self._lock.take_soon():
+        if not self._lock.acquire():
             raise Unavailable(f"service {process} is run by another program: end that one first")
         try:
             check_has_not_run(root, self._head, process)
-            self._ends = Ends(root, process, self._head, self._head.starts[process])
+            self._ends = ServiceLogs(root, process, self._head, self._head.starts[process])
             write_service_record(root, process, ServiceRecord(epoch=self._head.epoch))
         except BaseException:
             self._lock.release()
@@ -100,9 +105,9 @@ class Logs:
         Raises:
             Refused: the pipeline was restored: this epoch of the system is over.
         """
-        self._ends.note()
+        self._ends.report()
         wanted: list[Request] = []
-        ends = self._ends.consider(is_patient=False, record=wanted.append)
+        ends = self._ends.at_boundary(is_patient=False, record=wanted.append)
         for request in wanted:
             cut = system_cut(self._root, request.snapshot, self._system)
             if cut is not None:
@@ -124,4 +129,4 @@ class Logs:
         if cut is None or cut.snapshot != snapshot:
             return
         encoded = ServiceState(state.kind, state.encoded)
-        self._ends.hand_in(request, encoded, system=self._system)
+        self._ends.submit(request, encoded, system=self._system)

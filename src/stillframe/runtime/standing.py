@@ -7,13 +7,13 @@ from collections import Counter
 from stillframe.detect.asked import conserved
 from stillframe.errors import ApplicationError
 from stillframe.model import SnapshotId
-from stillframe.protocol.holdup import (
+from stillframe.protocol.stragglers import (
     NAME_CHARS_MAX,
     QUANTITY_COUNT_MAX,
     TEXT_CHARS_MAX,
-    ChannelEnd,
-    RecordingStanding,
-    Standing,
+    EndpointStatus,
+    ProcessStatus,
+    RecordingStatus,
 )
 from stillframe.runtime import control
 from stillframe.runtime.ends import HOLD_BYTES, Outgoing
@@ -25,7 +25,7 @@ REST = 100
 """Another is left alone for so many times as long as it took."""
 
 
-def standing_of(host: Host, asked: control.Ask) -> Standing:
+def standing_of(host: Host, asked: control.Ask) -> ProcessStatus:
     """Return how far the process of `host` is with snapshots, and how its channels are.
 
     Nothing is kept for this while nobody asks.
@@ -35,11 +35,11 @@ def standing_of(host: Host, asked: control.Ask) -> Standing:
         if isinstance(item, Delivery):
             unhandled[item.incoming.source] += len(item.batch.encoded)
     received = host.recorder.received_counts
-    return Standing(
+    return ProcessStatus(
         is_busy=host.is_busy,
         snapshots=tuple(_recording(host, snapshot) for snapshot in asked.snapshots),
         incoming={
-            source: ChannelEnd(incoming.is_connected, unhandled[source], count=received[source])
+            source: EndpointStatus(incoming.is_connected, unhandled[source], count=received[source])
             for source, incoming in host.incoming.items()
         },
         outgoing={t: _end(outgoing, is_held=host.is_held) for t, outgoing in host.outgoing.items()},
@@ -48,8 +48,8 @@ def standing_of(host: Host, asked: control.Ask) -> Standing:
     )
 
 
-def _recording(host: Host, snapshot: SnapshotId) -> RecordingStanding:
-    return RecordingStanding(
+def _recording(host: Host, snapshot: SnapshotId) -> RecordingStatus:
+    return RecordingStatus(
         snapshot,
         host.recorder.phase(snapshot),
         host.recorder.awaited(snapshot),
@@ -57,10 +57,10 @@ def _recording(host: Host, snapshot: SnapshotId) -> RecordingStanding:
     )
 
 
-def _end(outgoing: Outgoing, *, is_held: bool) -> ChannelEnd:
+def _end(outgoing: Outgoing, *, is_held: bool) -> EndpointStatus:
     size = outgoing.session.unacknowledged_bytes
     is_full = is_held and not outgoing.is_on_cycle and size >= HOLD_BYTES
-    return ChannelEnd(outgoing.is_connected, size, is_full, outgoing.sent_count)
+    return EndpointStatus(outgoing.is_connected, size, is_full, outgoing.sent_count)
 
 
 def _quantities(host: Host) -> dict[str, int | float] | str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from stillframe.errors import StillframeError
-from stillframe.protocol.policy import Tolerance
+from stillframe.protocol.policy import AbandonmentLimit
 from stillframe.runtime import events
 
 
@@ -25,7 +25,7 @@ class Telling:
     ) -> None:
         self.error: Exception | None = None
         self._listener = listener
-        self._tolerance = Tolerance(tolerated_count)
+        self._tolerance = AbandonmentLimit(tolerated_count)
         self._end = end
 
     def emit(self, event: events.Event) -> None:

@@ -1,10 +1,11 @@
-"""What can happen next in a simulated world. A schedule is a list of these, one line of text each.
+"""The choices of a simulated world. A schedule is a list of these, one line of text each.
 
-A world has no chance of its own: the same choices make the same run.
+A world has no randomness of its own: the same choices make the same run.
 """
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import msgspec
 
@@ -12,167 +13,120 @@ from stillframe.errors import UsageError
 from stillframe.model import Channel, ProcessId, SnapshotId
 
 
-class Act(msgspec.Struct, frozen=True):
+class _Choice(msgspec.Struct, frozen=True):
+    """A choice that is written as its `form`, with each field in the place of its name."""
+
+    form: ClassVar[str]
+
+    def __str__(self) -> str:
+        names = self.__struct_fields__
+        return self.form.format(
+            **{name: _FIELDS[name].write(getattr(self, name)) for name in names}
+        )
+
+
+class Act(_Choice, frozen=True):
     """A process takes one of its own actions."""
 
+    form = "{process} does {action}"
     process: ProcessId
     action: str
 
-    def __str__(self) -> str:
-        return f"{self.process} does {self.action}"
 
+class Deliver(_Choice, frozen=True):
+    """The next frame of a channel arrives; with several channels, all in one atomic action.
 
-class Deliver(msgspec.Struct, frozen=True):
-    """What is next on a channel arrives; on several channels at once, as one atomic action.
-
-    `position` counts from the oldest, which is 0; where order is kept it is always 0.
+    `position` counts from the oldest frame, 0; where order is kept it is always 0.
     """
 
+    form = "deliver {channels}{position}"
     channels: tuple[Channel, ...]
     position: int = 0
 
-    def __str__(self) -> str:
-        where = ", ".join(map(str, self.channels))
-        return f"deliver {where}{f' at {self.position}' if self.position else ''}"
 
+class Initiate(_Choice, frozen=True):
+    """A process initiates a snapshot."""
 
-class Initiate(msgspec.Struct, frozen=True):
-    """A process begins a snapshot by itself."""
-
+    form = "{process} initiates {snapshot}"
     process: ProcessId
     snapshot: SnapshotId
 
-    def __str__(self) -> str:
-        return f"{self.process} initiates {self.snapshot}"
+
+class Expire(_Choice, frozen=True):
+    """The snapshots whose deadlines have passed are abandoned."""
+
+    form = "expire"
 
 
-class Expire(msgspec.Struct, frozen=True):
-    """The deadlines that have passed are acted on: those snapshots are abandoned."""
+class DeliverNotice(_Choice, frozen=True):
+    """A process is notified that a snapshot has ended: it stops recording an abandoned one."""
 
-    def __str__(self) -> str:
-        return "expire"
-
-
-class Hear(msgspec.Struct, frozen=True):
-    """A process hears that a snapshot is over: it gives its part up if it was abandoned."""
-
+    form = "{process} hears that {snapshot} is over"
     process: ProcessId
     snapshot: SnapshotId
 
-    def __str__(self) -> str:
-        return f"{self.process} hears that {self.snapshot} is over"
 
+class Lose(_Choice, frozen=True):
+    """A lossy network loses a frame."""
 
-class Lose(msgspec.Struct, frozen=True):
-    """A network that may lose things loses one."""
-
+    form = "lose {channel}{position}"
     channel: Channel
     position: int = 0
 
-    def __str__(self) -> str:
-        return f"lose {self.channel}{f' at {self.position}' if self.position else ''}"
 
+class Duplicate(_Choice, frozen=True):
+    """The next frame of a channel is in flight twice."""
 
-class Double(msgspec.Struct, frozen=True):
-    """What is next on a channel is on its way twice."""
-
+    form = "double {channel}"
     channel: Channel
 
-    def __str__(self) -> str:
-        return f"double {self.channel}"
 
-
-class Break(msgspec.Struct, frozen=True):
+class Break(_Choice, frozen=True):
     """The connection that carries a channel is lost, with everything on it."""
 
+    form = "break {channel}"
     channel: Channel
 
-    def __str__(self) -> str:
-        return f"break {self.channel}"
 
-
-class Connect(msgspec.Struct, frozen=True):
+class Connect(_Choice, frozen=True):
     """The source of a channel connects again."""
 
+    form = "connect {channel}"
     channel: Channel
 
-    def __str__(self) -> str:
-        return f"connect {self.channel}"
 
-
-class Partition(msgspec.Struct, frozen=True):
+class Partition(_Choice, frozen=True):
     """Nothing arrives any more between these processes and all others."""
 
+    form = "partition {processes}"
     processes: tuple[ProcessId, ...]
 
-    def __str__(self) -> str:
-        return f"partition {' '.join(self.processes)}"
+
+class Heal(_Choice, frozen=True):
+    """The partition ends."""
+
+    form = "heal"
 
 
-class Heal(msgspec.Struct, frozen=True):
-    """The partition is over."""
-
-    def __str__(self) -> str:
-        return "heal"
-
-
-class Crash(msgspec.Struct, frozen=True):
+class Crash(_Choice, frozen=True):
     """A process dies."""
 
+    form = "{process} crashes"
     process: ProcessId
 
-    def __str__(self) -> str:
-        return f"{self.process} crashes"
+
+class Restart(_Choice, frozen=True):
+    """The whole system rolls back to the last restore point, in a new epoch."""
+
+    form = "restart"
 
 
-class Restart(msgspec.Struct, frozen=True):
-    """The whole system goes back to the last restore point, in a new epoch."""
-
-    def __str__(self) -> str:
-        return "restart"
-
-
-Move = Act | Deliver | Initiate | Expire | Hear
+Move = Act | Deliver | Initiate | Expire | DeliverNotice
 """What happens in a system that works."""
-Fault = Lose | Double | Break | Connect | Partition | Heal | Crash | Restart
-"""What goes wrong, and how it ends."""
+Fault = Lose | Duplicate | Break | Connect | Partition | Heal | Crash | Restart
+"""A fault, or its end."""
 Choice = Move | Fault
 
-_PROCESS = r"[A-Za-z][A-Za-z0-9_.-]*"
-_CHANNEL = rf"{_PROCESS}->{_PROCESS}"
-_AT = r"(?: at (?P<at>\d{1,6}))?"
-_FORMS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
-    (re.compile(form), make)
-    for form, make in (
-        (rf"(?P<p>{_PROCESS}) does (?P<a>\S+)", lambda f: Act(f["p"], f["a"])),
-        (
-            rf"deliver (?P<c>{_CHANNEL}(?:, ?{_CHANNEL})*){_AT}",
-            lambda f: Deliver(
-                tuple(parse_channel(c.strip()) for c in f["c"].split(",")), int(f["at"] or 0)
-            ),
-        ),
-        (
-            rf"(?P<p>{_PROCESS}) initiates (?P<s>\S+)",
-            lambda f: Initiate(f["p"], SnapshotId.parse(f["s"])),
-        ),
-        (r"expire", lambda f: Expire()),
-        (
-            rf"(?P<p>{_PROCESS}) hears that (?P<s>\S+) is over",
-            lambda f: Hear(f["p"], SnapshotId.parse(f["s"])),
-        ),
-        (
-            rf"lose (?P<c>{_CHANNEL}){_AT}",
-            lambda f: Lose(parse_channel(f["c"]), int(f["at"] or 0)),
-        ),
-        (rf"double (?P<c>{_CHANNEL})", lambda f: Double(parse_channel(f["c"]))),
-        (rf"break (?P<c>{_CHANNEL})", lambda f: Break(parse_channel(f["c"]))),
-        (rf"connect (?P<c>{_CHANNEL})", lambda f: Connect(parse_channel(f["c"]))),
-        (rf"partition (?P<p>{_PROCESS}(?: {_PROCESS})*)", lambda f: Partition(_words(f["p"]))),
-        (r"heal", lambda f: Heal()),
-        (rf"(?P<p>{_PROCESS}) crashes", lambda f: Crash(f["p"])),
-        (r"restart", lambda f: Restart()),
-    )
-)
 FORMS = (
     "P1 does ACTION, deliver P1->P2 [at N], P1 initiates P1-1, P1 hears that P1-1 is over, expire, "
     "lose P1->P2 [at N], double P1->P2, break P1->P2, connect P1->P2, partition P1 P2, heal, "
@@ -186,10 +140,10 @@ def parse_choice(text: str) -> Choice:
     Raises:
         UsageError: it is none; the forms are listed.
     """
-    for form, make in _FORMS:
+    for kind, form in _PATTERNS:
         if found := form.fullmatch(text.strip()):
-            choice: Choice = make(found)
-            return choice
+            fields = {name: _FIELDS[name].read(value) for name, value in found.groupdict().items()}
+            return kind(**fields)
     raise UsageError(f"{text!r} is nothing that can happen; possible are: {FORMS}")
 
 
@@ -205,5 +159,39 @@ def parse_channel(text: str) -> Channel:
     return Channel(source, target)
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
+class _Field(NamedTuple):
+    """How the value of a field is written: the pattern of its text, and functions for both ways."""
+
+    pattern: str
+    read: Callable[[str], Any] = str
+    write: Callable[[Any], str] = str
+
+
+_PROCESS = r"[A-Za-z][A-Za-z0-9_.-]*"
+_CHANNEL = rf"{_PROCESS}->{_PROCESS}"
+_FIELDS = {
+    "process": _Field(_PROCESS),
+    "processes": _Field(rf"{_PROCESS}(?: {_PROCESS})*", lambda text: tuple(text.split()), " ".join),
+    "action": _Field(r"\S+"),
+    "snapshot": _Field(r"\S+", SnapshotId.parse),
+    "channel": _Field(_CHANNEL, parse_channel),
+    "channels": _Field(
+        rf"{_CHANNEL}(?:, ?{_CHANNEL})*",
+        lambda text: tuple(parse_channel(name.strip()) for name in text.split(",")),
+        lambda channels: ", ".join(map(str, channels)),
+    ),
+    "position": _Field(
+        r"(?: at \d{1,6})?",
+        lambda text: int(text.removeprefix(" at ") or 0),
+        lambda position: f" at {position}" if position else "",
+    ),
+}
+_PATTERNS: list[tuple[Callable[..., Choice], re.Pattern[str]]] = [
+    (
+        kind,
+        re.compile(
+            kind.form.format(**{name: f"(?P<{name}>{f.pattern})" for name, f in _FIELDS.items()})
+        ),
+    )
+    for kind in get_args(Choice)
+]

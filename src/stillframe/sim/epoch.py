@@ -12,14 +12,14 @@ from stillframe.trace import MessageId, Step, Trace
 
 
 class Taken(msgspec.Struct):
-    """A choice that was taken. The steps that came of it end where those of the next one begin.
+    """A choice that was taken. Its steps end where those of the next one begin.
 
     Attributes:
-        choice: what was chosen.
+        choice: the choice.
         at: when, in virtual seconds.
         step_count: how many steps there were before it.
-        frames: what it let arrive, with its channel.
-        is_done: whether it came to its end: no rule was found broken, no handler raised.
+        frames: the frames that it delivered, with their channels.
+        is_done: whether it finished: no rule was found broken, no handler raised.
     """
 
     choice: choices.Choice
@@ -35,21 +35,21 @@ class Epoch:
 
     Attributes:
         number: which epoch, from 1.
-        start: the snapshot that it began with; None for a fresh start.
+        start: the snapshot that it was restored from; None for a fresh start.
         steps: events and recording steps, in the order in which they happened.
-        taken: the choices of which they came, but for those of the beginning.
-        initiated: the snapshots that were begun.
+        taken: the choices of which they came, except for those of the start.
+        initiated: the snapshots that were initiated.
         began_s: when, in virtual seconds.
-        parts: what each process recorded of them, as soon as it is complete.
+        fragments: what each process recorded of them, as soon as it is complete.
         outcomes: how they ended.
         ended_at: how many steps there were when they ended.
         ended_s: when they ended, in virtual seconds.
         ended_in: in which of `taken`, from 0.
         contents: every message that was sent, or recorded on a channel at the start; encoded.
         refused_count: how many connections of the epoch before were attempted, and refused.
-        resent_count: how much was lost with a connection, and sent again by the next.
-        dropped_count: how much arrived a second time, and was dropped.
-        held_count: how much was on its way between the two sides when a partition was over.
+        resent_count: how many frames were lost with a connection, and sent again by the next.
+        dropped_count: how many frames arrived a second time, and were dropped.
+        held_count: how many frames were in flight between the two sides when a partition ended.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Epoch:
     taken: list[Taken] = field(default_factory=list)
     initiated: list[SnapshotId] = field(default_factory=list)
     began_s: dict[SnapshotId, float] = field(default_factory=dict)
-    parts: dict[SnapshotId, dict[ProcessId, Fragment]] = field(default_factory=dict)
+    fragments: dict[SnapshotId, dict[ProcessId, Fragment]] = field(default_factory=dict)
     outcomes: dict[SnapshotId, Snapshot | Abandoned] = field(default_factory=dict)
     ended_at: dict[SnapshotId, int] = field(default_factory=dict)
     ended_s: dict[SnapshotId, float] = field(default_factory=dict)
@@ -70,9 +70,6 @@ class Epoch:
     held_count: int = 0
 
     def trace(self, description: Description) -> Trace:
-        """Return what happened as a trace.
-
-        Raises:
-            NotConsistent: no execution is like that: a message was accepted twice, or never sent.
-        """
+        """Return what happened as a trace; NotConsistent if a message was accepted twice, or never
+        sent: no execution is like that."""
         return Trace(description.processes, self.steps, description.channels)

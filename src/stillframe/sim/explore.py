@@ -1,10 +1,10 @@
-"""Every interleaving of a small system: all global states that it can reach, each looked at once.
+"""Every interleaving of a small system: all global states that it can reach, each checked once.
 
-Breadth first, so the run that leads to something is a shortest one. Two interleavings in which all
-processes did and saw the same are one history, and go on as one. How many runs there are is counted
-all the same, since each history knows in how many ways it can go on. Histories that differ may come
-to the same global state (of the processes, of the channels, and of every recording): those are
-counted, but not taken for one, since whether a recorded state is right depends on the history.
+Breadth first, so that a run to a state is a shortest one. Interleavings in which all processes did
+and saw the same are one history. The number of runs is counted all the same, since each history has
+a known number of continuations. Different histories may reach the same global state (of processes,
+channels, and recordings): these are counted, but not merged, since whether a recorded state is
+right depends on the history.
 """
 
 from collections import Counter
@@ -18,27 +18,27 @@ from stillframe.errors import ApplicationError, UsageError
 from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
 from stillframe.protocol.recorder import Phase, Recorder
 from stillframe.sim import choices
-from stillframe.sim.judge import DETERMINISM, judge
+from stillframe.sim.checker import DETERMINISM, check_run
+from stillframe.sim.enabled import deliverable
 from stillframe.sim.network import Fifo, Lossy, Network
-from stillframe.sim.possible import deliverable
 from stillframe.sim.world import SnapshotRecorder, World
 from stillframe.topology import Topology
 from stillframe.trace import Cut, Event, MarkerStep, MessageId, Trace
 
 Property = Callable[[World], str]
-"""Looks at a world; returns what is wrong with it (*sometimes*: what is seen), or nothing. It must
-be about the history, not about the order in which concurrent steps happened to be taken."""
+"""Returns what is wrong with a world (*sometimes*: what is seen), or nothing. It must depend on the
+history, not on the order in which concurrent steps happened to be taken."""
 HISTORY_COUNT_MAX = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmallSystem:
-    """What can happen, once each, in any order that the processes and the channels allow.
+    """The steps to explore, once each, in any order that the processes and the channels allow.
 
     Attributes:
         topology: the processes and channels.
         acts: for each process the actions that it takes, one after the other.
-        initiations: who initiates which snapshot. What markers reach by themselves is left to them.
+        initiations: the initiators of snapshots, except processes that markers reach anyway.
         network: what is assumed of every channel.
         recorder: the recording rules.
     """
@@ -55,12 +55,12 @@ Run = tuple[choices.Choice, ...]
 
 @dataclass(frozen=True)
 class Explored:
-    """What was found.
+    """The result of an exploration.
 
     Attributes:
         state_count: how many distinct global states can be reached.
-        history_count: how many histories there are, the unfinished ones among them.
-        end_count: how many of those are finished: nothing can happen any more.
+        history_count: how many histories there are, including the unfinished ones.
+        end_count: how many of those are finished: no step is enabled any more.
         run_count: in how many orders the steps of the finished ones can happen.
         broken: *always* property -> what is wrong, and a shortest run to it.
         seen: *sometimes* property -> what was seen, and a shortest run to it.
@@ -75,7 +75,7 @@ class Explored:
 
 
 class _History(msgspec.Struct):
-    """A history that was reached: a shortest run to it, and where it leads."""
+    """A history that was reached: a shortest run to it, and its continuations."""
 
     run: Run
     following: list[int]
@@ -92,15 +92,15 @@ def explore(
     """Visit every history of `system`, and so every state that it can reach.
 
     Args:
-        system: what can happen.
-        always: what no state may break.
-        sometimes: what some state should show.
-        history_count_max: more than this are not looked at.
-        progress: is told now and then how many histories were found.
+        system: the steps.
+        always: properties that no state may break.
+        sometimes: properties that some state should have.
+        history_count_max: the maximum number of histories.
+        progress: called now and then with the number of histories that were visited.
 
     Raises:
         UsageError: there are more histories than `history_count_max`, or a process does something
-            else when it is told the same again.
+            else when the same run is repeated.
     """
     broken: dict[str, tuple[str, Run]] = {}
     seen: dict[str, tuple[str, Run]] = {}
@@ -110,9 +110,9 @@ def explore(
     for index, found in enumerate(histories):  # grows meanwhile
         world = _play_again(system, found.run)
         states.add(global_state(world))
-        _note(world, found.run, always, broken)
-        _note(world, found.run, sometimes, seen)
-        for choice in possible(system, world, found.run):
+        _look(world, found.run, always, broken)
+        _look(world, found.run, sometimes, seen)
+        for choice in enabled_choices(system, world, found.run):
             run = (*found.run, choice)
             following = index_of.setdefault(history(_play_again(system, run)), len(histories))
             assert following != index, choice
@@ -159,8 +159,8 @@ def play(system: SmallSystem, run: Iterable[choices.Choice]) -> World:
     return world
 
 
-def possible(system: SmallSystem, world: World, run: Run) -> Iterator[choices.Choice]:
-    """Yield everything that can happen next, after `run`."""
+def enabled_choices(system: SmallSystem, world: World, run: Run) -> Iterator[choices.Choice]:
+    """Yield every choice that is enabled after `run`."""
     if world.refusal:
         return
     for process, actions in system.acts.items():
@@ -173,19 +173,19 @@ def possible(system: SmallSystem, world: World, run: Run) -> Iterator[choices.Ch
     for arrival in deliverable(world):
         yield arrival
         if system.network is Lossy:
-            # What is behind it can be lost when it is first itself: nobody can tell the difference.
+            # A later frame can be lost when it is first itself: no process can tell the difference.
             yield choices.Lose(arrival.channels[0], arrival.position)
 
 
 def _is_idle(world: World, process: ProcessId, snapshot: SnapshotId) -> bool:
-    """Return whether a process has not heard of `snapshot`: after that it initiates nothing."""
+    """Return whether a process has not met `snapshot`: after that it does not initiate it."""
     return world.recorders[process].phase(snapshot) is Phase.IDLE
 
 
 def history(world: World) -> Hashable:
-    """Return what every process did and saw, and what is on its way: equal for two runs in which
-    concurrent steps merely happened in another order."""
-    lines: dict[ProcessId, list[bytes]] = {process: [] for process in world.performers}
+    """Return what every process did and saw, and what is in flight: equal for two runs that differ
+    only in the order of concurrent steps."""
+    lines: dict[ProcessId, list[bytes]] = {process: [] for process in world.runners}
     for step in world.steps:
         lines[step.process].append(_encoded(step))
     return (
@@ -196,7 +196,7 @@ def history(world: World) -> Hashable:
 
 
 def global_state(world: World) -> Hashable:
-    """Return what tells one global state from another, the recordings included."""
+    """Return what distinguishes one global state from another, including the recordings."""
     snapshots = sorted(world.epoch.initiated)
     recordings = tuple(
         (recorder.phase(snapshot).value, _encoded(recorder.progress(snapshot)))
@@ -204,18 +204,20 @@ def global_state(world: World) -> Hashable:
         for snapshot in snapshots
     )
     return (
-        tuple(performer.capture().encoded for performer in world.performers.values()),
+        tuple(runner.capture().encoded for runner in world.runners.values()),
         tuple(_encoded(memory.contents) for memory in world.channels.values()),
-        tuple((snapshot, _ending(world, snapshot)) for snapshot in snapshots),
+        tuple((snapshot, _outcome(world, snapshot)) for snapshot in snapshots),
         recordings,
         world.refusal,
     )
 
 
-def _ending(world: World, snapshot: SnapshotId) -> bytes:
-    """Return how a snapshot ended; or else the parts of it that are complete."""
+def _outcome(world: World, snapshot: SnapshotId) -> bytes:
+    """Return how a snapshot ended; or else its fragments that are complete."""
     epoch = world.epoch
-    return _encoded(epoch.outcomes.get(snapshot) or sorted(epoch.parts.get(snapshot, {}).items()))
+    return _encoded(
+        epoch.outcomes.get(snapshot) or sorted(epoch.fragments.get(snapshot, {}).items())
+    )
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=str)
@@ -225,7 +227,7 @@ def _encoded(value: object) -> bytes:
     return _encoder.encode(value)
 
 
-def _note(
+def _look(
     world: World, run: Run, properties: Mapping[str, Property], found: dict[str, tuple[str, Run]]
 ) -> None:
     for name, look in properties.items():
@@ -251,9 +253,9 @@ def _count_runs(histories: list[_History]) -> int:
 # --- properties
 
 
-def promises_are_kept(world: World) -> str:
-    """*Always*: what the judge finds."""
-    violation = judge(world)
+def invariants_hold(world: World) -> str:
+    """*Always*: the invariants of the checker."""
+    violation = check_run(world)
     return "" if violation is None else str(violation)
 
 
@@ -269,14 +271,14 @@ def cuts_are_consistent(world: World) -> str:
 
 
 def snapshots_are_published(world: World) -> str:
-    """*Always*: where nothing can happen any more, every snapshot was published."""
+    """*Always*: where no step is enabled any more, every snapshot was published."""
     if deliverable(world) and not world.refusal:
         return ""
     for snapshot in world.epoch.initiated:
         outcome = world.epoch.outcomes.get(snapshot)
         initiators = world.description.initiators(snapshot.initiator)
         if not outcome and any(_is_idle(world, process, snapshot) for process in initiators):
-            continue  # somebody no marker reaches has yet to initiate it, too
+            continue  # a process that no marker reaches has yet to initiate it too
         if not isinstance(outcome, Snapshot):
             return f"snapshot {snapshot}: {outcome or world.refusal or 'it never ends'}"
     return ""
@@ -311,7 +313,7 @@ def snapshots_overlap(world: World) -> str:
 def _cuts(world: World) -> Iterator[tuple[SnapshotId, Trace]]:
     """Yield every snapshot for which all processes have recorded their states."""
     cuts = Counter(s.snapshot for s in world.steps if isinstance(s, MarkerStep) and s.is_cut)
-    complete = [s for s, count in cuts.items() if count == len(world.performers)]
+    complete = [s for s, count in cuts.items() if count == len(world.runners)]
     trace = world.epoch.trace(world.description) if complete else None
     for snapshot in complete:
         assert trace is not None
@@ -322,7 +324,7 @@ def _is_at(world: World, cut: Cut) -> tuple[Trace, Predicate]:
     """Return the trace with recording steps as events and markers as messages, since they bind the
     order of what happened, too; and whether the events proper of a cut of it are those of `cut`."""
     events: list[Event] = []
-    event_counts: dict[ProcessId, list[int]] = {process: [0] for process in world.performers}
+    event_counts: dict[ProcessId, list[int]] = {process: [0] for process in world.runners}
     for step in world.steps:
         counts = event_counts[step.process]
         counts.append(counts[-1] + isinstance(step, Event))

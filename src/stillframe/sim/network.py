@@ -1,9 +1,9 @@
-"""What a channel is assumed to do, as a value; and the channels that do it, in memory.
+"""The assumptions about channels, as a value; and channels in memory that have these properties.
 
 ``Fifo`` is the model of Chandy & Lamport 1985 (section 2: "channels are assumed ... to deliver
-messages in the order sent"), kept up as in the runtime: connections that can be lost, frames with
-numbers, and the rest sent again. ``Reordering`` loses nothing but keeps no order, ``Lossy`` keeps
-order but loses; both hand over what arrives as it is.
+messages in the order sent"), implemented as in the runtime: connections that can be lost, numbered
+frames, and retransmission. ``Reordering`` loses nothing but keeps no order, ``Lossy`` keeps order
+but loses; both deliver frames unchecked.
 """
 
 import enum
@@ -11,12 +11,12 @@ import enum
 import msgspec
 
 from stillframe.model import Batch, Marker, SnapshotId
-from stillframe.protocol.colour import CountingMarker
+from stillframe.protocol.lai_yang import CountingMarker
 from stillframe.protocol.session import ReceiveSession, SendSession
 
 
 class Network(enum.Enum):
-    """What is assumed of every channel."""
+    """The assumption about every channel."""
 
     FIFO = "fifo"
     REORDERING = "reordering"
@@ -27,14 +27,14 @@ Fifo, Reordering, Lossy = Network
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """What travels: one message or a batch of some, or one marker.
+    """One message or a batch of some, or one marker.
 
     Attributes:
         sequence: its number on the channel in this epoch, from 1.
         batch: the messages; None for a marker.
         colour: the colour of the messages (Lai & Yang 1987).
         marker: the snapshot of the marker; None for a message.
-        sent_count: what a ``CountingMarker`` says; None for a plain one.
+        sent_count: that of a ``CountingMarker``; None for a plain one.
     """
 
     sequence: int
@@ -62,21 +62,17 @@ _decode = msgspec.msgpack.Decoder(Frame).decode
 
 
 class MemoryChannel:
-    """One channel: what was sent and has not arrived, oldest first.
-
-    Args:
-        network: what is assumed of it.
-    """
+    """One channel: the frames that were sent and have not arrived, oldest first."""
 
     def __init__(self, network: Network) -> None:
         self.is_connected = True
         self.lost_count = 0
-        """How much was lost with the last connection that was, and has to be sent again."""
+        """How many frames were lost with the last lost connection, and have to be sent again."""
         self._network = network
         self._frames: list[bytes] = []
         self._sent_count = 0
         self._source = SendSession()
-        # Every frame is acknowledged: the next send of the source finds it, if the connection held.
+        # Every frame is acknowledged: the next send finds it, unless the connection was lost.
         self._target = ReceiveSession(acknowledge_bytes=0)
         self._acknowledged = 0
 
@@ -90,11 +86,11 @@ class MemoryChannel:
 
     @property
     def contents(self) -> tuple[Frame, ...]:
-        """What is on its way, oldest first."""
+        """The frames in flight, oldest first."""
         return tuple(map(_decode, self._frames))
 
     def peek(self, position: int) -> Frame:
-        """Return what is at `position`, and leave it there."""
+        """Return the frame at `position`, and leave it there."""
         return _decode(self._frames[position])
 
     def is_message(self, position: int) -> bool:
@@ -103,7 +99,7 @@ class MemoryChannel:
         return batch is not None and batch.count == 1
 
     def send(self, frame: Frame) -> None:
-        """Put `frame` behind what is there; while the connection is lost it waits at the source."""
+        """Append `frame`; while the connection is lost it waits at the source."""
         assert frame.sequence == self.next_sequence, frame
         self._sent_count += 1
         encoded = _encode(frame)
@@ -114,7 +110,7 @@ class MemoryChannel:
             self._frames.append(encoded)
 
     def take(self, position: int = 0) -> Frame | None:
-        """Let what is at `position` arrive; None if it had arrived before.
+        """Remove and return the frame at `position`; None if it had arrived before.
 
         Raises:
             ProtocolViolation: a channel that keeps order did not.
@@ -128,11 +124,11 @@ class MemoryChannel:
         return frame
 
     def lose(self, position: int) -> None:
-        """Lose what is at `position`."""
+        """Lose the frame at `position`."""
         del self._frames[position]
 
-    def double(self) -> None:
-        """Put what is next on its way a second time, right behind itself."""
+    def duplicate(self) -> None:
+        """Put a copy of the next frame right after it."""
         self._frames.insert(0, self._frames[0])
 
     def disconnect(self) -> None:
@@ -142,7 +138,7 @@ class MemoryChannel:
         self._frames.clear()
 
     def connect(self) -> int:
-        """Connect again: what has not arrived is on its way again; return how much that is."""
+        """Connect again, and send again the frames that have not arrived; return their number."""
         self.is_connected = True
         received = self._target.received
         self._frames = [bytes(frame) for frame in self._source.resume(received)]

@@ -1,8 +1,8 @@
 """Scripted executions: ``.run`` files, and the same from Python.
 
 A ``.run`` file is a list of blocks: commands, a line ``----``, and what happened. ``#`` begins a
-comment. The first block says what the system is (``system``, then the lines of ``scripted``); the
-others hold choices, one in each line, as ``choices`` writes them:
+comment. The first block describes the system (``system``, then the lines of ``scripted_process``);
+the others contain choices, one in each line, as ``choices`` writes them:
 
     system
     P1: A B
@@ -17,11 +17,10 @@ others hold choices, one in each line, as ``choices`` writes them:
     ----
     ...
 
-A block that begins with ``ticks`` says at which tick what is done; what is sent arrives after its
-delay, 1 tick if nothing else is said: ``delays 3 1`` gives them in the order of sending, messages
-and markers alike; ``B>C takes 5`` and ``marker P1->P2 takes 5`` name one.
-``awaited`` says what could happen next. Outside of ticks no time goes by: ``expire`` lets the next
-deadline come.
+A block that begins with ``ticks`` gives choices with their ticks; messages and markers arrive after
+their delays, 1 tick by default: ``delays 3 1`` gives them in the order of sending, ``B>C takes 5``
+and ``marker P1->P2 takes 5`` that of one. ``awaited`` lists what each process waits for. Outside of
+ticks no time passes: ``expire`` jumps to the next deadline.
 """
 
 import re
@@ -35,10 +34,10 @@ import msgspec
 from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Channel
 from stillframe.sim import choices
-from stillframe.sim.narrate import Narrator, unrecorded_news
+from stillframe.sim.narration import Narrator, unrecorded_news
 from stillframe.sim.network import Frame
-from stillframe.sim.scripted import Script, message_name, parse_script, scripted_topology
-from stillframe.sim.ticks import TickAction, run_ticks, together
+from stillframe.sim.scripted_process import Script, message_name, parse_script, scripted_topology
+from stillframe.sim.timed_run import TickAction, run_ticks, together
 from stillframe.sim.world import World
 
 Result = TypeVar("Result")
@@ -51,14 +50,8 @@ _TAKES = re.compile(r"(marker )?(\S+) takes (\d{1,7})")
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Commands, and what happened the last time.
-
-    Attributes:
-        line: where it begins in the file, from 1.
-        comment: the lines before it, as they are.
-        commands: the commands, as they are.
-        expected: what is said to happen; None if the block has no such part yet.
-    """
+    """The comment lines before a block, its commands, which begin at `line` of the file, and what
+    should happen; None if the block does not say that yet."""
 
     line: int
     comment: tuple[str, ...]
@@ -67,15 +60,8 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class Played(msgspec.Struct, frozen=True):
-    """A file that was played.
-
-    Attributes:
-        blocks: its blocks.
-        happened: what happened in each.
-        tail: the comment below the last block.
-        world: as it is at the end.
-        narrator: who told what happened.
-    """
+    """A file that was played: its blocks, what happened in each, the comment below the last one,
+    and the world at the end."""
 
     blocks: tuple[Block, ...]
     happened: tuple[tuple[str, ...], ...]
@@ -85,7 +71,7 @@ class Played(msgspec.Struct, frozen=True):
 
     @property
     def differing(self) -> tuple[int, ...]:
-        """The blocks in which something else happened than the file says, by index."""
+        """The indices of the blocks in which something else happened than expected."""
         return tuple(
             index
             for index, block in enumerate(self.blocks)
@@ -93,7 +79,7 @@ class Played(msgspec.Struct, frozen=True):
         )
 
     def text(self) -> str:
-        """Return the file as it should be: what happened now below each block's commands."""
+        """Return the updated file: below each block's commands, what happened now."""
         parts = []
         for block, lines in zip(self.blocks, self.happened, strict=True):
             parts.append("\n".join((*block.comment, *block.commands, SEPARATOR, *lines)))
@@ -134,7 +120,7 @@ def _play_block(script: Script, world: World, narrator: Narrator, block: Block) 
 
 
 def _do(script: Script, world: World, narrator: Narrator, command: str) -> list[str]:
-    """Do one line of a block; return what happened."""
+    """Execute one line of a block; return what happened."""
     if command == "awaited":
         return _awaited(script, world)
     choice = choices.parse_choice(command)
@@ -150,7 +136,7 @@ def _do(script: Script, world: World, narrator: Narrator, command: str) -> list[
 
 
 def _check_together(script: Script, world: World, choice: choices.Deliver) -> None:
-    """Check that what one event accepts together is delivered together."""
+    """Check that messages that one event accepts are delivered together."""
     for channel in choice.channels:
         if channel in world.channels and set(together(script, world, channel)) != {
             *choice.channels
@@ -162,10 +148,10 @@ def _check_together(script: Script, world: World, choice: choices.Deliver) -> No
 
 
 def _awaited(script: Script, world: World) -> list[str]:
-    """Say for every process what it would do next, and what that waits for."""
+    """Return for every process its next event, and what that waits for."""
     lines = []
     for process, events in script.events.items():
-        encoded = world.performers[process].capture().encoded
+        encoded = world.runners[process].capture().encoded
         done = msgspec.msgpack.decode(encoded)["done"]
         if len(done) == len(events):
             lines.append(f"{process} has done all")
@@ -182,13 +168,8 @@ def _awaited(script: Script, world: World) -> list[str]:
 
 
 class _Plan(msgspec.Struct):
-    """What a block of ticks says.
-
-    Attributes:
-        actions: what is done at which tick.
-        delays: how many ticks what is sent takes, in the order of sending.
-        takes: the same by name, with the line that says it.
-    """
+    """The content of a block of ticks: choices with their ticks, delays in the order of sending,
+    and delays by name, with the line that gives them."""
 
     actions: list[tuple[int, TickAction]]
     delays: deque[int]
@@ -247,7 +228,7 @@ def _play_ticks(script: Script, world: World, narrator: Narrator, plan: _Plan) -
 def _frame_name(world: World, channel: Channel, frame: Frame) -> str:
     if frame.batch is None:
         return f"marker {channel}"
-    return message_name(world.performers[channel.target].decode(frame.batch.messages()[0]))
+    return message_name(world.runners[channel.target].decode(frame.batch.messages()[0]))
 
 
 def _number(word: str, command: str) -> int:
@@ -266,7 +247,7 @@ def _system_line(script: Script) -> str:
 
 
 def _at(line: int, do: Callable[[], Result]) -> Result:
-    """Do something that a line of the file says; name the line if that is wrong."""
+    """Execute part of a line of the file; add the line to any error."""
     try:
         return do()
     except StillframeError as error:

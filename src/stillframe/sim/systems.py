@@ -1,7 +1,7 @@
-"""Systems to try the rules on: graphs of every kind, of processes that pay each other.
+"""Systems to test the rules on: graphs of every kind, of processes that pay each other.
 
-What a process does depends on its own recorded state alone, never on chance from outside: so a run
-can be done again without snapshots, and must come to the same.
+The actions of a process depend on its own recorded state alone, never on outside randomness: so a
+run can be repeated without snapshots, and must have the same result.
 """
 
 from itertools import pairwise
@@ -16,13 +16,13 @@ _MULTIPLIER, _MODULUS = 48271, 2**31 - 1
 
 
 class Payment(Message):
-    """So much money, on its way."""
+    """An amount of money in flight."""
 
     amount: int
 
 
 class Gossip(Message):
-    """What somebody said, and who has passed it on so far."""
+    """A rumour, and the processes that have passed it on so far."""
 
     said: str
     hops: list[str]
@@ -45,7 +45,7 @@ class Payer(Process):
             self.send(self.outgoing[0], Gossip("hello", [self.id]))
 
     def receive(self, channel: Channel, message: Payment | Gossip) -> None:
-        """Take the money, and sometimes pass half of it on; pass gossip on for three hops."""
+        """Add the money, and sometimes pass half of it on; pass gossip on for three hops."""
         if isinstance(message, Payment):
             self.balance += message.amount
             if self._draw(3) == 0:
@@ -57,7 +57,7 @@ class Payer(Process):
 
     @every(ms=0)
     def pay(self) -> None:
-        """Pay somebody something, sometimes in two or three parts."""
+        """Pay a neighbour, sometimes in two or three parts."""
         self._pay(self._draw(9), part_count=max(1, self._draw(6) - 2))
 
     @every(ms=30)
@@ -67,7 +67,7 @@ class Payer(Process):
             self.snapshot()
 
     def on_published(self, snapshot: SnapshotId) -> None:
-        """Remember up to where the system will not go back behind."""
+        """Remember the snapshot behind which the system will not roll back."""
         self.safe = str(snapshot)
 
     def _pay(self, amount: int, part_count: int = 1) -> None:
@@ -86,12 +86,12 @@ class Payer(Process):
 
 
 class Account(Process):
-    """Pays everybody 1 at a time: as little as there can be to explore."""
+    """Pays every neighbour 1 at a time: the smallest system to explore."""
 
     balance: int = START_BALANCE
 
     def receive(self, channel: Channel, message: Payment) -> None:
-        """Take the money."""
+        """Add the money."""
         self.balance += message.amount
 
     @every(ms=0)

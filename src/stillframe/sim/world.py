@@ -1,22 +1,22 @@
 """Many processes in one thread, as a function of a schedule: real processes, real recording rules.
 
-A world does what it is told and nothing else (``take``); what could happen next is the business of
-whoever drives it: chance (``drive``), a search of every way (``explore``), or a script
-(``scenario``). Everything that happens is kept as a trace for each epoch, so that a judge who knows
-nothing of the recorder can say whether the snapshots are right (``judge``).
+A world takes one choice at a time (``take``). The next choice comes from a random scheduler
+(``scheduler``), a search of every interleaving (``explore``), or a script (``scenario``).
+Everything that happens is kept as a trace for each epoch, so that a checker that knows nothing of
+the recorder can tell whether the snapshots are right (``checker``).
 
-As in the runtime: a death takes the whole system back to the last restore point, in a new epoch;
-the states are set, and what was recorded on the channels is received before anything new.
+As in the runtime, a death rolls the whole system back to the last restore point, in a new epoch:
+the states are restored, and the recorded messages are received before any new one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
 from typing import assert_never
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, UsageError
+from stillframe.errors import ProtocolViolation, Refused, UsageError
 from stillframe.model import (
     Abandoned,
     Batch,
@@ -27,42 +27,37 @@ from stillframe.model import (
     Snapshot,
     SnapshotId,
 )
-from stillframe.process import Process
-from stillframe.protocol.announcements import Announcements
+from stillframe.process import Message, Process
+from stillframe.protocol.action_runner import PUBLISHED, RECEIVE, START, ActionRunner, Sent
 from stillframe.protocol.assembler import Assembler
-from stillframe.protocol.colour import Colour, ColourRecorder, CountingMarker
-from stillframe.protocol.performer import PUBLISHED, RECEIVE, START, Performer, Sent
+from stillframe.protocol.handshake import Hello, Listener
+from stillframe.protocol.lai_yang import Colour, CountingMarker, LaiYangRecorder
+from stillframe.protocol.policy import PublicationNotices
 from stillframe.protocol.recorder import Effect, NotRecorded, Phase, Recorded, Recorder, SendMarker
-from stillframe.restore import start_states
+from stillframe.protocol.replay import RESTORED
+from stillframe.restore import Start, start_states
 from stillframe.sim import choices
-from stillframe.sim.beginning import (
-    recorded_messages,
-    recorders,
-    refused_count,
-    restored_events,
-    sent_counts,
-)
+from stillframe.sim.enabled import arriving, disabled_reason, held_count
 from stillframe.sim.epoch import Epoch, Taken
-from stillframe.sim.label import shown
 from stillframe.sim.network import Fifo, Frame, MemoryChannel, Network
-from stillframe.sim.possible import arriving, held_count, why_not
-from stillframe.topology import Topology
-from stillframe.trace import Event, MarkerStep, MessageId, Step
+from stillframe.topology import Description, Topology
+from stillframe.trace import Event, MarkerStep, MessageId, Step, clean_label
 
-SnapshotRecorder = Recorder | ColourRecorder
+SnapshotRecorder = Recorder | LaiYangRecorder
+LABEL_CHARACTER_MAX = 60
 
 
 class World:
-    """A system that does what it is told.
+    """A system that takes one choice at a time.
 
     Args:
         topology: the system; it is not changed.
         network: what is assumed of every channel.
-        recorder: the recording rules: ``Recorder`` (Chandy-Lamport), ``ColourRecorder`` (Lai-Yang).
-        assembler: what puts the parts of a snapshot together.
+        recorder: the recording rules, ``Recorder`` (Chandy-Lamport) or ``LaiYangRecorder``.
+        assembler: puts the fragments of a snapshot together.
         timeout_s: the deadline of a snapshot, in virtual seconds.
-        batch_count_max: what one action sends to the same target, one after the other, travels
-            and arrives together, up to so many messages at once.
+        batch_count_max: how many messages, sent one after the other to the same target by one
+            action, travel and arrive together at most.
 
     Raises:
         UsageError: the topology has processes that cannot be stepped through.
@@ -99,7 +94,7 @@ class World:
 
     @property
     def epoch(self) -> Epoch:
-        """The epoch that is now."""
+        """The current epoch."""
         return self.epochs[-1]
 
     @property
@@ -109,18 +104,18 @@ class World:
 
     @property
     def pending(self) -> tuple[SnapshotId, ...]:
-        """The snapshots that are under way."""
+        """The snapshots that have not ended."""
         return self.assembler.pending
 
     def take(self, choice: choices.Choice) -> None:
-        """Let `choice` happen.
+        """Take `choice`.
 
         A channel or a recorder that finds its rules broken ends the run: see `refusal`.
 
         Raises:
-            UsageError: it is not possible now, or a handler cannot do what it tries to.
+            UsageError: it is not enabled now, or a handler did something that is not allowed.
         """
-        if reason := why_not(self, choice):
+        if reason := disabled_reason(self, choice):
             raise UsageError(f"{choice}: {reason}")
         taken = Taken(choice, self.now, len(self.steps), arriving(self, choice))
         self.epoch.taken.append(taken)
@@ -142,8 +137,8 @@ class World:
             case choices.Expire():
                 for abandoned in self.assembler.expire(self.now):
                     self._end(abandoned.snapshot, abandoned)
-            case choices.Hear(process, snapshot):
-                self._hear(process, snapshot)
+            case choices.DeliverNotice(process, snapshot):
+                self._notice(process, snapshot)
             case _:
                 self._suffer(choice)
 
@@ -151,8 +146,8 @@ class World:
         match fault:
             case choices.Lose(channel, position):
                 self.channels[channel].lose(position)
-            case choices.Double(channel):
-                self.channels[channel].double()
+            case choices.Duplicate(channel):
+                self.channels[channel].duplicate()
             case choices.Break(channel):
                 self.channels[channel].disconnect()
             case choices.Connect(channel):
@@ -172,7 +167,7 @@ class World:
             case _:
                 assert_never(fault)
 
-    # --- the beginning and the end of an epoch
+    # --- the start and the end of an epoch
 
     def _begin(self, start: Snapshot | None) -> None:
         number = self.epochs[-1].number + 1 if self.epochs else 1
@@ -181,32 +176,77 @@ class World:
         starts = start_states(start, description) if start is not None else {}
         self.down, self.parted, self.sendings = set(), frozenset(), []
         self.channels = {channel: MemoryChannel(self.network) for channel in description.channels}
-        self.performers = {
-            name: Performer(name, self.topology, starts[name].encoded if starts else None)
+        self.runners = {
+            name: ActionRunner(name, self.topology, starts[name].encoded if starts else None)
             for name in names
         }
-        self.sent_counts = sent_counts(description, starts)
-        self.recorders = recorders(self._make_recorder, description, starts, self.performers)
+        self.sent_counts = {
+            channel: starts[channel.source].sent_counts[channel.target] if starts else 0
+            for channel in description.channels
+        }
+        self.recorders = self._new_recorders(starts)
         self.assembler = self._make_assembler(description, number)
-        self.announcements = Announcements()
+        self.announcements = PublicationNotices()
         if number > 1:
-            self._refuse_the_past(number)
+            self._refuse_previous_epoch(number)
         if start is None:
             for name in names:
-                if type(self.performers[name].process).start is not Process.start:
+                if type(self.runners[name].process).start is not Process.start:
                     self._perform(name, START)
         else:
             self._replay(start)
 
-    def _replay(self, start: Snapshot) -> None:
-        """Let what was recorded on the channels be received, before anything new."""
-        self.steps.extend(restored_events(start, self.description, self.now))
-        for channel, single in recorded_messages(start):
-            self.epoch.contents[MessageId(channel, single.first)] = single.messages()[0]
-            self._accept([(channel, single, ())])
+    def _new_recorders(
+        self, starts: Mapping[ProcessId, Start]
+    ) -> dict[ProcessId, SnapshotRecorder]:
+        """Return the recording rules of every process, with the recorded counts of its channels."""
+        received = {
+            Channel(record.source, name): record.received_count
+            for name, start in starts.items()
+            for record in start.incoming
+        }
+        return {
+            name: self._make_recorder(
+                name,
+                incoming={
+                    source: received.get(Channel(source, name), 0)
+                    for source in self.description.incoming(name)
+                },
+                outgoing={
+                    target: self.sent_counts[Channel(name, target)]
+                    for target in self.description.outgoing(name)
+                },
+                capture=runner.capture,
+            )
+            for name, runner in self.runners.items()
+        }
 
-    def _refuse_the_past(self, number: int) -> None:
-        self.epoch.refused_count = refused_count(self.description, self._topology_hash, number)
+    def _refuse_previous_epoch(self, number: int) -> None:
+        """Let every channel's source of the epoch before try to connect, and count how many are
+        refused: it must be all."""
+        for channel in self.description.channels:
+            hello = Hello(channel.source, channel.target, number - 1, self._topology_hash, b"")
+            listener = Listener(
+                secret=b"",
+                epoch=number,
+                topology_hash=self._topology_hash,
+                target=channel.target,
+                sources=self.description.incoming(channel.target),
+                nonce=b"",
+            )
+            try:
+                listener.receive(hello)
+            except Refused:
+                self.epoch.refused_count += 1
+
+    def _replay(self, start: Snapshot) -> None:
+        """Let the messages recorded on the channels be received, before any new one."""
+        self.steps.extend(_restored_events(start, self.description, self.now))
+        for state in start.state.channels:
+            for single in (single for batch in state.batches for single in batch.singles()):
+                message = MessageId(state.channel, single.first)
+                self.epoch.contents[message] = single.messages()[0]
+                self._accept([(state.channel, single, ())])
 
     def _end_epoch(self, reason: Reason) -> None:
         for snapshot in self.assembler.pending:
@@ -228,13 +268,13 @@ class World:
     # --- atomic actions of the application
 
     def _perform(self, process: ProcessId, handler: str, *arguments: SnapshotId) -> None:
-        sent = self.performers[process].perform(handler, *arguments)
+        sent = self.runners[process].perform(handler, *arguments)
         fields = {"snapshot": str(arguments[0])} if arguments else None
         self._happened(Event(process, handler, handler, at=self.now, fields=fields), sent)
 
     def _accept(self, arrivals: list[tuple[Channel, Batch, Colour]]) -> None:
-        """Hand messages to their target: one of each of several channels in one atomic action, or
-        those of one batch in one each, with nothing in between."""
+        """Deliver messages to their target: one of each of several channels in one atomic action,
+        or those of one batch in one each, with nothing in between."""
         if len(arrivals) > 1:
             self._receive([(channel, batch) for channel, batch, _ in arrivals])
         else:
@@ -243,7 +283,7 @@ class World:
                 self._receive([(channel, single)])
         for channel, batch, colour in arrivals:
             recorder = self.recorders[channel.target]
-            if isinstance(recorder, ColourRecorder):
+            if isinstance(recorder, LaiYangRecorder):
                 effects = recorder.receive(channel.source, batch, colour)
                 self._carry_out(channel.target, effects)
             else:
@@ -252,15 +292,15 @@ class World:
     def _receive(self, arrivals: list[tuple[Channel, Batch]]) -> None:
         """Let one atomic action accept one message of each channel."""
         target = arrivals[0][0].target
-        performer = self.performers[target]
-        messages = [(c, performer.decode(batch.messages()[0])) for c, batch in arrivals]
-        label = ", ".join(dict.fromkeys(shown(message) for _, message in messages))
-        sent = performer.receive(messages)
+        runner = self.runners[target]
+        messages = [(c, runner.decode(batch.messages()[0])) for c, batch in arrivals]
+        label = ", ".join(dict.fromkeys(message_label(message) for _, message in messages))
+        sent = runner.receive(messages)
         accepted = tuple(MessageId(channel, batch.first) for channel, batch in arrivals)
         self._happened(Event(target, label, RECEIVE, accepted, at=self.now), sent)
 
     def _happened(self, event: Event, sent: Iterable[Sent]) -> None:
-        """Note an event, and put what was sent on its way."""
+        """Record an event, and send its messages."""
         ids: list[MessageId] = []
         for target, pairs in groupby(sent, itemgetter(0)):
             encoded = [message for _, message in pairs]
@@ -273,7 +313,7 @@ class World:
         first = self.sent_counts[channel] + 1
         self.sent_counts[channel] += len(messages)
         recorder, memory = self.recorders[channel.source], self.channels[channel]
-        colour = recorder.colour if isinstance(recorder, ColourRecorder) else ()
+        colour = recorder.colour if isinstance(recorder, LaiYangRecorder) else ()
         memory.send(Frame(memory.next_sequence, Batch.of(first, messages), colour))
         self.sendings.append(channel)
         ids = [MessageId(channel, number) for number, _ in enumerate(messages, first)]
@@ -305,7 +345,7 @@ class World:
 
     def _receive_marker(self, channel: Channel, marker: Marker) -> None:
         def step(recorder: SnapshotRecorder) -> list[Effect]:
-            if isinstance(recorder, ColourRecorder):
+            if isinstance(recorder, LaiYangRecorder):
                 assert isinstance(marker, CountingMarker), marker
                 return recorder.marker(channel.source, marker)
             return recorder.marker(channel.source, marker)
@@ -313,11 +353,11 @@ class World:
         self._record(channel.target, marker.snapshot, channel.source, step)
 
     def _turn_red(self, process: ProcessId, colour: Colour) -> None:
-        """Record what the colour of an arriving message asks for, before it is accepted."""
+        """Record the snapshots for which an arriving message is red, before it is accepted."""
         for snapshot in colour:
 
             def step(recorder: SnapshotRecorder, snapshot: SnapshotId = snapshot) -> list[Effect]:
-                assert isinstance(recorder, ColourRecorder), recorder
+                assert isinstance(recorder, LaiYangRecorder), recorder
                 return recorder.meet((snapshot,))
 
             self._record(process, snapshot, None, step)
@@ -329,7 +369,7 @@ class World:
         source: ProcessId | None,
         step: Callable[[SnapshotRecorder], list[Effect]],
     ) -> None:
-        """Take one step of the recording rules, and note it."""
+        """Take one step of the recording rules, and record it."""
         recorder = self.recorders[process]
         before = recorder.phase(snapshot)
         for target in self.description.outgoing(process):
@@ -339,7 +379,7 @@ class World:
         could_record = not any(isinstance(effect, NotRecorded) for effect in effects[:1])
         is_cut = could_record and before is Phase.IDLE and recorder.phase(snapshot) is not before
         if is_cut:
-            self.performers[process].cut(snapshot)
+            self.runners[process].cut(snapshot)
         if source is not None or is_cut:
             targets = tuple(effect.target for effect in effects if isinstance(effect, SendMarker))
             self.steps.append(MarkerStep(process, snapshot, source, is_cut, targets, self.now))
@@ -354,7 +394,7 @@ class World:
                     continue
                 case Recorded(fragment):
                     snapshot = fragment.snapshot
-                    self.epoch.parts.setdefault(snapshot, {})[process] = fragment
+                    self.epoch.fragments.setdefault(snapshot, {})[process] = fragment
                     outcome = self.assembler.add(fragment, self.now)
                 case NotRecorded(snapshot, detail):
                     outcome = self.assembler.abandon(snapshot, Reason.NOT_RECORDED, detail)
@@ -368,11 +408,11 @@ class World:
         memory.send(Frame.of_marker(memory.next_sequence, marker))
         self.sendings.append(channel)
 
-    def _hear(self, process: ProcessId, snapshot: SnapshotId) -> None:
+    def _notice(self, process: ProcessId, snapshot: SnapshotId) -> None:
         recorder = self.recorders[process]
         if isinstance(self.epoch.outcomes[snapshot], Abandoned):
             recorder.abandon(snapshot)
-        if isinstance(recorder, ColourRecorder):
+        if isinstance(recorder, LaiYangRecorder):
             recorder.ended(snapshot)
 
     def _end(self, snapshot: SnapshotId, outcome: Snapshot | Abandoned) -> None:
@@ -391,7 +431,25 @@ class World:
 
     def _announce(self, snapshots: Iterable[SnapshotId]) -> None:
         for snapshot in snapshots:
-            for name, performer in self.performers.items():
-                is_told = type(performer.process).on_published is not Process.on_published
-                if is_told and name not in self.down:
+            for name, runner in self.runners.items():
+                is_notified = type(runner.process).on_published is not Process.on_published
+                if is_notified and name not in self.down:
                     self._perform(name, PUBLISHED, snapshot)
+
+
+def message_label(message: Message) -> str:
+    """Return a message as a label of a trace: as it prints itself, on one line, shortened."""
+    text = clean_label(str(message))
+    return text if len(text) <= LABEL_CHARACTER_MAX else f"{text[: LABEL_CHARACTER_MAX - 1]}…"
+
+
+def _restored_events(start: Snapshot, description: Description, now: float) -> Iterator[Event]:
+    """Yield the first event of every process: it "sends" the messages recorded on its channels."""
+    for name in description.processes:
+        sent = tuple(
+            MessageId(state.channel, number)
+            for state in start.state.channels
+            if state.channel.source == name
+            for number in range(state.received_count + 1, state.sent_count + 1)
+        )
+        yield Event(name, RESTORED, RESTORED, sent=sent, at=now)

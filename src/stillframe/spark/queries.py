@@ -23,10 +23,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline.dataflow import Log, schema_difference
-from stillframe.pipeline.head import Head, checkpoint_path, read_head
-from stillframe.pipeline.items import DataFile
 from stillframe.pipeline.locks import Lock, participant_lock
-from stillframe.pipeline.log import LogWriter
+from stillframe.pipeline.log import DataFile, LogWriter
+from stillframe.pipeline.metadata import Metadata, checkpoint_path, read_metadata
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.spark.requirements import (
     check_checkpoint,
@@ -126,7 +125,8 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
     key = (pipeline.path, source)
     if key not in _lent:
         _lent[key] = _hold(pipeline, source)
-    head = read_head(pipeline.path)  # now that no restore of the pipeline can happen any more
+    # Now no restore of the pipeline can happen any more.
+    head = read_metadata(pipeline.path)
     return _appender(pipeline.path, head, head.dataflow.log(channel))
 
 
@@ -135,7 +135,7 @@ def checkpoint_location(pipeline: Pipeline, query: str) -> str:
 
     Ask after ``to_channel``: from then on the epoch stays what it is.
     """
-    head = read_head(pipeline.path)
+    head = read_metadata(pipeline.path)
     head.dataflow.check_participant(query, "query")
     return str(checkpoint_path(pipeline.path, head.epoch, query))
 
@@ -176,7 +176,8 @@ def start_query(
     check_options(trigger or {}, options or {})
     run = _Run(_hold(pipeline, query), query)
     try:
-        head = read_head(pipeline.path)  # now that no restore of the pipeline can happen any more
+        # Now no restore of the pipeline can happen any more.
+        head = read_metadata(pipeline.path)
         outgoing = head.dataflow.outgoing(query)
         if not outgoing and each_batch is None:
             raise UsageError(
@@ -266,7 +267,7 @@ _lent: dict[tuple[Path, str], Lock] = {}
 
 def _hold(pipeline: Pipeline, query: str) -> Lock:
     lock = participant_lock(pipeline.path, query)
-    if not lock.take_soon():
+    if not lock.acquire():
         raise Unavailable(
             f"query {query} of {pipeline.path} is running already: two writers on a channel cannot "
             "be; stop the other one first"
@@ -274,7 +275,7 @@ def _hold(pipeline: Pipeline, query: str) -> Lock:
     return lock
 
 
-def _appender(root: Path, head: Head, log: Log) -> EachBatch:
+def _appender(root: Path, head: Metadata, log: Log) -> EachBatch:
     writer = LogWriter(root, log, head)
 
     def append(frame: DataFrame, batch: int) -> None:

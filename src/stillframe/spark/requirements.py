@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
-from stillframe.pipeline.head import Head, checkpoint_path
 from stillframe.pipeline.log import LogWriter
-from stillframe.pipeline.published import (
+from stillframe.pipeline.metadata import Metadata, checkpoint_path
+from stillframe.pipeline.snapshot_manifest import (
     Manifest,
     pinned_path,
     published_ids,
@@ -74,7 +74,7 @@ def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> Non
             )
 
 
-def check_sources(frame: DataFrame, root: Path, head: Head, query: str) -> None:
+def check_sources(frame: DataFrame, root: Path, head: Metadata, query: str) -> None:
     """Refuse a DataFrame whose snapshots would never be complete: without a source of ours, with
     one of another query, or without a channel that the query is declared to read.
 
@@ -139,7 +139,7 @@ def _check_reader(options: str, root: Path, query: str) -> None:
         )
 
 
-def check_checkpoint(root: Path, head: Head, query: str) -> None:
+def check_checkpoint(root: Path, head: Metadata, query: str) -> None:
     """Refuse a checkpoint that was rolled back or edited by hand.
 
     It is compared with the snapshots of this epoch, the snapshot that it began from, and the micro-
@@ -159,7 +159,7 @@ def check_checkpoint(root: Path, head: Head, query: str) -> None:
     found = checkpoint.last_committed(path)
     planned = checkpoint.planned_batch(path)
     for manifest in _of_epoch(root, head):
-        state = manifest.part(query).query
+        state = manifest.fragment(query).query
         if state is None or state.batch is None:
             continue
         if found is None or found.batch < state.batch:
@@ -176,7 +176,7 @@ def check_checkpoint(root: Path, head: Head, query: str) -> None:
             raise Damaged(f"channel {log.name} has records of micro-batch {written}; {advice}")
 
 
-def _of_epoch(root: Path, head: Head) -> Iterator[Manifest]:
+def _of_epoch(root: Path, head: Metadata) -> Iterator[Manifest]:
     """Yield the snapshots of the present epoch, the newest first, then the one it began from."""
     for snapshot in reversed(published_ids(root)):
         manifest = _if_whole(root, snapshot)

@@ -15,10 +15,10 @@ from stillframe.columns import Column
 from stillframe.errors import UsageError
 from stillframe.local_path import local_path
 from stillframe.pipeline.dataflow import OFFSET_COLUMN, PARTITION_COLUMN, Log, schema_difference
-from stillframe.pipeline.head import read_head
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.part import ServiceState
-from stillframe.pipeline.published import ChannelCut, Manifest, find
+from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.pending_snapshot import ServiceState
+from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, find
 from stillframe.spark.slices import LOG_FORMAT, SNAPSHOT_FORMAT, RecordsSlice, TableSlice
 from stillframe.store.columns import to_array
 
@@ -61,7 +61,7 @@ def channels_of(options: ReadOptions) -> list[Log]:
     Raises:
         UsageError: one does not exist, is not read by that query, or has other columns.
     """
-    dataflow = read_head(local_path(options.pipeline)).dataflow
+    dataflow = read_metadata(local_path(options.pipeline)).dataflow
     dataflow.check_participant(options.query, "query")
     if not options.channels and dataflow.incoming(options.query):
         raise UsageError(
@@ -152,12 +152,12 @@ def plan_log_scan(options: Mapping[str, str]) -> ScanPlan:
     """
     root = _root(options, LOG_FORMAT)
     snapshot, channel = options.get("snapshot"), _needed(options, "channel", LOG_FORMAT)
-    described = read_head(root) if snapshot is None else find(root, snapshot)
+    described = read_metadata(root) if snapshot is None else find(root, snapshot)
     log = described.dataflow.log(channel)
-    reader = LogReader(root, log, described.stretches[channel])
+    reader = LogReader(root, log, described.segments[channel])
     first = reader.first_kept()
     if isinstance(described, Manifest):
-        end = described.part(log.source).barriers[channel]
+        end = described.fragment(log.source).barriers[channel]
     else:
         reader.check_whole(first)
         end = reader.tail(first)
@@ -173,7 +173,7 @@ def service_fields(manifest: Manifest, service: str) -> pa.Table:
         UsageError: there is no such service, or it records no field.
     """
     manifest.dataflow.check_participant(service, "service")
-    state = manifest.part(service).service
+    state = manifest.fragment(service).service
     assert state is not None
     fields = decoded_fields(state)
     if not fields:
@@ -198,7 +198,7 @@ def as_json(values: list[Any]) -> pa.Array:
 
 
 def _services(manifest: Manifest) -> pa.Table:
-    parts = [(part, part.service) for part in manifest.parts if part.service is not None]
+    parts = [(part, part.service) for part in manifest.fragments if part.service is not None]
     return pa.table(
         {
             "participant": pa.array([part.participant for part, _ in parts], pa.string()),
@@ -210,7 +210,7 @@ def _services(manifest: Manifest) -> pa.Table:
 
 
 def _queries(manifest: Manifest) -> pa.Table:
-    parts = [(part, part.query) for part in manifest.parts if part.query is not None]
+    parts = [(part, part.query) for part in manifest.fragments if part.query is not None]
     return pa.table(
         {
             "query": pa.array([part.participant for part, _ in parts], pa.string()),
@@ -240,7 +240,7 @@ def _channels(manifest: Manifest) -> pa.Table:
 
 def _plan_channel(root: Path, manifest: Manifest, channel: str, target: str | None) -> ScanPlan:
     cut = _the_cut(manifest, channel, target)
-    reader = LogReader(root, manifest.dataflow.log(channel), manifest.stretches[channel])
+    reader = LogReader(root, manifest.dataflow.log(channel), manifest.segments[channel])
     # A target that had read past the barrier, in mode at-least-once, has an empty channel.
     return _plan_records(reader, min(cut.position, cut.barrier), cut.barrier)
 
@@ -277,7 +277,7 @@ def _plan_records(reader: LogReader, first: int, end: int) -> ScanPlan:
     schema = from_arrow_schema(reader.log.arrow_schema)
     schema = schema.add(PARTITION_COLUMN, IntegerType()).add(OFFSET_COLUMN, LongType())
     files: dict[int, list[tuple[str, int, int]]] = {}
-    for item in reader.items(first, end):
+    for item in reader.entries(first, end):
         offsets = list(item.offsets)
         for file in item.files:
             path = str(reader.data_path(item, file))
@@ -304,7 +304,7 @@ def _kind_of(value: Any) -> str:
 
 def _root(options: Mapping[str, str], source: str) -> Path:
     root = local_path(_needed(options, "pipeline", source)).absolute()
-    read_head(root)  # says what is wrong if there is no pipeline
+    read_metadata(root)  # says what is wrong if there is no pipeline
     return root
 
 

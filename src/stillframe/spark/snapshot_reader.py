@@ -6,7 +6,7 @@ from pyspark.sql.window import Window
 
 from stillframe.errors import UsageError
 from stillframe.pipeline.pipeline import Pipeline
-from stillframe.pipeline.published import Manifest, pinned_path, snapshot_path
+from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path, snapshot_path
 from stillframe.spark.queries import register
 from stillframe.spark.scan_planner import as_json, decoded_fields
 from stillframe.spark.slices import LOG_FORMAT
@@ -186,7 +186,7 @@ def _numbered(rows: DataFrame, keys: list[str], values: list[str], side: str) ->
 
 def _fields(manifest: Manifest, service: str) -> dict[str, str | None]:
     """Return the recorded fields of a service with their values as JSON."""
-    state = manifest.part(service).service
+    state = manifest.fragment(service).service
     assert state is not None
     fields = decoded_fields(state)
     return dict(zip(fields, as_json(list(fields.values())).to_pylist(), strict=True))
@@ -207,5 +207,5 @@ def _field_differences(
 def _batch(manifest: Manifest, query: str) -> int | None:
     """Return the last micro-batch of a query at the cut; None if it had none."""
     manifest.dataflow.check_participant(query, "query")
-    state = manifest.part(query).query
+    state = manifest.fragment(query).query
     return None if state is None else state.batch

@@ -98,7 +98,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where a query begins that has no checkpoint yet."""
         from stillframe.pipeline.checkpoint import offset_of
 
-        starts = self._the_member().head.starts[self._options.query]
+        starts = self._the_member().metadata.starts[self._options.query]
         return offset_of({log: starts[log] for log in self._logs})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
@@ -134,7 +134,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # micro-batch ended.
             stands = member.positions()[1]
         tails = {name: reader.tail(stands[name]) for name, reader in member.readers.items()}
-        ends = member.ends(tails)
+        ends = member.at_boundary(tails)
         if self._targets is not None:
             ends = {log: min(ends[log], self._targets[log]) for log in self._logs}
         ends = {log: max(ends[log], positions[log]) for log in self._logs}
@@ -158,7 +158,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for log in self._logs:
             reader = self._the_member().readers[log]
             files: dict[int, list[tuple[str, int]]] = {}
-            for item in reader.items(start[OFFSET_KEY][log], end[OFFSET_KEY][log]):
+            for item in reader.entries(start[OFFSET_KEY][log], end[OFFSET_KEY][log]):
                 for file in item.files:
                     path = str(reader.data_path(item, file))
                     files.setdefault(file.partition, []).append((path, file.checksum))
@@ -183,7 +183,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             from stillframe.errors import UsageError
             from stillframe.pipeline.locks import is_running
-            from stillframe.pipeline.member import QueryMember
+            from stillframe.pipeline.query_participant import QueryParticipant
 
             query, root = self._options.query, Path(self._options.pipeline)
             if not is_running(root, query):
@@ -192,7 +192,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "none of to_channel: no snapshot could hold what it writes; use one of them, "
                     "or read with spark.read"
                 )
-            self._member = QueryMember(Path(self._options.pipeline), self._options.query)
+            self._member = QueryParticipant(Path(self._options.pipeline), self._options.query)
         return self._member
 
 
@@ -201,7 +201,7 @@ def _without_trailing_barriers(reader: "LogReader", begin: int, end: int) -> int
     a micro-batch, unless there are very many."""
     if end - begin > BARRIER_COUNT_MAX:
         return end
-    while end > begin and not reader.item(end - 1).files:
+    while end > begin and not reader.entry(end - 1).files:
         end -= 1
     return end
 
@@ -240,7 +240,7 @@ def _reach(reader: "LogReader", begin: int, end: int, row_limit: int) -> tuple[i
     """Return the position with at least `row_limit` records before it, and how many they are."""
     position, count = begin, 0
     while position < end and count < row_limit:
-        count += reader.item(position).record_count
+        count += reader.entry(position).record_count
         position += 1
     return position, count
 

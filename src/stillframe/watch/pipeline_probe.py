@@ -15,12 +15,17 @@ from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Log
-from stillframe.pipeline.head import HEAD, Head, checkpoint_path, read_head
 from stillframe.pipeline.locks import POLL_S, is_running
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.part import Part, Request, read_part, under_way
+from stillframe.pipeline.metadata import PIPELINE_FILE, Metadata, checkpoint_path, read_metadata
+from stillframe.pipeline.pending_snapshot import (
+    ParticipantFragment,
+    Request,
+    read_fragment,
+    under_way,
+)
 from stillframe.pipeline.progress import Progress, progress_of
-from stillframe.pipeline.resting import standing
+from stillframe.pipeline.stopped import service_status
 
 RUNNING, BUSY, STOPPED, DEAD, ABSENT = "running", "busy", "stopped", "dead", "absent"
 """The statuses of a query or service. An absent service has not joined; a dead one has lost its
@@ -61,7 +66,7 @@ class PipelineSample(msgspec.Struct, frozen=True):
     `progress` is that of the pending snapshot, and `errors` says what could not be read."""
 
     at: float
-    head: Head
+    head: Metadata
     began_at: float
     participants: dict[str, ParticipantSample]
     logs: dict[str, LogSample]
@@ -79,12 +84,12 @@ class PipelineProbe:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._identity: tuple[int, int] | None = None
-        self._head: Head | None = None
+        self._head: Metadata | None = None
         self._began_at = 0.0
         self._logs: dict[str, _LogProbe] = {}
         self._queries: dict[str, _QueryProbe] = {}
         self._were_running: set[str] = set()
-        self._fragments: dict[str, Part] = {}
+        self._fragments: dict[str, ParticipantFragment] = {}
         self._snapshot: SnapshotId | None = None
 
     def sample(self) -> PipelineSample:
@@ -111,12 +116,12 @@ class PipelineProbe:
             time.time(), head, self._began_at, participants, logs, progress, tuple(errors)
         )
 
-    def _read_head(self) -> Head:
-        path = self._root / HEAD
+    def _read_head(self) -> Metadata:
+        path = self._root / PIPELINE_FILE
         status = path.stat() if path.exists() else None
         identity = None if status is None else (status.st_ino, status.st_mtime_ns)
         if self._head is None or status is None or identity != self._identity:
-            head = read_head(self._root)
+            head = read_metadata(self._root)
             self._head, self._identity = head, identity
             self._began_at = 0.0 if status is None else status.st_mtime
             self._logs = {log.name: _LogProbe(self._root, log, head) for log in head.dataflow.logs}
@@ -126,12 +131,12 @@ class PipelineProbe:
             }
         return self._head
 
-    def _participant(self, head: Head, name: str, errors: list[str]) -> ParticipantSample:
+    def _participant(self, head: Metadata, name: str, errors: list[str]) -> ParticipantSample:
         runs = self._is_running(name)
         with _collecting(errors):
             if name in self._queries:
                 return self._queries[name].sample(head.starts[name], runs=runs)
-            stopped = standing(self._root, head, name)
+            stopped = service_status(self._root, head, name)
             if runs:
                 status = RUNNING
             elif stopped.has_joined:
@@ -157,7 +162,7 @@ class PipelineProbe:
         self._were_running.add(name)
         return True
 
-    def _progress(self, head: Head) -> Progress | None:
+    def _progress(self, head: Metadata) -> Progress | None:
         request = under_way(self._root)
         if request is None or request.epoch != head.epoch:
             return None
@@ -165,7 +170,7 @@ class PipelineProbe:
             self._snapshot, self._fragments = request.snapshot, {}
         for name in head.dataflow.participants:
             if name not in self._fragments:
-                fragment = read_part(self._root, request.snapshot, name)
+                fragment = read_fragment(self._root, request.snapshot, name)
                 if fragment is not None:
                     # The state of a service may be large, and is not needed here.
                     self._fragments[name] = msgspec.structs.replace(fragment, service=None)
@@ -180,8 +185,8 @@ class PipelineProbe:
 
 
 class _LogProbe:
-    def __init__(self, root: Path, log: Log, head: Head) -> None:
-        self._reader = LogReader(root, log, head.stretches[log.name])
+    def __init__(self, root: Path, log: Log, head: Metadata) -> None:
+        self._reader = LogReader(root, log, head.segments[log.name])
         self._tail = 0
         self._totals: dict[int, int] = {0: 0}
 
@@ -214,7 +219,7 @@ class _LogProbe:
         return sum(self._reader.offsets_at(position))
 
     def _exists(self, number: int) -> bool:
-        return self._reader.item_path(number).exists()
+        return self._reader.entry_path(number).exists()
 
 
 class _QueryProbe:

@@ -15,10 +15,10 @@ from typing import Any, assert_never
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.pipeline_documents import pipeline_diff_document, pipeline_snapshot_document
-from stillframe.pipeline.head import read_head
+from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.progress import Progress
-from stillframe.pipeline.published import Manifest
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.watch import pipeline_document as document
 from stillframe.watch.metrics import MetricSet
 from stillframe.watch.pipeline_probe import PipelineProbe, PipelineSample
@@ -153,7 +153,7 @@ class PipelineTarget(Target):
         ]
         systems = f"; roll back its systems with {', '.join(commands)}" if commands else ""
         return action_result(
-            f"epoch {read_head(pipeline.path).epoch}: the pipeline was rolled back to snapshot "
+            f"epoch {read_metadata(pipeline.path).epoch}: the pipeline was rolled back to snapshot "
             f"{manifest.snapshot}; next, start its programs again: "
             f"{', '.join(manifest.dataflow.participants)}{systems}"
         )

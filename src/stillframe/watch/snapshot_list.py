@@ -10,8 +10,8 @@ from typing import Any
 
 from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
-from stillframe.pipeline.published import SNAPSHOTS as PIPELINE_SNAPSHOTS
-from stillframe.pipeline.published import Manifest, published_ids, read_manifest
+from stillframe.pipeline.snapshot_manifest import SNAPSHOTS as PIPELINE_SNAPSHOTS
+from stillframe.pipeline.snapshot_manifest import Manifest, published_ids, read_manifest
 from stillframe.store.manifest import Entry
 from stillframe.store.opening import SNAPSHOTS as STORE_SNAPSHOTS
 from stillframe.store.opening import explained, snapshot_directories

@@ -12,8 +12,8 @@ import msgspec
 
 from stillframe.detect.loss import Number, total
 from stillframe.model import Channel, ProcessId
-from stillframe.protocol.holdup import Standing
 from stillframe.protocol.recorder import Phase
+from stillframe.protocol.stragglers import ProcessStatus
 from stillframe.runtime.commands import Observed
 from stillframe.runtime.waves import Wave
 from stillframe.topology import Description
@@ -36,7 +36,7 @@ class ChannelStatus(NamedTuple):
     is_connected: bool | None
 
 
-def channel_status(channel: Channel, answers: Mapping[ProcessId, Standing]) -> ChannelStatus:
+def channel_status(channel: Channel, answers: Mapping[ProcessId, ProcessStatus]) -> ChannelStatus:
     """Return what both ends of a channel report."""
     source, target = answers.get(channel.source), answers.get(channel.target)
     out = None if source is None else source.outgoing.get(channel.target)
@@ -98,7 +98,7 @@ def channel_columns(
 
 
 def _rate(
-    channel: Channel, before: dict[ProcessId, Standing], now: dict[ProcessId, Standing]
+    channel: Channel, before: dict[ProcessId, ProcessStatus], now: dict[ProcessId, ProcessStatus]
 ) -> float | None:
     """Return messages per second by the source's own clock; None if it did not answer twice."""
     first, second = before.get(channel.source), now.get(channel.source)

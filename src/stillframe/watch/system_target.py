@@ -15,7 +15,7 @@ import msgspec
 from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import SnapshotId
 from stillframe.pages.store_documents import diff_document, snapshot_document
-from stillframe.protocol.holdup import SENTENCE_COUNT_MAX
+from stillframe.protocol.stragglers import SENTENCE_COUNT_MAX
 from stillframe.runtime.commands import (
     Observed,
     RestoreSnapshot,

@@ -1,0 +1,325 @@
+"""Takes a snapshot of a pipeline: requests it, waits for every fragment, publishes or abandons.
+
+The caller of ``take_snapshot`` is the coordinator of that snapshot, in the driver, on the command
+line or in any other program that sees the pipeline's directory: it communicates through files alone
+(``pending_snapshot``). Participants that no program runs now are recorded as they are on the disk.
+"""
+
+import math
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Damaged, NotConsistent, UsageError
+from stillframe.model import Abandoned, Reason, SnapshotId
+from stillframe.pipeline import checkpoint
+from stillframe.pipeline.locks import coordinating
+from stillframe.pipeline.log import Barrier, LogEntry
+from stillframe.pipeline.metadata import CHANNELS, Metadata, read_metadata
+from stillframe.pipeline.pending_snapshot import (
+    PARTS,
+    PINNED,
+    REQUEST,
+    UNDER_WAY,
+    Outcome,
+    ParticipantFragment,
+    Request,
+    SystemCut,
+    read_fragment,
+    request_path,
+    system_cut,
+)
+from stillframe.pipeline.progress import Progress, progress_of
+from stillframe.pipeline.snapshot_manifest import (
+    MANIFEST,
+    SNAPSHOTS,
+    Manifest,
+    PinnedFile,
+    cut_channels,
+    hashed_files,
+    pinned_path,
+    published_ids,
+    read_manifest,
+    readable_manifests,
+    snapshot_path,
+)
+from stillframe.pipeline.stopped import NotAtRest, record_stopped
+from stillframe.protocol.aligner import Mode
+from stillframe.store.disk import replace_durably, sync, write_new
+from stillframe.store.opening import explained
+from stillframe.store.seal import FORMAT, TooLarge, read_sealed, seal
+
+TIMEOUT_S = 60.0
+POLL_S = 0.01
+"""Participants look at the disk about as often: Spark calls its sources every 10 ms."""
+
+PROGRESS_S = 0.2
+"""Minimum interval between two progress reports: each one looks at every participant."""
+
+REST_S = 0.05
+"""Minimum pause between two periodic snapshots, in which a restore, or another waiting program, can
+take the lock."""
+
+ID_FILE = "last-snapshot.json"
+UNSEEN_MAX = 1000
+"""How many numbers are left out when ``last-snapshot.json`` is damaged: a participant may remember
+that of a snapshot that was abandoned before any barrier was appended."""
+
+_Fragments = dict[str, ParticipantFragment]
+
+
+class LastSnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``last-snapshot.json``: the number of the last snapshot that was requested."""
+
+    format: int = FORMAT
+    last: int
+
+
+def take_snapshot(
+    root: Path,
+    *,
+    mode: Mode = Mode.ALIGNED,
+    name: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    progress: Callable[[Progress], None] = lambda progress: None,
+) -> Manifest | Abandoned:
+    """Take a snapshot of the pipeline at `root` and publish it.
+
+    Args:
+        root: the pipeline.
+        mode: when participants record; aligned and at-least-once need a dataflow without cycles.
+        name: makes it a savepoint, which is kept until it is dropped by name.
+        timeout_s: seconds after which it is abandoned. Its barriers stay in the logs and are
+            stepped over.
+        progress: called again and again while it is pending, at most 5 times a second.
+
+    Returns:
+        the published snapshot, or why it was abandoned and who was missing.
+
+    Raises:
+        UsageError: the mode does not fit the dataflow, or there is a savepoint of that name.
+        Unavailable: another snapshot is being taken, or the pipeline is being restored.
+        StoreError: the disk is full or failed.
+    """
+    with coordinating(root, "a snapshot", is_patient=False):
+        metadata = read_metadata(root)
+        metadata.dataflow.check_mode(mode)
+        if name is not None and name in (manifest.name for manifest in readable_manifests(root)):
+            raise UsageError(f"there is a savepoint {name!r} already: give another name")
+        clear_pending(root)
+        try:
+            request = _ask(root, metadata, mode, name, timeout_s)
+            outcome = _collect(root, metadata, request, progress)
+            if isinstance(outcome, Abandoned):
+                return outcome
+            completed_at = time.time()
+            try:
+                return _publish(root, metadata, request, outcome, completed_at=completed_at)
+            except NotConsistent as error:
+                return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))
+            except TooLarge as error:
+                sizes = {
+                    participant: len(one.service.encoded) if one.service is not None else 0
+                    for participant, one in outcome.items()
+                }
+                largest = max(sizes, key=lambda name: sizes[name])
+                return Abandoned(
+                    request.snapshot,
+                    Reason.NOT_RECORDED,
+                    (largest,),
+                    f"the states of all services together are too large: {error}; the largest is "
+                    f"that of {largest}, {sizes[largest]} bytes",
+                )
+        finally:
+            clear_pending(root)
+
+
+def periodically(interval_s: float, wait: Callable[[float], object]) -> Iterator[None]:
+    """Yield every `interval_s` seconds, or a little later; missed intervals are not made up for.
+
+    Args:
+        interval_s: from one moment to the next.
+        wait: waits for this many seconds; a true return value ends the iteration.
+    """
+    due = time.monotonic() + interval_s
+    while not wait(max(REST_S, due - time.monotonic())):
+        due += interval_s
+        if due < (now := time.monotonic()):
+            due = now + interval_s
+        yield
+
+
+def clear_pending(root: Path) -> None:
+    """Remove the files of a snapshot that has ended; its barriers mean nothing from here on."""
+    directory = root / UNDER_WAY
+    with explained(directory, "cleared"):
+        directory.mkdir(exist_ok=True)
+        for ended in directory.glob("[!.]*"):
+            # First the name: no participant must find half of a request.
+            ended.rename(directory / f".{ended.name}.{uuid.uuid4().hex}.over")
+        for left in directory.iterdir():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _ask(root: Path, metadata: Metadata, mode: Mode, name: str | None, timeout_s: float) -> Request:
+    number = _next_number(root)
+    now = time.time()
+    request = Request(
+        snapshot=SnapshotId(metadata.name, number),
+        epoch=metadata.epoch,
+        mode=mode,
+        name=name,
+        initiated_at=now,
+        deadline_at=now + timeout_s,
+    )
+    directory = request_path(root, request.snapshot)
+    partial = directory.with_name(f".{directory.name}.partial")
+    with explained(directory, "made"):
+        (partial / PARTS).mkdir(parents=True)
+        replace_durably(partial / REQUEST, seal(request))
+        partial.rename(directory)
+    return request
+
+
+def _next_number(root: Path) -> int:
+    """Return a number that no snapshot had, not even an abandoned one, whose barriers exist."""
+    path = root / ID_FILE
+    try:
+        if path.exists():
+            last = read_sealed(path, LastSnapshot).last
+        else:
+            # There has been no snapshot yet, or else the file was lost.
+            last = seen + UNSEEN_MAX if (seen := _highest_seen(root)) else 0
+    except Damaged:
+        last = _highest_seen(root) + UNSEEN_MAX
+    with explained(path, "written"):
+        replace_durably(path, seal(LastSnapshot(last=1 + last)))
+    return 1 + last
+
+
+def _highest_seen(root: Path) -> int:
+    """Return the highest number of a snapshot that was published or has a barrier in a log."""
+    numbers = [snapshot.number for snapshot in published_ids(root)]
+    with explained(root / CHANNELS, "read"):
+        for path in (root / CHANNELS).glob("*/epoch-*/*.json"):
+            content = read_sealed(path, LogEntry).content
+            if isinstance(content, Barrier):
+                numbers.append(content.snapshot.number)
+    return max(numbers, default=0)
+
+
+def _collect(
+    root: Path, metadata: Metadata, request: Request, progress: Callable[[Progress], None]
+) -> _Fragments | Abandoned:
+    """Wait for every fragment."""
+    participants = metadata.dataflow.participants
+    fragments: _Fragments = {}
+    reported_at = -math.inf
+    while True:
+        for name in (name for name in participants if name not in fragments):
+            try:
+                fragment = read_fragment(root, request.snapshot, name) or record_stopped(
+                    root, metadata, request, name
+                )
+            except NotAtRest as error:
+                return Abandoned(request.snapshot, Reason.NOT_AT_REST, (name,), str(error))
+            if fragment is not None and fragment.failure is not None:
+                return Abandoned(request.snapshot, Reason.NOT_RECORDED, (name,), fragment.failure)
+            if fragment is not None:
+                fragments[name] = fragment
+        systems = _systems(root, request, fragments)
+        for cut in systems:
+            if cut is not None and cut.outcome is Outcome.ABANDONED:
+                return Abandoned(request.snapshot, Reason.NOT_RECORDED, (cut.name,), cut.detail)
+        if len(fragments) == len(participants) and all(
+            cut is not None and cut.outcome is Outcome.PUBLISHED for cut in systems
+        ):
+            return fragments
+        if time.time() > request.deadline_at:
+            late = progress_of(root, metadata, request, fragments)
+            sentence = late.culprit_sentence()
+            return Abandoned(request.snapshot, Reason.DEADLINE, late.awaited, sentence)
+        if time.monotonic() - reported_at >= PROGRESS_S:
+            progress(progress_of(root, metadata, request, fragments))
+            reported_at = time.monotonic()
+        time.sleep(POLL_S)
+
+
+def _systems(root: Path, request: Request, fragments: _Fragments) -> list[SystemCut | None]:
+    """Return the states of the systems that some participant is a process of."""
+    names = sorted({one.system for one in fragments.values() if one.system is not None})
+    return [system_cut(root, request.snapshot, name) for name in names]
+
+
+def _publish(
+    root: Path,
+    metadata: Metadata,
+    request: Request,
+    fragments: _Fragments,
+    *,
+    completed_at: float,
+) -> Manifest:
+    """Check what was recorded, write the manifest, and give the directory its final place."""
+    directory = request_path(root, request.snapshot)
+    for name, fragment in fragments.items():
+        if fragment.query is not None and fragment.query.batch is not None:
+            expected = checkpoint.Committed(fragment.query.batch, fragment.positions)
+            checkpoint.check_pinned(pinned_path(directory, name), expected)
+    channels = cut_channels(root, metadata, fragments, request.mode)
+    queries = [name for name, fragment in fragments.items() if fragment.query is not None]
+    files = hashed_files(directory, queries, _files_before(root))
+    manifest = Manifest(
+        snapshot=request.snapshot,
+        name=request.name,
+        epoch=metadata.epoch,
+        mode=request.mode,
+        initiated_at=request.initiated_at,
+        completed_at=completed_at,
+        published_at=time.time(),
+        dataflow=metadata.dataflow,
+        segments=metadata.segments,
+        batches=metadata.batches,
+        fragments=tuple(fragments[name] for name in sorted(fragments)),
+        systems=tuple(cut for cut in _systems(root, request, fragments) if cut is not None),
+        channels=tuple(channels),
+        files=tuple(files),
+    )
+    target = snapshot_path(root, request.snapshot)
+    with explained(target, "written"):
+        (root / SNAPSHOTS).mkdir(exist_ok=True)
+        write_new(directory / MANIFEST, seal(manifest))
+        # Neither Spark nor the logs force each file to the disk. Everything that the snapshot
+        # depends on must be there before it has its name.
+        os.sync()
+        # First out of sight: a participant that finds the request without its own fragment would
+        # record again.
+        complete = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}.whole")
+        directory.rename(complete)
+        _clear_all_but_the_cut(complete)
+        complete.rename(target)
+        sync(root / SNAPSHOTS)
+    return manifest
+
+
+def _clear_all_but_the_cut(directory: Path) -> None:
+    """Remove what the manifest contains, and checkpoints that were pinned and not needed."""
+    for path in (*directory.iterdir(), *directory.glob(f"{PINNED}/.*")):
+        if path.parent != directory or path.name not in (MANIFEST, PINNED):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _files_before(root: Path) -> list[PinnedFile]:
+    """Return the files of the snapshot before, which need not be read again."""
+    before = published_ids(root)
+    try:
+        return list(read_manifest(root, before[-1]).files) if before else []
+    except Damaged:
+        return []  # an older snapshot that was damaged does not keep a new one from being taken

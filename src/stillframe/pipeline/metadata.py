@@ -1,0 +1,202 @@
+"""``pipeline.json``: the dataflow, its epoch, and the segments of each log's timeline.
+
+    ROOT/pipeline.json                  this file; a restore replaces it, and that is all
+    ROOT/channels/LOG/epoch-2/          what was appended to a log in epoch 2 (``log``)
+    ROOT/checkpoints/epoch-2/QUERY/     Spark's checkpoint of a query in epoch 2 (``checkpoint``)
+    ROOT/participants/NAME.lock         held by the program that runs a participant (``locks``)
+    ROOT/under-way/shop-17/             a snapshot that is being taken (``pending_snapshot``)
+    ROOT/snapshots/shop-17/             a published one (``snapshot_manifest``)
+
+An epoch writes into directories of its own. So the records appended by a program of an older epoch
+that is still alive are never read.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Damaged, UsageError
+from stillframe.model import SnapshotId, check_process_id
+from stillframe.pipeline.dataflow import Dataflow, Log, check_dataflow
+from stillframe.store.disk import PUT_BACK, replace_durably
+from stillframe.store.opening import HEAD as STORE_HEAD
+from stillframe.store.opening import explained
+from stillframe.store.seal import FORMAT, read_sealed, seal
+
+PIPELINE_FILE = "pipeline.json"
+CHANNELS = "channels"
+CHECKPOINTS = "checkpoints"
+_ADVICE = (
+    f"{PUT_BACK} that was made since the last restore, which replaces this file alone: without it "
+    "nothing of the pipeline can be used, not even its snapshots"
+)
+
+
+class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From entry `first` on, until the next segment of its timeline begins, a log was written in
+    `epoch`; or from micro-batch `first` on a query ran in `epoch`."""
+
+    epoch: int
+    first: int
+
+
+def with_ends(timeline: Sequence[Segment]) -> Iterator[tuple[Segment, int | None]]:
+    """Yield each segment with the number at which it ends; None for the last one."""
+    ends = [*(segment.first for segment in timeline[1:]), None]
+    return zip(timeline, ends, strict=True)
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``pipeline.json``.
+
+    `segments` is the timeline of each log, `batches` that of each query's micro-batches, and
+    `starts` each participant's start position on each incoming log in this epoch. `restored_from`
+    is the snapshot from which the epoch began, None for a fresh start.
+    """
+
+    format: int = FORMAT
+    name: str
+    dataflow: Dataflow
+    epoch: int
+    restored_from: SnapshotId | None
+    segments: dict[str, tuple[Segment, ...]] = msgspec.field(name="stretches")
+    batches: dict[str, tuple[Segment, ...]]
+    starts: dict[str, dict[str, int]]
+
+
+def initial_metadata(name: str, dataflow: Dataflow) -> Metadata:
+    """Return the metadata of a new pipeline."""
+    return Metadata(
+        name=name,
+        dataflow=dataflow,
+        epoch=1,
+        restored_from=None,
+        segments={log.name: (Segment(1, 0),) for log in dataflow.logs},
+        batches={query: (Segment(1, 0),) for query in dataflow.queries},
+        starts={
+            name: {log.name: 0 for log in dataflow.incoming(name)} for name in dataflow.participants
+        },
+    )
+
+
+def read_metadata(root: Path) -> Metadata:
+    """Read the metadata of the pipeline at `root`.
+
+    Raises:
+        UsageError: there is no pipeline.
+        Damaged, StoreError: its file was changed or cannot be read.
+    """
+    if not (root / PIPELINE_FILE).exists():
+        if (root / STORE_HEAD).exists():
+            raise UsageError(
+                f"{root} is a store, the snapshots of a system of processes, and no pipeline: use "
+                "the commands that are not under 'stillframe spark', such as 'stillframe list'"
+            )
+        what = "is no pipeline" if root.exists() else "does not exist"
+        raise UsageError(f"{root} {what}: give the directory that the program made its pipeline in")
+    path = root / PIPELINE_FILE
+    metadata = read_sealed(path, Metadata, advice=_ADVICE)
+    with described_in(path):
+        check_process_id(metadata.name)
+        check_timeline(metadata.dataflow, metadata.epoch, metadata.segments, metadata.batches)
+        if metadata.restored_from is not None:
+            check_snapshot_id(metadata.restored_from)
+        if metadata.starts.keys() != set(metadata.dataflow.participants):
+            raise UsageError("it has start positions of other queries and services than there are")
+        for name, positions in metadata.starts.items():
+            check_positions(positions, metadata.dataflow.incoming(name), name)
+    return metadata
+
+
+@contextlib.contextmanager
+def described_in(path: Path) -> Iterator[None]:
+    """Turn a UsageError about the content of a file into a Damaged that names the file. Names in
+    such a file become paths: one that cannot be a name leads somewhere else."""
+    try:
+        yield
+    except UsageError as error:
+        raise Damaged(f"{path} describes what no pipeline has: {error}: {PUT_BACK}") from error
+
+
+def check_timeline(
+    dataflow: Dataflow,
+    epoch: int,
+    segments: Mapping[str, Sequence[Segment]],
+    batches: Mapping[str, Sequence[Segment]],
+) -> None:
+    """Check a dataflow, and that the timelines of its logs and queries end with `epoch`.
+
+    Raises:
+        UsageError: one of them is impossible.
+    """
+    check_dataflow(dataflow)
+    if epoch < 1:
+        raise UsageError(f"there is no epoch {epoch}: epochs start at 1")
+    if segments.keys() != {log.name for log in dataflow.logs}:
+        raise UsageError("it has timelines of other channels than there are")
+    if batches.keys() != set(dataflow.queries):
+        raise UsageError("it has timelines of other queries than there are")
+    for name, timeline in (*segments.items(), *batches.items()):
+        epochs = [0, *(segment.epoch for segment in timeline), epoch + 1]
+        firsts = [-1, *(segment.first for segment in timeline)]
+        if not timeline or not (_is_rising(epochs) and _is_rising(firsts)):
+            raise UsageError(f"{name} cannot consist of {list(timeline)}")
+
+
+def check_positions(positions: Mapping[str, int], logs: Iterable[Log], participant: str) -> None:
+    """Check that a participant has a position on each of these logs, and on no other.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if positions.keys() != {log.name for log in logs} or min(positions.values(), default=0) < 0:
+        raise UsageError(f"{participant} cannot stand at {dict(positions)}")
+
+
+def check_snapshot_id(snapshot: SnapshotId) -> None:
+    """Check that an id that was read from a file is one.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if SnapshotId.parse(str(snapshot)) != snapshot:
+        raise UsageError(f"{snapshot} is no snapshot id")
+
+
+def check_savepoint_name(name: str) -> str:
+    """Return `name` if a savepoint can have it.
+
+    Raises:
+        UsageError: it cannot be a name, or looks like the id of a snapshot.
+    """
+    check_process_id(name)
+    try:
+        SnapshotId.parse(name)
+    except UsageError:
+        return name
+    raise UsageError(
+        f"a savepoint cannot be called {name!r}: snapshots have ids like that; give a name that "
+        "does not end in '-' and a number"
+    )
+
+
+def _is_rising(numbers: list[int]) -> bool:
+    return all(first < second for first, second in itertools.pairwise(numbers))
+
+
+def write_metadata(root: Path, metadata: Metadata) -> None:
+    """Replace the metadata in one step; it is on the disk when this returns.
+
+    Raises:
+        StoreError: the disk is full or failed; the old metadata is still there.
+    """
+    with explained(root / PIPELINE_FILE, "written"):
+        replace_durably(root / PIPELINE_FILE, seal(metadata))
+
+
+def checkpoint_path(root: Path, epoch: int, query: str) -> Path:
+    """Return the directory of a query's Spark checkpoint in an epoch."""
+    return root / CHECKPOINTS / f"epoch-{epoch}" / query

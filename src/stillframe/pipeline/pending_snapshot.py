@@ -1,0 +1,291 @@
+"""A pending snapshot, as files: the request, and what each participant recorded for it.
+
+    ROOT/under-way/shop-17/request.json           which snapshot, in which mode, until when
+    ROOT/under-way/shop-17/parts/enrich.json      what one participant recorded
+    ROOT/under-way/shop-17/checkpoints/enrich/    the files of a query's checkpoint, as hard links
+    ROOT/under-way/shop-17/systems/P1.json        the system whose first service is P1
+
+At most one snapshot is pending in a pipeline. When its directory disappears, the snapshot was
+published or abandoned, and its barriers mean nothing any more.
+
+Some services may be processes of a system with channels over TCP. The system's own snapshot, with
+markers on those channels, and the pipeline's, with barriers in the logs, become one cut: a process
+in both records once, in one atomic step, for both. The system's coordinator announces under which
+id it takes part before any marker travels, and then the outcome.
+"""
+
+import contextlib
+import enum
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Damaged, UsageError
+from stillframe.model import SnapshotId
+from stillframe.pipeline.dataflow import Dataflow
+from stillframe.pipeline.log import LogReader, LogWriter
+from stillframe.pipeline.metadata import check_positions
+from stillframe.protocol.aligner import Mode, Reading
+from stillframe.store.disk import replace_durably, sync, write_new
+from stillframe.store.opening import explained
+from stillframe.store.seal import FORMAT, TooLarge, read_sealed, seal
+
+UNDER_WAY = "under-way"
+REQUEST = "request.json"
+PARTS = "parts"
+PINNED = "checkpoints"
+SYSTEMS = "systems"
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``request.json``. Times are seconds since 1970; `name` is a savepoint's."""
+
+    format: int = FORMAT
+    snapshot: SnapshotId
+    epoch: int
+    mode: Mode
+    name: str | None
+    initiated_at: float
+    deadline_at: float
+
+
+class ServiceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a service, as ``state_codec.StateCodec`` encodes them."""
+
+    kind: str
+    encoded: bytes
+
+
+class QueryState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last committed micro-batch of a query; None if it has not committed any."""
+
+    batch: int | None
+
+
+class ParticipantFragment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one participant recorded: its state, its position on each log that it reads, and that of
+    the barrier on each log that it writes. `system` names the system that it is a process of.
+    `failure` explains why its state could not be recorded; None if it was."""
+
+    format: int = FORMAT
+    snapshot: SnapshotId
+    participant: str
+    recorded_at: float
+    positions: dict[str, int]
+    barriers: dict[str, int]
+    service: ServiceState | None = None
+    query: QueryState | None = None
+    system: str | None = None
+    failure: str | None = None
+
+
+def request_path(root: Path, snapshot: SnapshotId) -> Path:
+    """Return the directory of a pending snapshot."""
+    return root / UNDER_WAY / str(snapshot)
+
+
+def under_way(root: Path) -> Request | None:
+    """Return the request of the pending snapshot, or None."""
+    with contextlib.suppress(FileNotFoundError):
+        for directory in (root / UNDER_WAY).iterdir():
+            # It may end, and its directory disappear, at any moment.
+            if not directory.name.startswith("."):
+                with contextlib.suppress(Damaged):
+                    request = read_sealed(directory / REQUEST, Request)
+                    # Its id becomes a path.
+                    if str(request.snapshot) == directory.name:
+                        return request
+    return None
+
+
+def fragment_path(root: Path, snapshot: SnapshotId, participant: str) -> Path:
+    """Return where a participant's fragment is written."""
+    return request_path(root, snapshot) / PARTS / f"{participant}.json"
+
+
+def has_recorded(root: Path, snapshot: SnapshotId, participant: str) -> bool:
+    """Return whether a participant has submitted its fragment, or the snapshot has ended."""
+    if fragment_path(root, snapshot, participant).exists():
+        return True
+    # Only if it is still pending now was the fragment really missing a moment ago.
+    return not (request_path(root, snapshot) / REQUEST).exists()
+
+
+def submit(root: Path, fragment: ParticipantFragment) -> None:
+    """Write a participant's fragment, unless there is one; it is on the disk when this returns.
+
+    If the snapshot has ended in the meantime, nothing is written. If the state is too large to be
+    read back, the fragment says that instead, and the snapshot is abandoned.
+    """
+    path = fragment_path(root, fragment.snapshot, fragment.participant)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with explained(path, "written"), contextlib.suppress(FileNotFoundError):
+        try:
+            content = seal(fragment)
+        except TooLarge as error:
+            failure = f"the state of service {fragment.participant} is too large: {error}"
+            content = seal(msgspec.structs.replace(fragment, service=None, failure=failure))
+        write_new(partial, content)
+        sync(partial)
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, path)
+        partial.unlink()
+        sync(path.parent)
+
+
+@contextlib.contextmanager
+def _unless_removed(path: Path) -> Iterator[None]:
+    """Ignore damage to a file that was removed, with its directory, while it was read."""
+    try:
+        yield
+    except Damaged:
+        if path.exists():
+            raise
+
+
+def read_fragment(root: Path, snapshot: SnapshotId, participant: str) -> ParticipantFragment | None:
+    """Return the fragment of one participant; None if it has not submitted it, or if the snapshot
+    has ended in the meantime.
+
+    Raises:
+        Damaged, StoreError: the fragment was changed or cannot be read.
+    """
+    path = fragment_path(root, snapshot, participant)
+    if path.exists():
+        with _unless_removed(path):
+            return read_sealed(path, ParticipantFragment)
+    return None
+
+
+def check_fragments(dataflow: Dataflow, fragments: Sequence[ParticipantFragment]) -> None:
+    """Check that each participant of a dataflow recorded its own kind of state, and has positions
+    on the logs that are its own.
+
+    Raises:
+        UsageError: one did not.
+    """
+    if [fragment.participant for fragment in fragments] != list(dataflow.participants):
+        raise UsageError(f"it has not one fragment of each of {', '.join(dataflow.participants)}")
+    for fragment in fragments:
+        name = fragment.participant
+        check_positions(fragment.positions, dataflow.incoming(name), name)
+        check_positions(fragment.barriers, dataflow.outgoing(name), name)
+        kind = (fragment.query is not None, fragment.service is not None)
+        if kind != (name in dataflow.queries, name in dataflow.services):
+            raise UsageError(f"{name} recorded no state of its kind")
+
+
+# --- barriers
+
+
+def readings(
+    root: Path,
+    snapshot: SnapshotId,
+    readers: Mapping[str, LogReader],
+    positions: Mapping[str, int],
+    tails: Mapping[str, int],
+) -> dict[str, Reading]:
+    """Return a participant's position, and the barrier's, on each log that it reads.
+
+    A barrier ahead is found in the log itself, as soon as it is there. One that was passed, which
+    only at-least-once allows, is known from the fragment of the log's source.
+    """
+    found = {}
+    for name, reader in readers.items():
+        position = _after_old_barriers(reader, snapshot, positions[name], tails[name])
+        barrier = reader.find_barrier(snapshot, position, tails[name])
+        if barrier is None:
+            fragment = read_fragment(root, snapshot, reader.log.source)
+            barrier = None if fragment is None else fragment.barriers[name]
+        found[name] = Reading(position, barrier)
+    return found
+
+
+def _after_old_barriers(reader: LogReader, snapshot: SnapshotId, position: int, tail: int) -> int:
+    """Return `position`, moved past barriers of other snapshots: no participant reads on merely to
+    step over one."""
+    while position < tail:
+        entry = reader.entry(position)
+        if entry.files or getattr(entry.content, "snapshot", snapshot) == snapshot:
+            break
+        position += 1
+    return position
+
+
+def forward_barrier(
+    writers: Mapping[str, LogWriter], request: Request, *, batch: int | None = None
+) -> dict[str, int]:
+    """Append the barrier to every log that a participant writes; return its position on each.
+    Repeating this before anything else is appended changes nothing.
+
+    `batch` is the micro-batch after which a query has recorded its state.
+
+    Raises:
+        NotConsistent: a log holds records of a later micro-batch.
+    """
+    return {
+        name: writer.append_barrier(request.snapshot, request.mode, batch=batch)
+        for name, writer in writers.items()
+    }
+
+
+# --- systems of processes
+
+
+class Outcome(enum.Enum):
+    """The state of a system's own snapshot."""
+
+    UNDER_WAY = "under way"
+    PUBLISHED = "published"
+    ABANDONED = "abandoned"
+
+
+class SystemCut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A system's share of a pipeline's snapshot: a snapshot of its own, in its own store.
+
+    `name` is the first of its services, `store` the absolute path of its store, `detail` why it
+    was abandoned.
+    """
+
+    format: int = FORMAT
+    name: str
+    store: str
+    snapshot: SnapshotId
+    outcome: Outcome = Outcome.UNDER_WAY
+    detail: str = ""
+
+
+def services_among(dataflow: Dataflow, processes: list[str]) -> tuple[str, ...]:
+    """Return which processes of a system are services of the pipeline, sorted.
+
+    Raises:
+        UsageError: none is.
+    """
+    attached = tuple(sorted(set(processes) & dataflow.services.keys()))
+    if not attached:
+        raise UsageError(
+            f"no process of the system ({', '.join(processes)}) is a service of the pipeline "
+            f"({', '.join(dataflow.services) or 'it has none'}): they are joined by equal names"
+        )
+    return attached
+
+
+def announce_cut(root: Path, request: Request, cut: SystemCut) -> None:
+    """Report the state of a system's snapshot; if the pipeline's has ended, nothing is written."""
+    path = request_path(root, request.snapshot) / SYSTEMS / f"{cut.name}.json"
+    with explained(path, "written"), contextlib.suppress(FileNotFoundError):
+        path.parent.mkdir(exist_ok=True)
+        replace_durably(path, seal(cut))
+
+
+def system_cut(root: Path, snapshot: SnapshotId, name: str) -> SystemCut | None:
+    """Return the state of a system's snapshot; None if it has not started, or if the pipeline's
+    has ended in the meantime."""
+    path = request_path(root, snapshot) / SYSTEMS / f"{name}.json"
+    if path.exists():
+        with _unless_removed(path):
+            return read_sealed(path, SystemCut)
+    return None

@@ -1,0 +1,253 @@
+"""Restores a stopped pipeline to a snapshot, or makes a second one from it.
+
+Everything new is written next to the current files: checkpoint directories of the next epoch, from
+the pinned files, and the restored states of its services. Then ``pipeline.json`` is replaced, and
+that one rename is the restore: every log now ends at its barrier, and entries that older epochs
+appended after it are not part of it any more.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import StoreError, Unavailable, UsageError
+from stillframe.model import check_process_id
+from stillframe.pipeline import checkpoint
+from stillframe.pipeline.coordinator import ID_FILE, clear_pending
+from stillframe.pipeline.locks import Lock, coordinating, participant_lock
+from stillframe.pipeline.log import DATA, entry_name, epoch_directory
+from stillframe.pipeline.metadata import (
+    CHECKPOINTS,
+    Metadata,
+    Segment,
+    checkpoint_path,
+    read_metadata,
+    write_metadata,
+)
+from stillframe.pipeline.snapshot_manifest import (
+    Manifest,
+    check_channels,
+    pinned_path,
+    read_manifest,
+    snapshot_path,
+    verify_files,
+)
+from stillframe.pipeline.stopped import place_services
+from stillframe.store.disk import link_or_copy, partial_path, sync
+from stillframe.store.opening import explained
+from stillframe.store.store import Store
+
+
+def restore(
+    root: Path, manifest: Manifest, *, progress: Callable[[int], None] = lambda size: None
+) -> Metadata:
+    """Restore the pipeline at `root`, of which nothing may be running, to a snapshot. Then start
+    its services and queries again as usual: each continues from the snapshot.
+
+    `progress` is called with the length of each file that was verified.
+
+    Returns:
+        the metadata of the new epoch.
+
+    Raises:
+        Unavailable: a participant is running; or a snapshot or restore is in progress.
+        Damaged: a file of the snapshot is not what was written; nothing was changed.
+        NotConsistent: a channel's books do not balance; nothing was changed.
+        UsageError: the pipeline now declares other participants or channels.
+        StoreError: the disk is full or failed; the pipeline is as it was.
+    """
+    with coordinating(root, "a restore"):
+        locks = _stop_others(root)
+        try:
+            metadata = read_metadata(root)
+            manifest = read_manifest(root, manifest.snapshot)  # it may have been dropped by now
+            if metadata.dataflow != manifest.dataflow:
+                raise UsageError(
+                    f"snapshot {manifest.snapshot} is of other queries, services or channels than "
+                    "the pipeline declares now: fork it into a new directory instead"
+                )
+            _verify(root, manifest, progress)
+            for cut in manifest.systems:
+                Store.open(Path(cut.store)).verify(cut.snapshot)
+            clear_pending(root)
+            new = _metadata_after(metadata, manifest)
+            place_services(root, new, manifest)
+            _export(root, manifest, root, new)
+            write_metadata(root, new)
+            return new
+        finally:
+            for lock in locks:
+                lock.release()
+
+
+def fork(
+    root: Path,
+    manifest: Manifest,
+    target: Path,
+    *,
+    name: str | None = None,
+    progress: Callable[[int], None] = lambda size: None,
+) -> Metadata:
+    """Make a second pipeline that continues from a snapshot, alongside the first one, which may be
+    running.
+
+    Neither sees what the other writes. Files are shared as hard links where both are on one file
+    system; no file is ever changed in place.
+
+    Args:
+        root: the pipeline.
+        manifest: of the snapshot.
+        target: the directory of the second one; empty or new.
+        name: of the second one; None for the name of its directory's stem.
+        progress: called with the length of each file that was verified.
+
+    Returns:
+        the metadata of the second pipeline.
+
+    Raises:
+        UsageError: the target is not empty.
+        Damaged, NotConsistent, StoreError: as ``restore``.
+    """
+    if manifest.systems:
+        raise UsageError(
+            f"snapshot {manifest.snapshot} holds a system with a store of its own, "
+            f"{manifest.systems[0].store}: such a pipeline cannot be forked"
+        )
+    new_name = check_process_id(target.stem if name is None else name)
+    with explained(target, "made"):
+        target.mkdir(parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise UsageError(f"{target} is not empty: give a directory that is, or a new one")
+    with coordinating(root, "a fork"):
+        manifest = read_manifest(root, manifest.snapshot)
+        _verify(root, manifest, progress)
+        metadata = msgspec.structs.replace(
+            read_metadata(root), name=new_name, dataflow=manifest.dataflow
+        )
+        new = _metadata_after(metadata, manifest)
+        # All of it under another name first: a fork that was cut short has not taken place.
+        partial = partial_path(target)
+        try:
+            with explained(target, "written"):
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                # Snapshot numbers continue: those of barriers in the logs must not be used again.
+                shutil.copyfile(root / ID_FILE, partial / ID_FILE)
+                _copy_logs(root, manifest, partial)
+                _copy_snapshot(root, manifest, partial)
+            place_services(partial, new, manifest)
+            _export(root, manifest, partial, new)
+            write_metadata(partial, new)
+            with explained(target, "written"):
+                partial.rename(target)
+                sync(target.parent)
+        except StoreError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    return new
+
+
+def _verify(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> None:
+    verify_files(root, manifest, progress)
+    check_channels(root, manifest)
+
+
+def _stop_others(root: Path) -> list[Lock]:
+    """Take the lock of every participant, so that none starts before the restore is done."""
+    locks: list[Lock] = []
+    with contextlib.ExitStack() as taken:
+        for name in read_metadata(root).dataflow.participants:
+            lock = participant_lock(root, name)
+            taken.callback(lock.release)
+            if not lock.acquire():
+                raise Unavailable(
+                    f"{name} is running: a restore would take the ground from under it; stop every "
+                    "query and service of the pipeline first"
+                )
+            locks.append(lock)
+        taken.pop_all()
+    return locks
+
+
+def _metadata_after(metadata: Metadata, manifest: Manifest) -> Metadata:
+    """Return the metadata with which the pipeline continues from a snapshot."""
+    epoch = metadata.epoch + 1
+    barriers = manifest.barriers
+
+    def continued(old: tuple[Segment, ...], first: int) -> tuple[Segment, ...]:
+        return (*(segment for segment in old if segment.first < first), Segment(epoch, first))
+
+    # A target that had read past a barrier, in mode at-least-once, reads on from the barrier: those
+    # are the records that it receives twice.
+    starts = {
+        one.participant: {log: min(at, barriers[log]) for log, at in one.positions.items()}
+        for one in manifest.fragments
+    }
+    next_batches = {
+        one.participant: 0 if one.query.batch is None else one.query.batch + 1
+        for one in manifest.fragments
+        if one.query is not None
+    }
+    return msgspec.structs.replace(
+        metadata,
+        epoch=epoch,
+        restored_from=manifest.snapshot,
+        segments={log: continued(old, barriers[log]) for log, old in manifest.segments.items()},
+        batches={
+            query: continued(manifest.batches[query], first)
+            for query, first in next_batches.items()
+        },
+        starts=starts,
+    )
+
+
+def _export(root: Path, manifest: Manifest, target: Path, metadata: Metadata) -> None:
+    """Make the checkpoint directories of the new epoch, and force them to the disk."""
+    with explained(target / CHECKPOINTS, "written"):
+        place = target / CHECKPOINTS / f"epoch-{metadata.epoch}"
+        if place.exists():
+            shutil.rmtree(place)  # left by an attempt that did not replace pipeline.json
+        place.mkdir(parents=True)
+        for fragment in manifest.fragments:
+            if fragment.query is not None and fragment.query.batch is not None:
+                checkpoint.export(
+                    pinned_path(snapshot_path(root, manifest.snapshot), fragment.participant),
+                    checkpoint_path(target, metadata.epoch, fragment.participant),
+                    fragment.query.batch,
+                    metadata.starts[fragment.participant],
+                )
+        os.sync()
+
+
+def _copy_logs(root: Path, manifest: Manifest, target: Path) -> None:
+    """Give the second pipeline every entry of every log that it may still need, and all of those
+    that no target reads: they are the output of the pipeline."""
+    for log in manifest.dataflow.logs:
+        reader = manifest.reader(root, log.name)
+        ends = [cut.position for cut in manifest.channels if cut.log == log.name]
+        ends.append(manifest.barriers[log.name])
+        # One entry before the first to be read holds the offsets at which that one begins.
+        # Entries read past the barrier (at-least-once) are in the books of the snapshot.
+        first = max(0, min(ends) - 1) if log.targets else reader.first_kept()
+        for entry in reader.entries(first, max(ends)):
+            directory = epoch_directory(target, log.name, entry.epoch)
+            (directory / DATA).mkdir(parents=True, exist_ok=True)
+            for file in entry.files:
+                place = directory / DATA / file.name
+                place.parent.mkdir(exist_ok=True)
+                link_or_copy(reader.data_path(entry, file), place)
+            link_or_copy(reader.entry_path(entry.number), directory / entry_name(entry.number))
+
+
+def _copy_snapshot(root: Path, manifest: Manifest, target: Path) -> None:
+    """Give the second pipeline the snapshot that it starts from: it can be restored there."""
+    source = snapshot_path(root, manifest.snapshot)
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            place = snapshot_path(target, manifest.snapshot) / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            link_or_copy(path, place)

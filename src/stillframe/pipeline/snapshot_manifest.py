@@ -1,0 +1,410 @@
+"""Published snapshots of a pipeline: a manifest, and the pinned checkpoints of its queries.
+
+    ROOT/snapshots/shop-17/manifest.json          every fragment, channel, and file with its hash
+    ROOT/snapshots/shop-17/checkpoints/enrich/    the checkpoint of a query, as hard links
+
+The records on a channel at the cut are not copied: the manifest names the positions in the log
+between which they lie, and the log keeps those entries as long as the snapshot exists.
+
+The books of a channel are checked twice, like those of a system (``channel_accounting``): the
+counts before a snapshot is published, since a long backlog must not delay it, and every record in
+between before the snapshot is restored.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from stillframe.channel_accounting import contradiction, impossible_counts
+from stillframe.errors import Damaged, NotConsistent, UsageError
+from stillframe.model import SnapshotId, check_process_id
+from stillframe.pipeline.dataflow import Dataflow
+from stillframe.pipeline.log import TO_MEND, LogReader
+from stillframe.pipeline.metadata import Metadata, Segment, check_timeline, described_in
+from stillframe.pipeline.pending_snapshot import (
+    PINNED,
+    ParticipantFragment,
+    SystemCut,
+    check_fragments,
+)
+from stillframe.protocol.aligner import Mode
+from stillframe.store.disk import WHAT_TO_DO
+from stillframe.store.opening import explained
+from stillframe.store.seal import FORMAT, read_sealed
+
+SNAPSHOTS = "snapshots"
+MANIFEST = "manifest.json"
+
+
+class ChannelCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A channel at the cut: one log as one of its targets reads it.
+
+    The source put the barrier at position `barrier`, before which it had sent `sent_counts` records
+    of each partition; the target had read up to `position`, `received_counts` records. The records
+    between are the state of the channel. In mode at-least-once the target may have read past the
+    barrier: after a restore it receives those records twice.
+    """
+
+    log: str
+    target: str
+    position: int
+    barrier: int
+    received_counts: tuple[int, ...]
+    sent_counts: tuple[int, ...]
+
+    @property
+    def record_count(self) -> int:
+        """How many records were on the channel."""
+        return max(0, sum(self.sent_counts) - sum(self.received_counts))
+
+    @property
+    def duplicate_count(self) -> int:
+        """How many records the target will receive a second time after a restore."""
+        return max(0, sum(self.received_counts) - sum(self.sent_counts))
+
+    def books(self) -> Iterator[tuple[str, int, int]]:
+        """Yield for each partition its name and the numbers of records between which its books
+        must balance: received and sent, or the reverse if the target has read past the barrier."""
+        before, after, note = self.received_counts, self.sent_counts, ""
+        if self.position > self.barrier:
+            before, after, note = after, before, ", read past its barrier"
+        for partition, counts in enumerate(zip(before, after, strict=True)):
+            yield (f"{self.log} to {self.target}, partition {partition}{note}", *counts)
+
+
+class PinnedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of a pinned checkpoint: its path below it, its length and its SHA-256.
+
+    `inode` and `changed_at_ns` let the next snapshot recognize a file without reading it.
+    """
+
+    query: str
+    name: str
+    bytes: int
+    hash: str
+    inode: int
+    changed_at_ns: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``manifest.json``. Times are seconds since 1970; `name` is a savepoint's."""
+
+    format: int = FORMAT
+    snapshot: SnapshotId
+    name: str | None
+    epoch: int
+    mode: Mode
+    initiated_at: float
+    completed_at: float
+    published_at: float
+    dataflow: Dataflow
+    segments: dict[str, tuple[Segment, ...]] = msgspec.field(name="stretches")
+    batches: dict[str, tuple[Segment, ...]]
+    fragments: tuple[ParticipantFragment, ...] = msgspec.field(name="parts")
+    systems: tuple[SystemCut, ...]
+    channels: tuple[ChannelCut, ...]
+    files: tuple[PinnedFile, ...]
+
+    def fragment(self, participant: str) -> ParticipantFragment:
+        """Return what one participant recorded.
+
+        Raises:
+            UsageError: there is no such participant.
+        """
+        for fragment in self.fragments:
+            if fragment.participant == participant:
+                return fragment
+        names = ", ".join(fragment.participant for fragment in self.fragments)
+        raise UsageError(
+            f"snapshot {self.snapshot} has no participant {participant!r}; it has {names}"
+        )
+
+    def reader(self, root: Path, log: str) -> LogReader:
+        """Return a reader of a log as it was at the snapshot, of the pipeline at `root`."""
+        return LogReader(root, self.dataflow.log(log), self.segments[log])
+
+    @property
+    def barriers(self) -> dict[str, int]:
+        """The position of the barrier on each log."""
+        return {log: at for fragment in self.fragments for log, at in fragment.barriers.items()}
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """The participants whose state is a checkpoint."""
+        return tuple(one.participant for one in self.fragments if one.query is not None)
+
+    @property
+    def record_count(self) -> int:
+        """How many records were on channels."""
+        return sum(channel.record_count for channel in self.channels)
+
+    @property
+    def duplicate_count(self) -> int:
+        """How many records a restore would deliver twice."""
+        return sum(channel.duplicate_count for channel in self.channels)
+
+    @property
+    def bytes(self) -> int:
+        """The length of all files of its checkpoints; most are shared with other snapshots."""
+        return sum(file.bytes for file in self.files)
+
+
+def snapshot_path(root: Path, snapshot: SnapshotId) -> Path:
+    """Return the directory of a published snapshot."""
+    return root / SNAPSHOTS / str(snapshot)
+
+
+def pinned_path(directory: Path, query: str) -> Path:
+    """Return where a snapshot, pending or published, keeps the checkpoint of a query."""
+    return directory / PINNED / query
+
+
+def manifests(root: Path) -> list[Manifest]:
+    """Return all published snapshots in the order in which they were published.
+
+    Raises:
+        Damaged, StoreError: a manifest was changed or cannot be read.
+    """
+    return [read_manifest(root, snapshot) for snapshot in published_ids(root)]
+
+
+def readable_manifests(root: Path) -> list[Manifest]:
+    """Return the published snapshots whose manifests are intact, in the order of ``manifests``."""
+    return listing(root)[0]
+
+
+def listing(root: Path) -> tuple[list[Manifest], dict[SnapshotId, Damaged]]:
+    """Return ``readable_manifests``, and what is wrong with the other published snapshots."""
+    found: list[Manifest] = []
+    damages: dict[SnapshotId, Damaged] = {}
+    for snapshot in published_ids(root):
+        try:
+            found.append(read_manifest(root, snapshot))
+        except Damaged as damage:
+            damages[snapshot] = damage
+    return found, damages
+
+
+def published_ids(root: Path) -> list[SnapshotId]:
+    """Return the ids of all published snapshots in the order in which they were published.
+
+    Raises:
+        Damaged, StoreError: something else is among them, or the directory cannot be read.
+    """
+    found = []
+    with explained(root / SNAPSHOTS, "read"):
+        for path in (root / SNAPSHOTS).glob("[!.]*"):
+            try:
+                found.append(SnapshotId.parse(path.name))
+            except UsageError:
+                raise Damaged(f"{path} is no snapshot: move it to another directory") from None
+    # A number is used once, even when a pipeline is forked or restored.
+    return sorted(found, key=lambda snapshot: snapshot.number)
+
+
+def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
+    """Return the manifest of one snapshot.
+
+    Raises:
+        UsageError: there is no such snapshot; the error lists those there are.
+        Damaged, StoreError: its manifest was changed or cannot be read.
+    """
+    path = snapshot_path(root, snapshot) / MANIFEST
+    if not path.parent.exists():
+        names = ", ".join(str(one) for one in published_ids(root))
+        raise UsageError(f"there is no snapshot {snapshot} in {root}; there are: {names or 'none'}")
+    manifest = read_sealed(path, Manifest, advice=WHAT_TO_DO)
+    if manifest.snapshot != snapshot:
+        raise Damaged(f"{path} is of snapshot {manifest.snapshot}")
+    with described_in(path):
+        _check_names(manifest)
+    return manifest
+
+
+def _check_names(manifest: Manifest) -> None:
+    """Check every name and number of a manifest that becomes part of a path."""
+    flow = manifest.dataflow
+    check_timeline(flow, manifest.epoch, manifest.segments, manifest.batches)
+    if manifest.name is not None:
+        check_process_id(manifest.name)
+    check_fragments(flow, manifest.fragments)
+    ends = [(log.name, target) for log in flow.logs for target in log.targets]
+    if [(cut.log, cut.target) for cut in manifest.channels] != ends:
+        raise UsageError("it has not one cut of each channel")
+    for cut in manifest.channels:
+        count = flow.log(cut.log).partition_count
+        numbers = (cut.position, cut.barrier, *cut.received_counts, *cut.sent_counts)
+        if not len(cut.received_counts) == len(cut.sent_counts) == count or min(numbers) < 0:
+            raise UsageError(f"channel {cut.log} to {cut.target} cannot be cut at {numbers}")
+
+
+def find(root: Path, text: str) -> Manifest:
+    """Return the snapshot with that id, or else the newest savepoint of that name.
+
+    Raises:
+        UsageError: there is neither.
+        Damaged, StoreError: its manifest was changed, or one cannot be read.
+    """
+    return read_manifest(root, find_id(root, text))
+
+
+def find_id(root: Path, text: str) -> SnapshotId:
+    """Return the id that `text` is, or else that of the newest savepoint of that name.
+
+    Damage to other manifests does not matter, nor, if `text` is an id, to that of the snapshot.
+
+    Raises:
+        UsageError: there is neither.
+    """
+    by_id = {str(snapshot): snapshot for snapshot in published_ids(root)}
+    if text in by_id:
+        return by_id[text]
+    names = {manifest.snapshot: manifest.name for manifest in readable_manifests(root)}
+    for snapshot, name in reversed(names.items()):
+        if name == text:
+            return snapshot
+    known = ", ".join(names.get(snapshot) or id_ for id_, snapshot in by_id.items()) or "none"
+    raise UsageError(
+        f"there is no snapshot and no savepoint {text!r} in {root}; there are: {known}"
+    )
+
+
+# --- pinned files
+
+
+def hashed_files(
+    directory: Path, queries: Iterable[str], known: list[PinnedFile]
+) -> list[PinnedFile]:
+    """Return every pinned file in the `directory` of a snapshot, with its hash. Those that are
+    `known` from the snapshot before are not read again.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    by_inode = {(f.inode, f.bytes, f.changed_at_ns): f.hash for f in known}
+    found = []
+    for query, name, path in _pinned_files(directory, queries):
+        with explained(path, "read"):
+            status = path.stat()
+            identity = (status.st_ino, status.st_size, status.st_mtime_ns)
+            digest = by_inode.get(identity) or file_hash(path)
+        inode, size, changed_at_ns = identity
+        found.append(PinnedFile(query, name, size, digest, inode, changed_at_ns))
+    return found
+
+
+def verify_files(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> None:
+    """Compare every file of the pinned checkpoints with the manifest; `progress` is called with the
+    length of each file that was read.
+
+    Raises:
+        Damaged: a file was changed, is missing, or one was added.
+        StoreError: a file cannot be read.
+    """
+    directory = snapshot_path(root, manifest.snapshot)
+    expected = {(file.query, file.name): file for file in manifest.files}
+    for query, name, path in _pinned_files(directory, manifest.queries):
+        record = expected.pop((query, name), None)
+        if record is None:
+            raise Damaged(f"{path} is not of snapshot {manifest.snapshot}: somebody put it there")
+        with explained(path, "read"):
+            if path.stat().st_size != record.bytes or file_hash(path) != record.hash:
+                raise Damaged(
+                    f"{path} was changed since snapshot {manifest.snapshot} was published: use "
+                    "another snapshot; checkpoints must not be edited"
+                )
+        progress(record.bytes)
+    for query, name in expected:
+        raise Damaged(
+            f"{pinned_path(directory, query) / name} is missing from snapshot {manifest.snapshot}: "
+            "use another snapshot"
+        )
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _pinned_files(directory: Path, queries: Iterable[str]) -> Iterator[tuple[str, str, Path]]:
+    for query in queries:
+        pinned = pinned_path(directory, query)
+        for path in sorted(pinned.rglob("*")):
+            if path.is_file():
+                yield query, path.relative_to(pinned).as_posix(), path
+
+
+# --- the books of channels
+
+
+def cut_channels(
+    root: Path, metadata: Metadata, fragments: dict[str, ParticipantFragment], mode: Mode
+) -> list[ChannelCut]:
+    """Return what was on every channel at the cut, with the counts of its books checked.
+
+    Raises:
+        NotConsistent: a target had read what its source had not sent at the cut, or an entry in
+            between is missing.
+        Damaged: an entry beside the cut is not what was written.
+    """
+    cuts = []
+    for log in metadata.dataflow.logs:
+        reader = LogReader(root, log, metadata.segments[log.name])
+        barrier = fragments[log.source].barriers[log.name]
+        for target in log.targets:
+            position = fragments[target].positions[log.name]
+            _check_entries_exist(reader, target, position, barrier)
+            if position > barrier and mode is not Mode.AT_LEAST_ONCE:
+                raise NotConsistent(
+                    f"channel {log.name} to {target}: the target had read up to entry {position} "
+                    f"at its cut, and the barrier is entry {barrier}"
+                )
+            received, sent = reader.offsets_at(position), reader.offsets_at(barrier)
+            cut = ChannelCut(log.name, target, position, barrier, received, sent)
+            for name, before, after in cut.books():
+                if why := impossible_counts(name, after, before, "records"):
+                    raise NotConsistent(why)
+            cuts.append(cut)
+    return cuts
+
+
+def _check_entries_exist(reader: LogReader, target: str, position: int, barrier: int) -> None:
+    """Check that all entries between a target and the barrier exist, and the one before, which
+    holds the offsets at which they begin."""
+    first, last = sorted((position, barrier))
+    missing = reader.first_missing(max(0, first - 1), last)
+    if missing is not None:
+        raise NotConsistent(
+            f"channel {reader.log.name} to {target}: {reader.entry_path(missing)} is missing, and "
+            f"the target had read up to entry {position}, the barrier is entry {barrier}: {TO_MEND}"
+        )
+
+
+def check_channels(root: Path, manifest: Manifest) -> None:
+    """Check that every channel's records are in the logs, and that the books balance.
+
+    Raises:
+        Damaged: an entry or a file with records is missing or was changed.
+        NotConsistent: a channel's books do not balance.
+    """
+    readers = {log.name: manifest.reader(root, log.name) for log in manifest.dataflow.logs}
+    for log, barrier in manifest.barriers.items():
+        readers[log].offsets_at(barrier)  # the next append needs the entry before it
+    for cut in manifest.channels:
+        reader, (first, last) = readers[cut.log], sorted((cut.position, cut.barrier))
+        # Without any entry in between, the offsets there must be what was received and sent.
+        bounds = [(reader.offsets_at(first),) * 2]
+        bounds += [(entry.offsets, entry.next_offsets) for entry in reader.entries(first, last)]
+        for partition, (name, before, after) in enumerate(cut.books()):
+            ranges = [(begin[partition], end[partition]) for begin, end in bounds]
+            held = ((begin + 1, end - begin, end - begin) for begin, end in ranges)
+            if why := contradiction(name, after, before, held, "records"):
+                raise NotConsistent(why)
+    for log, reader in readers.items():
+        ends = [(cut.position, cut.barrier) for cut in manifest.channels if cut.log == log]
+        first = min((position for position, _ in ends), default=0)
+        for entry in reader.entries(first, max((barrier for _, barrier in ends), default=0)):
+            reader.table(entry)

@@ -1,0 +1,223 @@
+"""Records stopped participants: what is on the disk is their state.
+
+A stopped query is at its last committed micro-batch. A service that left wrote its state; one that
+has not joined since a restore has the state that was restored. A service that died lost its state:
+then no snapshot can be taken before the pipeline is restored.
+"""
+
+import contextlib
+import functools
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Damaged, NotConsistent, StillframeError
+from stillframe.pipeline.locks import PARTICIPANTS, participant_lock
+from stillframe.pipeline.metadata import Metadata
+from stillframe.pipeline.pending_snapshot import (
+    ParticipantFragment,
+    Request,
+    ServiceState,
+    has_recorded,
+    read_fragment,
+)
+from stillframe.pipeline.query_participant import QueryParticipant
+from stillframe.pipeline.service_logs import ServiceLogs, reported_positions
+from stillframe.pipeline.snapshot_manifest import Manifest
+from stillframe.store.disk import replace_durably, sync
+from stillframe.store.opening import explained
+from stillframe.store.seal import FORMAT, read_sealed, seal
+
+
+class NotAtRest(StillframeError):
+    """A participant does not run, and what is on the disk is not its state."""
+
+
+class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``participants/epoch-2/NAME.json``: that a service joined in `epoch`; its
+    positions and state when it left, once it has; or those that were restored, until it joins."""
+
+    format: int = FORMAT
+    epoch: int
+    positions: dict[str, int] | None = None
+    state: ServiceState | None = None
+
+
+class ServiceStatus(msgspec.Struct, frozen=True):
+    """The status of a service, as far as the disk says.
+
+    Attributes:
+        has_joined: it joined in this epoch, or was restored.
+        has_state: its state is on the disk: it left, or has not joined since a restore.
+        positions: its current or last reported position on each log that it reads.
+        since: when that was reported, in seconds since 1970; None if nothing was.
+    """
+
+    has_joined: bool
+    has_state: bool
+    positions: dict[str, int]
+    since: float | None
+
+
+def service_status(root: Path, metadata: Metadata, name: str) -> ServiceStatus:
+    """Return the status of a service; its state, which may be long, is read once.
+
+    Raises:
+        Damaged, StoreError: the disk.
+    """
+    starts = metadata.starts[name]
+    brief = _brief(root, metadata.epoch, name)
+    if brief is None:
+        return ServiceStatus(has_joined=False, has_state=False, positions=starts, since=None)
+    positions, has_state, changed_at = brief
+    if positions is None:
+        reported = reported_positions(root, metadata, name)
+        positions, changed_at = (starts, changed_at) if reported is None else reported
+    return ServiceStatus(
+        has_joined=True, has_state=has_state, positions=positions, since=changed_at
+    )
+
+
+def write_service_record(root: Path, name: str, record: ServiceRecord) -> None:
+    """Record that a service joined or left, in the epoch of the record."""
+    path = _record_path(root, record.epoch, name)
+    with explained(path, "written"):
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)  # another may join at the same time
+            sync(path.parent.parent)
+        replace_durably(path, seal(record))
+
+
+def place_services(root: Path, metadata: Metadata, manifest: Manifest) -> None:
+    """Record the restored state of every service: as it was in the snapshot.
+
+    The epoch of `metadata` has not started, so no program reads these records yet, and those of the
+    epoch before it stay. Older ones, and those of an attempt that did not finish, are removed.
+    """
+    with explained(root / PARTICIPANTS, "cleared"):
+        for records in (root / PARTICIPANTS).glob("epoch-*/"):
+            if records.name != f"epoch-{metadata.epoch - 1}":
+                shutil.rmtree(records)
+    for fragment in manifest.fragments:
+        if fragment.service is not None:
+            name = fragment.participant
+            positions = dict(metadata.starts[name])
+            record = ServiceRecord(
+                epoch=metadata.epoch, positions=positions, state=fragment.service
+            )
+            write_service_record(root, name, record)
+
+
+def has_joined(root: Path, metadata: Metadata, name: str) -> bool:
+    """Return whether a service has a state: it joined at some time, or was restored."""
+    return _record_path(root, metadata.epoch, name).exists()
+
+
+def stopped_service(
+    root: Path, metadata: Metadata, name: str
+) -> tuple[dict[str, int], ServiceState] | None:
+    """Return positions and state of a service that does not run; None if it never ran at all.
+
+    Raises:
+        NotAtRest: it was running and died.
+        Damaged, StoreError: the disk.
+    """
+    path = _record_path(root, metadata.epoch, name)
+    if not path.exists():
+        if metadata.restored_from is None:
+            return None
+        raise Damaged(
+            f"{path} is missing, which says how service {name} stood when this epoch began: "
+            "restore the pipeline from a snapshot"
+        )
+    record = read_sealed(path, ServiceRecord)
+    if record.positions is None or record.state is None:
+        raise _died(name)
+    return record.positions, record.state
+
+
+def _died(name: str) -> NotAtRest:
+    return NotAtRest(
+        f"service {name} died, and its state with it: restore the pipeline from its last "
+        "snapshot and start the service again"
+    )
+
+
+def record_stopped(
+    root: Path, metadata: Metadata, request: Request, name: str
+) -> ParticipantFragment | None:
+    """Record a participant that no program runs; None if one does, or if it is not its turn yet.
+
+    Raises:
+        NotAtRest: it does not run, and what is on the disk is not its state.
+    """
+    lock = participant_lock(root, name)
+    if not lock.try_acquire():
+        return None
+    try:
+        if name not in metadata.dataflow.queries:
+            _record_service(root, metadata, request, name)
+        elif _has_its_turn(root, metadata, request, name):
+            _record_query(root, name)
+        return read_fragment(root, request.snapshot, name)
+    finally:
+        lock.release()
+
+
+def _has_its_turn(root: Path, metadata: Metadata, request: Request, name: str) -> bool:
+    """Return whether a barrier is on a log that a participant reads, or none need be: only then is
+    it worthwhile to search all of its logs."""
+    return name in metadata.dataflow.initiators() or any(
+        has_recorded(root, request.snapshot, log.source) for log in metadata.dataflow.incoming(name)
+    )
+
+
+def _record_query(root: Path, name: str) -> None:
+    try:
+        participant = QueryParticipant(root, name, is_patient=False)
+        positions = participant.positions()[1]
+        readers = participant.readers
+        participant.at_boundary({log: one.tail(positions[log]) for log, one in readers.items()})
+    except NotConsistent as error:
+        raise NotAtRest(f"query {name} does not run: {error}; start it again") from error
+
+
+def _record_service(root: Path, metadata: Metadata, request: Request, name: str) -> None:
+    if not _has_its_turn(root, metadata, request, name):
+        # Asked every few milliseconds until then, so a state, which may be long, is read once.
+        brief = _brief(root, metadata.epoch, name)
+        if brief is not None and not brief[1]:
+            raise _died(name)
+        return
+    stopped = stopped_service(root, metadata, name)
+    if stopped is None:
+        return  # a program may be starting it right now
+    positions, state = stopped
+    logs = ServiceLogs(root, name, metadata, positions)
+    logs.at_boundary(is_patient=False, record=lambda request: logs.submit(request, state))
+
+
+def _brief(root: Path, epoch: int, name: str) -> tuple[dict[str, int] | None, bool, float] | None:
+    """Return the positions in a service's record, whether it has a state, and when it was written;
+    None if there is no record."""
+    path = _record_path(root, epoch, name)
+    with explained(path, "read"), contextlib.suppress(FileNotFoundError):
+        status = path.stat()
+        return (*_brief_of(path, status.st_ino, status.st_mtime_ns), status.st_mtime)
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _brief_of(
+    path: Path,
+    inode: int,  # noqa: ARG001 - identifies the record
+    changed_at_ns: int,  # noqa: ARG001 - identifies the record
+) -> tuple[dict[str, int] | None, bool]:
+    """Each record is a file of its own, so inode and time identify it."""
+    record = read_sealed(path, ServiceRecord)
+    return record.positions, record.state is not None
+
+
+def _record_path(root: Path, epoch: int, name: str) -> Path:
+    return root / PARTICIPANTS / f"epoch-{epoch}" / f"{name}.json"

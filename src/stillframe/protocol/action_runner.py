@@ -1,0 +1,202 @@
+"""Runs a real ``Process`` one atomic action at a time, without a loop.
+
+The messages that it sends are returned: the caller decides when they arrive. The simulator and the
+replay of a trace consist of these.
+"""
+
+import copy
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from stillframe.decoding import DECODING_ERRORS
+from stillframe.errors import ApplicationError, ProtocolViolation, StillframeError, UsageError
+from stillframe.model import Channel, ProcessId, ProcessState, SnapshotId
+from stillframe.process import Message, Process, attach
+from stillframe.topology import Topology
+
+START, RECEIVE, PUBLISHED = "start", "receive", "on_published"
+Sent = tuple[ProcessId, bytes]
+"""A message in flight: its target, and the message as MessagePack."""
+
+
+class ActionRunner:
+    """A process of a topology, on a copy of its start state, so that it can be run repeatedly.
+
+    Args:
+        process_id: which process of `topology`.
+        topology: the system; it is not changed.
+        encoded: a recorded state to start from; None for the start state.
+
+    Raises:
+        UsageError: that process has a loop of its own (``Joined``): it cannot be stepped through.
+    """
+
+    def __init__(
+        self, process_id: ProcessId, topology: Topology, encoded: bytes | None = None
+    ) -> None:
+        start = topology.processes[process_id]
+        if not isinstance(start, Process):
+            raise UsageError(
+                f"process {process_id} has a loop of its own (stillframe.join): only processes "
+                "that are a stillframe.Process can be stepped through"
+            )
+        self.id = process_id
+        self.process = copy.deepcopy(start)
+        self.wants_snapshot = False
+        self._codec = topology.codecs[process_id]
+        self._encode = msgspec.msgpack.Encoder().encode
+        accepts = topology.accepts[process_id]
+        self._decoder = msgspec.msgpack.Decoder(union_of(accepts)) if accepts else None
+        description = topology.description
+        self._accepted_by = {t: topology.accepts[t] for t in description.outgoing(process_id)}
+        self._outbox: list[Sent] = []
+        attach(
+            self.process,
+            process_id=process_id,
+            incoming=description.incoming(process_id),
+            outgoing=description.outgoing(process_id),
+            send=self._send,
+            snapshot=self._want_snapshot,
+        )
+        if encoded is not None:
+            self._codec.restore(self.process, encoded)
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """The names of the process's own actions."""
+        return tuple(action.name for action in self.process.actions)
+
+    def decode(self, encoded: bytes) -> Message:
+        """Return a message that this process is to receive.
+
+        Raises:
+            ProtocolViolation: it does not accept such a message.
+        """
+        if self._decoder is None:
+            raise ProtocolViolation(f"process {self.id} accepts no message")
+        try:
+            message: Message = self._decoder.decode(encoded)
+        except DECODING_ERRORS as error:
+            raise ProtocolViolation(
+                f"process {self.id}: a message does not fit: {error}"
+            ) from error
+        return message
+
+    def receive(self, messages: Iterable[tuple[Channel, Message]]) -> list[Sent]:
+        """Accept messages, one or several, in one atomic action; return what it sent.
+
+        Raises:
+            ApplicationError: the handler raised.
+            UsageError: it sent what it cannot, or waits for something outside.
+        """
+        for channel, message in messages:
+            self._call(RECEIVE, channel, message)
+        return self._take_outbox()
+
+    def perform(self, handler: str, *arguments: SnapshotId) -> list[Sent]:
+        """Call a handler other than ``receive``: one atomic action; return what it sent.
+
+        Raises:
+            ApplicationError: the handler raised.
+            UsageError: it sent what it cannot, or waits for something outside.
+        """
+        self._call(handler, *arguments)
+        return self._take_outbox()
+
+    def cut(self, snapshot: SnapshotId) -> None:
+        """Notify the process that its state was recorded for `snapshot`.
+
+        Raises:
+            ApplicationError: its ``on_cut`` raised.
+            UsageError: it sent something.
+        """
+        if self.perform("on_cut", snapshot):
+            raise UsageError(
+                f"process {self.id}: on_cut() sent a message: a snapshot must not change what a "
+                "process does"
+            )
+
+    def capture(self) -> ProcessState:
+        """Record the state as it is now.
+
+        Raises:
+            UsageError: a field cannot be recorded.
+        """
+        return ProcessState(self.id, self._codec.kind.__name__, self._codec.capture(self.process))
+
+    def _call(self, handler: str, *arguments: object) -> None:
+        """Call a handler; if it raises, the messages that it sent are discarded."""
+        try:
+            self._try_call(handler, *arguments)
+        except BaseException:
+            self._outbox = []
+            raise
+
+    def _try_call(self, handler: str, *arguments: object) -> None:
+        try:
+            returned = getattr(self.process, handler)(*arguments)
+            if inspect.iscoroutine(returned):
+                self._run_through(returned)
+            elif returned is not None:
+                raise TypeError("it returned something: a handler returns nothing")
+        except StillframeError:
+            raise
+        except (Exception, SystemExit) as error:
+            shown = f"{type(error).__name__}: {error}"
+            raise ApplicationError(
+                f"process {self.id}: {handler}() raised {shown}"
+                + (f" on {arguments[1]!r} of channel {arguments[0]}" if arguments[1:] else "")
+            ) from error
+
+    def _run_through(self, coroutine: Any) -> None:
+        """Run an ``async`` handler from its start to its end: it is one atomic action."""
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if "no running event loop" not in str(error):
+                raise
+        coroutine.close()
+        raise UsageError(
+            f"process {self.id}: an async handler waits for something outside: there is no event "
+            "loop here, so only what does not wait can be stepped through"
+        )
+
+    def _take_outbox(self) -> list[Sent]:
+        sent, self._outbox = self._outbox, []
+        return sent
+
+    def _send(self, target: ProcessId, message: Message) -> None:
+        accepted = self._accepted_by.get(target)
+        if accepted is None:
+            raise UsageError(
+                f"process {self.id} has no channel to {target!r}; "
+                f"outgoing: {', '.join(self._accepted_by) or 'none'}"
+            )
+        if type(message) not in accepted:
+            names = ", ".join(sorted(kind.__name__ for kind in accepted))
+            raise UsageError(
+                f"channel {Channel(self.id, target)}: {target} accepts {names or 'no message'}, "
+                f"not {type(message).__name__}; add it to the annotation of its receive()"
+            )
+        try:
+            self._outbox.append((target, self._encode(message)))
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            raise UsageError(
+                f"channel {Channel(self.id, target)}: {message!r} cannot be encoded: {error}"
+            ) from error
+
+    def _want_snapshot(self) -> None:
+        self.wants_snapshot = True
+
+
+def union_of(kinds: tuple[type[Message], ...]) -> Any:
+    """Return the type of a message that is of one of these classes, for a decoder."""
+    union: Any = kinds[0]
+    for kind in kinds[1:]:
+        union |= kind
+    return union

@@ -1,0 +1,347 @@
+"""Stragglers: the processes and channels that hold a snapshot up, found from status reports.
+
+A snapshot waits for a process whose fragment is missing, but that process is seldom the cause: in a
+mesh all fragments are missing when one process stops, because all others await its marker. By the
+marker rules (Chandy & Lamport 1985, section 3.2) a marker arrives on a channel when its source has
+recorded its state and its target has handled the messages before it. So the cause of each awaited
+marker is in its source, its channel, or its target.
+"""
+
+import enum
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from stillframe.errors import ProtocolViolation
+from stillframe.model import Channel, ProcessId, SnapshotId
+from stillframe.protocol.recorder import Phase
+from stillframe.topology import Description
+
+QUANTITY_COUNT_MAX, NAME_CHARS_MAX, TEXT_CHARS_MAX = 32, 64, 1000
+"""Limits of a status: conserved quantities, the length of their names, and that of an error."""
+SENTENCE_COUNT_MAX = 8
+"""How many causes are described at most; that many at once have a common cause elsewhere."""
+
+
+class EndpointStatus(msgspec.Struct, frozen=True):
+    """The status of a channel at one end.
+
+    `unhandled_bytes` were sent and, as far as this end knows, not handled yet. `is_full` says that
+    the source waits for the target before it handles anything itself. `count` is how many messages
+    this end has sent, or received, since the first epoch.
+    """
+
+    is_connected: bool
+    unhandled_bytes: int
+    is_full: bool = False
+    count: int = 0
+
+
+class RecordingStatus(msgspec.Struct, frozen=True):
+    """The phase of a process in one snapshot. In phase RECORDING, `awaited` are the sources whose
+    markers have not arrived, and `recording_s` is how many seconds ago it recorded its state."""
+
+    snapshot: SnapshotId
+    phase: Phase
+    awaited: tuple[ProcessId, ...] = ()
+    recording_s: float = 0.0
+
+
+class ProcessStatus(msgspec.Struct, frozen=True):
+    """The status that a process reports on request.
+
+    `is_busy` says that it is in the middle of an atomic action, for whose end a snapshot waits.
+    `incoming` and `outgoing` are its ends of its channels, by the process at the other end.
+    `quantities` are its conserved quantities, if requested, or why it cannot compute them.
+    `moment_s` is the time of the report, by a clock of which only differences have a meaning.
+    """
+
+    is_busy: bool
+    snapshots: tuple[RecordingStatus, ...]
+    incoming: dict[ProcessId, EndpointStatus]
+    outgoing: dict[ProcessId, EndpointStatus]
+    quantities: dict[str, int | float] | str = {}
+    moment_s: float = 0.0
+
+    def of(self, snapshot: SnapshotId) -> RecordingStatus:
+        """Return its status in `snapshot`."""
+        for recording in self.snapshots:
+            if recording.snapshot == snapshot:
+                return recording
+        return RecordingStatus(snapshot, Phase.IDLE)
+
+
+def check_status(
+    status: ProcessStatus,
+    process: ProcessId,
+    asked: tuple[SnapshotId, ...],
+    description: Description,
+) -> None:
+    """Check that a status is that of `process`, and about the snapshots that were `asked` for.
+
+    Raises:
+        ProtocolViolation: it names other snapshots, or channels that the process does not have.
+    """
+    sources = set(description.incoming(process))
+    awaited = [source for shown in status.snapshots for source in shown.awaited]
+    if (
+        tuple(shown.snapshot for shown in status.snapshots) != asked
+        or status.incoming.keys() != sources
+        or status.outgoing.keys() != set(description.outgoing(process))
+        or not sources.issuperset(awaited)
+        or len(awaited) > len(sources) * len(asked)
+        or not _is_bounded(status.quantities)
+        or not 0 <= status.moment_s < math.inf
+    ):
+        raise ProtocolViolation(
+            "its answer is not to what it was asked: it names other snapshots or channels"
+        )
+
+
+def _is_bounded(quantities: dict[str, int | float] | str) -> bool:
+    if isinstance(quantities, str):
+        return len(quantities) <= TEXT_CHARS_MAX
+    return len(quantities) <= QUANTITY_COUNT_MAX and all(
+        len(name) <= NAME_CHARS_MAX for name in quantities
+    )
+
+
+class Cause(enum.Enum):
+    """Why a fragment of a snapshot is missing; the first of them explain most."""
+
+    SILENT = "silent"
+    BUSY = "busy"
+    DISCONNECTED = "disconnected"
+    HELD = "held"
+    BEHIND = "behind"
+    UNREACHED = "unreached"
+    SENDING = "sending"
+
+
+class Straggler(msgspec.Struct, frozen=True):
+    """A process or a channel that holds a snapshot up.
+
+    Attributes:
+        process: its fragment is missing for this cause.
+        cause: the cause.
+        since: since when, by the coordinator's clock: for a silent process, since its last sign of
+            life; for others, since the marker was due there.
+        channels: on which markers are awaited for this cause.
+        unhandled_bytes: for BEHIND, how many bytes at most are before the marker.
+        waits_for: for HELD, the processes that `process` waits for.
+    """
+
+    process: ProcessId
+    cause: Cause
+    since: float
+    channels: tuple[Channel, ...] = ()
+    unhandled_bytes: int = 0
+    waits_for: tuple[ProcessId, ...] = ()
+
+    def sentence(self, now: float) -> str:
+        """Return it in words, as of `now`."""
+        process, channels = self.process, ", ".join(map(str, self.channels))
+        since = f"for {max(0.0, now - self.since):.1f} s"
+        awaited = f"; markers are awaited on {channels}" if channels else ""
+        match self.cause:
+            case Cause.SILENT:
+                text = (
+                    f"{process} does not answer, and was not heard of {since}: it is stopped, or "
+                    f"in a long action{awaited}"
+                )
+            case Cause.BUSY:
+                text = f"{process} is in the middle of an action, and is awaited {since}{awaited}"
+            case Cause.DISCONNECTED:
+                text = f"channel {channels} is not connected; its marker is awaited {since}"
+            case Cause.HELD:
+                text = (
+                    f"{process} handles nothing until {', '.join(self.waits_for)} has handled what "
+                    f"it was sent; the marker is awaited on {channels} {since}"
+                )
+            case Cause.BEHIND:
+                behind = f"behind at most {self.unhandled_bytes:,} bytes that it has not handled"
+                where = behind if self.unhandled_bytes else "which is on its way"
+                text = f"{process} awaits the marker on {channels} {since}, {where}"
+            case Cause.UNREACHED:
+                text = f"{process} has not recorded its state: no marker has come to it{awaited}"
+            case Cause.SENDING:
+                text = f"{process} has recorded its part, which has not come yet"
+        return text
+
+
+class UnderWay(msgspec.Struct, frozen=True):
+    """A pending snapshot: its start and deadline, the processes without a fragment, and why."""
+
+    snapshot: SnapshotId
+    initiated_at: float
+    deadline: float
+    missing: tuple[ProcessId, ...]
+    stragglers: tuple[Straggler, ...] = msgspec.field(default=(), name="holdups")
+
+    @property
+    def at_fault(self) -> tuple[ProcessId, ...]:
+        """The processes that hold it up; all that are missing, if no cause is known."""
+        victims = (Cause.UNREACHED, Cause.SENDING)
+        found = dict.fromkeys(h.process for h in self.stragglers if h.cause not in victims)
+        return tuple(found) or self.missing
+
+    def sentences(self, now: float) -> list[str]:
+        """Return the stragglers in words, as of `now`."""
+        shown = [straggler.sentence(now) for straggler in self.stragglers[:SENTENCE_COUNT_MAX]]
+        left_out = len(self.stragglers) - len(shown)
+        return [*shown, f"and {left_out} more"] if left_out else shown
+
+
+def find_stragglers(
+    under_way: UnderWay,
+    description: Description,
+    answers: Mapping[ProcessId, ProcessStatus],
+    heard_at: Mapping[ProcessId, float],
+    now: float,
+) -> UnderWay:
+    """Return a pending snapshot with its stragglers.
+
+    Args:
+        under_way: the snapshot.
+        description: the channels.
+        answers: the current status reports; the processes that are missing did not answer.
+        heard_at: when each process last gave a sign of life.
+        now: when the answers were in.
+    """
+    search = _Search(under_way, description, answers, heard_at, now)
+    for process in under_way.missing:
+        search.look_at(process)
+    return msgspec.structs.replace(under_way, stragglers=search.stragglers())
+
+
+class _Search:
+    """One search; see ``find_stragglers`` for the arguments."""
+
+    def __init__(
+        self,
+        under_way: UnderWay,
+        description: Description,
+        answers: Mapping[ProcessId, ProcessStatus],
+        heard_at: Mapping[ProcessId, float],
+        now: float,
+    ) -> None:
+        self._snapshot = under_way.snapshot
+        self._began = under_way.initiated_at
+        self._missing = frozenset(under_way.missing)
+        self._description = description
+        self._answers = answers
+        self._heard_at = heard_at
+        self._now = now
+        self._found: dict[tuple[int, ProcessId, Channel | None], Straggler] = {}
+        self._marked = {
+            source
+            for process in description.processes
+            for source in description.incoming(process)
+            if self._has_marker_of(process, source)
+        }
+
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """Return the stragglers, the most informative first."""
+        order = sorted(self._found, key=lambda key: (key[0], key[1], str(key[2])))
+        return tuple(self._found[key] for key in order)
+
+    def look_at(self, process: ProcessId) -> None:
+        """Find out why the fragment of `process` is missing."""
+        answer = self._answers.get(process)
+        if answer is None:
+            self._blame(process, Cause.SILENT, self._silent_since(process))
+            return
+        status = answer.of(self._snapshot)
+        if status.phase is Phase.IDLE:
+            self._look_at_unrecorded(process, answer)
+        elif status.phase is Phase.RECORDING:
+            since = self._now - status.recording_s
+            for source in status.awaited:
+                self._look_at_marker(Channel(source, process), answer, since)
+        else:
+            self._blame(process, Cause.SENDING, self._began)
+
+    def _look_at_unrecorded(self, process: ProcessId, answer: ProcessStatus) -> None:
+        sources = [s for s in self._description.incoming(process) if self._has_recorded(s)]
+        if answer.is_busy:
+            self._blame(process, Cause.BUSY, self._began)
+        elif not sources:
+            self._blame(process, Cause.UNREACHED, self._began)
+        for source in sources:
+            self._look_at_marker(Channel(source, process), answer, self._began)
+
+    def _look_at_marker(self, channel: Channel, answer: ProcessStatus, since: float) -> None:
+        """Find out why the marker on `channel` has not been handled; its target answered."""
+        source, target = channel.source, channel.target
+        end, other = answer.incoming[source], self._answers.get(source)
+        if not self._has_recorded(source):
+            self._blame_source(channel)
+        elif not end.is_connected or (
+            other is not None and not other.outgoing[target].is_connected
+        ):
+            self._blame(target, Cause.DISCONNECTED, since, channel, is_apart=True)
+        elif other is None and not end.unhandled_bytes:
+            self._blame(source, Cause.SILENT, self._silent_since(source), channel)
+        elif answer.is_busy:
+            self._blame(target, Cause.BUSY, since, channel)
+        elif full := tuple(t for t, outgoing in answer.outgoing.items() if outgoing.is_full):
+            self._blame(target, Cause.HELD, since, channel, waits_for=full)
+        else:
+            sent = 0 if other is None else other.outgoing[target].unhandled_bytes
+            size = max(sent, end.unhandled_bytes)
+            self._blame(target, Cause.BEHIND, since, channel, is_apart=True, unhandled_bytes=size)
+
+    def _blame_source(self, channel: Channel) -> None:
+        """The source of `channel` has not recorded its state: add the channel to the cause."""
+        answer = self._answers.get(channel.source)
+        if answer is None:
+            self._blame(channel.source, Cause.SILENT, self._silent_since(channel.source), channel)
+        elif answer.is_busy:
+            self._blame(channel.source, Cause.BUSY, self._began, channel)
+        elif not any(map(self._has_recorded, self._description.incoming(channel.source))):
+            self._blame(channel.source, Cause.UNREACHED, self._began, channel)
+        # Else a marker is in flight to it, which is reported for that marker's channel.
+
+    def _blame(
+        self,
+        process: ProcessId,
+        cause: Cause,
+        since: float,
+        channel: Channel | None = None,
+        *,
+        is_apart: bool = False,
+        unhandled_bytes: int = 0,
+        waits_for: tuple[ProcessId, ...] = (),
+    ) -> None:
+        """Add a cause; with `is_apart` each channel has one of its own."""
+        key = (list(Cause).index(cause), process, channel if is_apart else None)
+        before = self._found.get(key)
+        channels = () if before is None else before.channels
+        if channel is not None and channel not in channels:
+            channels = tuple(sorted((*channels, channel)))
+        since = since if before is None else min(before.since, since)
+        self._found[key] = Straggler(process, cause, since, channels, unhandled_bytes, waits_for)
+
+    def _silent_since(self, process: ProcessId) -> float:
+        # Before the snapshot began, no sign of life was due.
+        return max(self._began, self._heard_at.get(process, self._began))
+
+    def _has_recorded(self, process: ProcessId) -> bool:
+        """Return whether `process` is known to have recorded its state."""
+        if process not in self._missing or process in self._marked:
+            return True
+        answer = self._answers.get(process)
+        return answer is not None and answer.of(self._snapshot).phase is not Phase.IDLE
+
+    def _has_marker_of(self, process: ProcessId, source: ProcessId) -> bool:
+        """Return whether `process` is known to have the marker on the channel from `source`."""
+        if process not in self._missing:
+            return True
+        answer = self._answers.get(process)
+        status = RecordingStatus(self._snapshot, Phase.IDLE)
+        if answer is not None:
+            status = answer.of(self._snapshot)
+        return status.phase is Phase.RECORDED or (
+            status.phase is Phase.RECORDING and source not in status.awaited
+        )

@@ -1,0 +1,215 @@
+"""Narrates a simulated world step by step, with the rule that was followed."""
+
+from collections.abc import Iterable
+from itertools import islice
+
+import msgspec
+
+from stillframe.model import (
+    Abandoned,
+    Batch,
+    Channel,
+    Fragment,
+    ProcessState,
+    Snapshot,
+    SnapshotId,
+)
+from stillframe.protocol.recorder import Progress
+from stillframe.protocol.replay import RESTORED
+from stillframe.sim import choices
+from stillframe.sim.scripted_process import message_name
+from stillframe.sim.world import World
+from stillframe.trace import Event, MarkerStep, MessageId
+
+_SHOWN_CHARACTER_MAX = 200
+
+
+class Narrator:
+    """Narrates what happened in a world since the last call.
+
+    Attributes:
+        narrated: for each narrated step of the current epoch, its line, and those of snapshots that
+            ended thereafter.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.narrated: list[list[str]] = []
+        self._epoch_count = 1
+        self._narrated_outcomes: set[tuple[int, SnapshotId]] = set()
+
+    def news(self) -> list[str]:
+        """Return a line for each step that is new, and for each snapshot that ended."""
+        lines = []
+        while self._epoch_count < len(self._world.epochs):
+            lines += self._epoch_news()
+            self._epoch_count += 1
+            self.narrated = []
+            start = self._world.epochs[self._epoch_count - 1].start
+            began = f"from snapshot {start.id}" if start is not None else "afresh"
+            lines.append(f"epoch {self._epoch_count} begins {began}")
+        lines += self._epoch_news()
+        if self._world.refusal:
+            lines.append(f"the rules are broken, and the run ends: {self._world.refusal}")
+        return lines
+
+    def _epoch_news(self) -> list[str]:
+        epoch = self._world.epochs[self._epoch_count - 1]
+        lines = []
+        for step in epoch.steps[len(self.narrated) :]:
+            lines.append(self._event(step) if isinstance(step, Event) else self._marker_step(step))
+            self.narrated.append(lines[-1:])
+        for snapshot, outcome in epoch.outcomes.items():
+            if (self._epoch_count, snapshot) not in self._narrated_outcomes:
+                self._narrated_outcomes.add((self._epoch_count, snapshot))
+                outcome_lines = self._outcome(outcome)
+                lines += outcome_lines
+                if self.narrated:
+                    self.narrated[-1] += outcome_lines
+        return lines
+
+    def _event(self, event: Event) -> str:
+        sends = f"; sends {self._sent_names(event)}" if event.sent else ""
+        if event.handler == RESTORED:
+            again = f"; on their way again: {self._sent_names(event)}" if event.sent else ""
+            return f"{event.process} has its recorded state{again}"
+        if not event.accepted:
+            return f"{event.process} does {event.label}{sends}"
+        accepts = ", ".join(f"{self.name(m)} from {m.channel.source}" for m in event.accepted)
+        names = {self.name(message) for message in event.accepted}
+        does = "" if event.label in names else f": does {event.label}"
+        return f"{event.process} accepts {accepts}{does}{sends}{self._recordings(event)}"
+
+    def _sent_names(self, event: Event) -> str:
+        return ", ".join(f"{self.name(m)} to {m.channel.target}" for m in event.sent)
+
+    def _recordings(self, event: Event) -> str:
+        """Return the recordings that keep the messages that an event accepts."""
+        recorder = self._world.recorders[event.process]
+        kept = [
+            f"{message.channel} keeps {self.name(message)} for {snapshot}"
+            for snapshot in self._world.epoch.initiated
+            if (progress := recorder.progress(snapshot)) is not None
+            for message in event.accepted
+            if any(
+                b.first == message.number for b in progress.awaited.get(message.channel.source, ())
+            )
+        ]
+        return f"; {', '.join(kept)}" if kept else ""
+
+    def name(self, message: MessageId) -> str:
+        """Return a message as a script calls it, or else as it prints itself."""
+        encoded = self._world.epochs[self._epoch_count - 1].contents[message]
+        return self._shown(message.channel, encoded)
+
+    def _shown(self, channel: Channel, encoded: bytes) -> str:
+        decoded = self._world.runners[channel.target].decode(encoded)
+        return message_name(decoded)[:_SHOWN_CHARACTER_MAX]
+
+    def _marker_step(self, step: MarkerStep) -> str:
+        progress = self._world.recorders[step.process].progress(step.snapshot)
+        head, held = self._cause(step), self._closed(step, progress)
+        if step.is_cut:
+            fragment = self._fragment(step)
+            state = fragment.state if fragment is not None else progress.state if progress else None
+            rule = [f"records its state {shown_state(state)}" if state else "records its state"]
+            if step.source is not None and held is not None:
+                rule.append(f"{step.source}->{step.process} is empty")
+            if step.targets:
+                rule.append(f"sends a marker to {', '.join(step.targets)}")
+            if progress is not None and progress.awaited:
+                channels = ", ".join(f"{source}->{step.process}" for source in progress.awaited)
+                rule.append(f"records {channels} from now on")
+            return f"{head}: {'; '.join(rule)}"
+        if step.source is None:
+            return head
+        channel = Channel(step.source, step.process)
+        if held is not None:
+            return f"{head}: {channel} held {self._held(channel, held)}"
+        if progress is not None:
+            return f"{head}: goes on recording {channel}, where more was sent before the cut"
+        return f"{head}, which is over for it"
+
+    def _cause(self, step: MarkerStep) -> str:
+        """Return why a process takes a step: it initiates, or gets a marker or a red message."""
+        if step.source is not None:
+            return f"{step.process} gets the marker of {step.snapshot} from {step.source}"
+        if step.process in self._world.description.initiators(step.snapshot.initiator):
+            return f"{step.process} initiates {step.snapshot}"
+        return f"{step.process} learns of {step.snapshot} from the colour of the message that comes"
+
+    def _fragment(self, step: MarkerStep) -> Fragment | None:
+        epoch = self._world.epochs[self._epoch_count - 1]
+        return epoch.fragments.get(step.snapshot, {}).get(step.process)
+
+    def _closed(self, step: MarkerStep, progress: Progress | None) -> Iterable[Batch] | None:
+        """Return what the channel of a step's marker held; None if that is unknown."""
+        if step.source is None:
+            return None
+        if (fragment := self._fragment(step)) is not None:
+            return next(r.batches for r in fragment.incoming if r.source == step.source)
+        return progress.closed.get(step.source) if progress is not None else None
+
+    def _held(self, channel: Channel, batches: Iterable[Batch]) -> str:
+        messages = [m for batch in batches for m in batch.messages()]
+        return ", ".join(self._shown(channel, message) for message in messages) or "nothing"
+
+    def _outcome(self, outcome: Snapshot | Abandoned) -> list[str]:
+        if isinstance(outcome, Abandoned):
+            return [str(outcome)]
+        return [f"snapshot {outcome.id} is complete:", *self.contents(outcome)]
+
+    def contents(self, snapshot: Snapshot) -> list[str]:
+        """Return the content of a snapshot, a line for each process and each channel that is not
+        empty, and whether the system was ever in that state."""
+        lines = [f"  {s.process} {shown_state(s)}" for s in snapshot.state.processes]
+        empty_count = 0
+        for state in snapshot.state.channels:
+            if state.message_count:
+                lines.append(f"  {state.channel} held {self._held(state.channel, state.batches)}")
+            else:
+                empty_count += 1
+        channels = "channel is" if empty_count == 1 else "channels are"
+        lines += [f"  {empty_count} {channels} empty"] if empty_count else []
+        return [*lines, f"  {self._when(snapshot.id)}"]
+
+    def _when(self, snapshot: SnapshotId) -> str:
+        """Return whether the system was ever in the recorded state (Chandy & Lamport 1985, 4)."""
+        trace = self._world.epochs[self._epoch_count - 1].trace(self._world.description)
+        number = trace.present_at(trace.cut_of(snapshot))
+        if number is None:
+            return "the system was never in this state, but it could have been"
+        before = islice(trace.positions(), number)
+        event_count = sum(event.handler != RESTORED for _, event in before)
+        return f"so it was after {event_count} event{'' if event_count == 1 else 's'}"
+
+
+def shown_state(state: ProcessState) -> str:
+    """Return a recorded state as people read it: the events of a script, or field by field."""
+    values = msgspec.msgpack.decode(state.encoded)
+    if state.kind == "ScriptedProcess":
+        return f"{{{', '.join(values['done'])}}}"
+    return ", ".join(f"{name}={value}" for name, value in values.items())[:_SHOWN_CHARACTER_MAX]
+
+
+def unrecorded_news(world: World, choice: choices.Choice) -> list[str]:
+    """Return the effects of `choice`, just taken, that are not in the trace, because they are no
+    step of a process."""
+    match choice:
+        case choices.DeliverNotice(process, snapshot):
+            gives_up = isinstance(world.epoch.outcomes[snapshot], Abandoned)
+            return [f"{process} {'gives up' if gives_up else 'has finished'} {snapshot}"]
+        case choices.Duplicate(channel):
+            return [f"what is next on {channel} is on its way twice"]
+        case choices.Break(channel):
+            return [f"the connection of {channel} is lost, with everything on it"]
+        case choices.Connect(channel):
+            return [f"{channel} is connected again: what had not arrived is sent again"]
+        case choices.Partition(processes):
+            return [f"nothing passes any more between {', '.join(processes)} and the others"]
+        case choices.Heal():
+            return ["everything passes again"]
+        case choices.Crash(process):
+            return [f"{process} crashes: the connections of its channels are lost"]
+        case _:
+            return []

@@ -1,0 +1,207 @@
+"""Executions by the clock: actions at given ticks, and a delay for every message and marker."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+
+from stillframe.errors import StillframeError, UsageError
+from stillframe.model import Channel
+from stillframe.sim import choices
+from stillframe.sim.network import Frame
+from stillframe.sim.scripted_process import Script, ScriptedMessage
+from stillframe.sim.world import World
+from stillframe.topology import Topology
+
+TickAction = choices.Act | choices.Initiate
+"""The choices that have a tick; arrivals follow from delays."""
+TICK_MAX = 1_000_000
+ARRIVAL_COUNT_MAX = 100_000
+"""The maximum number of arrivals, since some systems never become idle."""
+
+
+def play(
+    topology: Topology,
+    actions: Iterable[tuple[int, TickAction]],
+    delays: Iterable[int] = (),
+    *,
+    tick: Callable[[int, World], None] = lambda number, world: None,
+) -> World:
+    """Take actions at given ticks, and deliver every message and marker after its delay.
+
+    Within one tick, first everything due arrives, in the order of sending, then the actions are
+    taken, and then everything that they sent with a delay of 0 arrives. Channels keep order,
+    whatever the delays.
+
+    Args:
+        topology: the system.
+        actions: the choices with their ticks, from 0; ticks must not decrease.
+        delays: for every message and marker, in the order of sending, its delay in ticks; 1 for
+            those beyond the end.
+        tick: called at the end of each tick.
+
+    Returns:
+        the world at the end: its snapshots are in ``world.epoch.outcomes``.
+
+    Raises:
+        UsageError: an action is not possible when it is due, or the run does not end; the tick is
+            named.
+    """
+    world = World(topology)
+    waiting = iter(delays)
+    run_ticks(world, actions, lambda channel, frame: next(waiting, 1), tick=tick)
+    return world
+
+
+def run_ticks(
+    world: World,
+    actions: Iterable[tuple[int, TickAction]],
+    delay: Callable[[Channel, Frame], int],
+    *,
+    script: Script | None = None,
+    tick: Callable[[int, World], None],
+) -> None:
+    """Do in `world` what ``play`` does; frames in flight already count as sent at tick 0.
+
+    Args:
+        world: the world; no connection may be lost.
+        actions: the choices with their ticks.
+        delay: returns the delay of a frame that was just sent, in ticks.
+        script: whose events may accept several messages together; None if none does.
+        tick: called at the end of each tick.
+
+    Raises:
+        UsageError: an action is not possible when it is due, a connection is lost, or the run does
+            not end.
+    """
+    _TimedRun(world, actions, delay, script).run(tick)
+
+
+class _TimedRun:
+    """A world in which time passes in ticks."""
+
+    def __init__(
+        self,
+        world: World,
+        actions: Iterable[tuple[int, TickAction]],
+        delay: Callable[[Channel, Frame], int],
+        script: Script | None,
+    ) -> None:
+        self._world = world
+        self._actions = deque(actions)
+        self._check_actions()
+        self._delay = delay
+        self._script = script
+        self._order = 0
+        self._due: dict[Channel, deque[tuple[int, int]]] = {c: deque() for c in world.channels}
+        self._number = 0
+        self._arrival_count = 0
+
+    def _check_actions(self) -> None:
+        latest = 0
+        for number, choice in self._actions:
+            if not isinstance(choice, choices.Act | choices.Initiate):
+                raise UsageError(
+                    f"tick {number}: {choice}: at a tick a process acts or initiates a snapshot; "
+                    "when something arrives is said by its delay"
+                )
+            if not latest <= number <= TICK_MAX:
+                raise UsageError(
+                    f"tick {number}: {choice}: ticks are 0 to {TICK_MAX:,} and must not go down, "
+                    f"and the one before is {latest}"
+                )
+            latest = number
+
+    def run(self, tick: Callable[[int, World], None]) -> None:
+        self._plan_in_flight()
+        following = self._next_tick(-1)
+        while following is not None:
+            self._number = following
+            self._world.now = float(following)
+            try:
+                self._deliver_due()
+                while self._actions and self._actions[0][0] == following:
+                    self._take(self._actions.popleft()[1])
+                self._deliver_due()
+            except StillframeError as error:
+                raise UsageError(f"tick {following}: {error}") from error
+            tick(following, self._world)
+            following = self._next_tick(following)
+
+    def _next_tick(self, number: int) -> int | None:
+        """Return the next tick after `number` in which something happens; None if there is none. A
+        message that is due but is accepted together with others arrives when they do."""
+        heads = [queue[0][0] for queue in self._due.values() if queue and queue[0][0] > number]
+        heads += [due for due, _ in self._actions][:1]
+        return min(heads, default=None)
+
+    def _deliver_due(self) -> None:
+        """Deliver the frames that are due, in the order of sending. Only the head of a channel can
+        be, so order is kept whatever the delays."""
+        while arrival := self._next_arrival():
+            self._arrival_count += 1
+            if self._arrival_count > ARRIVAL_COUNT_MAX:
+                raise UsageError(
+                    f"the run does not end within {ARRIVAL_COUNT_MAX:,} arrivals: its processes "
+                    "answer each other for ever"
+                )
+            self._take(arrival)
+            for channel in arrival.channels:
+                self._due[channel].popleft()
+
+    def _next_arrival(self) -> choices.Deliver | None:
+        heads = sorted(
+            (queue[0][1], channel)
+            for channel, queue in self._due.items()
+            if queue and queue[0][0] <= self._number
+        )
+        due = {channel for _, channel in heads}
+        arrivals = (self._arrival(channel, due) for _, channel in heads)
+        return next((arrival for arrival in arrivals if arrival is not None), None)
+
+    def _arrival(self, channel: Channel, due: set[Channel]) -> choices.Deliver | None:
+        """Return the arrival of the head of `channel`; None if it must wait for others."""
+        channels = (
+            together(self._script, self._world, channel) if self._script is not None else (channel,)
+        )
+        return choices.Deliver(channels) if due.issuperset(channels) else None
+
+    def _take(self, choice: choices.Choice) -> None:
+        self._world.take(choice)
+        self._plan_sent()
+
+    def _plan_in_flight(self) -> None:
+        """Treat the frames in flight as sent now: those older than `sendings` first."""
+        sendings = self._world.sendings
+        new = Counter(sendings)
+        for channel, memory in self._world.channels.items():
+            if not memory.is_connected:
+                raise UsageError(
+                    f"the connection of {channel} is lost: before time goes by in ticks, let it "
+                    "'connect', or the system 'restart'"
+                )
+            sendings[:0] = [channel] * (len(memory) - new[channel])
+        self._plan_sent()
+
+    def _plan_sent(self) -> None:
+        new = Counter(self._world.sendings)
+        for channel in self._world.sendings:
+            frame = self._world.channels[channel].contents[-new[channel]]
+            new[channel] -= 1
+            delay = self._delay(channel, frame)
+            if not 0 <= delay <= TICK_MAX:
+                raise UsageError(
+                    f"channel {channel}: a delay of {delay} ticks: give 0 to {TICK_MAX:,}"
+                )
+            self._due[channel].append((self._number + delay, self._order))
+            self._order += 1
+        self._world.sendings.clear()
+
+
+def together(script: Script, world: World, channel: Channel) -> tuple[Channel, ...]:
+    """Return the channels whose next messages one event accepts together with that of `channel`."""
+    frames = world.channels[channel].contents
+    if not frames or frames[0].batch is None:
+        return (channel,)
+    message = world.runners[channel.target].decode(frames[0].batch.messages()[0])
+    assert isinstance(message, ScriptedMessage), message
+    senders = [sender for sender, accepting in script.messages if accepting == message.event]
+    return tuple(sorted({Channel(script.process_of(s), channel.target) for s in senders}))
