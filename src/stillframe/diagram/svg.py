@@ -144,10 +144,9 @@ def _curve(curve: Curve) -> str:
         bow = (end[1] - begin[1]) * 0.45
         controls = (begin[0], begin[1] + bow), (end[0], end[1] - bow)
         path.append(f"C{_point(controls[0])} {_point(controls[1])} {_point(end)}")
-    return (
-        f'<g class="{_colour(curve.colour, is_faint=curve.is_faint)}"{_key("cut", curve.name)}>'
-        f'{_title(curve.full)}<path class="cut" d="{" ".join(path)}"/></g>'
-    )
+    kind = _colour(curve.colour, is_faint=curve.is_faint)
+    drawn = f'<path class="cut" d="{" ".join(path)}"/>'
+    return _group(kind, _key("cut", curve.name), curve.full, drawn)
 
 
 def _name_of_curve(curve: Curve) -> str:
@@ -157,13 +156,13 @@ def _name_of_curve(curve: Curve) -> str:
 def _message(arrow: MessageArrow) -> str:
     kind = "message" if arrow.role is Role.PLAIN else f"message {arrow.role.value}"
     key = _key("message", arrow.message)
-    return f'<g class="{kind}"{key}>{_title(arrow.full)}{_arrow(arrow.path, arrow.extent)}</g>'
+    return _group(kind, key, arrow.full, _arrow(arrow.path, arrow.extent))
 
 
 def _marker(arrow: MarkerArrow) -> str:
     kind = f"marker {_colour(arrow.colour, is_faint=arrow.is_faint)}"
     key = _key("marker", arrow.snapshot, Channel(arrow.source, arrow.target))
-    return f'<g class="{kind}"{key}>{_title(arrow.full)}{_arrow(arrow.path, arrow.extent)}</g>'
+    return _group(kind, key, arrow.full, _arrow(arrow.path, arrow.extent))
 
 
 def _arrow(path: Path, extent: Extent) -> str:
@@ -199,12 +198,10 @@ def _head(path: Path) -> tuple[Point, Point, Point, Point]:
 
 def _dot(dot: Dot) -> str:
     at = dot.x, dot.y
-    return (
-        f'<g class="{"event recorded" if dot.is_recorded else "event"}"'
-        f"{_key('event', dot.position)}>{_title(dot.full)}"
-        f"{_circle('ring', at, RING_RADIUS) if dot.is_recorded else ''}"
-        f"{_circle('dot', at, DOT_RADIUS)}{_text(dot.label)}</g>"
-    )
+    kind = "event recorded" if dot.is_recorded else "event"
+    ring = _circle("ring", at, RING_RADIUS) if dot.is_recorded else ""
+    drawn = f"{ring}{_circle('dot', at, DOT_RADIUS)}{_text(dot.label)}"
+    return _group(kind, _key("event", dot.position), dot.full, drawn)
 
 
 def _mark(mark: Mark) -> str:
@@ -214,7 +211,7 @@ def _mark(mark: Mark) -> str:
     shape = f'<polygon class="{"head" if mark.is_cut else "open"}" points="{corners}"/>'
     kind = f"mark {_colour(mark.colour, is_faint=mark.is_faint)}"
     key = _key("step", mark.snapshot, mark.process, *([mark.source] if mark.source else []))
-    return f'<g class="{kind}"{key}>{_title(mark.full)}{shape}{_text(mark.label)}</g>'
+    return _group(kind, key, mark.full, f"{shape}{_text(mark.label)}")
 
 
 def _legend_row(row: LegendRow) -> str:
@@ -240,6 +237,10 @@ def _legend_row(row: LegendRow) -> str:
     return (
         f'<g class="legend">{_title(row.full)}<g class="{kind}">{sample}</g>{_text(row.label)}</g>'
     )
+
+
+def _group(kind: str, key: str, full: str, drawn: str) -> str:
+    return f'<g class="{kind}"{key}>{_title(full)}{drawn}</g>'
 
 
 def _colour(colour: int, *, is_faint: bool = False) -> str:

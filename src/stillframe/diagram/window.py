@@ -74,7 +74,11 @@ def select(trace: Trace, *, first: int, step_count_max: int) -> Window:
     done = dict(counts)
     steps = trace.steps[first - 1 : first - 1 + step_count_max]
     positions: list[Position | None] = []
-    for step in steps:
+    previous: list[int | None] = []
+    last: dict[ProcessId, int] = {}
+    for index, step in enumerate(steps):
+        previous.append(last.get(step.process))
+        last[step.process] = index
         if isinstance(step, Event):
             counts[step.process] += 1
         position = Position(step.process, counts[step.process])
@@ -97,18 +101,9 @@ def select(trace: Trace, *, first: int, step_count_max: int) -> Window:
         processes=processes,
         messages=messages,
         markers=markers,
-        previous=_previous(steps),
+        previous=tuple(previous),
         causes=tuple(map(tuple, causes)),
     )
-
-
-def _previous(steps: tuple[Step, ...]) -> tuple[int | None, ...]:
-    last: dict[ProcessId, int] = {}
-    found = []
-    for index, step in enumerate(steps):
-        found.append(last.get(step.process))
-        last[step.process] = index
-    return tuple(found)
 
 
 def _links(

@@ -108,7 +108,7 @@ def load(snapshot: Snapshot, log: Path) -> CutDiagram:
         plan.left_out,
         NOTE,
         list(_contradictions(lanes, steps, snapshot)),
-        list(_explain(listed, _Keys(diagram, snapshot))),
+        list(_explain(listed, diagram, snapshot)),
         len(steps) - len(listed),
     )
 
@@ -303,44 +303,44 @@ def _contradictions(
             )
 
 
-class _Keys:
-    """The keys that what is drawn of a snapshot has in the SVG."""
-
-    def __init__(self, diagram: Diagram, snapshot: Snapshot) -> None:
-        self._marks = {(mark.process, mark.source) for mark in diagram.marks}
-        self._markers = {(arrow.source, arrow.target) for arrow in diagram.markers}
-        self._messages: dict[Channel, list[MessageId]] = {}
-        for arrow in diagram.messages:
-            self._messages.setdefault(arrow.message.channel, []).append(arrow.message)
-        self._name = str(snapshot.id)
-        self.cuts = [f"cut {curve.name}" for curve in diagram.curves]
-
-    def of(self, each: LoggedStep) -> Iterator[str]:
-        """Yield the keys of what a step is, its own mark first."""
-        process, source = each.step.process, each.step.source
-        if (process, source) in self._marks:
-            yield f"step {self._name} {process}" + (f" {source}" if source is not None else "")
-        if source is not None and (source, process) in self._markers:
-            yield f"marker {self._name} {source}->{process}"
-        for target in each.step.targets:
-            if (process, target) in self._markers:
-                yield f"marker {self._name} {process}->{target}"
-        if source is not None and not each.step.is_cut:
-            for message in self._messages.get(Channel(source, process), ()):
-                if any(message.number in part for part in each.recorded or ()):
-                    yield f"message {message}"
-
-
-def _explain(steps: Sequence[LoggedStep], keys: _Keys) -> Iterator[dict[str, Any]]:
+def _explain(
+    steps: Sequence[LoggedStep], diagram: Diagram, snapshot: Snapshot
+) -> Iterator[dict[str, Any]]:
+    """Yield the steps for a page, each with the keys that the SVG gives to what is drawn of it."""
+    name = str(snapshot.id)
+    drawn = {_step_key(name, mark.process, mark.source) for mark in diagram.marks}
+    drawn |= {_marker_key(name, arrow.source, arrow.target) for arrow in diagram.markers}
     last_cut = max((i for i, each in enumerate(steps) if each.step.is_cut), default=-1)
     for index, each in enumerate(steps):
+        process, source = each.step.process, each.step.source
+        keys = [_step_key(name, process, source)]
+        keys += [_marker_key(name, source, process)] if source is not None else []
+        keys += [_marker_key(name, process, target) for target in each.step.targets]
+        keys = [key for key in keys if key in drawn]
+        if source is not None and not each.step.is_cut:
+            keys += [
+                f"message {arrow.message}"
+                for arrow in diagram.messages
+                if arrow.message.channel == Channel(source, process)
+                and any(arrow.message.number in part for part in each.recorded or ())
+            ]
+        if index == last_cut:
+            keys += [f"cut {curve.name}" for curve in diagram.curves]
         yield {
-            "process": each.step.process,
+            "process": process,
             "at": each.step.at,
             "sentence": _sentence(each),
             "rule": _rule(each),
-            "keys": [*keys.of(each), *(keys.cuts if index == last_cut else ())],
+            "keys": keys,
         }
+
+
+def _step_key(snapshot: str, process: ProcessId, source: ProcessId | None) -> str:
+    return f"step {snapshot} {process}" + (f" {source}" if source is not None else "")
+
+
+def _marker_key(snapshot: str, source: ProcessId, target: ProcessId) -> str:
+    return f"marker {snapshot} {source}->{target}"
 
 
 def _rule(each: LoggedStep) -> str:

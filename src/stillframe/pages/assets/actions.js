@@ -1,16 +1,12 @@
-// What people do with a running system: the requests, and the questions asked before them.
+// Actions of users on a running system: the requests, and the dialogs before them.
 
 import { make, setText } from "./dom.js";
 
 const READ_TIMEOUT_MS = 60_000;
 const ACTION_TIMEOUT_MS = 300_000;
 
-/**
- * Read a document of the server.
- * @param {string} path - where it is.
- * @returns what it says.
- * @throws {Error} with a sentence for people: it is not there, or there was no answer.
- */
+/** Read a document of the server; an Error says in a sentence that it does not exist, or that there
+ * was no answer. */
 export async function fetchDocument(path) {
   let response;
   try {
@@ -29,10 +25,10 @@ async function contentOf(response) {
 }
 
 /**
- * Let the server do something, and say what came of it.
- * @param {Object} action - as the server reads it: `type` and what belongs to it.
- * @param {Element} status - gets the sentence.
- * @param {HTMLButtonElement} button - cannot be used meanwhile.
+ * Let the server perform an action, and show the outcome.
+ * @param {Object} action - `type` and its arguments.
+ * @param {Element} status - shows the outcome.
+ * @param {HTMLButtonElement} button - is disabled meanwhile.
  */
 export async function performAction(action, status, button) {
   button.disabled = true;
@@ -55,7 +51,7 @@ export async function performAction(action, status, button) {
   button.disabled = false;
 }
 
-/** Ask for the name of a savepoint; null if somebody thinks better of it. */
+/** Ask for the name of a savepoint; null if the user cancels. */
 export function promptForName(title, text) {
   const input = make("input", {
     id: "savepoint-name",
@@ -69,12 +65,12 @@ export function promptForName(title, text) {
   return openDialog(title, [make("p", {}, text), label], "Take it", () => input.value);
 }
 
-/** Ask whether to go on; true or null. */
+/** Ask for confirmation; true or null. */
 export function confirm(title, text, word) {
   return openDialog(title, [make("p", {}, text)], word, () => true);
 }
 
-/** Say what has to be done elsewhere. */
+/** Explain what to do outside the page. */
 export function explain(title, content) {
   return openDialog(title, content, null, () => true);
 }

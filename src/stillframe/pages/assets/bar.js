@@ -1,12 +1,9 @@
-// What stands above everything: which system it is, whether it runs, and what can be done with it.
+// The bar at the top: the name of the system, its status, and its actions.
 
 import { make, setText, clock } from "./dom.js";
 import { performAction, promptForName } from "./actions.js";
 
-/**
- * Make the bar.
- * @param {Object} model - what the page knows; it is looked at in `update`.
- */
+/** Make the bar, which shows `model` when it is updated. */
 export function makeBar(model) {
   const title = make("h1", {}, "Stillframe");
   const state = make("span", { class: "state", role: "status" }, "connecting …");
@@ -80,7 +77,7 @@ const NOT_RUNNING = {
   stopped: ["does not run", "bad"],
 };
 
-/** Return in words how a system or pipeline is that does not run, and how bad that is. */
+/** Return the status of a system or pipeline that does not run, and its severity. */
 export function notRunning({ unreachable }) {
   return NOT_RUNNING[unreachable ?? "stopped"];
 }

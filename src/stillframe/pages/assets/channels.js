@@ -1,4 +1,4 @@
-// Processes and channels in words and figures: the same as the graph shows.
+// The graph as tables: processes and channels in words and figures.
 
 import { make, makeRow, makeTable, setText, count, bytes, duration } from "./dom.js";
 import { STATUS_WORDS, channelName } from "./graph.js";
@@ -15,9 +15,8 @@ const OF_PIPELINE = {
   channels: ["log", "records/s", "appended", "read", "behind", "items behind"],
 };
 
-/** The tables below the graph; the one of channels shows the busiest. */
+/** The tables below the graph; that of channels shows the busiest ones. */
 export class ChannelTable {
-  /** @param {Object} about - names of processes, and channels as pairs of their places. */
   constructor(about) {
     this.about = about;
     this.isPipeline = about.kind === "pipeline";
@@ -48,7 +47,7 @@ export class ChannelTable {
     this.root = this.details;
   }
 
-  /** Show how the system is now, if the tables are open. */
+  /** Show the current status of the system, if the tables are open. */
   update(system) {
     this.system = system;
     if (!this.details.open) return;

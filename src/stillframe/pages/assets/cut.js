@@ -5,11 +5,8 @@ import { stepControls } from "./stepping.js";
 
 const SCROLL_MARGIN = 60;
 
-/**
- * Return the section with the diagram; if the steps are known, with what goes through them.
- * @param {Object} snapshot - the document of the snapshot.
- * @param {Object} place - as `fragmentPlace` returns it: has the step, and is told.
- */
+/** Return the section with the diagram of a snapshot and, if the steps are known, their controls;
+ * `place` holds the current step. */
 export function showCut(snapshot, place) {
   const picture = parseSvg(snapshot.diagram.svg);
   const box = make("div", { class: "scrolling picture", tabindex: 0, role: "region", "aria-label": "diagram of the cut" }, picture);
@@ -75,7 +72,7 @@ function stepOf(parameters) {
   return Number(parameters.get("step")) || 0;
 }
 
-/** Listen as long as an element is in the page. */
+/** Listen while an element is in the page. */
 function listenWhile(element, name, listener, target = document) {
   let wasThere = false;
   const listen = (event) => {

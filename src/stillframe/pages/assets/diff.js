@@ -1,4 +1,4 @@
-// Two snapshots: in what they differ, field by field and channel by channel.
+// The difference of two snapshots, field by field and channel by channel.
 
 import { make, makePanel, makeRest, makeRow, makeTable, count, counted, duration, bytes, moment } from "./dom.js";
 import { shownValue, filtered, foldable } from "./state_table.js";
@@ -6,11 +6,7 @@ import { shownValue, filtered, foldable } from "./state_table.js";
 const COUNT_NAMES = ["sent", "received", "in the channel"];
 const PREVIEW_MAX = 60;
 
-/**
- * Show in what two snapshots differ.
- * @param {Object} diff - what diff_document() in Python returns.
- * @param {Element} root - is emptied, and gets it.
- */
+/** Fill `root` with the document that diff_document() in Python returns. */
 export function showDiff(diff, root) {
   root.replaceChildren(
     diffHead(diff),

@@ -1,5 +1,5 @@
-// Makes elements, and says quantities as people read them. What came from a process is set as text
-// or as the value of an attribute, never as markup.
+// Elements and quantities. Text from a process is set as text or as the value of an attribute, never
+// as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -33,20 +33,14 @@ function fill(element, properties, children) {
   return element;
 }
 
-/**
- * Make a table.
- * @param {Object} properties - attributes of the table.
- * @param {(Node|string)[]} heads - what stands above the columns; a cell, or its text.
- * @param {Element[]|Element} rows - the rows, or the body that holds them.
- * @param {string} [caption] - what the table is about.
- */
+/** Make a table; `heads` are cells or their text, `rows` is an array, or the body with the rows. */
 export function makeTable(properties, heads, rows, caption) {
   const cells = heads.map((head) => (isCell(head) ? head : make("th", { scope: "col" }, head)));
   const body = Array.isArray(rows) ? make("tbody", {}, rows) : rows;
   return make("table", properties, caption === undefined ? null : make("caption", {}, caption), make("thead", {}, make("tr", {}, cells)), body);
 }
 
-/** Make a row of a table from the cell that names it and the others, or from what is in them. */
+/** Make a row of a table from its cells, or their content; the first one names the row. */
 export function makeRow(head, ...cells) {
   const name = isCell(head) ? head : make("th", { scope: "row" }, head);
   return make("tr", {}, name, cells.map((cell) => (isCell(cell) ? cell : make("td", {}, cell))));
@@ -56,7 +50,7 @@ function isCell(content) {
   return content instanceof HTMLTableCellElement;
 }
 
-/** Say how many more there are, and where; null if there are none. */
+/** Return the number of entries left out, and where they are; null if there are none. */
 export function makeRest(left, noun, where = "") {
   return left > 0 ? make("p", { class: "left-out muted" }, `and ${counted(left, noun)} more${where}`) : null;
 }
@@ -66,14 +60,14 @@ export function makePanel(title, { id, kind = "" }, ...content) {
   return make("section", { class: `panel ${kind}`.trim(), "aria-labelledby": id }, make("h2", { id }, title), ...content);
 }
 
-/** Return the element that a picture in SVG describes; it holds no script, and none would run. */
+/** Return the element of a picture in SVG; it holds no script, and none would run. */
 export function parseSvg(text) {
   const parsed = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
   if (parsed.localName !== "svg") throw new Error("this is no picture in SVG");
   return document.importNode(parsed, true);
 }
 
-/** Let a picture have the room that there is, within reason, and never less than it needs. */
+/** Let a picture grow with the page within limits, and never become smaller than its size. */
 export function letGrow(picture) {
   const width = Number(picture.getAttribute("width"));
   picture.style.minWidth = `${width}px`;
@@ -81,12 +75,12 @@ export function letGrow(picture) {
   return picture;
 }
 
-/** Put `text` into `element`, if it is another one: what has not changed is not drawn again. */
+/** Set the text of `element` if it changed: the browser draws nothing again otherwise. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Say something to those who use a screen reader, without taking the focus. */
+/** Announce something to users of a screen reader, without moving the focus. */
 export function announce(text) {
   let region = document.getElementById("announcements");
   if (region === null) {
@@ -96,14 +90,14 @@ export function announce(text) {
   region.textContent = text;
 }
 
-/** Return what an object has under a name that came from elsewhere; not what all objects have. */
+/** Return the own property of an object under a foreign name, never an inherited one. */
 export function own(object, name) {
   return object !== undefined && Object.hasOwn(object, name) ? object[name] : undefined;
 }
 
 const COUNTS = new Intl.NumberFormat("en");
 
-/** Return a number with its thousands apart; a large whole one comes as text. */
+/** Return a number with separators of thousands; a large integer comes as text. */
 export function count(number) {
   return COUNTS.format(typeof number === "string" ? BigInt(number) : number);
 }
@@ -129,7 +123,7 @@ export function bytes(number) {
   return `${value.toFixed(unit > 0 && value < 9.95 ? 1 : 0)} ${units[unit]}`;
 }
 
-/** Return a time span in seconds as people say it: "0.40 ms", "12 ms", "3.4 s", "5 min". */
+/** Return a duration in seconds as text: "0.40 ms", "12 ms", "3.4 s", "5 min". */
 export function duration(seconds) {
   const ms = seconds * 1000;
   if (ms < 0.995) return `${ms.toFixed(2)} ms`;
@@ -140,12 +134,12 @@ export function duration(seconds) {
   return `${Math.round(seconds / 3600)} h`;
 }
 
-/** Return a moment, in seconds since 1970, as date and time of day, the same everywhere. */
+/** Return a time, in seconds since 1970, as date and time of day in UTC. */
 export function moment(seconds) {
   return new Date(seconds * 1000).toISOString().replace("T", " ").replace("Z", " UTC");
 }
 
-/** Return a moment, in seconds since 1970, as the time of day here. */
+/** Return a time, in seconds since 1970, as the local time of day. */
 export function clock(seconds) {
   return new Date(seconds * 1000).toLocaleTimeString("en-GB");
 }

@@ -1,4 +1,4 @@
-// The script of a file to send: shows the document that lies in the file itself.
+// The entry of the script in a self-contained file: shows the document inside it.
 
 import { showPlayer } from "./player.js";
 import { showSnapshot } from "./snapshot.js";

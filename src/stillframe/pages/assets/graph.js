@@ -1,4 +1,4 @@
-// The graph of processes and channels: how they are, how much goes over them, and the markers.
+// The graph of processes and channels: their status, their traffic, and the markers.
 
 import { make, makeSvg, setText, count, duration, own } from "./dom.js";
 import { MarkerAnimation } from "./marker_animation.js";
@@ -14,9 +14,8 @@ const PARALLEL_BOW = 0.28;
 const BARRIER_LEGEND = "Green ring: has recorded. Orange ring: has its barriers and holds the snapshot up. Dashed: waits for barriers. Stroke across a log: the barrier.";
 export const STATUS_WORDS = { running: "runs", busy: "is in an action", silent: "does not answer", starting: "is starting", dead: "died", stopped: "does not run", absent: "has not joined", output: "" };
 
-/** Where everything is, and its elements. */
+/** The graph of a system or pipeline; `about` names its processes and channels. */
 export class Graph {
-  /** @param {Object} about - names of processes, and channels as pairs of their places. */
   constructor(about) {
     this.about = about;
     this.isPipeline = about.kind === "pipeline";
@@ -66,7 +65,7 @@ export class Graph {
     return { root: makeSvg("g", { class: "process" }, title, ring, disc, label, more), title, more, name, kind, status: "" };
   }
 
-  /** Show how the system is now. */
+  /** Show the current status of the system. */
   update(system) {
     this.discs.forEach((disc, index) => {
       const status = system.statuses[index];
@@ -110,7 +109,7 @@ export class Graph {
     setText(edge.title, `${edge.name}: ${traffic}`);
   }
 
-  /** Show how far the target of a log is behind, and where the barrier is on it. */
+  /** Show the lag of the target of a log, and the position of the barrier in it. */
   showLog(edge, index, system) {
     const held = system.channels.in_transit[index];
     if (edge.badge !== null) setText(edge.badge, held ? `${count(held)} behind` : "");
@@ -120,7 +119,7 @@ export class Graph {
     setText(edge.title, `${edge.name}: ${logSentence(system, index)}`);
   }
 
-  /** Show how the markers of a snapshot went, slowly; not while others are shown. */
+  /** Show the markers of a snapshot in slow motion, unless others are being shown. */
   playMarkers(timeline) {
     if (this.animation !== null || !this.root.isConnected) return;
     const places = new Map(this.about.processes.map(([name], index) => [name, index]));
@@ -138,7 +137,7 @@ export class Graph {
     this.animation.play();
   }
 
-  /** Draw no more. */
+  /** Stop the animation. */
   stop() {
     this.animation?.stop();
   }
@@ -151,14 +150,14 @@ function sizeFor(processCount) {
   return 6;
 }
 
-/** The name of a channel, as people know it. */
+/** Return the name of a channel. */
 export function channelName(about, index) {
   if (about.names) return about.names[index];
   const [source, target] = about.channels[index];
   return `${about.processes[source][0]}->${about.processes[target][0]}`;
 }
 
-/** What a query or service does, in few words. */
+/** Return the current activity of a query or service in a few words. */
 export function activityOf(system, index) {
   const status = system.statuses[index];
   const batch = system.batches[index];
@@ -177,7 +176,7 @@ function logSentence(system, index) {
   return `${appended}; ${shown(received[index])} read, ${shown(held[index])} behind, in ${shown(items[index])} items${where}`;
 }
 
-/** A stroke across a path, as the outline of an SVG path. */
+/** Return a stroke across a path, as the outline of an SVG path. */
 function across(path, part) {
   const here = path.at(part);
   const next = path.at(part + 0.01);
@@ -206,7 +205,7 @@ function placesOf(about, size, height) {
   });
 }
 
-/** Where things are that flow from left to right: each in its column. */
+/** The layout of a pipeline, from left to right: each participant in its column. */
 function layeredHeight(about) {
   const sizes = new Map();
   for (const column of about.columns) sizes.set(column, (sizes.get(column) ?? 0) + 1);
@@ -224,7 +223,7 @@ function layered(about, size, height) {
   });
 }
 
-/** The way of a channel: bowed if there is one back, so that both are seen. */
+/** The path of a channel: bowed if there is one in the other direction, so that both are visible. */
 function pathOf([source, target], places, about, size, index) {
   const from = places[source];
   const to = places[target];

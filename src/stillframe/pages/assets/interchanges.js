@@ -1,16 +1,11 @@
 // EWD 864a: neighbours change places, one pair at a time, until every white event precedes every
-// red one. Which pairs, Python says (interchange_document.py).
+// red one. Python finds the pairs (player_document.py).
 
 import { announce, count, counted, make, setText } from "./dom.js";
 import { stepControls } from "./stepping.js";
 
-/**
- * Show the interchanges of a cut.
- * @param {Object} execution - the document of player_document.py.
- * @param {Object} choice - one of its choices.
- * @param {Element} section - is emptied, and gets them.
- * @returns {function(): void} stops what plays by itself.
- */
+/** Fill `section` with the interchanges of one of the choices of an execution; return a function that
+ * stops the playback. */
 export function showInterchanges(execution, choice, section) {
   const { events = [], swaps, total, problem, broken } = choice.interchanges;
   section.onkeydown = null;
@@ -67,7 +62,7 @@ function eventChip(execution, process, label, isWhite, isBroken) {
   );
 }
 
-/** Put chips into an order; those that move are seen to move. */
+/** Rearrange chips, with an animation of those that move. */
 function rearrange(row, order) {
   const moving = order.filter((chip, place) => row.children[place] !== chip);
   const before = moving.map((chip) => chip.getBoundingClientRect());
@@ -87,7 +82,7 @@ function isFirstRed(order, place) {
   return place > 0 && isRed(order[place]) && !isRed(order[place - 1]);
 }
 
-/** Return what gives the order after some interchanges; each is undone by being made again. */
+/** Return a function that gives the order after a number of interchanges; making one again undoes it. */
 function orderAfter(chips, swaps) {
   const order = [...chips];
   let made = 0;

@@ -1,4 +1,4 @@
-// The list of snapshots, the newest first: some at a time, however many there are.
+// The list of snapshots, newest first, a portion at a time.
 
 import { make, setText, count, counted, bytes, duration, clock, own } from "./dom.js";
 import { performAction, fetchDocument, promptForName, confirm, explain } from "./actions.js";
@@ -10,9 +10,8 @@ const VERDICT_WORDS = {
   loss: ["lost", "nothing lost"],
 };
 
-/** The list; `update` after rows have come or gone. */
+/** The list; call `update` after rows were added or removed. */
 export class SnapshotList {
-  /** @param {Object} model - what the page knows. */
   constructor(model) {
     this.model = model;
     this.isPipeline = model.about?.kind === "pipeline";
@@ -49,11 +48,9 @@ export class SnapshotList {
     return this.shown.has(id);
   }
 
-  /**
-   * Show the newest rows; those that are there already stay as they are. While the list is in use
-   * nothing in it moves: a button must not become another's under a finger. Newer rows are shown
-   * when it is left.
-   */
+  /** Show the newest rows, and keep the elements of those that are shown already. While the list is
+   * in use nothing in it moves, so that no button changes under the pointer; newer rows are shown
+   * when the user leaves the list. */
   update() {
     this.isBehind = this.isInUse() && this.shown.size > 0;
     if (this.isBehind) {
@@ -65,7 +62,7 @@ export class SnapshotList {
     this.redraw();
   }
 
-  /** Show what came while the list was in use, if it is not any more. */
+  /** Show the rows that arrived while the list was in use, unless it still is. */
   catchUp() {
     requestAnimationFrame(() => this.isBehind && this.update());
   }
@@ -105,7 +102,7 @@ export class SnapshotList {
     this.older.hidden = newest.length >= total;
   }
 
-  /** Show verdicts that have come. */
+  /** Show new verdicts. */
   updateVerdicts() {
     for (const one of this.shown.values()) this.showVerdict(one);
   }
@@ -122,7 +119,7 @@ export class SnapshotList {
     one.verdicts.replaceChildren(...chips.flatMap((chip) => [chip, " "]));
   }
 
-  /** Take what may change of a row that is shown: under which names it is kept. */
+  /** Update the part of a row that may change: the names of its savepoints. */
   updateNames(one, row) {
     if (row === undefined || row === one.row || Boolean(row.error) !== Boolean(one.row.error)) return;
     one.row = row;
@@ -206,7 +203,7 @@ export class SnapshotList {
     this.older.disabled = true;
     this.shownCount += STEP;
     try {
-      // Rows may have gone in between: the gap is filled from the lowest that is without one.
+      // Rows in between may have been removed: continue from the lowest that is known.
       if (this.model.rows.size < this.shownCount) {
         const oldest = Math.min(...[...this.model.rows.values()].map((row) => row.number));
         const older = await fetchDocument(`/api/snapshots?before=${oldest}`);

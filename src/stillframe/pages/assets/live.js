@@ -1,5 +1,5 @@
-// The live page: takes the events of the server, keeps what it knows, and shows what the address asks
-// for: the running system, or one of its snapshots.
+// The live page: receives the events of the server, keeps a model of the system, and shows what the
+// address selects: the running system, one of its snapshots, or the difference of two.
 
 import { make, announce } from "./dom.js";
 import { Overview } from "./overview.js";
@@ -27,7 +27,7 @@ const overview = new Overview(model);
 const bar = makeBar(model);
 document.getElementById("bar").replaceChildren(bar.root);
 
-/** What to do with each kind of event. */
+/** The handler of each kind of event. */
 const handlers = {
   about(about) {
     const before = JSON.stringify(model.about);
@@ -89,7 +89,7 @@ function announceChange(last, system) {
 
 let source = null;
 
-/** Listen to the events, as long as somebody can see the page: a browser has few connections. */
+/** Listen to the events while the page is visible: a browser has few connections. */
 function listen() {
   if (document.hidden || source !== null) return;
   source = new EventSource("/events");
@@ -102,7 +102,7 @@ function listen() {
   });
   source.addEventListener("error", () => {
     bar.disconnected();
-    // A browser gives up when the server answers with an error; we do not.
+    // A browser does not reconnect after an error response; we do.
     if (source?.readyState === EventSource.CLOSED) {
       source = null;
       fetchDocument("/page/index.html").catch((error) => bar.disconnected(error.message));
@@ -120,7 +120,7 @@ document.addEventListener("visibilitychange", () => {
   }
 });
 
-/** What the address asks for: where its document is, its name, and what shows it. */
+/** Return what the address selects: the path of its document, its name, and its view. */
 function routeTarget() {
   const parameters = new URLSearchParams(location.hash.slice(1));
   const [one, first, second] = ["snapshot", "first", "second"].map((name) => parameters.get(name));

@@ -1,7 +1,5 @@
-// The markers of one snapshot on their way through the graph, slowed down until people can see it.
-//
-// Each marker is an element of its own that the browser moves without drawing the graph again: a
-// page that drew every picture itself would take from the system that it shows.
+// The markers of one snapshot on their way through the graph, in slow motion. Each marker is an
+// element that the browser moves without drawing the graph again, which saves CPU time of the system.
 
 import { make, own } from "./dom.js";
 
@@ -10,13 +8,10 @@ const REST_MS = 900;
 const MARKERS_MAX = 200;
 const STATIONS = 12;
 
-/** The markers of one snapshot; `play` shows them once. */
 export class MarkerAnimation {
-  /**
-   * @param {Object} timeline - cuts of processes and arrivals of markers, in seconds after its beginning.
-   * @param {Object} stage - `layer` for the markers, `scale()` from the picture's units to pixels,
-   *     `pathOf(source, target)`, `cut(process, isCut)`, and `ended()`.
-   */
+  /** `timeline` has the cuts of processes and the arrivals of markers, in seconds after its start.
+   * `stage` has a `layer` for the markers, `scale()` from units of the graph to pixels,
+   * `pathOf(source, target)`, `cut(process, isCut)`, and `ended()`. */
   constructor(timeline, stage) {
     this.stage = stage;
     this.cuts = Object.entries(timeline.cuts);
@@ -28,7 +23,7 @@ export class MarkerAnimation {
     this.marks = [];
   }
 
-  /** Show it, and clear it away. */
+  /** Show the markers once, and remove them. */
   play() {
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) {
       for (const [process] of this.cuts) this.stage.cut(process, true);
@@ -60,7 +55,7 @@ export class MarkerAnimation {
     return seconds * this.slowness * 1000;
   }
 
-  /** Clear it away. */
+  /** Remove the markers. */
   stop() {
     this.timers.forEach(clearTimeout);
     for (const mark of this.marks) mark.remove();

@@ -1,4 +1,4 @@
-// The running system at a glance: its graph, what is pending, totals, events, its snapshots.
+// The running system at a glance: its graph, pending snapshots, totals, events, and snapshots.
 
 import { make, makePanel, setText, clock, duration } from "./dom.js";
 import { Graph } from "./graph.js";
@@ -11,7 +11,6 @@ const TOTALS_S = 2;
 
 /** The view of the running system. */
 export class Overview {
-  /** @param {Object} model - what the page knows. */
   constructor(model) {
     this.model = model;
     this.isVisible = false;
@@ -22,7 +21,7 @@ export class Overview {
     this.begin();
   }
 
-  /** Make everything anew: another system, or its topology has changed. */
+  /** Build everything again: for another system, or after a change of its topology. */
   begin() {
     const { about } = this.model;
     this.graph?.stop();
@@ -53,13 +52,13 @@ export class Overview {
     return this.list.isShown(id);
   }
 
-  /** Something is new; it is drawn with the next picture, and only if anybody sees it. */
+  /** Schedule the drawing of a part that changed, if the overview is visible. */
   update(what) {
     this.stale.add(what);
     if (this.isVisible && this.stale.size === 1) requestAnimationFrame(() => this.draw());
   }
 
-  /** Put this into the page. */
+  /** Put the overview into the page. */
   show(main) {
     if (this.root.parentElement !== main) main.replaceChildren(this.root);
     this.isVisible = true;
@@ -67,7 +66,7 @@ export class Overview {
     requestAnimationFrame(() => this.draw());
   }
 
-  /** Draw no more for now. */
+  /** Stop drawing until it is shown again. */
   hide() {
     this.isVisible = false;
   }

@@ -1,5 +1,5 @@
 // The player: an execution step by step, with the rule that each step follows, the colours of EWD
-// 864a, and what is recorded so far. The picture is Python's (animated_svg.py); here it is shown in part.
+// 864a, and what is recorded so far. Python draws the picture (animated_svg.py); parts of it are shown.
 
 import { announce, counted, letGrow, make, parseSvg } from "./dom.js";
 import { showInterchanges } from "./interchanges.js";
@@ -7,11 +7,7 @@ import { recordedTables } from "./recording_table.js";
 import { stepControls } from "./stepping.js";
 import { showScrubber } from "./scrubber.js";
 
-/**
- * Show a document of player_document.py.
- * @param {Object} execution - the document.
- * @param {Element} main - where to.
- */
+/** Show a document of player_document.py in `main`. */
 export function showPlayer(execution, main) {
   const picture = letGrow(parseSvg(execution.picture));
   const rule = make("div", { class: "panel rule" });
@@ -51,7 +47,7 @@ export function showPlayer(execution, main) {
     controls.go(step);
   }
 
-  /** Do what the address says; a name that is none changes nothing. */
+  /** Follow the address; an unknown name changes nothing. */
   function follow() {
     const wanted = new URLSearchParams(location.hash.slice(1));
     const named = execution.choices.findIndex((one) => one.name === wanted.get("snapshot"));
@@ -105,7 +101,7 @@ function ruleLines([first, ...others]) {
   return [make("p", { class: "rule-sentence" }, first), rows.length > 0 ? make("ul", {}, ...rows) : null].filter(Boolean);
 }
 
-/** Return what of the picture is there only at times, or can be pointed at. */
+/** Return the parts of the picture that are shown only in some steps, or can be marked. */
 function findParts(picture) {
   const found = picture.querySelectorAll("[data-from], [data-to], [data-choices], [data-step]");
   return [...found].map((element) => ({
@@ -121,7 +117,7 @@ function isThere(part, step, chosen) {
   return part.from <= step && step < part.to && (part.choices === null || part.choices.includes(chosen));
 }
 
-/** Point at what happens in a step, and let it be seen. */
+/** Mark the part of a step, and scroll to it. */
 function mark(parts, step, scroller) {
   for (const part of parts) {
     const isNow = part.step === step && !part.element.classList.contains("away");

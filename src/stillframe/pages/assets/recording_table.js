@@ -1,13 +1,8 @@
-// What a snapshot has recorded after so many steps: process by process, channel by channel.
+// The recording of a snapshot after a number of steps: process by process, channel by channel.
 
 import { make, makeRest, makeRow, makeTable } from "./dom.js";
 
-/**
- * Return what is recorded for a cut after some steps, as elements.
- * @param {Object} execution - the document of player_document.py.
- * @param {Object} choice - one of its choices.
- * @param {number} step - after how many steps.
- */
+/** Return the tables of what is recorded for one of the choices of an execution after `step` steps. */
 export function recordedTables(execution, choice, step) {
   const did = choice.is_snapshot ? "recorded state" : "events before the cut";
   const processes = choice.states.map(([at, state], number) => {
@@ -38,7 +33,7 @@ function contents(channel, step) {
   return names.length > 0 ? [names.join(", "), "known caught"] : ["empty", "known"];
 }
 
-/** Return a row: a name, and what is said of it. */
+/** Return a row with a name and its value. */
 export function recordedRow(name, words, kind) {
   return makeRow(name, make("td", { class: kind }, words));
 }

@@ -1,18 +1,14 @@
-// A snapshot to drag: when it is initiated and by whom, and when each marker comes. What the
-// application does is Python's picture (scrubber_document.py); the snapshot is drawn over it as it is dragged.
+// A snapshot to drag: its initiation, its initiator, and the arrival of each marker. Python draws the
+// application (scrubber_document.py); the snapshot is drawn over it as it is dragged.
 
 import { announce, counted, letGrow, make, makeSvg, makeTable, parseSvg } from "./dom.js";
 import { recordedRow } from "./recording_table.js";
 import { markerWindow, simulateSnapshot } from "./scrubber_rules.js";
 
-/** Of more events than these, only their number is said: as the player does. */
+/** Maximum number of events that are listed, as in the player. */
 const LABELS_MAX = 8;
 
-/**
- * Show an execution with a snapshot to drag.
- * @param {Object} model - the document of scrubber_document.py.
- * @param {Element} section - where to.
- */
+/** Show a document of scrubber_document.py in `section`. */
 export function showScrubber(model, section) {
   const picture = letGrow(parseSvg(model.picture));
   picture.setAttribute("aria-label", "the execution, with the snapshot to drag");
@@ -71,7 +67,7 @@ function yOf(model, process) {
   return model.y[0] + model.y[1] * process;
 }
 
-/** Say a time between two ticks, or between two steps, as people do. */
+/** Return a time between two ticks, or between two steps, in words. */
 function timeOf(model, half) {
   if (half === Infinity) return "never";
   return model.unit === "tick" ? `at tick ${half / 2}` : `after step ${(half - 1) / 2}`;
@@ -111,7 +107,7 @@ function cutPath({ model, snapshot }) {
   }, "");
 }
 
-/** Make what can be taken by pointer or keyboard, and moved. */
+/** Make a handle that pointer and keyboard can move. */
 function handleOf(view, name, shape, { origin, move, press, value }) {
   const element = makeSvg("g", { class: "handle", role: "slider", tabindex: 0, "aria-label": name }, makeSvg("circle", { class: "grip", r: 15 }), shape);
   element.addEventListener("pointerdown", (event) => {

@@ -1,14 +1,13 @@
-// Chandy and Lamport's rules when all times are given, in half ticks: what the application does is
-// at even ones, what a snapshot does at odd ones. Tests compare this with the simulator.
+// Chandy and Lamport's rules with given times, in half ticks: the application acts at even ones, the
+// snapshot at odd ones. Tests compare this with the simulator.
 
 /**
- * Take a snapshot.
- * @param {Object} model - the document of scrubber_document.py.
- * @param {{initiator: number, at: number, delays: number[]}} request - who initiates when, and how long
- *     the marker of each channel would travel if nothing was in its way.
+ * Simulate a snapshot of a document of scrubber_document.py.
+ * @param {{initiator: number, at: number, delays: number[]}} request - the initiation, and the travel
+ *     time of the marker of each channel if nothing delays it.
  * @returns {{cuts: number[], arrivals: number[], whites: boolean[], held: number[][],
  *     wasPresent: boolean, whiteCount: number}} when each process records its state and each marker
- *     comes (Infinity: never), which events are before the cut, which messages each channel holds,
+ *     arrives (Infinity: never), which events are before the cut, which messages each channel holds,
  *     and whether the system was ever in that state.
  */
 export function simulateSnapshot(model, request) {
@@ -38,8 +37,8 @@ export function simulateSnapshot(model, request) {
   };
 }
 
-/** Return between which times a marker can come that is sent at `cut`: it overtakes no message that
- * was sent before it, and none that is sent after it overtakes it. */
+/** Return the earliest and latest arrival of a marker that is sent at `cut`: it overtakes no message,
+ * and no message overtakes it. */
 export function markerWindow(model, channel, cut) {
   let [low, high] = [cut, model.end];
   for (const [, on, sent, accepted] of model.messages) {

@@ -1,16 +1,11 @@
-// A snapshot: what it is, how the cut went, and what each process and each channel held.
+// A snapshot: its properties, its cut, and the contents of each process and each channel.
 
 import { make, bytes, duration, moment } from "./dom.js";
 import { showStates, showChannels } from "./state_table.js";
 import { showCut } from "./cut.js";
 
-/**
- * Show a snapshot.
- * @param {Object} snapshot - what snapshot_document() in Python returns.
- * @param {Element} root - is emptied, and gets it.
- * @param {{parameters: URLSearchParams, put: function(Object)}} place - holds the step that is
- *     shown, as `step`, and is told which snapshot and step are.
- */
+/** Fill `root` with the document that snapshot_document() in Python returns; `place` holds the id of
+ * the snapshot, and the `step` that is shown. */
 export function showSnapshot(snapshot, root, place = fragmentPlace()) {
   root.replaceChildren(
     snapshotHead(snapshot),
@@ -60,8 +55,8 @@ function snapshotFacts(snapshot) {
   ].filter((each) => each !== null);
 }
 
-/** Return what the fragment of the address says, and how to say something else: for a page without
- * a router. An undefined parameter is taken away. */
+/** Return the parameters in the fragment of the address, and `put` to change them: undefined removes
+ * one. */
 function fragmentPlace() {
   const parameters = new URLSearchParams(location.hash.slice(1));
   return {

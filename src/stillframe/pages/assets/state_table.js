@@ -1,5 +1,5 @@
-// What a snapshot holds: the states of processes, and the messages that were on channels. Details
-// are made when somebody opens them: there may be thousands.
+// The contents of a snapshot: the states of processes, and the messages in transit. Details are built
+// when they are opened, because there may be thousands.
 
 import { make, makePanel, makeRest, makeRow, makeTable, count, counted, setText, own } from "./dom.js";
 
@@ -8,7 +8,7 @@ const OPEN_AT_ONCE = 3;
 const FILTER_FROM = 8;
 const PREVIEW_CHARS = 90;
 
-/** Return the states of the processes of a snapshot, one to open for each. */
+/** Return the states of the processes of a snapshot, each as a foldable entry. */
 export function showStates(snapshot) {
   const entries = snapshot.processes.map((state) => ({
     text: stateText(state),
@@ -41,7 +41,7 @@ export function showChannels(snapshot) {
   );
 }
 
-/** Return a value as a page shows it: its text, or the keys that a mapping holds. */
+/** Return the elements of a value: its text, or the keys of a mapping. */
 export function shownValue(value) {
   if (value.rows === undefined) {
     const skipped = value.skipped ? make("span", { class: "muted" }, `(${value.skipped}) … `) : null;
@@ -136,13 +136,8 @@ function emptyChannels(channels, leftOutCount) {
   });
 }
 
-/**
- * Return something to open, whose content is made when it is.
- * @param {string} name - of the content, for those who cannot see it.
- * @param {Element} summary - what is seen before.
- * @param {boolean} isOpen - whether it is open already.
- * @param {function(): (Node|Node[])} content - makes it.
- */
+/** Return an entry that shows `summary` and, once it is open, what `content` builds; `name` is its
+ * label for screen readers. */
 export function foldable(name, summary, isOpen, content) {
   const box = make("div", { class: "content scrolling", tabindex: 0, role: "group", "aria-label": name });
   const entry = make("details", { class: "entry", open: isOpen }, summary, box);
@@ -155,11 +150,11 @@ export function foldable(name, summary, isOpen, content) {
 }
 
 /**
- * Return a list of entries, a portion at a time; if they are many, with a filter above it.
+ * Return a list of entries, a portion at a time; a long one has a filter above it.
  * @param {string} name - of the list, for an id.
- * @param {string} noun - what the entries are.
- * @param {{text: string, make: function(boolean): Element}[]} entries - what the filter looks at, in
- *     lower case, and what makes an entry, open or not.
+ * @param {string} noun - of the entries.
+ * @param {{text: string, make: function(boolean): Element}[]} entries - the text to filter by, in lower
+ *     case, and what builds an entry, open or not.
  */
 export function filtered(name, noun, entries) {
   const list = make("div", { class: "entries" });
@@ -178,7 +173,7 @@ export function filtered(name, noun, entries) {
   return [make("div", { class: "row filter" }, make("label", { for: `filter-${name}` }, "Filter"), input, status), list, more];
 }
 
-/** Put the first entries into a list; return a button for more, null if there are none. */
+/** Append the first entries to a list; return a button for more, null if there are none. */
 function inPortions(list, entries, noun) {
   let done = 0;
   const next = () => {

@@ -1,4 +1,4 @@
-// What goes through steps, forwards and backwards: buttons, a slider, the keys, and by itself.
+// Controls to go through steps, forwards and backwards: buttons, a slider, keys, and playback.
 
 import { count, make, setText } from "./dom.js";
 
@@ -6,11 +6,9 @@ const PAUSE_MS = 1200;
 
 /**
  * Make the controls of something that has steps.
- * @param {Object} options
- * @param {string} options.of - what is gone through, for those who cannot see it: "the execution".
- * @param {string} options.noun - what a step is called: "step".
- * @param {number} options.last - the number of the last step; there is always a step 0.
- * @param {function(number): void} options.onStep - is called with the step to show.
+ * @param {Object} options - `of`: the label for screen readers, such as "the execution"; `noun`: the
+ *     name of a step; `last`: the number of the last step, where the first is 0; `onStep`: is called
+ *     with the step to show.
  * @returns {{element: Element, go: function(number): void, pause: function(): void,
  *     step: function(): number, press: function(KeyboardEvent): void}}
  */
@@ -69,7 +67,7 @@ export function stepControls({ of, noun, last, onStep }) {
   return { element, go: jump, pause, step: () => step, press: (event) => pressed(event, jump, step, end) };
 }
 
-/** Take a key that means a step, unless what has the focus needs it itself. */
+/** Handle a key that means a step, unless the focused element needs it itself. */
 function pressed(event, jump, step, end) {
   if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
   if (event.target.closest?.("input, select, textarea, [role=slider], .scrolling")) return;

@@ -1,4 +1,4 @@
-// Conserved totals over time: what snapshots found, and beside it what asking all processes gives.
+// Conserved totals over time: those in snapshots, beside those of polling all processes.
 
 import { make, makeSvg, count } from "./dom.js";
 
@@ -6,11 +6,7 @@ const CHART_WIDTH = 480;
 const CHART_HEIGHT = 130;
 const PAD = 6;
 
-/**
- * Show a chart and a sentence for each conserved quantity.
- * @param {Element} root - is filled.
- * @param {Object} model - what the page knows.
- */
+/** Fill `root` with a chart and a sentence for each conserved quantity. */
 export function showTotals(root, model) {
   const verdicts = [...model.verdicts.values()].sort((a, b) => a.at - b.at);
   const quantities = new Set(verdicts.flatMap((one) => Object.keys(one.totals)));
@@ -53,12 +49,12 @@ function inAnswers(asked, found) {
   return `${range}, and was right ${right} of ${asked.length} times.`;
 }
 
-/** What the snapshot before a moment found; of a moment before all of them, the first. */
+/** Return the total in the latest snapshot before a time, or in the first. */
 function truthAt(at, found) {
   return (found.findLast((one) => one.at <= at) ?? found[0]).amount;
 }
 
-/** The least and the largest amount, as they came: large whole numbers are text. */
+/** Return the least and the largest amount, in the type in which they came. */
 function extremes(points) {
   const sorted = points.map(({ amount }) => amount).sort((a, b) => Number(a) - Number(b));
   return [sorted[0], sorted.at(-1)];
