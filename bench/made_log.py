@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stillframe.eventlog.parts import SPAN_KEY, Span, part_path
-from stillframe.eventlog.schema import (
+from stillframe.eventlog.reader import HEADER_KEY, SegmentHeader, segment_path
+from stillframe.eventlog.segments import (
     ACCEPTED,
     KINDS,
     MARKER_ACCEPTED,
@@ -171,15 +171,15 @@ def _write(log: Path, name: str, rows: pa.Table, channels: list[tuple[str, str]]
         before = rows.slice(max(begin - 1, 0), 1)
         event_count = before["event"][0].as_py() if begin else 0
         last = _last_numbers(rows.slice(0, begin))
-        span = Span(
+        span = SegmentHeader(
             process=name,
             epoch=1,
-            part=part,
+            number=part,
             event_count=event_count,
             sent={b: last.get(f"{a}->{b}", 0) for a, b in channels if a == name},
             received={a: last.get(f"{a}->{b}", 0) for a, b in channels if b == name},
         )
-        path = part_path(log, span, is_complete=True)
+        path = segment_path(log, span, is_complete=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         with pq.ParquetWriter(
             path,
@@ -189,7 +189,7 @@ def _write(log: Path, name: str, rows: pa.Table, channels: list[tuple[str, str]]
             column_encoding={"event": "DELTA_BINARY_PACKED", "number": "DELTA_BINARY_PACKED"},
             store_schema=False,
         ) as writer:
-            writer.add_key_value_metadata({SPAN_KEY.decode(): msgspec.json.encode(span).decode()})
+            writer.add_key_value_metadata({HEADER_KEY.decode(): msgspec.json.encode(span).decode()})
             part_rows = rows.slice(begin, PART_ROW_COUNT)
             writer.write_table(part_rows, row_group_size=ROW_GROUP_COUNT)
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stillframe.analytics import log_checks as what
-from stillframe.eventlog.parts import SPAN_KEY, Span, part_path
-from stillframe.eventlog.schema import (
+from stillframe.eventlog.reader import HEADER_KEY, SegmentHeader, segment_path
+from stillframe.eventlog.segments import (
     ACCEPTED,
     INTERNAL,
     MARKER_ACCEPTED,
@@ -51,8 +51,8 @@ Fault = tuple[str | None, str, str | None, str, int | None]
 def as_stream(path: Path) -> Path:
     """Write a file as the stream that it was before it was complete; return its path then."""
     table = pq.read_table(path).cast(SCHEMA)
-    span = pq.read_metadata(path).metadata[SPAN_KEY]
-    schema = SCHEMA.with_metadata({SPAN_KEY: span})
+    span = pq.read_metadata(path).metadata[HEADER_KEY]
+    schema = SCHEMA.with_metadata({HEADER_KEY: span})
     stream_path = path.with_suffix(".arrows")
     with (
         pa.OSFile(str(stream_path), "wb") as file,
@@ -368,21 +368,21 @@ def write(log: Log, directory: Path, epoch: int, chance: random.Random) -> None:
         while part == 1 or begin < len(rows):
             end = len(rows) if chance.random() < 0.7 else chance.randint(begin, len(rows))
             span = span_of(log, name, epoch, part, begin)
-            path = part_path(directory, span, is_complete=True)
+            path = segment_path(directory, span, is_complete=True)
             path.parent.mkdir(parents=True, exist_ok=True)
             group_count = chance.choice([1000, 1000, chance.randint(1, 40)])
             write_part(path, span, table_of(rows[begin:end]), group_count)
             begin, part = end, part + 1
 
 
-def span_of(log: Log, name: str, epoch: int, part: int, begin: int) -> Span:
+def span_of(log: Log, name: str, epoch: int, part: int, begin: int) -> SegmentHeader:
     """Return what the file of a process says that begins with its row `begin`, from 0."""
     rows = log[name][:begin]
     others = [other for other in log if other != name]
-    return Span(
+    return SegmentHeader(
         process=name,
         epoch=epoch,
-        part=part,
+        number=part,
         event_count=rows[-1].event if rows else 0,
         sent=_counts(rows, SENT, [(name, other) for other in others]),
         received=_counts(rows, ACCEPTED, [(other, name) for other in others]),
@@ -412,9 +412,9 @@ def table_of(rows: list[Row]) -> pa.Table:
     return pa.table(columns, schema=SCHEMA)
 
 
-def write_part(path: Path, span: Span, table: pa.Table, row_group_count: int) -> None:
+def write_part(path: Path, span: SegmentHeader, table: pa.Table, row_group_count: int) -> None:
     """Write a complete file of a log."""
     texts = ["kind", "channel", "snapshot"]
     with pq.ParquetWriter(path, SCHEMA, use_dictionary=texts, store_schema=False) as writer:
-        writer.add_key_value_metadata({SPAN_KEY.decode(): msgspec.json.encode(span).decode()})
+        writer.add_key_value_metadata({HEADER_KEY.decode(): msgspec.json.encode(span).decode()})
         writer.write_table(table, row_group_size=row_group_count)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stillframe.model import Fragment, IncomingRecord, ProcessId, Snapshot, SnapshotId
-from stillframe.store.fragments import FragmentTopology, FragmentWriter, Life
+from stillframe.store.fragments import FragmentSource, FragmentTopology, FragmentWriter
 from stillframe.topology import Description
 
 Times = tuple[float, float]
@@ -64,7 +64,7 @@ def write_fragments(
                 continue
             process = fragment.state.process
             writer = FragmentWriter(
-                directory, Life(process, snapshot.epoch, run, began_from), topology
+                directory, FragmentSource(process, snapshot.epoch, run, began_from), topology
             )
             at = snapshot.initiated_at, snapshot.completed_at
             recorded_at, completed_at = at if times is None else times(snapshot, process)
@@ -74,4 +74,3 @@ def write_fragments(
                 recorded_at=recorded_at,
                 completed_at=completed_at,
             )
-            writer.close()

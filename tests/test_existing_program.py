@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.store.decoded import fields_of
 from stillframe.store.store import Store
+from stillframe.store.tables import fields_of
 from tests.nightly import by_night
 from tests.reader import Shell, follow, shape, wait_until
 

@@ -12,21 +12,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "stillframe"
 
 LAYERS = (
-    ("channel_accounting", "errors", "decoding", "model"),
-    (
-        "trace",
-        "cuts",
-        "waiting",
-        "process",
-        "keyed",
-        "columns",
-        "state_codec",
-        "changes",
-        "redistribution",
-        "topology",
-    ),
+    ("channel_accounting", "errors", "model"),
+    ("trace", "cuts", "waiting", "process", "keyed", "state_codec", "keyed_changes", "topology"),
     ("protocol",),
-    ("whole_file", "local_path"),
+    ("durable_files",),
     ("store", "restore", "detect", "importer", "tracefile", "eventlog", "diagram"),
     ("pipeline", "migration"),
     ("sim", "runtime"),

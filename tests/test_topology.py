@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillframe.columns import RESERVED_COLUMNS, Column
 from stillframe.errors import UsageError
 from stillframe.model import Channel
 from stillframe.process import Message, Process
-from stillframe.topology import Description, Joined, Topology
+from stillframe.topology import RESERVED_COLUMNS, Column, Description, Joined, Topology
 
 
 class Coin(Message):

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from stillframe.keyed import Keyed
     from stillframe.model import Channel, ProcessId, SnapshotId
     from stillframe.process import Message, Process, every
-    from stillframe.redistribution import InTransit, Recorded
     from stillframe.runtime.joined import join
-    from stillframe.topology import Joined, Topology
+    from stillframe.topology import InTransit, Joined, Recorded, Topology
 
 __all__ = [
     "Channel",
@@ -38,9 +37,8 @@ _MODULES = {
     "keyed": ("Keyed",),
     "model": ("Channel", "ProcessId", "SnapshotId"),
     "process": ("Message", "Process", "every"),
-    "redistribution": ("InTransit", "Recorded"),
     "runtime.joined": ("join",),
-    "topology": ("Joined", "Topology"),
+    "topology": ("InTransit", "Joined", "Recorded", "Topology"),
 }
 
 

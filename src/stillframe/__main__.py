@@ -8,17 +8,17 @@ from typing import NoReturn
 
 _EXIT_UNWRITTEN = 2
 _ANSWERS = (None, 0, 1)
-"""The exit codes that say what stdout says too: done or yes, and no."""
+"""The exit codes of a result: done or yes, and no."""
 
 
 def main() -> None:
     """Run the command line and end the program with an exit code.
 
-    Ctrl-C ends it without a traceback also while the commands are being loaded. A result that could
-    not be written is an error, whatever the exit code would have said.
+    Ctrl-C ends it without a traceback, also while the commands are being loaded. If a result could
+    not be written, the exit code is that of an error.
     """
     if sys.stdout is None:
-        # Descriptor 1 is free: the next file that a command opens would have it.
+        # Descriptor 1 is free: the next file that a command opens would get it.
         _refuse(OSError(errno.EBADF, "it is closed"))
     try:
         from stillframe.cli.app import app  # noqa: PLC0415 - see above
@@ -30,7 +30,7 @@ def main() -> None:
         if (error := _unwritten()) is not None and ending.code in _ANSWERS:
             _refuse(error)
         raise
-    except OSError as error:  # of --help and --version, which no command's rules hold for
+    except OSError as error:  # from --help and --version, which are no commands
         _unwritten()
         _refuse(error)
     finally:
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _unwritten() -> OSError | None:
-    """Write what is still buffered; return why that failed, except that the reader is gone."""
+    """Flush stdout; return the error, if any, unless the reader is gone."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -49,7 +49,7 @@ def _unwritten() -> OSError | None:
 
 
 def _forget_words() -> None:
-    """Drop what stderr still has buffered if nobody can read it: Python would exit with 120."""
+    """Drop the buffer of stderr if it cannot be written: Python would exit with 120."""
     try:
         if sys.stderr is not None:
             sys.stderr.flush()

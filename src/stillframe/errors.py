@@ -1,4 +1,4 @@
-"""What can go wrong, by whose fault.
+"""The errors of Stillframe, by who can mend them.
 
 StillframeError
 ├── UsageError            you called us, or described the system, in a way that cannot work
@@ -8,7 +8,7 @@ StillframeError
 ├── NotConsistent         recorded data contradict themselves: the books do not balance
 ├── StoreError            the disk, or what is on it
 │   └── Damaged           a file is not what was written: changed, cut short or missing
-└── Unavailable           something we need is not there: a running system, Java, a free port
+└── Unavailable           a dependency is missing: a running system, Java, a free port
 
 Expected outcomes are values, not errors: a snapshot that could not be completed is
 ``model.Abandoned``.
@@ -16,26 +16,26 @@ Expected outcomes are values, not errors: a snapshot that could not be completed
 
 
 class StillframeError(Exception):
-    """The root: ``except StillframeError`` catches everything that this package raises on purpose.
+    """The root: ``except StillframeError`` catches every error that this package raises on purpose.
 
     The message says what was wrong, where, and what to do about it.
     """
 
 
 class UsageError(StillframeError):
-    """You called us, or described the system, in a way that cannot work."""
+    """A call, or the description of a system, that cannot work."""
 
 
 class ApplicationError(UsageError):
-    """A handler of yours raised; ``__cause__`` is what it raised."""
+    """One of your handlers raised; ``__cause__`` is its exception."""
 
 
 class ProtocolViolation(StillframeError):
-    """The other end of a connection sent what the rules do not allow."""
+    """The other end of a connection broke the rules."""
 
 
 class Refused(ProtocolViolation):
-    """A handshake ended with a no."""
+    """A handshake was refused."""
 
 
 class NotConsistent(StillframeError):
@@ -51,4 +51,4 @@ class Damaged(StoreError):
 
 
 class Unavailable(StillframeError):
-    """Something that is needed is not there: a running system, Java, a free port."""
+    """A dependency is missing: a running system, Java, a free port."""

@@ -1,9 +1,9 @@
-"""A field that is a mapping, and of which a snapshot takes only the keys that changed.
+"""A field that is a mapping, of which a snapshot records only the keys that changed.
 
-At a cut nothing is copied. The field puts aside the set of keys that changed since the cut before
-and begins a new one; what they held at the cut is read from the live rows afterwards, bit by bit
-(``KeyedCut.take``). A key that is set or removed before it was read has its old value put aside
-first. Values cannot be changed in place, so a reference to the old one is enough.
+At a cut nothing is copied. The field sets aside the set of keys that changed since the cut before
+and starts a new one; their values at the cut are read from the live rows afterwards, bit by bit
+(``KeyedCut.take``). A key that is set or removed before it was read has its old value saved first.
+Values cannot be changed in place, so a reference to the old one is enough.
 """
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping
@@ -15,11 +15,11 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 KeySet = dict[Key, None]
-"""A set of keys. As a dict of atoms it is not walked by Python's garbage collection; a set is."""
+"""A set of keys. Python's garbage collection traverses sets, but no dicts of atomic values."""
 ABSENT: Any = object()
-"""Stands for the value of a key that a mapping does not have."""
+"""The value of a missing key."""
 UNTRACKED_COUNT_MIN = 100_000
-"""So many changed keys are remembered in any case, also of a field that holds fewer."""
+"""This many changed keys are remembered even if the field holds fewer."""
 
 
 class Keyed(MutableMapping[Key, Value]):
@@ -37,7 +37,7 @@ class Keyed(MutableMapping[Key, Value]):
     __slots__ = ("_changed", "_open", "_rows")
 
     def __init__(self, rows: Mapping[Key, Value] | Iterable[tuple[Key, Value]] = ()) -> None:
-        # Not a subclass of dict: that would be walked, whole, by Python's garbage collection.
+        # Not a subclass of dict: Python's garbage collection would traverse all of it.
         self._rows: dict[Key, Value] = dict(rows)
         self._changed: KeySet[Key] | None = None
         self._open: list[KeyedCut[Key, Value]] = []
@@ -70,7 +70,7 @@ class Keyed(MutableMapping[Key, Value]):
 
     @property
     def rows(self) -> Mapping[Key, Value]:
-        """What it holds now, as a plain mapping to read from."""
+        """The current content, as a plain mapping to read from."""
         return self._rows
 
     def keys(self) -> KeysView[Key]:
@@ -89,22 +89,22 @@ class Keyed(MutableMapping[Key, Value]):
         """
         if not self._rows:
             raise KeyError("popitem(): the mapping is empty")
-        # To put a key back can make the dict move its rows, under whoever goes through them.
+        # Putting a key back can make the dict move its rows during an iteration.
         self._expect_other_size()
-        # The dict itself takes it out: one whose last keys were deleted instead goes through all of
-        # them to find its end, each time, and ``clear`` would take forever.
+        # The dict itself removes it: one whose last keys were deleted would search its end each
+        # time, and ``clear`` would take forever.
         key, value = self._rows.popitem()
         self._rows[key] = value
         self._note_removal(key)
         return self._rows.popitem()
 
     def track(self) -> None:
-        """Begin to note which keys change, if that is not done yet: now is a cut."""
+        """Start to record which keys change, if that has not started yet: now is a cut."""
         if self._changed is None:
             self._changed = {}
 
     def put_changes_aside(self) -> KeySet[Key] | None:
-        """Return the keys that changed since the last call, and begin anew: now is a cut.
+        """Return the keys that changed since the last call, and start anew: now is a cut.
 
         Returns:
             the keys; None if it is not known which changed, and any may have.
@@ -113,7 +113,7 @@ class Keyed(MutableMapping[Key, Value]):
         return changed
 
     def cut(self, changes: list[KeySet[Key]] | None) -> "KeyedCut[Key, Value]":
-        """Return what is held now, to be read later; end it with ``close``.
+        """Return the current content, to be read later; end it with ``close``.
 
         Args:
             changes: the sets of keys to read, the oldest first; None for all keys.
@@ -123,7 +123,7 @@ class Keyed(MutableMapping[Key, Value]):
         return opened
 
     def _note(self, key: Key) -> None:
-        """`key` changes for the first time since the last cut."""
+        """Record that `key` changes for the first time since the last cut."""
         assert self._changed is not None
         self._changed[key] = None
         if self._open:
@@ -133,11 +133,11 @@ class Keyed(MutableMapping[Key, Value]):
             if old is ABSENT:
                 self._expect_other_size()
         elif len(self._changed) > max(UNTRACKED_COUNT_MIN, 2 * len(self._rows)):
-            # Keys that come and go, and no snapshot is taken: they must not fill the memory.
+            # Without snapshots, keys that come and go must not fill the memory.
             self._changed = None
 
     def _note_removal(self, key: Key) -> None:
-        """`key`, which is there, is about to go."""
+        """Record that `key`, which exists, is about to be removed."""
         if self._changed is not None:
             if key not in self._changed:
                 self._note(key)
@@ -149,10 +149,10 @@ class Keyed(MutableMapping[Key, Value]):
 
 
 class KeyedCut(Generic[Key, Value]):
-    """What a keyed field held at one cut, read bit by bit while the field changes.
+    """The content of a keyed field at one cut, read bit by bit while the field changes.
 
     Attributes:
-        before: what keys held that were set or removed since; ABSENT if they were not there.
+        before: old values of keys that were set or removed since; ABSENT for new keys.
         total_count: how many keys there are to read, at most.
     """
 
@@ -170,16 +170,16 @@ class KeyedCut(Generic[Key, Value]):
         self._keys: Iterator[Key] = iter(rows) if changes is None else _once_each(changes)
 
     def expect_other_size(self) -> None:
-        """A key is about to come or go: Python gives up on going through such a dict."""
+        """Before a key is added or removed: Python cannot iterate over such a dict."""
         if self._is_whole:
             self._is_whole = False
             self._keys = iter(list(self._keys))
 
     def take(self, count: int) -> tuple[list[Key], list[Value], list[Key]] | None:
-        """Read the next keys, about `count` of them.
+        """Read about `count` more keys.
 
         Returns:
-            the keys that were there at the cut, their values, and those that were not; None if all
+            the keys that existed at the cut, their values, and the keys that did not; None if all
             have been read.
         """
         keys = list(islice(self._keys, count))
@@ -196,7 +196,7 @@ class KeyedCut(Generic[Key, Value]):
         return keys, [value for value in values if value is not ABSENT], removed
 
     def close(self) -> None:
-        """Read no more. Closing twice does nothing."""
+        """Stop reading. Closing twice does nothing."""
         if self in self._siblings:
             self._siblings.remove(self)
 

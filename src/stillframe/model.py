@@ -1,9 +1,10 @@
-"""The nouns: ids, channels, markers, recorded states, snapshots. All frozen, all plain values.
+"""The nouns: ids, channels, markers, recorded states, snapshots. All are frozen and plain values.
 
-Messages on a channel are numbered from 1. A process counts, per channel, what it sent and what it
-received, and a snapshot holds those counts at the cut. That makes a snapshot checkable by itself,
-without a trace (``GlobalState.check_books``): on channels that keep order, *the books balance* and
-*the cut is consistent* are the same statement (Chandy & Lamport 1985, section 3.1).
+Messages on a channel are numbered from 1. A process counts, per channel, how many it sent and how
+many it received, and a snapshot holds these counts at the cut. So a snapshot can be checked without
+a trace, by *channel accounting*: sent less received is what was in transit
+(``GlobalState.check_books``). On channels that keep order, *the books balance* and *the cut is
+consistent* are the same statement (Chandy & Lamport 1985, section 3.1).
 """
 
 import enum
@@ -14,6 +15,11 @@ import msgspec
 
 from stillframe.channel_accounting import contradiction
 from stillframe.errors import NotConsistent, UsageError
+
+DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Exceptions of msgspec for bytes that cannot be decoded: malformed, no text, or nested too
+deeply."""
+
 
 ProcessId = str
 """The name of a process: 1 to 64 letters, digits, ``_``, ``.`` or ``-``, a letter first, and a
@@ -51,7 +57,7 @@ class Channel(msgspec.Struct, frozen=True, order=True):
 
 
 class SnapshotId(msgspec.Struct, frozen=True, order=True):
-    """Which snapshot: the process that initiated it, and a number that no other snapshot has."""
+    """Identifies a snapshot: the process that initiated it, and a number that no other one has."""
 
     initiator: ProcessId
     number: int
@@ -74,7 +80,7 @@ class SnapshotId(msgspec.Struct, frozen=True, order=True):
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """What travels on a channel between the messages before the cut and those after it."""
+    """Separates the messages before the cut from those after it, on a channel."""
 
     snapshot: SnapshotId
 
@@ -91,7 +97,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, first: int, messages: list[bytes]) -> "Batch":
-        """Put messages that are encoded one by one into a batch whose first number is `first`."""
+        """Join messages that are encoded one by one to a batch that starts with number `first`."""
         return cls(first, len(messages), encode_array(messages))
 
     @property
@@ -100,7 +106,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
         return self.first + self.count - 1
 
     def split(self, count: int) -> "tuple[Batch, Batch]":
-        """Return the first `count` messages and the rest; both must be some."""
+        """Return the first `count` messages and the rest; neither may be empty."""
         raw = self.messages()
         return Batch.of(self.first, raw[:count]), Batch.of(self.first + count, raw[count:])
 
@@ -134,10 +140,10 @@ class KeyedRows(msgspec.Struct, frozen=True):
 
 
 class KeyedChange(msgspec.Struct, frozen=True):
-    """How a keyed field differs from what it held at an earlier cut.
+    """The changes of a keyed field since an earlier cut.
 
     `rows` are the keys that were set, each once, and `removed` is a MessagePack array of the
-    `removed_count` keys that went; no key is in both.
+    `removed_count` keys that were removed; no key is in both.
     """
 
     rows: tuple[KeyedRows, ...]
@@ -146,12 +152,11 @@ class KeyedChange(msgspec.Struct, frozen=True):
 
 
 class ProcessState(msgspec.Struct, frozen=True):
-    """What one process recorded of itself.
+    """The recorded state of one process.
 
     `kind` names its class, `encoded` is a MessagePack map from field to value. On its way to the
-    store a state may hold only what changed: then the keyed fields are in `keyed`, by name, and not
-    in `encoded`, and they are what they were in the published snapshot `base` with these changes;
-    with `base` None, `keyed` is all that they hold.
+    store a state may hold only changes: then the keyed fields are in `keyed`, by name, instead of
+    `encoded`, and hold the changes since the published snapshot `base`; without a base, all keys.
     """
 
     process: ProcessId
@@ -162,8 +167,8 @@ class ProcessState(msgspec.Struct, frozen=True):
 
 
 class ChannelState(msgspec.Struct, frozen=True):
-    """What was on a channel at the cut: sent by the source before its cut, not yet received by the
-    target before its own."""
+    """The state of a channel at the cut: messages that the source sent before its cut, and the
+    target had not received before its own."""
 
     channel: Channel
     sent_count: int
@@ -172,7 +177,7 @@ class ChannelState(msgspec.Struct, frozen=True):
 
     @property
     def message_count(self) -> int:
-        """How many messages were recorded."""
+        """The number of recorded messages."""
         return sum(batch.count for batch in self.batches)
 
     def check_books(self) -> None:
@@ -188,21 +193,21 @@ class ChannelState(msgspec.Struct, frozen=True):
 
 
 class GlobalState(msgspec.Struct, frozen=True):
-    """Every process state and every channel state at one cut, each sorted by its id."""
+    """All process states and channel states at one cut, each sorted by id."""
 
     processes: tuple[ProcessState, ...]
     channels: tuple[ChannelState, ...]
 
     @property
     def message_count(self) -> int:
-        """How many messages were caught in channels."""
+        """The number of messages in transit."""
         return sum(state.message_count for state in self.channels)
 
     def check_books(self) -> None:
-        """Check the books of every channel (DESIGN 4, the first invariant).
+        """Check the books of every channel.
 
         Raises:
-            NotConsistent: the first channel that is wrong.
+            NotConsistent: of the first channel that is wrong.
         """
         for state in self.channels:
             state.check_books()
@@ -212,9 +217,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     """A consistent global state, with where and when it was taken.
 
     `initiated_at` and `completed_at` are seconds since 1970 by the coordinator's clock: from the
-    request until the last fragment was in. The cut itself has no time. `pause_s` is the longest
-    that any process stood still for it, and `capture_s` the longest until the part of any process
-    was encoded; both are 0 where nobody measures. `excluded` names the processes without channels
+    request until the last fragment arrived. The cut itself has no time. `pause_s` is the longest
+    pause of any process, and `capture_s` the longest time until the fragment of any process was
+    encoded; both are 0 where they are not measured. `excluded` names the processes without channels
     that took no part, each with the snapshot that its recorded state is from.
     """
 
@@ -229,8 +234,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class IncomingRecord(msgspec.Struct, frozen=True):
-    """What the target of a channel recorded of it: its count at its own cut, and what came after
-    that and before the marker."""
+    """The target's record of a channel: its count at its own cut, and the messages after that and
+    before the marker."""
 
     source: ProcessId
     received_count: int
@@ -238,11 +243,11 @@ class IncomingRecord(msgspec.Struct, frozen=True):
 
 
 class MarkerTimes(msgspec.Struct, frozen=True):
-    """When the markers of a snapshot came to one process.
+    """When the markers of a snapshot arrived at one process.
 
     `cut_at` is when it recorded its state, in seconds since 1970 by its own clock, `came_s` how
-    many seconds after that the marker of each source came. `marked_by` is the source of the first,
-    because of which it recorded its state; None if it initiated.
+    many seconds after that the marker of each source arrived. `marked_by` is the source of the
+    first, which made it record its state; None if it initiated.
     """
 
     cut_at: float
@@ -251,11 +256,12 @@ class MarkerTimes(msgspec.Struct, frozen=True):
 
 
 class Fragment(msgspec.Struct, frozen=True):
-    """One process's part of a snapshot: its state, what it had sent, its incoming channels.
+    """One process's fragment of a snapshot: its state, its counts of sent messages, its incoming
+    channels.
 
-    `pause_s` is how long the process stood still in the step that recorded its state, `capture_s`
+    `pause_s` is how long the process was paused in the step that recorded its state, `capture_s`
     how long it took from there until the state was encoded; both in seconds. `marker_times` is None
-    where nobody measures.
+    where they are not measured.
     """
 
     snapshot: SnapshotId
@@ -268,7 +274,7 @@ class Fragment(msgspec.Struct, frozen=True):
 
 
 class Reason(enum.Enum):
-    """Why a snapshot was given up; the value is the sentence for people."""
+    """Why a snapshot was abandoned; the value is the sentence for the user."""
 
     DEADLINE = "the deadline passed before every process had recorded its part"
     NOT_AT_REST = "a query or service does not run, and what is on the disk is not its state"
@@ -285,10 +291,10 @@ class Reason(enum.Enum):
 
 
 class Abandoned(msgspec.Struct, frozen=True):
-    """A snapshot that was given up: nothing of it was published.
+    """A snapshot that was abandoned: nothing of it was published.
 
-    `missing` names the processes whose parts were not in; `detail` is the cause, if there is more
-    to say than the reason does.
+    `missing` names the processes without a fragment; `detail` is the cause, if there is more to say
+    than the reason does.
     """
 
     snapshot: SnapshotId

@@ -1,8 +1,9 @@
-"""The one class that a user writes: ``Process``, with the messages it takes and what it records.
+"""The one class that a user writes: ``Process``, with the messages it accepts and its recorded
+state.
 
 The same class runs over TCP in an operating-system process of its own (``runtime/``) and, step by
 step, under any other host: a host attaches itself (``attach``), calls the handlers one at a time,
-and records its fields with a ``StateCodec``. Nothing here acts.
+and records the fields with a ``StateCodec``. Nothing here acts.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class _MessageMeta(msgspec.StructMeta):
-    """Tells type checkers what msgspec does anyway: subclasses are frozen without saying so."""
+    """Lets type checkers know what msgspec does anyway: subclasses are frozen."""
 
 
 class Message(
@@ -47,7 +48,7 @@ class Message(
 
 
 class Action(msgspec.Struct, frozen=True):
-    """Something a process does by itself: the method `name`, every `period_ms` milliseconds."""
+    """An action that a process takes without a message: the method `name`, every `period_ms` ms."""
 
     name: str
     period_ms: float
@@ -124,39 +125,39 @@ class Process:
         )
 
     def on_cut(self, snapshot: SnapshotId) -> None:
-        """Called when the state was recorded for `snapshot`, in the same step: what the fields hold
-        now is what was recorded.
+        """Called when the state was recorded for `snapshot`, in the same step, with the recorded
+        fields.
 
-        Note here, in an attribute that begins with an underscore, which effects on the outside
-        world belong before this cut, for ``on_published``. It is there for nothing else: change no
-        field and send nothing, since a snapshot must not change what a process does.
+        Record here, in an attribute that begins with an underscore, which effects on the outside
+        world belong before this cut, for ``on_published``. It has no other use: change no field and
+        send nothing, since a snapshot must not change what a process does.
         """
 
     def on_published(self, snapshot: SnapshotId) -> Awaitable[None] | None:
         """Called after a restore point in which this process took part was published.
 
-        From then on a restore will not go back behind its cut (``on_cut``) by itself: effects on
-        the outside world that belong before it can be committed. It may come late, and for a
-        snapshot published just before a death not at all: make it safe to skip or to repeat.
+        From then on no automatic restore goes back to before its cut (``on_cut``): effects on the
+        outside world that belong before it can be committed. The call may come late, and not at all
+        for a snapshot published just before a death: make it safe to skip or to repeat.
         """
 
     def is_passive(self) -> bool:
-        """Return whether this process will do nothing more unless a message comes.
+        """Return whether this process will do nothing more unless a message arrives.
 
-        By default: it has no action (``every``), no ``on_published``, and reads no log. Who has
-        says here when they have no effect any more.
+        By default: it has no action (``every``), no ``on_published``, and reads no log. A process
+        that has one of these returns here when they have no effect any more.
         """
         kind = type(self)
         acts_on = (kind.on_published, kind.receive_records)
         return not self.actions and acts_on == (Process.on_published, Process.receive_records)
 
     def waits_for(self) -> Waiting | None:
-        """Return for whom this process is blocked (``waiting.for_all``, ``for_any``), or None."""
+        """Return the processes that block this one (``waiting.for_all``, ``for_any``), or None."""
         return None
 
     def conserved(self) -> Quantities:
-        """Return what this process has of what is never made and never lost, by name:
-        ``{"EUR": self.balance}``, or ``{"token 7": 1}`` for a thing that is one."""
+        """Return this process's amounts of quantities that are never created and never lost, by
+        name: ``{"EUR": self.balance}``, or ``{"token 7": 1}`` for a single thing."""
         return {}
 
     def send(self, target: ProcessId, message: Message) -> None:
@@ -180,7 +181,7 @@ class Process:
         )
 
     def snapshot(self) -> None:
-        """Ask for a snapshot that this process initiates; it begins after the current action."""
+        """Request a snapshot that this process initiates; it starts after the current action."""
         raise UsageError(f"{type(self).__name__}.snapshot(): this process is not running yet")
 
 
@@ -194,10 +195,10 @@ def attach(
     snapshot: Callable[[], None],
     append: Callable[[str, Any], None] | None = None,
 ) -> None:
-    """Tell `process` who it is, and put the host's `send`, `snapshot` and `append` in place.
+    """Give `process` its id, its channels, and the host's `send`, `snapshot` and `append`.
 
     They become attributes of the instance: a call of ``self.send`` then costs one lookup and no
-    second Python frame, which is what most of the cost of sending would otherwise be.
+    second Python frame, which would otherwise be most of the cost of sending.
     """
     vars(process).update(
         id=process_id, incoming=incoming, outgoing=outgoing, send=send, snapshot=snapshot
@@ -263,12 +264,8 @@ _IMMUTABLE = frozenset(
 
 
 def is_immutable(kind: Any, within: frozenset[type] = frozenset()) -> bool:
-    """Return whether values of this type can never change, as far as its annotations tell.
-
-    Args:
-        kind: the type.
-        within: the Structs that it is a part of: one that refers to itself is answered there.
-    """
+    """Return whether values of this type can never change, according to its annotations. `within`
+    are the Structs that it is a part of: for one that refers to itself."""
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return all(is_immutable(member, within) for member in members)

@@ -1,8 +1,8 @@
-"""From a snapshot to start states: what each process begins with, and what it receives first.
+"""From a snapshot to start states: what each process starts with, and what it receives first.
 
 Chandy & Lamport 1985: a system that starts in a recorded global state is in a state that the real
 one could have passed through. So a restore sets every process to its recorded state and its counts,
-and delivers what was recorded on each channel before anything new, in order.
+and delivers the recorded messages of each channel before anything new, in order.
 """
 
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ from stillframe.topology import Description
 
 
 class Start(msgspec.Struct, frozen=True):
-    """How one process begins after a restore.
+    """How one process starts after a restore.
 
     Attributes:
         kind: the name of its class.
         encoded: its recorded state, for ``StateCodec.restore``.
-        sent_counts: target -> how many messages it had sent there; the next one has the number
+        sent_counts: target -> number of messages it had sent there; the next one has the number
             after that.
         incoming: for each channel into it what it had received at its cut, and the messages to
             deliver before any other.
@@ -37,16 +37,17 @@ class Start(msgspec.Struct, frozen=True):
 def start_states(
     snapshot: Snapshot, description: Description, *, base: SnapshotId | None = None
 ) -> dict[ProcessId, Start]:
-    """Return how each process of `description` begins, so that the system goes on from `snapshot`.
+    """Return how each process of `description` starts, so that the system continues from
+    `snapshot`.
 
-    The next step: raise the epoch, start every process with its part, and let none of them act
+    The next step: raise the epoch, start every process with its state, and let none of them act
     before its `incoming` messages were delivered.
 
     Args:
-        snapshot: what to go on from.
+        snapshot: to continue from.
         description: of the topology to start.
         base: the id of `snapshot`, if the store has its states exactly as they are here: then the
-            next snapshot need only hold what changed. None if they were converted on the way.
+            next snapshot need only hold changes. None if they were converted on the way.
 
     Raises:
         NotConsistent: the books of a channel do not balance.
@@ -83,7 +84,7 @@ def start_states(
 
 
 def check_start(start: Start, process: ProcessId, description: Description) -> None:
-    """Check that a process of `description` can begin with what it was told.
+    """Check that a process of `description` can start with this state.
 
     Raises:
         ProtocolViolation: it is of another class or has other channels.

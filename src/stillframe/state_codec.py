@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import UsageError
 from stillframe.keyed import Keyed
-from stillframe.model import KeyedChange
+from stillframe.model import DECODING_ERRORS, KeyedChange
 from stillframe.process import ATTACHED, field_types, is_immutable
 
 _ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
@@ -72,7 +71,7 @@ class StateCodec:
             ) from error
 
     def capture(self, process: object) -> bytes:
-        """Record the state now, whole. The bytes share nothing with the live objects.
+        """Record the full state now. The bytes share nothing with the live objects.
 
         Raises:
             UsageError: a field holds what cannot be encoded, or an attribute was never declared.
@@ -81,7 +80,7 @@ class StateCodec:
         return self.encode(self.others(process) | held)
 
     def others(self, process: object) -> dict[str, Any]:
-        """Return what the fields that are not keyed hold now, by name.
+        """Return the current values of the fields that are not keyed, by name.
 
         Raises:
             UsageError: an attribute was never declared, or a declared one never set.
@@ -151,17 +150,16 @@ class StateCodec:
             raise UsageError(f"{self.kind.__name__}.{name} cannot be recorded: {error}") from error
 
     def check(self, encoded: bytes, changes: Mapping[str, KeyedChange] = NOTHING) -> None:
-        """Check that a restore could read what was recorded.
+        """Check that a restore could read the recorded fields.
 
-        Capturing does not: values are encoded as they are, and reading them back takes longer than
-        a process should stand still.
+        Capturing does not: reading them back takes longer than a process should pause.
 
         Args:
             encoded: the fields; all of them if there are no `changes`, else all but the keyed ones.
-            changes: keyed field -> what was recorded of it (``ProcessState.keyed``).
+            changes: keyed field -> its recorded changes (``ProcessState.keyed``).
 
         Raises:
-            UsageError: a field holds something else than it is declared with.
+            UsageError: a field holds something else than its declared type.
         """
         try:
             if not changes:
@@ -195,7 +193,7 @@ class StateCodec:
         """Set the fields to what ``capture`` recorded.
 
         Raises:
-            UsageError: the recorded fields do not fit the declared ones; which is named.
+            UsageError: the recorded fields do not fit the declared ones; the mismatch is named.
         """
         for name, value in self.decode(encoded).items():
             setattr(process, name, value)
@@ -204,7 +202,7 @@ class StateCodec:
         """Return the fields that ``capture`` recorded, by name.
 
         Raises:
-            UsageError: the recorded fields do not fit the declared ones; which is named.
+            UsageError: the recorded fields do not fit the declared ones; the mismatch is named.
         """
         try:
             state = self._decoder.decode(encoded)
@@ -277,8 +275,8 @@ def _is_struct(kind: Any) -> bool:
 
 
 def _can_change(kind: type) -> bool:
-    """Return whether a value of this class can be changed in place, if it passes for one that is
-    declared."""
+    """Return whether a value of this class, which passes for a declared one, can change in
+    place."""
     if _is_struct(kind):
         return not kind.__struct_config__.frozen  # type: ignore[attr-defined]
     return issubclass(kind, _LOOKALIKES) or dataclasses.is_dataclass(kind)

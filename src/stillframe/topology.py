@@ -1,20 +1,23 @@
-"""Which processes there are, and which channels: the description that everybody must agree on.
+"""The processes and channels of a system: the description that all its programs must agree on.
 
 ``Topology`` holds live objects (a start state for each process); its ``Description`` is plain data
-that travels, is kept in the store, and whose hash both ends of every connection compare.
+that travels, is kept in the store, and has a hash that both ends of every connection compare. The
+columns of a description are those that fields get in a store.
 """
 
+import datetime
 import enum
 import hashlib
+import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
-from stillframe.columns import Column, KeyedColumns, columns_of, keyed_columns
 from stillframe.errors import UsageError
+from stillframe.keyed import Keyed
 from stillframe.model import Channel, ProcessId, ProcessState, check_process_id
 from stillframe.process import (
     Message,
@@ -23,8 +26,185 @@ from stillframe.process import (
     field_types,
     receive_annotation,
 )
-from stillframe.redistribution import Redistribute
 from stillframe.state_codec import StateCodec
+
+COLUMN_KINDS: dict[Any, str] = {
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "text",
+    bytes: "bytes",
+    datetime.datetime: "time",
+}
+"""Python type -> the kind of its column in a store; every other type becomes JSON."""
+
+KEYED = "keyed"
+"""The kind of a field that has rows of its own."""
+
+RESERVED_COLUMNS = frozenset(
+    {"snapshot", "process", "kind", "source", "target", "number", "encoded"}
+)
+
+RESERVED_KEYED_COLUMNS = frozenset(
+    {"snapshot", "process", "is_removed", "key", "key_encoded", "value_encoded"}
+)
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A field of a process or of a message, and the kind of its column (`COLUMN_KINDS`)."""
+
+    name: str
+    kind: str
+
+
+class KeyedColumns(msgspec.Struct, frozen=True):
+    """The columns of a keyed field, which has a row for each key.
+
+    `key` is the kind of the column `key`. With the layout `value` there is one column of that name;
+    with `map` or `array` the values are Structs that are encoded so, and each of their fields has a
+    column.
+    """
+
+    key: str
+    layout: Literal["value", "map", "array"]
+    values: tuple[Column, ...]
+
+
+def columns_of(owner: type, fields: Mapping[str, Any]) -> tuple[Column, ...]:
+    """Return the columns of a class; SQL engines do not distinguish `Balance` from `balance`.
+
+    Raises:
+        UsageError: a field cannot have such a name.
+    """
+    seen: dict[str, str] = {}
+    for name in fields:
+        if (other := seen.setdefault(name.lower(), name)) != name:
+            raise UsageError(
+                f"class {owner.__name__}: the fields {other!r} and {name!r} differ in case alone, "
+                "and most SQL engines would not tell them apart: rename one"
+            )
+        if name.lower() in RESERVED_COLUMNS:
+            raise UsageError(
+                f"class {owner.__name__}: a field cannot be called {name!r}: the store uses that "
+                f"name for a column of its own (reserved: {', '.join(sorted(RESERVED_COLUMNS))})"
+            )
+    return tuple(Column(name, _column_kind(kind)) for name, kind in fields.items())
+
+
+def _column_kind(kind: Any) -> str:
+    """Return the kind of column for a type; ``int | None`` is int, since any column may be null."""
+    if typing.get_origin(kind) is Keyed:
+        return KEYED
+    members = [member for member in typing.get_args(kind) if member is not type(None)]
+    if typing.get_origin(kind) in (typing.Union, types.UnionType) and len(members) == 1:
+        kind = members[0]
+    return COLUMN_KINDS.get(kind, "json") if isinstance(kind, type) else "json"
+
+
+def keyed_columns(
+    classes: Iterable[tuple[type, Mapping[str, tuple[Any, Any]]]],
+) -> dict[str, dict[str, KeyedColumns]]:
+    """Return class name -> keyed field -> columns, for the classes that have any.
+
+    Args:
+        classes: each with the types of keys and values of its keyed fields.
+
+    Raises:
+        UsageError: a type cannot be a key or value, or two fields would share a table; it is named.
+    """
+    found: dict[str, dict[str, KeyedColumns]] = {}
+    tables: dict[str, tuple[str, str]] = {}
+    for kind, fields in classes:
+        owner = kind.__name__
+        for field, (key, value) in fields.items():
+            if tables.setdefault(f"{owner}_{field}".lower(), (owner, field)) != (owner, field):
+                raise UsageError(
+                    f"the rows of {owner}.{field} would be in a table {owner}_{field}, and another "
+                    "field of another class has one of that name already: rename the field"
+                )
+            if key is types.NoneType or types.NoneType in typing.get_args(key):
+                raise UsageError(
+                    f"{owner}.{field}: a key cannot be None: give what None stands for a key of its"
+                    " own, or a field of its own"
+                )
+            _check_key(f"{owner}.{field}", key)
+            columns = KeyedColumns(_column_kind(key), *_value_columns(f"{owner}.{field}", value))
+            found.setdefault(owner, {})[field] = columns
+    return found
+
+
+def _check_key(where: str, key: Any) -> None:
+    """Refuse keys that are equal but encoded differently, or whose encoding can be no key."""
+    struct = getattr(key, "__struct_config__", None)
+    if key is float or (struct is not None and not struct.array_like):
+        raise UsageError(
+            f"{where}: a key cannot be, or hold, a {key.__name__}: floats that are equal need not "
+            "be written alike, and a Struct is a key only with array_like=True"
+        )
+    members = set(typing.get_args(key)) - {types.NoneType}
+    if key is datetime.time or (bool in members and len(members) > 1):
+        raise UsageError(
+            f"{where}: a key cannot be, or hold, a {getattr(key, '__name__', key)}: two that are "
+            "equal (1 and True, or the same time in two time zones) need not be written alike: use "
+            "an int or a str"
+        )
+    parts = typing.get_type_hints(key).values() if struct is not None else typing.get_args(key)
+    for part in parts:
+        _check_key(where, part)
+
+
+def _value_columns(
+    where: str, value: Any
+) -> tuple[Literal["value", "map", "array"], tuple[Column, ...]]:
+    """Return the layout of the values of a keyed field, and their columns.
+
+    A Struct that is not encoded field by field becomes JSON text.
+    """
+    struct = getattr(value, "__struct_config__", None)
+    if (
+        struct is None
+        or struct.omit_defaults
+        or value.__struct_fields__ != value.__struct_encode_fields__
+        or (struct.array_like and struct.tag is not None)
+    ):
+        return "value", (Column("value", _column_kind(value)),)
+    taken = RESERVED_KEYED_COLUMNS.intersection(map(str.lower, value.__struct_fields__))
+    if taken:
+        raise UsageError(
+            f"{where}: {value.__name__} has a field {min(taken)!r}, and the store uses that name "
+            f"for a column of its own (reserved: {', '.join(sorted(RESERVED_KEYED_COLUMNS))}): "
+            "rename it"
+        )
+    hints = typing.get_type_hints(value)
+    columns = tuple(Column(name, _column_kind(hints[name])) for name in value.__struct_fields__)
+    return "array" if struct.array_like else "map", columns
+
+
+class InTransit(msgspec.Struct, frozen=True):
+    """A message that was on a channel: of the class called `kind`, with its fields by name."""
+
+    source: ProcessId
+    target: ProcessId
+    kind: str
+    fields: dict[str, Any]
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """The recorded fields of every process, and the messages on the channels, in order.
+
+    Values are plain, as MessagePack gives them: a keyed field is a dict, a nested Struct a dict or
+    a list. An application whose processes are different now redistributes them:
+    ``Topology(..., redistribute=...)``.
+    """
+
+    states: dict[ProcessId, dict[str, Any]]
+    messages: tuple[InTransit, ...]
+
+
+Redistribute = Callable[[Recorded], Recorded]
+"""Converts the recorded states of a snapshot to those of the current processes: a state for each,
+and messages only on existing channels. A message that becomes part of a state is left out. Only the
+application knows which process takes over what. The same input must give the same result."""
 
 
 class Description(msgspec.Struct, frozen=True, omit_defaults=True):

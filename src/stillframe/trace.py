@@ -1,10 +1,10 @@
-"""What happened: atomic actions and recording steps of all processes, in a possible order.
+"""An execution: atomic actions and snapshot steps of all processes, in a possible order.
 
 An ``Event`` is an atomic action (Dijkstra, EWD 864a): it accepts messages, sends messages, or does
-neither. That message *n* of a channel is sent in one event and accepted in another is all that is
-needed to say which event *happened before* which (Lamport, *Time, Clocks, and the Ordering of
-Events*, CACM 1978), and so which cuts are consistent: no clocks travel with the messages. Vector
-clocks (Mattern 1989) are computed when somebody asks for them.
+neither. Message *n* of a channel is sent in one event and accepted in another: this suffices to
+know which event *happened before* which (Lamport, *Time, Clocks, and the Ordering of Events*, CACM
+1978), and so which cuts are consistent; no clocks travel with the messages. Vector clocks (Mattern
+1989) are computed on demand.
 
 A trace is of one epoch: what a restore undoes never happened.
 """
@@ -24,9 +24,9 @@ Cut = tuple[int, ...]
 
 
 def clean_label(text: str) -> str:
-    """Return foreign `text` so that it can be shown to people: on one line, with escapes for what
-    cannot be printed or changes the direction of writing, and of at most `LABEL_CHARS_MAX`
-    characters, an ellipsis among them if something is cut off."""
+    """Return foreign `text` for display: on one line, with escapes for characters that cannot be
+    printed or change the direction of writing, and at most `LABEL_CHARS_MAX` characters, an
+    ellipsis included if it is cut."""
     shown = text[: LABEL_CHARS_MAX + 1]
     if not shown.isprintable():
         shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
@@ -38,7 +38,7 @@ def clean_label(text: str) -> str:
 
 
 class MessageId(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Which message: its channel, and its number there, from 1."""
+    """Identifies a message: its channel, and its number there, from 1."""
 
     channel: Channel
     number: int
@@ -52,13 +52,13 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag="event", omit_defaults=Tr
 
     Attributes:
         process: whose action it is.
-        label: what people call it; may be empty.
-        handler: which method of a ``Process`` it is a call of (``start``, ``receive``, ...); empty
-            if the trace comes from elsewhere.
-        accepted: the messages that it took, at most one of each channel in the papers' model.
+        label: its name for the user; may be empty.
+        handler: the method of a ``Process`` that was called (``start``, ``receive``, ...); empty if
+            the trace has another source.
+        accepted: the messages that it accepted, at most one of each channel in the papers' model.
         sent: the messages that it sent.
-        at: when, in seconds, for display; None if nobody knows.
-        fields: what else a log said of it.
+        at: when, in seconds, for display; None if unknown.
+        fields: other fields from a log.
     """
 
     process: ProcessId
@@ -71,16 +71,16 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag="event", omit_defaults=Tr
 
 
 class MarkerStep(msgspec.Struct, frozen=True, gc=False, tag="marker", omit_defaults=True):
-    """One step of a process in a snapshot: it initiated it, or a marker came. Never part of an
+    """One step of a process in a snapshot: it initiated it, or a marker arrived. Never part of an
     action of the application.
 
     Attributes:
         process: whose step it is.
-        snapshot: which snapshot.
-        source: on which channel the marker came; None if the process initiated.
-        is_cut: whether the process recorded its state in this step: its cut lies here.
-        targets: to whom it sent a marker in the same step.
-        at: when, in seconds, for display; None if nobody knows.
+        snapshot: its id.
+        source: of the channel of the marker; None if the process initiated.
+        is_cut: whether the process recorded its state in this step.
+        targets: the processes that it sent a marker to in the same step.
+        at: when, in seconds, for display; None if unknown.
     """
 
     process: ProcessId
@@ -95,7 +95,7 @@ Step = Event | MarkerStep
 
 
 class Position(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Which event: the `index`-th of `process`, from 1."""
+    """Identifies an event: the `index`-th of `process`, from 1."""
 
     process: ProcessId
     index: int
@@ -108,9 +108,9 @@ class Trace:
     """An execution, checked: every message is sent once, and accepted at most once, after that.
 
     Args:
-        processes: every process, in the order in which they are to be shown.
-        steps: everything that happened, in an order in which it could have happened.
-        channels: every channel; None: those on which something was sent.
+        processes: every process, in the order of display.
+        steps: all events and steps, in a possible order.
+        channels: every channel; None: those with a message.
 
     Raises:
         NotConsistent: no execution is like that; the event and the message are named.
@@ -163,17 +163,17 @@ class Trace:
 
     @property
     def event_count(self) -> int:
-        """How many events there are, of all processes."""
+        """The number of events, of all processes."""
         return sum(map(len, self.lines.values()))
 
     @property
     def message_count(self) -> int:
-        """How many messages were sent."""
+        """The number of messages sent."""
         return len(self._sent_in)
 
     @property
     def end(self) -> Cut:
-        """The cut that has every event before it."""
+        """The cut after all events."""
         return tuple(len(events) for events in self.lines.values())
 
     @property

@@ -1,8 +1,8 @@
-"""A trace as a file: newline-delimited JSON, so that other tools read it, too.
+"""A trace as a file of newline-delimited JSON, which other tools can read.
 
 The first line is ``{"stillframe_trace": 1, "processes": [...], "channels": [...]}``, every other
 line is one step, in the order of the trace: ``{"type": "event", ...}`` or ``{"type": "marker",
-...}`` with the attributes of ``Event`` and ``MarkerStep``; what is empty is left out.
+...}`` with the attributes of ``Event`` and ``MarkerStep``, without empty ones.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,12 +11,10 @@ from typing import BinaryIO, NoReturn, TypeVar
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
+from stillframe.durable_files import local_path, write_atomically
 from stillframe.errors import NotConsistent, UsageError
-from stillframe.local_path import local_path
-from stillframe.model import Channel, ProcessId, SnapshotId, check_process_id
+from stillframe.model import DECODING_ERRORS, Channel, ProcessId, SnapshotId, check_process_id
 from stillframe.trace import Event, MarkerStep, Step, Trace, clean_label
-from stillframe.whole_file import write_whole
 
 VERSION = 1
 LINE_BYTES_MAX = 2**24
@@ -35,23 +33,24 @@ _step_decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
 
 def write(path: Path, trace: Trace, *, inputs: Iterable[Path] = ()) -> None:
-    """Write `trace`; a file of that name is replaced, whole or not at all.
+    """Write `trace`; an existing file is replaced completely or not at all.
 
     Args:
-        path: where to.
-        trace: what happened.
+        path: of the file.
+        trace: to write.
         inputs: files that the trace is made from; none of them is overwritten.
 
     Raises:
-        OSError: the disk is full or failed; what was at `path` is still there.
-        UsageError: a step is too long for a line, its fields hold what JSON cannot, or `path` is
-            one of `inputs`, no regular file, or in no directory.
+        OSError: the disk is full or failed; an existing file is unchanged.
+        UsageError: a step is too long for a line, its fields cannot be JSON, or `path` is one of
+            `inputs`, no regular file, or in no directory.
     """
-    write_whole(local_path(path), (line + b"\n" for line in _encode(trace)), inputs=inputs)
+    write_atomically(local_path(path), (line + b"\n" for line in _encode(trace)), inputs=inputs)
 
 
 def read(path: Path) -> Trace:
-    """Read what ``write`` wrote, and check it as every trace is checked, and its snapshots, too.
+    """Read a file that ``write`` wrote, and check it as every trace is checked, and its snapshots,
+    too.
 
     Labels come out as ``clean_label`` makes them.
 
@@ -135,9 +134,9 @@ def _read_steps(path: Path, file: BinaryIO, processes: list[ProcessId]) -> Itera
 
 
 class _Snapshots:
-    """What snapshots did so far in a trace, to find what none does.
+    """The steps of snapshots so far in a trace, to find impossible ones.
 
-    This is asked of files only: whoever studies wrong rules wants to see what comes of them.
+    Only files are checked: a study of wrong rules needs traces with such steps.
     """
 
     def __init__(self) -> None:
@@ -145,7 +144,7 @@ class _Snapshots:
         self._under_way: set[tuple[SnapshotId, ProcessId, ProcessId]] = set()
 
     def problem_with(self, step: MarkerStep) -> str:
-        """Return in a sentence what is wrong with the next step; empty if nothing is."""
+        """Return a sentence about what is wrong with the next step; empty if nothing is."""
         snapshot, process = step.snapshot, step.process
         try:
             SnapshotId.parse(str(snapshot))

@@ -1,4 +1,5 @@
-"""For whom a process waits: what ``Process.waits_for`` returns, and deadlock detection reads."""
+"""The processes that a process waits for: ``Process.waits_for`` returns it, deadlock detection
+reads it."""
 
 import msgspec
 
@@ -7,7 +8,7 @@ from stillframe.model import ProcessId
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A process is blocked: it sends nothing to anybody before a message ends that.
+    """A process is blocked: it sends nothing to any process before a message ends that.
 
     Such a message comes from one of `processes`. If `needs_all`, the process is blocked until one
     has come from each of them (the AND model), else until one has come from any (the OR model;
@@ -20,13 +21,13 @@ class Waiting(msgspec.Struct, frozen=True):
     ended_by: tuple[type, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what nobody can wait for.
+        """Refuse an impossible wait.
 
         Raises:
-            UsageError: there is nobody, or something that is no class.
+            UsageError: there is no process to wait for, or something that is no class.
         """
         if not self.processes:
-            raise UsageError("a process waits for somebody: name at least one, or return None")
+            raise UsageError("no process to wait for is given: name at least one, or return None")
         for kind in self.ended_by:
             if not isinstance(kind, type):
                 raise UsageError(f"ended_by holds {kind!r}: give message classes, as a tuple")
@@ -38,10 +39,10 @@ class Waiting(msgspec.Struct, frozen=True):
 def for_all(*processes: ProcessId, ended_by: type | tuple[type, ...] = ()) -> Waiting:
     """Return that a process is blocked until a message has come from each of `processes`.
 
-    Name those alone from which none has come yet.
+    Name only those from which none has come yet.
 
     Raises:
-        UsageError: there is nobody to wait for.
+        UsageError: there is no process to wait for.
     """
     return _waiting(processes, ended_by, needs_all=True)
 
@@ -50,7 +51,7 @@ def for_any(*processes: ProcessId, ended_by: type | tuple[type, ...] = ()) -> Wa
     """Return that a process is blocked until a message has come from any of `processes`.
 
     Raises:
-        UsageError: there is nobody to wait for.
+        UsageError: there is no process to wait for.
     """
     return _waiting(processes, ended_by, needs_all=False)
 

@@ -23,7 +23,7 @@ from stillframe.model import (
 )
 from stillframe.process import Message, Process
 from stillframe.store.manifest import FileRecord, Manifest, read_manifest
-from stillframe.store.seal import seal
+from stillframe.store.sealed_json import seal
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 

@@ -12,9 +12,9 @@ from stillframe.errors import Damaged, StoreError
 from stillframe.model import Abandoned, Fragment, Reason, Snapshot, SnapshotId
 from stillframe.restore import start_states
 from stillframe.runtime.traces import Traces
-from stillframe.store.contents import publish_directory
 from stillframe.store.fragments import FragmentManifest, Received
-from stillframe.store.seal import read_sealed, seal
+from stillframe.store.sealed_json import read_sealed, seal
+from stillframe.store.snapshot_directory import publish_directory
 from stillframe.store.store import Store
 from tests.analytics import bank as transfers
 from tests.analytics.chains import make_chains

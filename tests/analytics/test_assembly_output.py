@@ -13,7 +13,7 @@ from stillframe.analytics import assemble
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.store.history import History, SnapshotPublished, read_history
-from stillframe.store.opening import ASSEMBLED, take_lock
+from stillframe.store.layout import ASSEMBLED, take_lock
 from stillframe.store.store import Store
 from tests.analytics.test_assembly import verdicts
 from tests.fragments import write_fragments

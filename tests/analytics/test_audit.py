@@ -159,7 +159,7 @@ def test_a_snapshot_that_is_gone_is_named(spark: SparkSession, store: Path) -> N
     With a damaged history that is not known, and the audit is no success."""
     writer = Store.open_writer(store)
     for entry in writer.entries():
-        writer.history.note(SnapshotPublished(entry.id, is_removal_noted=True))
+        writer.history.append(SnapshotPublished(entry.id, is_removal_noted=True))
     writer.close()
     assert audit_money(spark, store).ok
     shutil.rmtree(second(store))

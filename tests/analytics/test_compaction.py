@@ -15,9 +15,9 @@ from stillframe.analytics.compaction import exclusive_writer, read_catalog, vers
 from stillframe.analytics.manifests import read_published
 from stillframe.analytics.snapshot_stats import snapshot_table
 from stillframe.analytics.verified_parquet import write
+from stillframe.durable_files import partial_path
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
-from stillframe.store.disk import partial_path
 from stillframe.store.store import Store
 from tests.analytics import bank
 from tests.analytics.chains import make_chains

@@ -13,8 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from stillframe.analytics import log_verification
 from stillframe.analytics.log_verification import CrossCheck, log_pieces, verify
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, VERDICTS
-from stillframe.eventlog.parts import part_path, with_span
-from stillframe.eventlog.reading import parts
+from stillframe.eventlog.reader import list_segments, schema_with, segment_path
 from tests.eventlogs import Execution, Log, corrupt, span_of, table_of, write, write_part
 from tests.nightly import by_night
 
@@ -46,7 +45,9 @@ class Reading:
 
     def _count(self, pieces: DataFrame) -> DataFrame:
         paths = {Path(row["path"]) for row in pieces.collect()}
-        self._row_count += sum(part.row_count for part in parts(self._log) if part.path in paths)
+        self._row_count += sum(
+            part.row_count for part in list_segments(self._log) if part.path in paths
+        )
         return self._counted(pieces)
 
     def taken(self) -> int:
@@ -59,14 +60,14 @@ def write_some(log: Log, directory: Path, part: int, begin: int, end: int | None
     """Write rows of P0 as a file that is complete, or that is still being written if `end` is not
     known: five rows then."""
     span = span_of(log, "P0", 1, part, begin)
-    streamed = part_path(directory, span, is_complete=False)
+    streamed = segment_path(directory, span, is_complete=False)
     streamed.parent.mkdir(parents=True, exist_ok=True)
     streamed.unlink(missing_ok=True)
     if end is not None:
-        path = part_path(directory, span, is_complete=True)
+        path = segment_path(directory, span, is_complete=True)
         write_part(path, span, table_of(log["P0"][begin:end]), 1000)
         return
-    schema = with_span(span)
+    schema = schema_with(span)
     with pa.OSFile(str(streamed), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         stream.write_table(table_of(log["P0"][begin : begin + 5]).cast(schema))
 
@@ -93,7 +94,7 @@ def test_a_file_that_is_complete_is_read_once(
     write_some(log, tmp_path, 3, 20)
     check.rows(ended(spark, [("P9-3", 1)]))
     assert reading.taken() == 15
-    part_path(tmp_path, span_of(log, "P0", 1, 1, 0), is_complete=True).unlink()
+    segment_path(tmp_path, span_of(log, "P0", 1, 1, 0), is_complete=True).unlink()
     check.rows(ended(spark, [("P9-4", 1)]))
     assert reading.taken() == 5
 

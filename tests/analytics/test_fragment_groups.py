@@ -17,7 +17,7 @@ from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCON
 from stillframe.errors import UsageError
 from stillframe.model import Fragment, ProcessId, Snapshot, SnapshotId
 from stillframe.store.fragments import FragmentManifest
-from stillframe.store.seal import read_sealed, seal
+from stillframe.store.sealed_json import read_sealed, seal
 from tests.analytics import bank
 from tests.analytics.chains import make_chains
 from tests.fragments import write_fragments

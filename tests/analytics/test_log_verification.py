@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from stillframe.analytics.log_events import Message, locate, vector_clock
 from stillframe.analytics.log_verification import findings, log_pieces, published_cuts, verdicts
 from stillframe.errors import Damaged, NotConsistent, UsageError
-from stillframe.eventlog.tracing import read_trace
+from stillframe.eventlog.to_trace import read_trace
 from stillframe.model import Channel
 from stillframe.trace import MessageId, Position
 from tests.analytics import bank

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stillframe.analytics.log_events import marker_paths
 from stillframe.analytics.snapshot_stats import marker_steps
 from stillframe.errors import UsageError
-from stillframe.eventlog.parts import Span, part_path, with_span
+from stillframe.eventlog.reader import SegmentHeader, schema_with, segment_path
 
 pytestmark = pytest.mark.spark
 
@@ -60,9 +60,11 @@ def write(
         directory = log / f"e{epoch}" / process
         directory.mkdir(parents=True, exist_ok=True)
         number = 1 + len(list(directory.iterdir()))
-        span = Span(process=process, epoch=epoch, part=number, event_count=0, sent={}, received={})
-        path = part_path(log, span, is_complete=is_complete)
-        table = pa.Table.from_pylist(rows, schema=with_span(span))
+        span = SegmentHeader(
+            process=process, epoch=epoch, number=number, event_count=0, sent={}, received={}
+        )
+        path = segment_path(log, span, is_complete=is_complete)
+        table = pa.Table.from_pylist(rows, schema=schema_with(span))
         if is_complete:
             pq.write_table(table, path)
             continue

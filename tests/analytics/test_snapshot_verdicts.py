@@ -15,8 +15,8 @@ pytest.importorskip("pyspark", reason="needs PySpark")
 
 from stillframe.analytics.snapshot_verdicts import Expected, verdict_for
 from stillframe.analytics.verdict_stream import InputSplit, VerdictReader
-from stillframe.store.checksum import read_hashed
-from stillframe.store.endings import PUBLISHED, Ending, Standing
+from stillframe.durable_files import read_hashed
+from stillframe.store.outcomes import PUBLISHED, OutcomeCursor, SnapshotOutcome
 from tests.analytics import bank
 
 ROOT = Path(__file__).parent.parent.parent
@@ -52,8 +52,8 @@ def store(tmp_path: Path) -> Path:
 
 def share_of(store: Path) -> InputSplit:
     """Return what a task is to judge: both snapshots."""
-    endings = tuple(Ending(snapshot=f"P1-{number}", how=PUBLISHED) for number in (1, 2))
-    end = msgspec.to_builtins(Standing(endings=endings))
+    endings = tuple(SnapshotOutcome(snapshot=f"P1-{number}", how=PUBLISHED) for number in (1, 2))
+    end = msgspec.to_builtins(OutcomeCursor(outcomes=endings))
     (share,) = VerdictReader({"store": str(store)}).partitions({}, end)
     assert isinstance(share, InputSplit)
     return share

@@ -45,22 +45,22 @@ class System:
         self.path = path
         self.store = Store.open_writer(path)
         self.history = History(path)
-        self.history.note(EpochBegan(1, None))
+        self.history.append(EpochBegan(1, None))
 
     def begin(self, number: int) -> None:
         """Begin snapshot P1-`number`."""
-        self.history.note(SnapshotBegan(SnapshotId("P1", number)))
+        self.history.append(SnapshotBegan(SnapshotId("P1", number)))
 
     def publish(self, number: int) -> None:
         """Begin and publish it."""
         self.begin(number)
         self.store.publish(bank.snapshot(number))
-        self.history.note(SnapshotPublished(SnapshotId("P1", number)))
+        self.history.append(SnapshotPublished(SnapshotId("P1", number)))
 
     def abandon(self, number: int, reason: str = "DEADLINE") -> None:
         """Begin it and give it up, for want of P2."""
         self.begin(number)
-        self.history.note(SnapshotAbandoned(SnapshotId("P1", number), reason, ("P2",), "slow"))
+        self.history.append(SnapshotAbandoned(SnapshotId("P1", number), reason, ("P2",), "slow"))
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_what_takes_too_long_is_told_and_not_told_again(reader: Reader, system: 
     assert told(rows) == [("P1-1", "incomplete"), ("P1-2", "consistent")]
     assert rows[0]["why"] == "it has not ended 1e-06 s after it began"
     system.store.publish(bank.snapshot(1))
-    system.history.note(SnapshotPublished(SnapshotId("P1", 1)))
+    system.history.append(SnapshotPublished(SnapshotId("P1", 1)))
     system.publish(3)
     assert told(reader.run(timeout_s=60)) == [*told(rows), ("P1-3", "consistent")]
 

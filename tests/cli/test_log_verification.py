@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stillframe.store.contents import record_of
 from stillframe.store.manifest import Manifest, read_manifest
-from stillframe.store.seal import seal
+from stillframe.store.sealed_json import seal
+from stillframe.store.snapshot_directory import record_of
 from stillframe.store.store import Store
 from tests.cli.conftest import Call, publish, purses, state_of
 from tests.eventlogs import Row, as_stream, messages, write

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("cryptography", reason="needs the extra 'tls'")
 
 from examples.bank import bank
-from stillframe.eventlog.reading import epochs
+from stillframe.eventlog.reader import epochs
 from stillframe.runtime.addresses import COORDINATOR_PORT
 from stillframe.store.store import Store
 from tests import calm

@@ -18,7 +18,7 @@ from stillframe.pipeline.coordinator import clear_pending
 from stillframe.pipeline.pending_snapshot import REQUEST, Request, request_path
 from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress, progress_of
 from stillframe.protocol.aligner import Mode
-from stillframe.store.seal import seal
+from stillframe.store.sealed_json import seal
 from tests.cli.conftest import Call
 from tests.cli.pipelines import Till
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.eventlog.tracing import read_trace
+from stillframe.eventlog.to_trace import read_trace
 from stillframe.runtime.running import left_behind
 from stillframe.store.store import Store
 from tests.cli.conftest import Call

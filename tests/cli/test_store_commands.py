@@ -201,7 +201,7 @@ def test_diff_of_equal_snapshots_is_empty(call: Call, money: Path) -> None:
 def damage_the_history(store: Path) -> None:
     """Change the first of two lines of the history of a store."""
     with contextlib.closing(History(store)) as past:
-        past.note(SnapshotBegan(SnapshotId("A", 1)))
+        past.append(SnapshotBegan(SnapshotId("A", 1)))
     path = store / NEWER
     content = path.read_bytes()
     path.write_bytes(content[:30] + bytes([content[30] ^ 1]) + content[31:])

@@ -9,7 +9,7 @@ import pytest
 
 from stillframe.cli import tasks
 from stillframe.errors import Unavailable
-from stillframe.eventlog.parts import Span, part_path, with_span
+from stillframe.eventlog.reader import SegmentHeader, schema_with, segment_path
 from tests.cli.conftest import Call
 
 pytest.importorskip("pyspark", reason="needs PySpark")
@@ -23,14 +23,16 @@ def write_log(log: Path) -> Path:
         "B": [("marker accepted", "A->B", 32000), ("recorded", None, 32000)],
     }
     for process, rows in steps.items():
-        span = Span(process=process, epoch=1, part=1, event_count=0, sent={}, received={})
-        path = part_path(log, span, is_complete=True)
+        span = SegmentHeader(
+            process=process, epoch=1, number=1, event_count=0, sent={}, received={}
+        )
+        path = segment_path(log, span, is_complete=True)
         path.parent.mkdir(parents=True)
         named = [
             {"event": 0, "kind": kind, "channel": channel, "snapshot": "A-1", "at": at}
             for kind, channel, at in rows
         ]
-        pq.write_table(pa.Table.from_pylist(named, schema=with_span(span)), path)
+        pq.write_table(pa.Table.from_pylist(named, schema=schema_with(span)), path)
     return log
 
 

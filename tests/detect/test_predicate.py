@@ -4,21 +4,24 @@ import sys
 
 import pytest
 
+import stillframe
 from stillframe.detect.predicate import (
     Sighting,
     Verdict,
     asking,
     deadlock,
+    find_activity,
     loss_against,
     not_stable,
     termination,
 )
 from stillframe.detect.view import View
 from stillframe.errors import ApplicationError
-from stillframe.model import SnapshotId
+from stillframe.model import Channel, SnapshotId
+from stillframe.process import Message
 from stillframe.waiting import for_all
+from tests.detect.test_conservation import seen as holding
 from tests.detect.test_deadlock import seen as waiting
-from tests.detect.test_loss import seen as holding
 
 NOTHING = View(SnapshotId("P", 7), {}, {})
 
@@ -71,3 +74,74 @@ def test_a_restore_takes_back_what_held() -> None:
     """In the next epoch everything may come differently."""
     held = sighting(1, 0, 1, holds=True)
     assert not_stable([held, sighting(2, 5, 6, holds=False, epoch=2)]) is None
+
+
+class Work(Message):
+    """Something to do."""
+
+
+class Passing(stillframe.Process):
+    """Acts only when it receives."""
+
+    done_count: int = 0
+
+
+class Ticking(stillframe.Process):
+    """Acts by itself as long as it has something left."""
+
+    left_count: int = 0
+
+    @stillframe.every(ms=10)
+    def tick(self) -> None:
+        """Do a little."""
+
+    def is_passive(self) -> bool:
+        """When nothing is left."""
+        return self.left_count == 0
+
+
+class Endless(stillframe.Process):
+    """Acts by itself, and does not say when that ends."""
+
+    @stillframe.every(ms=10)
+    def tick(self) -> None:
+        """Do a little."""
+
+
+class Talking(stillframe.Process):
+    """Has no action, and sends when a snapshot was published."""
+
+    def on_published(self, snapshot: SnapshotId) -> None:
+        """Say so."""
+
+
+class Reading(stillframe.Process):
+    """Has no action, and reads a log of a pipeline."""
+
+    def receive_records(self, log: str, records: object) -> None:
+        """Take them."""
+
+
+def seen(*messages: Message, **processes: object) -> View:
+    """Return a global state with messages on one channel."""
+    return View(SnapshotId("P", 1), processes, {Channel("A", "B"): messages})
+
+
+def test_terminated_is_who_is_passive_with_empty_channels() -> None:
+    """A process without actions is passive by itself, one with actions when it says so."""
+    assert find_activity(seen(A=Passing(), B=Ticking())) is None
+
+
+def test_what_still_goes_on_is_named() -> None:
+    """Processes that may act, and how many messages are on which channel."""
+    found = find_activity(seen(Work(), Work(), A=Passing(), B=Ticking(left_count=1)))
+    assert str(found) == "active: B; messages on their way: A->B 2"
+    assert str(find_activity(seen(Work(), A=Passing()))) == "messages on their way: A->B 1"
+
+
+def test_who_cannot_say_that_it_is_passive_is_active() -> None:
+    """Actions without ``is_passive``, a state of another class, and who acts on what is no message:
+    better no answer than a wrong one."""
+    assert str(find_activity(seen(A=Endless()))) == "active: A"
+    for process in (object(), Talking(), Reading()):
+        assert str(find_activity(seen(A=process))) == "active: A"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.errors import Damaged
-from stillframe.eventlog.reading import parts
+from stillframe.eventlog.reader import list_segments
 from tests.analytics.test_log_checks import found_in
 from tests.eventlogs import Execution, as_stream, messages, write
 from tests.nightly import by_night, seeds
@@ -41,7 +41,7 @@ def last_batch(stream: bytes) -> bytes:
 
 def row_count(log: Path) -> int:
     """Return how many rows the files of an event log have."""
-    return sum(part.row_count for part in parts(log))
+    return sum(part.row_count for part in list_segments(log))
 
 
 @pytest.mark.nightly(part="hostile")

@@ -8,14 +8,12 @@ import pyarrow as pa
 import pytest
 
 from stillframe.errors import Damaged
-from stillframe.eventlog.files import Stream, pack, pack_all
-from stillframe.eventlog.groups import whole_batches, whole_stream
-from stillframe.eventlog.parts import Span
-from stillframe.eventlog.reading import parts, tables
-from stillframe.eventlog.schema import SCHEMA
+from stillframe.eventlog.reader import SegmentHeader, list_segments, read_segment
+from stillframe.eventlog.segments import SCHEMA, whole_batches, whole_stream
+from stillframe.eventlog.writer import SegmentWriter, pack_segment, pack_segments
 from tests.eventlogs import messages
 
-SPAN = Span(process="P1", epoch=2, part=1, event_count=0, sent={"P2": 0}, received={})
+HEADER = SegmentHeader(process="P1", epoch=2, number=1, event_count=0, sent={"P2": 0}, received={})
 BATCH_COUNT = 5
 BATCH_ROW_COUNT = 2
 NAME = r"/e2/P1/events-000001\.arrows"
@@ -32,9 +30,9 @@ def batch(number: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, SCHEMA)
 
 
-def write(log: Path, span: Span = SPAN) -> Path:
+def write(log: Path, span: SegmentHeader = HEADER) -> Path:
     """Write a stream with all batches and its end; return its path."""
-    stream = Stream(log, span)
+    stream = SegmentWriter(log, span)
     for number in range(BATCH_COUNT):
         stream.append(batch(number))
     stream.end()
@@ -43,7 +41,12 @@ def write(log: Path, span: Span = SPAN) -> Path:
 
 def events(log: Path) -> list[int]:
     """Return the numbers of the events in an event log."""
-    return [n for p in parts(log) for t in tables(p) for n in t.column("event").to_pylist()]
+    return [
+        n
+        for p in list_segments(log)
+        for t in read_segment(p)
+        for n in t.column("event").to_pylist()
+    ]
 
 
 ALL = list(range(1, BATCH_COUNT * BATCH_ROW_COUNT + 1))
@@ -57,7 +60,7 @@ def test_a_changed_byte_in_the_middle_is_not_the_end(tmp_path: Path) -> None:
     content[third + 8] ^= 0x40  # in the metadata
     path.write_bytes(content)
     with pytest.raises(Damaged, match=NAME):
-        parts(tmp_path)
+        list_segments(tmp_path)
 
 
 def test_no_changed_byte_loses_rows(tmp_path: Path) -> None:
@@ -71,7 +74,7 @@ def test_no_changed_byte_loses_rows(tmp_path: Path) -> None:
         changed[place] ^= 1 << place % 8
         path.write_bytes(changed)
         try:
-            found = parts(tmp_path)
+            found = list_segments(tmp_path)
         except Damaged as error:
             said.append(str(error))
         else:
@@ -90,7 +93,7 @@ def test_no_changed_length_of_a_message_loses_rows(bit: int, tmp_path: Path) -> 
         changed[start + 4 + bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
         with pytest.raises(Damaged, match=NAME):
-            parts(tmp_path)
+            list_segments(tmp_path)
 
 
 def test_bytes_that_are_missing_at_the_end_are_a_crash(tmp_path: Path) -> None:
@@ -104,7 +107,7 @@ def test_bytes_that_are_missing_at_the_end_are_a_crash(tmp_path: Path) -> None:
         path.write_bytes(content[:size])
         whole_count = sum(end <= size for end in ends)
         assert events(tmp_path) == ALL[: BATCH_ROW_COUNT * whole_count]
-        assert len(parts(tmp_path)) == (size >= found[0][2])
+        assert len(list_segments(tmp_path)) == (size >= found[0][2])
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 8, 5000])
@@ -117,7 +120,7 @@ def test_zeros_after_a_message_are_the_end(count: int, tmp_path: Path) -> None:
         path.write_bytes(content[:end] + bytes(count))
         assert events(tmp_path) == ALL[: BATCH_ROW_COUNT * whole_count]
     path.write_bytes(bytes(count))
-    assert parts(tmp_path) == []
+    assert list_segments(tmp_path) == []
 
 
 def test_zeros_in_the_middle_are_damage(tmp_path: Path) -> None:
@@ -128,7 +131,7 @@ def test_zeros_in_the_middle_are_damage(tmp_path: Path) -> None:
         for stop in (start + 4, start + 8, end):
             path.write_bytes(content[:start] + bytes(stop - start) + content[stop:])
             with pytest.raises(Damaged, match=NAME):
-                parts(tmp_path)
+                list_segments(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +144,7 @@ def test_bytes_after_the_end_are_no_crash(more: bytes, tmp_path: Path) -> None:
     path = write(tmp_path)
     path.write_bytes(path.read_bytes() + more)
     with pytest.raises(Damaged, match=NAME):
-        parts(tmp_path)
+        list_segments(tmp_path)
 
 
 def test_a_whole_last_batch_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
@@ -152,7 +155,7 @@ def test_a_whole_last_batch_that_cannot_be_read_is_damage(tmp_path: Path) -> Non
     content[start + 8] ^= 0x40
     path.write_bytes(content)
     with pytest.raises(Damaged, match=NAME):
-        parts(tmp_path)
+        list_segments(tmp_path)
 
 
 class _Growing(io.BytesIO):
@@ -199,7 +202,7 @@ def test_a_damaged_stream_is_not_packed(tmp_path: Path) -> None:
     path = write(tmp_path)
     content = damage(path)
     with pytest.raises(Damaged, match=NAME):
-        pack(path)
+        pack_segment(path)
     assert path.read_bytes() == content
     assert list(path.parent.iterdir()) == [path]
 
@@ -208,15 +211,15 @@ def test_a_stream_that_was_cut_short_is_packed(tmp_path: Path) -> None:
     """As far as its batches are whole."""
     path = write(tmp_path)
     path.write_bytes(path.read_bytes()[:-100])
-    pack(path)
+    pack_segment(path)
     assert list(path.parent.iterdir()) == [path.with_suffix(".parquet")]
     assert events(tmp_path) == ALL[:-BATCH_ROW_COUNT]
 
 
 def test_a_damaged_stream_keeps_no_other_from_being_packed(tmp_path: Path) -> None:
     """The first one was in the way of all that came after it."""
-    first, second = write(tmp_path), write(tmp_path, msgspec.structs.replace(SPAN, part=2))
+    first, second = write(tmp_path), write(tmp_path, msgspec.structs.replace(HEADER, number=2))
     damage(first)
     with pytest.raises(Damaged, match=NAME):
-        pack_all(first.parent)
+        pack_segments(first.parent)
     assert sorted(first.parent.iterdir()) == [first, second.with_suffix(".parquet")]

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillframe.errors import Damaged
-from stillframe.eventlog import files, groups, scribe, writer
-from stillframe.eventlog.reading import Part, parts, tables
-from stillframe.eventlog.rows import BY_ITSELF, StepRow
-from stillframe.eventlog.schema import (
+from stillframe.eventlog import segments, writer
+from stillframe.eventlog.reader import Segment, list_segments, read_segment
+from stillframe.eventlog.row_encoder import BY_ITSELF, StepRow
+from stillframe.eventlog.segments import (
     ACCEPTED,
     INTERNAL,
     MARKER_ACCEPTED,
@@ -47,7 +47,7 @@ class Noting:
             3,
             received=self.received,
             sent=self.sent,
-            trouble=self.troubles.append,
+            on_error=self.troubles.append,
         )
 
     def act(self, source: str | None, targets: list[str]) -> None:
@@ -84,9 +84,9 @@ class Noting:
         self.rows.append((self.event_count, kind, channel, number, None, None, None))
 
 
-def rows_of(part: Part) -> Iterator[Row]:
+def rows_of(part: Segment) -> Iterator[Row]:
     """Yield the rows of a file as the dumb list has them."""
-    for table in tables(part):
+    for table in read_segment(part):
         for row in table.to_pylist():
             at, recorded = row["at"], row["recorded"]
             yield (
@@ -128,9 +128,9 @@ def test_the_files_hold_what_was_noted(
     """Whatever a process does, the rows are those of a dumb list, in files of any size; what there
     was no room for is missing, and the next file says how much that was."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "STREAM_ROW_COUNT", row_count)
-        patch.setattr(files, "ROW_GROUP_COUNT", group_count)
-        patch.setattr(groups, "ROW_GROUP_COUNT", group_count)
+        patch.setattr(writer, "STREAM_ROW_COUNT", row_count)
+        patch.setattr(writer, "ROW_GROUP_COUNT", group_count)
+        patch.setattr(segments, "ROW_GROUP_COUNT", group_count)
         log = Path(folder) / "log"
         noting = Noting(log, SOURCES, TARGETS)
         noting.writer._code_max = code_max  # as if there were so many channels
@@ -155,13 +155,13 @@ def test_the_files_hold_what_was_noted(
                 lost = 0
         noting.writer.close()
         assert noting.troubles == []
-        found = parts(log) if log.exists() else []
+        found = list_segments(log) if log.exists() else []
         assert [row for part in found for row in rows_of(part)] == kept
-        assert sum(part.span.lost_count for part in found) == noting.event_count - sum(
+        assert sum(part.header.lost_count for part in found) == noting.event_count - sum(
             1 for n in {row[0] for row in kept if row[4] is None}
         )
         for part in found:
-            span = part.span
+            span = part.header
             told = (span.event_count, span.received, span.sent, span.lost_count)
             last = (noting.event_count, noting.received, noting.sent, lost)
             assert told in starts or told == last
@@ -174,14 +174,14 @@ def test_a_process_that_is_killed_leaves_what_it_handed_over(
 ) -> None:
     """What was handed over can be read while the file is being written, and whatever is left of
     it: batches that are whole count."""
-    monkeypatch.setattr(scribe, "JOINED_COUNT_MAX", 1)
+    monkeypatch.setattr(writer, "JOINED_COUNT_MAX", 1)
     noting = Noting(tmp_path, SOURCES, TARGETS)
     for _ in range(3):
         noting.act("P2", ["P5"])
         noting.hand_over()
     while sum(part.row_count for part in found(tmp_path)) < 6:
         pass
-    (part,) = parts(tmp_path)
+    (part,) = list_segments(tmp_path)
     assert list(rows_of(part)) == noting.rows
     content = part.path.read_bytes()
     noting.writer.close()
@@ -190,29 +190,29 @@ def test_a_process_that_is_killed_leaves_what_it_handed_over(
         copy = tmp_path / "cut" / "e3" / "P1" / "events-000001.arrows"
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(content[:size])
-        left = [row for part in parts(tmp_path / "cut") for row in rows_of(part)]
+        left = [row for part in list_segments(tmp_path / "cut") for row in rows_of(part)]
         assert left == noting.rows[: len(left)]
         counts.add(len(left))
     assert counts == {0, 2, 4}
 
 
-def found(log: Path) -> list[Part]:
+def found(log: Path) -> list[Segment]:
     """Return the parts; none if nothing was written yet."""
-    return parts(log) if log.joinpath("e3").exists() else []
+    return list_segments(log) if log.joinpath("e3").exists() else []
 
 
 def test_the_oldest_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log does not grow without end, and its first file says what was before it."""
-    monkeypatch.setattr(files, "STREAM_ROW_COUNT", 2)
-    monkeypatch.setattr(scribe, "JOINED_COUNT_MAX", 1)
-    monkeypatch.setattr(files, "PART_COUNT_MAX", 3)
+    monkeypatch.setattr(writer, "STREAM_ROW_COUNT", 2)
+    monkeypatch.setattr(writer, "JOINED_COUNT_MAX", 1)
+    monkeypatch.setattr(writer, "SEGMENT_COUNT_MAX", 3)
     noting = Noting(tmp_path, SOURCES, TARGETS)
     for _ in range(10):
         noting.act("P2", ["P5"])
         noting.hand_over()
     noting.writer.close()
-    spans = [part.span for part in parts(tmp_path)]
-    assert [span.part for span in spans] == [8, 9, 10]
+    spans = [part.header for part in list_segments(tmp_path)]
+    assert [span.number for span in spans] == [8, 9, 10]
     assert spans[0].event_count == 7
     assert spans[0].sent == {"P2": 0, "P5": 14}
     assert spans[0].lost_count == 0
@@ -226,16 +226,16 @@ def test_the_oldest_files_go_also_if_one_is_damaged(
     def cannot(_: Path) -> None:
         raise Damaged("events-000001.arrows")
 
-    monkeypatch.setattr(scribe, "pack_all", cannot)
-    monkeypatch.setattr(files, "STREAM_ROW_COUNT", 2)
-    monkeypatch.setattr(scribe, "JOINED_COUNT_MAX", 1)
-    monkeypatch.setattr(files, "PART_COUNT_MAX", 3)
+    monkeypatch.setattr(writer, "pack_segments", cannot)
+    monkeypatch.setattr(writer, "STREAM_ROW_COUNT", 2)
+    monkeypatch.setattr(writer, "JOINED_COUNT_MAX", 1)
+    monkeypatch.setattr(writer, "SEGMENT_COUNT_MAX", 3)
     noting = Noting(tmp_path, SOURCES, TARGETS)
     for _ in range(10):
         noting.act("P2", ["P5"])
         noting.hand_over()
     noting.writer.close()
-    assert [part.span.part for part in parts(tmp_path)] == [8, 9, 10]
+    assert [part.header.number for part in list_segments(tmp_path)] == [8, 9, 10]
     assert all("events-000001.arrows" in trouble for trouble in noting.troubles)
     assert noting.troubles
 
@@ -244,23 +244,23 @@ def test_a_full_disk_costs_rows_and_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While nothing can be written the process goes on; then a new file says what is missing."""
-    monkeypatch.setattr(scribe, "RETRY_S", 0.0)
+    monkeypatch.setattr(writer, "RETRY_S", 0.0)
     is_full = threading.Event()
-    append = files.Stream.append
+    append = writer.SegmentWriter.append
 
-    def appending(stream: files.Stream, batch: pa.RecordBatch) -> None:
+    def appending(stream: writer.SegmentWriter, batch: pa.RecordBatch) -> None:
         if is_full.is_set():
             stream._is_whole = False
             raise OSError(errno.ENOSPC, "No space left on device")
         append(stream, batch)
 
-    monkeypatch.setattr(files.Stream, "append", appending)
+    monkeypatch.setattr(writer.SegmentWriter, "append", appending)
     noting = Noting(tmp_path, SOURCES, TARGETS)
 
     def act_and_wait() -> None:
         noting.act("P2", ["P5"])
         noting.hand_over()
-        while noting.writer._scribe.done_count < noting.writer._handed_count:
+        while noting.writer._writer_thread.done_count < noting.writer._handed_count:
             pass
 
     act_and_wait()
@@ -270,11 +270,11 @@ def test_a_full_disk_costs_rows_and_is_told_once(
     is_full.clear()
     act_and_wait()
     noting.writer.close()
-    first, second = parts(tmp_path)
+    first, second = list_segments(tmp_path)
     assert list(rows_of(first)) == noting.rows[:2]
     assert list(rows_of(second)) == noting.rows[-2:]
-    assert (second.span.event_count, second.span.lost_count) == (4, 3)
-    assert second.span.sent == {"P2": 0, "P5": 11}
+    assert (second.header.event_count, second.header.lost_count) == (4, 3)
+    assert second.header.sent == {"P2": 0, "P5": 11}
     (trouble,) = noting.troubles
     assert "No space left on device" in trouble
 
@@ -289,8 +289,8 @@ def test_what_is_lost_at_the_very_end_is_said(
     noting.act(None, [])
     noting.hand_over()
     noting.writer.close()
-    (part,) = parts(tmp_path)
-    assert (part.row_count, part.span.event_count, part.span.lost_count) == (0, 2, 2)
+    (part,) = list_segments(tmp_path)
+    assert (part.row_count, part.header.event_count, part.header.lost_count) == (0, 2, 2)
 
 
 def test_a_wrong_count_is_never_written_down(tmp_path: Path) -> None:
@@ -301,10 +301,10 @@ def test_a_wrong_count_is_never_written_down(tmp_path: Path) -> None:
     noting.sent["P5"] -= 1
     noting.hand_over()
     noting.writer.close()
-    (part,) = parts(tmp_path)
+    (part,) = list_segments(tmp_path)
     assert part.row_count == 0
-    assert part.span.sent == {"P2": 0, "P5": 7}
-    assert part.span.lost_count > 0
+    assert part.header.sent == {"P2": 0, "P5": 7}
+    assert part.header.lost_count > 0
     (trouble,) = noting.troubles
     assert "a bug in stillframe" in trouble
 
@@ -316,7 +316,7 @@ def test_what_an_action_did_that_failed_is_in_the_log(tmp_path: Path) -> None:
     noting.act("P3", ["P2"])
     noting.writer.close()
     noting.writer.close()
-    (part,) = parts(tmp_path)
+    (part,) = list_segments(tmp_path)
     assert list(rows_of(part)) == noting.rows
 
 

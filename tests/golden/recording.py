@@ -15,9 +15,9 @@ import pyarrow as pa
 from typer.testing import CliRunner
 
 from stillframe.cli.app import app
-from stillframe.eventlog import reading
+from stillframe.eventlog import reader
 from stillframe.pipeline import Pipeline, channel, join
-from stillframe.store.fragment_reading import fragment_places, read_fragment, read_topologies
+from stillframe.store.fragments import find_fragments, read_fragment, read_topologies
 from tests.golden import travelling
 from tests.golden.systems import SALES, Books, Till
 
@@ -93,12 +93,12 @@ def without_words(document: dict[str, Any]) -> dict[str, Any]:
 def logged(root: Path) -> dict[str, Any]:
     """Return what is in each file of the event log."""
     found = {}
-    for part in reading.parts(root / "log"):
-        rows = [row for table in reading.tables(part) for row in table.to_pylist()]
+    for part in reader.list_segments(root / "log"):
+        rows = [row for table in reader.read_segment(part) for row in table.to_pylist()]
         text = msgspec.json.encode(rows, order="deterministic")
         found[part.path.relative_to(root).as_posix()] = {
             "row_count": part.row_count,
-            "span": msgspec.to_builtins(part.span),
+            "span": msgspec.to_builtins(part.header),
             "first_rows": json.loads(msgspec.json.encode(rows[:SHOWN_COUNT])),
             "hash": hashlib.sha256(text).hexdigest(),
         }
@@ -110,7 +110,7 @@ def fragments(root: Path) -> dict[str, Any]:
     directory = root / "fragments"
     topologies = read_topologies(directory)
     found: dict[str, Any] = {"topologies": msgspec.to_builtins(topologies)}
-    for place in fragment_places(directory):
+    for place in find_fragments(directory):
         manifest = read_fragment(directory, place, topologies)
         name = place.path(directory).relative_to(root).as_posix()
         found[name] = msgspec.to_builtins(manifest)

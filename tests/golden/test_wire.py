@@ -36,7 +36,7 @@ def test_bytes_are_what_they_were(name: str) -> None:
         (control.ToProcess, travelling.TO_PROCESS),
         (commands.Request, travelling.REQUESTS),
         (commands.Answer, travelling.ANSWERS),
-        (history.Happening, travelling.HISTORY),
+        (history.HistoryEvent, travelling.HISTORY),
         (Step, travelling.STEPS),
         (events.Event, travelling.TOLD),
     ],
@@ -67,7 +67,7 @@ def test_every_optional_field_has_a_value() -> None:
         "EndpointStatus.is_full",
         "Messages.marker",
         "Segment.first",
-        "Span.received",
+        "SegmentHeader.received",
     }
 
 

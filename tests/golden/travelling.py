@@ -11,8 +11,7 @@ import msgspec
 
 from stillframe.analytics.assembly import _Mark
 from stillframe.analytics.compaction import CatalogFile, CatalogMember, Compacted, TablePart
-from stillframe.columns import Column, KeyedColumns
-from stillframe.eventlog.parts import Span
+from stillframe.eventlog.reader import SegmentHeader
 from stillframe.migration.topology_diff import Change
 from stillframe.model import (
     Abandoned,
@@ -58,8 +57,8 @@ from stillframe.runtime.waves import Wave
 from stillframe.store import history
 from stillframe.store.fragments import FragmentManifest, FragmentTopology, Received
 from stillframe.store.manifest import Entry, FileRecord, Head, Manifest
-from stillframe.store.seal import seal
-from stillframe.topology import Description
+from stillframe.store.sealed_json import seal
+from stillframe.topology import Column, Description, KeyedColumns
 from stillframe.trace import Event, MarkerStep, MessageId, Step
 
 
@@ -226,7 +225,7 @@ ANSWERS: dict[str, commands.Answer] = {
     "done": commands.Done(3, "it is needed", ENTRY, ABANDONED, (UNDER_WAY,), 1001.5),
     "failed": commands.Failed("there is no such snapshot", is_usage=True),
 }
-HISTORY: dict[str, history.Happening] = {
+HISTORY: dict[str, history.HistoryEvent] = {
     "epoch": history.EpochBegan(3, P1_17),
     "taken over": history.TakenOver(3),
     "death": history.ProcessDied("P1", "it was ended by SIGKILL"),
@@ -234,8 +233,8 @@ HISTORY: dict[str, history.Happening] = {
     "published": history.SnapshotPublished(P1_17, is_removal_noted=True),
     "removed": history.SnapshotRemoved(P1_17),
     "abandoned": history.SnapshotAbandoned(P1_17, "DEADLINE", ("P2",), "it took too long"),
-    "continued": history.Continued(
-        17, (P1_17,), history.Tally(9, 8, {"DEADLINE": 1}, 1, 2, 3, {"P1": 1})
+    "continued": history.Rollover(
+        17, (P1_17,), history.EventCounts(9, 8, {"DEADLINE": 1}, 1, 2, 3, {"P1": 1})
     ),
 }
 STEPS: dict[str, Step] = {
@@ -381,8 +380,8 @@ PLAIN: dict[str, msgspec.Struct] = {
         pipeline="/shop.pipeline",
         snapshot_s=10.0,
     ),
-    "span of an event log": Span(
-        process="P1", epoch=3, part=2, event_count=9, sent={"P2": 7}, received={}, lost_count=1
+    "span of an event log": SegmentHeader(
+        process="P1", epoch=3, number=2, event_count=9, sent={"P2": 7}, received={}, lost_count=1
     ),
 }
 
@@ -402,7 +401,7 @@ def cases() -> dict[str, Case]:
     for name, answer in ANSWERS.items():
         found[f"answer, {name}"] = Case(answer, commands._encode, commands._decode_answer)
     for name, what in HISTORY.items():
-        line = history.Line(1000.5, what)
+        line = history.HistoryRecord(1000.5, what)
         found[f"history, {name}"] = Case(line, _encode_line, _decode_line)
     for name, step in STEPS.items():
         found[f"trace, {name}"] = _json(step, Step)
@@ -452,7 +451,7 @@ def _decode_frame(encoded: bytes) -> wire.Frame:
     return frame
 
 
-def _encode_line(line: history.Line) -> bytes:
+def _encode_line(line: history.HistoryRecord) -> bytes:
     return history._line(line.what, line.at)
 
 

@@ -10,9 +10,8 @@ from stillframe import Channel, InTransit, Message, Process, Recorded, Topology
 from stillframe.errors import ApplicationError, UsageError
 from stillframe.migration.migrate import Migration, migrate
 from stillframe.process import Quantities
-from stillframe.redistribution import Redistribute
 from stillframe.restore import start_states
-from stillframe.topology import Joined
+from stillframe.topology import Joined, Redistribute
 from tests.migration.systems import messages_of, snapshot_of, states_of
 
 

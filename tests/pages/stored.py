@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe import Channel, Message, Process, Topology
-from stillframe.eventlog.schema import ACCEPTED, RECORDED, SENT
+from stillframe.eventlog.segments import ACCEPTED, RECORDED, SENT
 from stillframe.keyed import Keyed
 from stillframe.model import Batch, ChannelState, GlobalState, ProcessState, Snapshot, SnapshotId
 from stillframe.state_codec import StateCodec

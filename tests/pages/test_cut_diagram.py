@@ -8,15 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillframe.eventlog import groups
-from stillframe.eventlog.around import NotInLog, Wanted, around
-from stillframe.eventlog.parts import part_path
-from stillframe.eventlog.schema import ACCEPTED, MARKER_ACCEPTED, MARKER_SENT, RECORDED, SENT
-from stillframe.model import (
-    ChannelState,
-    GlobalState,
-    Snapshot,
-)
+from stillframe.eventlog import segments
+from stillframe.eventlog.reader import segment_path
+from stillframe.eventlog.segments import ACCEPTED, MARKER_ACCEPTED, MARKER_SENT, RECORDED, SENT
+from stillframe.eventlog.window import NotInLog, WindowRequest, read_window
+from stillframe.model import ChannelState, GlobalState, Snapshot
 from stillframe.pages import cut_diagram, cut_from_log
 from tests import eventlogs
 from tests.eventlogs import Log, Row
@@ -39,7 +35,7 @@ def test_what_is_read_is_what_a_reader_of_all_rows_finds(
         wanted = {
             s.channel: [range(s.received_count + 1, s.sent_count + 1)] for s in held(snapshot)
         }
-        lanes = around(directory, snapshot, Wanted(2, wanted))
+        lanes = read_window(directory, snapshot, WindowRequest(2, wanted))
         assert lanes.keys() == log.keys()
         for process, lane in lanes.items():
             rows = log[process]
@@ -189,12 +185,12 @@ def test_of_a_long_log_little_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
     for name, rows in log.items():
         for part, begin in enumerate(range(0, len(rows), 2000), 1):
             span = eventlogs.span_of(log, name, 1, part, begin)
-            path = part_path(tmp_path, span, is_complete=True)
+            path = segment_path(tmp_path, span, is_complete=True)
             path.parent.mkdir(parents=True, exist_ok=True)
             table = eventlogs.table_of(rows[begin : begin + 2000])
             eventlogs.write_part(path, span, table, 100)
     read: list[int] = []
-    tables = groups.tables
+    tables = segments.read_rows
 
     looked_at: list[int] = []
 
@@ -203,8 +199,8 @@ def test_of_a_long_log_little_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
             (read if len(columns) > 2 else looked_at).append(table.num_rows)
             yield table
 
-    monkeypatch.setattr(groups, "tables", counted)
-    monkeypatch.setattr("stillframe.eventlog.around.CONTEXT_ROWS", 20)
+    monkeypatch.setattr(segments, "read_rows", counted)
+    monkeypatch.setattr("stillframe.eventlog.window.CONTEXT_ROWS", 20)
     picture = cut_diagram.load(snapshots_of(log)[0], tmp_path)
     assert (picture.contradictions, len(picture.steps)) == ([], 3)
     assert sum(read) <= 2 * 3 * 100

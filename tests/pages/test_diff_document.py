@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stillframe.model import SnapshotId
 from stillframe.pages.store_documents import KEYS_MAX, diff_document
-from stillframe.store.difference import difference
+from stillframe.store.diff import diff_snapshots
 from stillframe.store.store import Store
 from tests.store import keyed_samples
 
@@ -56,7 +56,7 @@ def test_it_finds_what_diff_finds(tmp_path: Path) -> None:
     store = keyed_store(tmp_path / "store", {"a": 1}, {"a": 2})
     one, other = SnapshotId("P", 1), SnapshotId("P", 2)
     document = diff_document(store, one, other)
-    found = difference(store, one, other)
+    found = diff_snapshots(store, one, other)
     assert [(f["process"], f["field"]) for f in document["fields"]] == [
         (f.process, f.field) for f in found.fields
     ]

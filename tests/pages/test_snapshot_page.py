@@ -14,8 +14,8 @@ from stillframe.pages import self_contained_page
 from stillframe.pages.pipeline_documents import pipeline_diff_document, pipeline_snapshot_document
 from stillframe.pages.store_documents import diff_document, snapshot_document
 from stillframe.pages.values import plain, printable
-from stillframe.store.decoded import fields_of, messages_of
 from stillframe.store.store import Store
+from stillframe.store.tables import fields_of, messages_of
 from tests.browser import check_accessible, check_everybody_can_use
 from tests.cli.pipelines import commit, resting_shop, sell
 from tests.nightly import by_night

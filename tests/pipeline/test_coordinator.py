@@ -18,7 +18,7 @@ from stillframe.pipeline.pending_snapshot import PINNED, Request, request_path, 
 from stillframe.pipeline.progress import Progress
 from stillframe.pipeline.snapshot_manifest import MANIFEST, Manifest, snapshot_path
 from stillframe.protocol.aligner import Mode
-from stillframe.store.seal import read_sealed
+from stillframe.store.sealed_json import read_sealed
 from tests.cli.pipelines import resting_shop
 from tests.pipeline.money import Account, leave_behind, line
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from stillframe import durable_files
 from stillframe.errors import StoreError, UsageError
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.snapshot_manifest import Manifest
-from stillframe.store import disk
 from tests.nightly import by_night
 from tests.pipeline.money import TOTAL, leave_behind, line, money_in, money_now
 
@@ -134,5 +134,5 @@ def test_a_pipeline_is_made_again_after_a_crash(
             line(tmp_path / "run")
     with pytest.raises(UsageError, match="is no pipeline"):
         Pipeline(tmp_path / "run")
-    assert disk.partial_path(tmp_path / "run" / "pipeline.json").exists()
+    assert durable_files.partial_path(tmp_path / "run" / "pipeline.json").exists()
     assert line(tmp_path / "run").epoch == 1

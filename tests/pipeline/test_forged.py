@@ -14,7 +14,7 @@ from stillframe.pipeline import Pipeline, join
 from stillframe.pipeline.log import DataFile, LogEntry, Rows, entry_name
 from stillframe.pipeline.pending_snapshot import Request
 from stillframe.protocol.aligner import Mode
-from stillframe.store.seal import seal
+from stillframe.store.sealed_json import seal
 from tests.pipeline.money import Account, leave_behind, line
 
 

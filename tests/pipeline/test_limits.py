@@ -11,7 +11,7 @@ from stillframe.model import Abandoned, Reason
 from stillframe.pipeline import Pipeline, channel, join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.pipeline.stopped import NotAtRest
-from stillframe.store import seal as sealing
+from stillframe.store import sealed_json as sealing
 
 LIMIT = 20_000
 

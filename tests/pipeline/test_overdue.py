@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from stillframe.durable_files import replace_durably
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, channel, join
 from stillframe.pipeline.log import LogWriter
@@ -13,8 +14,7 @@ from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import PARTS, REQUEST, Request, request_path
 from stillframe.pipeline.query_participant import OVERDUE_S
 from stillframe.protocol.aligner import Mode
-from stillframe.store.disk import replace_durably
-from stillframe.store.seal import seal
+from stillframe.store.sealed_json import seal
 
 NUMBERS = pa.schema([("number", pa.int64())])
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from stillframe.durable_files import checksum_of
 from stillframe.errors import Damaged
 from stillframe.pipeline.dataflow import Log, channel
 from stillframe.pipeline.record_files import partition_of, read_records, spread, write_records
-from stillframe.store.checksum import checksum_of
 
 NOON = datetime.datetime(2020, 2, 29, 12, tzinfo=datetime.UTC)
 SCHEMA = pa.schema(

@@ -12,7 +12,7 @@ from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import SystemCut
 from stillframe.pipeline.snapshot_manifest import MANIFEST, Manifest, snapshot_path
-from stillframe.store.seal import seal
+from stillframe.store.sealed_json import seal
 from tests.pipeline.money import (
     SCHEMA,
     TOTAL,

@@ -18,8 +18,8 @@ from stillframe.runtime.coordinator import Coordinator
 from stillframe.runtime.member import ORPHANED_S
 from stillframe.runtime.supervisor import Supervisor
 from stillframe.runtime.traces import Traces
-from stillframe.store import contents
-from stillframe.store.history import Happening, History, SnapshotBegan, SnapshotPublished
+from stillframe.store import snapshot_directory
+from stillframe.store.history import History, HistoryEvent, SnapshotBegan, SnapshotPublished
 from stillframe.store.store import Store
 from tests.runtime.watch import new_store, program, take
 
@@ -40,16 +40,16 @@ def dies_after(call: Callable[..., Any]) -> Callable[..., Any]:
     return last
 
 
-def dies_after_noting(kind: type[Happening]) -> None:
+def dies_after_noting(kind: type[HistoryEvent]) -> None:
     """Die when the history says that something of `kind` happened."""
-    note = History.note
+    append = History.append
 
-    def last(history: History, what: Happening) -> None:
-        note(history, what)
+    def last(history: History, what: HistoryEvent) -> None:
+        append(history, what)
         if isinstance(what, kind):
             die()
 
-    setattr(History, "note", last)  # noqa: B010 - mypy holds methods for constant
+    setattr(History, "append", last)  # noqa: B010 - mypy holds methods for constant
 
 
 MOMENTS: dict[str, Callable[[], None]] = {
@@ -57,7 +57,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "numbered": lambda: dies_after_noting(SnapshotBegan),
     "begun": lambda: setattr(Coordinator, "begin", dies_after(Coordinator.begin)),
     "a part is in": lambda: setattr(Coordinator, "_take_part", dies_after(Coordinator._take_part)),
-    "is written": lambda: setattr(contents, "publish_directory", die),
+    "is written": lambda: setattr(snapshot_directory, "publish_directory", die),
     "published": lambda: setattr(Store, "publish", dies_after(Store.publish)),
     "said": lambda: dies_after_noting(SnapshotPublished),
 }

@@ -14,9 +14,9 @@ from stillframe.keyed import Keyed
 from stillframe.model import Fragment, ProcessState, SnapshotId
 from stillframe.runtime import captures, fragments
 from stillframe.runtime.fragments import WAITING_COUNT_MAX, FragmentLog
-from stillframe.store import fragment_upkeep
+from stillframe.store import fragments as fragment_files
 from stillframe.store.chain import CHAIN_LENGTH_MAX
-from stillframe.store.fragments import FragmentWriter, Life
+from stillframe.store.fragments import FragmentSource, FragmentWriter
 from stillframe.topology import Joined, Topology
 from tests.runtime.recordings import S1, S2, Books, Recording, filled
 from tests.store.test_fragments import read_all
@@ -31,7 +31,11 @@ class Log:
         self.directory = directory
         self.told: list[str] = []
         self.log = FragmentLog(
-            directory, Life("P", 1, "run", None), DESCRIPTION, None, trouble=self.told.append
+            directory,
+            FragmentSource("P", 1, "run", None),
+            DESCRIPTION,
+            None,
+            trouble=self.told.append,
         )
 
     def chains(self) -> dict[int, int]:
@@ -307,8 +311,8 @@ def test_what_comes_after_the_end_goes_nowhere(log: Log) -> None:
 @pytest.mark.usefixtures("patient")
 def test_memory_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what was put aside long ago, or lost, nothing is known any more."""
-    monkeypatch.setattr(fragments, "KEPT_COUNT", 4)
-    monkeypatch.setattr(fragment_upkeep, "KEPT_COUNT", 4)
+    monkeypatch.setattr("stillframe.runtime.fragments.KEPT_COUNT", 4)
+    monkeypatch.setattr(fragment_files, "KEPT_COUNT", 4)
     log = Log(tmp_path / "fragments")
     recording = Recording(Books(Keyed({1: 1})), aside=log.log)
     for snapshot in snapshots(20):

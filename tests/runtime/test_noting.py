@@ -13,9 +13,9 @@ import pytest
 
 from stillframe import Process, Topology, join
 from stillframe.errors import UsageError
-from stillframe.eventlog import scribe
-from stillframe.eventlog.reading import epochs, parts, tables
-from stillframe.eventlog.tracing import read_trace
+from stillframe.eventlog import writer
+from stillframe.eventlog.reader import epochs, list_segments, read_segment
+from stillframe.eventlog.to_trace import read_trace
 from stillframe.model import Channel, Snapshot, SnapshotId
 from stillframe.runtime import events, host, noting
 from stillframe.runtime.noting import check_free
@@ -148,7 +148,7 @@ def test_a_full_disk_is_told_and_stops_nothing(
 ) -> None:
     """The processes go on, each says it once, and when there is room again the log says what it
     lacks; what there was before is still there."""
-    monkeypatch.setattr(scribe, "RETRY_S", 0.0)
+    monkeypatch.setattr(writer, "RETRY_S", 0.0)
     topology, log = Topology.mesh({"A": Player(serves=True), "B": Player()}), small_disk / "log"
     filler = small_disk / "filler"
 
@@ -171,10 +171,10 @@ def test_a_full_disk_is_told_and_stops_nothing(
 
     asyncio.run(main())
     for process in "AB":
-        first, *_, last = [p for p in parts(log) if p.span.process == process]
+        first, *_, last = [p for p in list_segments(log) if p.header.process == process]
         assert first.row_count
         assert last.row_count
-        assert last.span.lost_count > 0
+        assert last.header.lost_count > 0
 
 
 def troubles(told: list[events.Event]) -> list[str]:
@@ -193,8 +193,8 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 def has_rows(log: Path, process: str) -> bool:
     """Return whether `process` has written something."""
-    found = parts(log) if epochs(log) else []
-    return any(part.span.process == process and part.row_count for part in found)
+    found = list_segments(log) if epochs(log) else []
+    return any(part.header.process == process and part.row_count for part in found)
 
 
 @pytest.mark.slow
@@ -222,7 +222,7 @@ def test_a_killed_process_and_its_system_leave_a_log(tmp_path: Path) -> None:
     traces = {epoch: read_trace(log, epoch) for epoch in epochs(log)}
     assert [*traces] == [1, 2, 3]
     assert all(trace.event_count for trace in traces.values())
-    endings = {(p.span.epoch, p.span.process): p.path.suffix for p in parts(log)}
+    endings = {(p.header.epoch, p.header.process): p.path.suffix for p in list_segments(log)}
     assert endings == {
         (epoch, process): ".arrows" if (epoch, process) == (1, "B") else ".parquet"
         for epoch in (1, 2, 3)
@@ -313,7 +313,12 @@ def test_what_recording_takes_is_held_and_does_not_travel(
             await system.take()
 
     asyncio.run(main())
-    rows = [row for p in parts(tmp_path / "log") for t in tables(p) for row in t.to_pylist()]
+    rows = [
+        row
+        for p in list_segments(tmp_path / "log")
+        for t in read_segment(p)
+        for row in t.to_pylist()
+    ]
     rows = [row for row in rows if row["snapshot"]]
     assert [(row["kind"], row["channel"], row["at"].timestamp()) for row in rows] == [
         ("recorded", None, 1000.0),

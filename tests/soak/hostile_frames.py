@@ -38,9 +38,9 @@ from stillframe.runtime.coordinator_line import CoordinatorLine
 from stillframe.runtime.handlers import HandlerHost
 from stillframe.runtime.link import ConnectingLink, Connection
 from stillframe.runtime.member import Member
-from stillframe.store.contents import check_described
-from stillframe.store.history import Happening, History
+from stillframe.store.history import History, HistoryEvent
 from stillframe.store.manifest import Entry
+from stillframe.store.snapshot_directory import check_described
 from stillframe.store.store import Store
 from stillframe.store.tables import Tables
 from tests.runtime.links import SECRET
@@ -244,7 +244,7 @@ class QuietStore:
 class QuietHistory:
     """A history that forgets."""
 
-    def note(self, what: Happening) -> None:
+    def note(self, what: HistoryEvent) -> None:
         """Forget what happened."""
 
 

@@ -13,6 +13,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from stillframe.durable_files import checksum_of
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.pipeline import Pipeline, channel, join
 from stillframe.pipeline.locks import is_running, participant_lock
@@ -22,7 +23,6 @@ from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import _write, read_channels, start_query, to_channel
 from stillframe.spark.requirements import check_options, check_spark
 from stillframe.spark.slices import record_batches
-from stillframe.store.checksum import checksum_of
 from tests.spark import flows
 
 VALUE = pa.schema([("v", pa.int64())])

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stillframe.durable_files import checksum_of
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, join
 from stillframe.pipeline.log import entry_name, epoch_directory
 from stillframe.spark.scan_planner import plan_log_scan
 from stillframe.spark.slices import RecordsSlice
-from stillframe.store.checksum import checksum_of
 
 NUMBERS = pa.schema([("n", pa.int64())])
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from stillframe.durable_files import checksum_of
 from stillframe.errors import Damaged
 from stillframe.pipeline.record_files import write_records
 from stillframe.spark.slices import record_batches
-from stillframe.store.checksum import checksum_of
 
 SCHEMA = pa.schema([("n", pa.int64())])
 MESSAGE = SCHEMA.serialize().to_pybytes()

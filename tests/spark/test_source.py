@@ -10,6 +10,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from stillframe.durable_files import replace_durably
 from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import channel
@@ -28,8 +29,7 @@ from stillframe.pipeline.pending_snapshot import (
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
 from stillframe.spark.source import ChannelSource, ChannelStreamReader
-from stillframe.store.disk import replace_durably
-from stillframe.store.seal import seal
+from stillframe.store.sealed_json import seal
 
 SCHEMA = pa.schema([("n", pa.int64())])
 OLD, NEW = SnapshotId("p", 1), SnapshotId("p", 2)

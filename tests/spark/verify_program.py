@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.made_log import make_log
 from stillframe.analytics.log_checks import FAULTS
 from stillframe.analytics.log_verification import log_pieces, verify
-from stillframe.eventlog.parts import SPAN_KEY
+from stillframe.eventlog.reader import HEADER_KEY
 from tests.analytics.test_log_checks import found_in
 from tests.nightly import by_night
 from tests.spark.standalone import cluster_session
@@ -37,7 +37,7 @@ Rows = list[list[Any]]
 def spoil(log: Path) -> None:
     """Let a process accept two messages of a channel in the other order, after half of its rows."""
     path = min(log.rglob("events-*.parquet"))
-    span = pq.read_metadata(path).metadata[SPAN_KEY].decode()
+    span = pq.read_metadata(path).metadata[HEADER_KEY].decode()
     table = pq.read_table(path)
     numbers = table.column("number").to_pylist()
     channels = table.column("channel").to_pylist()
@@ -55,7 +55,7 @@ def spoil(log: Path) -> None:
     index = table.column_names.index("number")
     spoiled = table.set_column(index, "number", pa.array(numbers, pa.int64()))
     with pq.ParquetWriter(path, spoiled.schema, store_schema=False) as writer:
-        writer.add_key_value_metadata({SPAN_KEY.decode(): span})
+        writer.add_key_value_metadata({HEADER_KEY.decode(): span})
         writer.write_table(spoiled)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stillframe.model import Fragment, ProcessId, Snapshot, SnapshotId
-from stillframe.store.fragments import FragmentTopology, FragmentWriter, Life
+from stillframe.store.fragments import FragmentSource, FragmentTopology, FragmentWriter
 from stillframe.topology import Description
 from tests.fragments import fragments_of
 from tests.store import keyed_samples as keyed
@@ -30,11 +30,7 @@ def writer(
     topology: FragmentTopology = TOPOLOGY,
 ) -> Iterator[FragmentWriter]:
     """Have a writer for a while."""
-    made = FragmentWriter(directory, Life(process, epoch, "run", None), topology)
-    try:
-        yield made
-    finally:
-        made.close()
+    yield FragmentWriter(directory, FragmentSource(process, epoch, "run", None), topology)
 
 
 def put(by: FragmentWriter, fragment: Fragment) -> None:

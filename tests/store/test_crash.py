@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from stillframe import durable_files
 from stillframe.errors import StoreError
-from stillframe.store import contents, disk, fragment_upkeep, fragments, upkeep
+from stillframe.store import fragments, maintenance, snapshot_directory
 from stillframe.store.store import Store
 from tests.store.samples import DESCRIPTION, Transfer, global_state, publish, snapshot_of
 
@@ -31,13 +32,13 @@ class StepCounter:
         self.steps = itertools.count(1)
         self.died = False
         for owner, name in (
-            *((contents, "sync"), (disk, "sync"), (upkeep, "sync"), (Path, "mkdir")),
+            *((module, "sync") for module in (snapshot_directory, durable_files, maintenance)),
+            *((Path, "mkdir"), (fragments, "sync"), (os, "link")),
             *((Path, "rename"), (Path, "replace"), (Path, "unlink"), (shutil, "rmtree")),
-            *((fragments, "sync"), (fragment_upkeep, "sync"), (os, "link")),
         ):
             monkeypatch.setattr(owner, name, self.step(getattr(owner, name)))
-        write_new = disk.write_new
-        for module in (contents, disk, fragment_upkeep):
+        write_new = durable_files.write_new
+        for module in (snapshot_directory, durable_files, fragments):
             monkeypatch.setattr(module, "write_new", self.torn(write_new))
 
     def step(self, act: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,7 +229,7 @@ def test_a_failing_disk_publishes_nothing(
 ) -> None:
     """An I/O error at any call: StoreError, and a later attempt under the same id succeeds."""
     store = Store.open_writer(path)
-    act = getattr(contents, failing)
+    act = getattr(snapshot_directory, failing)
     for fails_at in range(1, 5):
         calls = itertools.count(1)
 
@@ -238,7 +239,7 @@ def test_a_failing_disk_publishes_nothing(
             act(*args)
 
         with monkeypatch.context() as patched:
-            patched.setattr(contents, failing, fail)
+            patched.setattr(snapshot_directory, failing, fail)
             with pytest.raises(StoreError, match=r"A-2 could not be written: Input/output error"):
                 publish(store, 2)
         assert os.listdir(path / "snapshots") == ["A-1"]  # noqa: PTH208 -- with hidden ones
@@ -251,7 +252,7 @@ def test_a_rename_that_cannot_be_forced_to_the_disk_is_taken_back(
 ) -> None:
     """If the very last step fails, the snapshot disappears again as a whole."""
     store = Store.open_writer(path)
-    sync = disk.sync
+    sync = durable_files.sync
 
     def fail(synced: Path) -> None:
         if synced.name == "snapshots":
@@ -259,7 +260,7 @@ def test_a_rename_that_cannot_be_forced_to_the_disk_is_taken_back(
         sync(synced)
 
     with monkeypatch.context() as patched:
-        patched.setattr(contents, "sync", fail)
+        patched.setattr(snapshot_directory, "sync", fail)
         with pytest.raises(StoreError, match="nothing was published"):
             store.publish(snapshot_of(2, global_state({("A", "B"): [Transfer(1)]})))
     assert [str(entry.id) for entry in store.entries()] == ["A-1"]

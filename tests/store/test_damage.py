@@ -26,7 +26,7 @@ from stillframe.store.manifest import (
     Manifest,
 )
 from stillframe.store.parquet import read_parquet, to_parquet
-from stillframe.store.seal import SEALED_BYTES_MAX, read_sealed, seal
+from stillframe.store.sealed_json import SEALED_BYTES_MAX, read_sealed, seal
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.store.samples import DESCRIPTION, SOME_MESSAGES, global_state, publish, snapshot_of
@@ -224,10 +224,10 @@ def test_a_damaged_manifest_of_an_older_epoch_is_not_what_the_system_goes_back_t
     with pytest.raises(Damaged, match=r"A-2/manifest\.json"):
         Store.open(store.path).current()
     for happening in (EpochBegan(1, None), SnapshotBegan(ID), SnapshotBegan(ID_2)):
-        store.history.note(happening)
+        store.history.append(happening)
     with pytest.raises(Damaged, match=r"A-2/manifest\.json"):
         Store.open(store.path).current()
-    store.history.note(EpochBegan(2, ID))
+    store.history.append(EpochBegan(2, ID))
     assert Store.open(store.path).current() == current
     store.close()
     with contextlib.closing(Store.open_writer(store.path)) as again:
@@ -239,7 +239,7 @@ def test_a_damaged_manifest_of_the_epoch_is_never_taken_for_older(store: Store) 
     """It began after the epoch: then it may be what a death goes back to."""
     newest = store.publish(snapshot_of(2))
     for happening in (EpochBegan(1, None), SnapshotBegan(ID), SnapshotBegan(ID_2)):
-        store.history.note(happening)
+        store.history.append(happening)
     (newest.directory / MANIFEST).write_bytes(b"")
     with pytest.raises(Damaged, match=r"A-2/manifest\.json"):
         Store.open(store.path).current()

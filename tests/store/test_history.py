@@ -13,21 +13,21 @@ from stillframe.store import history
 from stillframe.store.history import (
     NEWER,
     OLDER,
-    Continued,
     EpochBegan,
-    Happening,
+    EventCounts,
     History,
+    HistoryEvent,
     ProcessDied,
+    Rollover,
     SnapshotAbandoned,
     SnapshotBegan,
     SnapshotPublished,
     TakenOver,
-    Tally,
     read_history,
 )
 
 FIRST, SECOND, THIRD = (SnapshotId("A", number) for number in (1, 2, 3))
-EVENTS: list[Happening] = [
+EVENTS: list[HistoryEvent] = [
     EpochBegan(1, None),
     SnapshotBegan(FIRST),
     SnapshotPublished(FIRST),
@@ -40,19 +40,19 @@ EVENTS: list[Happening] = [
 ]
 
 
-def write(store: Path, *events: Happening) -> None:
+def write(store: Path, *events: HistoryEvent) -> None:
     """Append `events` as one writer does."""
     past = History(store)
     for event in events:
-        past.note(event)
+        past.append(event)
     past.close()
 
 
-def read(store: Path) -> list[Happening]:
+def read(store: Path) -> list[HistoryEvent]:
     """Return what happened, without the beginnings of files."""
     lines = read_history(store)
     assert [line.at for line in lines] == sorted(line.at for line in lines)
-    return [line.what for line in lines if not isinstance(line.what, Continued)]
+    return [line.what for line in lines if not isinstance(line.what, Rollover)]
 
 
 def test_what_was_noted_is_read_by_the_next_writer(tmp_path: Path) -> None:
@@ -117,10 +117,10 @@ def test_a_history_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ended, are known all the same."""
     monkeypatch.setattr(history, "FILE_BYTES_MAX", 1000)
     past = History(tmp_path)
-    past.note(SnapshotBegan(FIRST))
+    past.append(SnapshotBegan(FIRST))
     for number in range(2, 200):
-        past.note(SnapshotBegan(SnapshotId("A", number)))
-        past.note(SnapshotPublished(SnapshotId("A", number)))
+        past.append(SnapshotBegan(SnapshotId("A", number)))
+        past.append(SnapshotPublished(SnapshotId("A", number)))
     past.close()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2500
     assert len(read(tmp_path)) < 30
@@ -137,7 +137,7 @@ def test_what_was_counted_outlives_the_files(
     write(tmp_path, *(EVENTS * 50))
     assert len(read(tmp_path)) < len(EVENTS) * 5
     past = History(tmp_path)
-    assert past.tally == Tally(
+    assert past.counts == EventCounts(
         begun=150,
         published=50,
         abandoned={"DEADLINE": 50},
@@ -155,7 +155,7 @@ def test_a_crash_while_a_file_is_put_aside_loses_nothing(tmp_path: Path) -> None
     (tmp_path / NEWER).rename(tmp_path / OLDER)
     past = History(tmp_path)
     assert (past.last_number, past.under_way) == (3, (THIRD,))
-    past.note(SnapshotPublished(THIRD))
+    past.append(SnapshotPublished(THIRD))
     past.close()
     assert read(tmp_path) == [*EVENTS, SnapshotPublished(THIRD)]
 
@@ -178,14 +178,14 @@ def test_a_snapshot_whose_beginning_does_not_fit_on_the_disk_leaves_no_trace(
 ) -> None:
     """The error names the file; the snapshot has not begun, and the next line follows the last."""
     past = History(tmp_path)
-    past.note(EVENTS[0])
+    past.append(EVENTS[0])
     given_up = SnapshotAbandoned(FIRST, "NOT_PUBLISHED", (), "the disk is full")
     with full_disk(monkeypatch):
         for what in (SnapshotBegan(FIRST), given_up):
             with pytest.raises(StoreError, match=NEWER):
-                past.note(what)
+                past.append(what)
     assert past.under_way == ()
-    past.note(SnapshotBegan(SECOND))
+    past.append(SnapshotBegan(SECOND))
     past.close()
     assert read(tmp_path) == [EVENTS[0], SnapshotBegan(SECOND)]
 
@@ -203,19 +203,19 @@ def test_what_happened_on_a_full_disk_is_written_when_there_is_room(
 ) -> None:
     """The end of a snapshot and a death come before the next line, in order, each once."""
     past = History(tmp_path)
-    past.note(EVENTS[1])
-    later: list[Happening] = [
+    past.append(EVENTS[1])
+    later: list[HistoryEvent] = [
         SnapshotAbandoned(FIRST, "DEADLINE", ("B",), ""),
         ProcessDied("B", "it was ended"),
     ]
     with full_disk(monkeypatch):
         for what in later:
             with pytest.raises(StoreError, match=NEWER):
-                past.note(what)
+                past.append(what)
         with pytest.raises(StoreError, match=NEWER):
-            past.note(SnapshotBegan(SECOND))
+            past.append(SnapshotBegan(SECOND))
     assert past.under_way == ()
-    past.note(SnapshotBegan(THIRD))
+    past.append(SnapshotBegan(THIRD))
     past.close()
     assert read(tmp_path) == [EVENTS[1], *later, SnapshotBegan(THIRD)]
 
@@ -225,16 +225,16 @@ def test_what_happened_on_a_full_disk_is_written_at_the_end_at_the_latest(
 ) -> None:
     """Nothing happens after it; if there is still no room then, the next writer settles it."""
     past = History(tmp_path)
-    past.note(EVENTS[1])
+    past.append(EVENTS[1])
     with full_disk(monkeypatch), pytest.raises(StoreError, match=NEWER):
-        past.note(SnapshotPublished(FIRST))
+        past.append(SnapshotPublished(FIRST))
     past.close()
     assert read(tmp_path) == [EVENTS[1], SnapshotPublished(FIRST)]
     past = History(tmp_path)
-    past.note(SnapshotBegan(SECOND))
+    past.append(SnapshotBegan(SECOND))
     with full_disk(monkeypatch):
         with pytest.raises(StoreError, match=NEWER):
-            past.note(SnapshotPublished(SECOND))
+            past.append(SnapshotPublished(SECOND))
         past.close()
     assert History(tmp_path).under_way == (SECOND,)
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_written_is_kept_within_bounds(
     with full_disk(monkeypatch):
         for what in died:
             with pytest.raises(StoreError, match=NEWER):
-                past.note(what)
+                past.append(what)
     past.close()
     kept = read(tmp_path)
     assert kept == died[: len(kept)]

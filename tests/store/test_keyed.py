@@ -18,7 +18,7 @@ from stillframe.keyed import Keyed
 from stillframe.model import KeyedChange, ProcessState, Snapshot, SnapshotId
 from stillframe.process import Process
 from stillframe.store.manifest import MANIFEST, Manifest
-from stillframe.store.seal import read_sealed
+from stillframe.store.sealed_json import read_sealed
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.store.keyed_samples import (
@@ -113,7 +113,7 @@ def test_what_is_loaded_can_be_published(store: Store) -> None:
 def test_a_base_that_is_not_there_is_refused(store: Store, base: SnapshotId) -> None:
     """The error names process and base, and nothing is written."""
     fill(store)
-    with pytest.raises(UsageError, match=f"process P says what changed since snapshot {base}, and"):
+    with pytest.raises(UsageError, match=f"process P holds changes since snapshot {base}, and"):
         store.publish(snapshot_of(3, [part("P", some(), later(), base), whole("Q", some())]))
     assert len(store.entries()) == 2
     assert not list(store.path.glob("snapshots/.*"))

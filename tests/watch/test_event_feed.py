@@ -29,10 +29,10 @@ def test_each_happening_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 history.SnapshotAbandoned(snapshot, "PROCESS_DIED", ("B",), "so it is"),
                 history.ProcessDied("B", "killed by signal 9"),
             ):
-                writer.note(what)
+                writer.append(what)
                 told += often.poll()
             assert often.dead == {"B"}
-        writer.note(history.TakenOver(3))
+        writer.append(history.TakenOver(3))
         told += often.poll()
         assert [one["kind"] for one in told] == [
             *("start", "abandoned", "death"),
@@ -57,7 +57,7 @@ def test_a_changed_line_is_told_once_and_hides_no_other(tmp_path: Path) -> None:
     ):
         seen = EventReader(store.path)
         for number in (1, 2, 3):
-            writer.note(history.EpochBegan(number, None))
+            writer.append(history.EpochBegan(number, None))
         path = store.path / history.NEWER
         path.write_bytes(path.read_bytes().replace(b'"epoch":2', b'"epoch":5'))
         told = seen.poll()
@@ -76,9 +76,9 @@ def test_the_dead_are_back_with_the_next_epoch(tmp_path: Path) -> None:
     ):
         seen = EventReader(store.path)
         assert seen.poll() == []
-        writer.note(history.ProcessDied("A", "gone"))
+        writer.append(history.ProcessDied("A", "gone"))
         seen.poll()
         assert seen.dead == {"A"}
-        writer.note(history.EpochBegan(2, None))
+        writer.append(history.EpochBegan(2, None))
         seen.poll()
         assert seen.dead == frozenset()

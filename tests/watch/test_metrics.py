@@ -22,7 +22,7 @@ from stillframe.runtime import inquiry
 from stillframe.runtime.commands import Observed, RestoreSnapshot, command, serve_commands
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.supervisor import Supervisor
-from stillframe.store.history import Tally
+from stillframe.store.history import EventCounts
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.watch import metrics, system_target, target
@@ -332,7 +332,7 @@ def test_series_are_bounded_and_what_is_left_out_is_added_up() -> None:
         epoch=1,
         status=observed,
         process_statuses=["running"] * len(description.processes),
-        counts=Tally(deaths={"P1": 2, "gone": 3}, abandoned={"DEADLINE": 1, "LATER": 2}),
+        counts=EventCounts(deaths={"P1": 2, "gone": 3}, abandoned={"DEADLINE": 1, "LATER": 2}),
         predicates=None,
         snapshot_count=0,
         savepoint_count=0,

@@ -30,11 +30,10 @@ from stillframe.analytics.fragment_groups import (
 from stillframe.analytics.fragment_merge import MERGE_SCHEMA, MERGED, merge_files
 from stillframe.analytics.manifests import Published, is_apart, read_published
 from stillframe.analytics.snapshot_verdicts import INCOMPLETE, INCONSISTENT
+from stillframe.durable_files import partial_path, replace_durably, sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import GlobalState, Reason, SnapshotId
 from stillframe.spark.session import add_package
-from stillframe.store.contents import publish_directory
-from stillframe.store.disk import partial_path, replace_durably, sync, write_new
 from stillframe.store.fragments import FragmentPlace
 from stillframe.store.history import (
     History,
@@ -43,21 +42,22 @@ from stillframe.store.history import (
     SnapshotPublished,
     shortened,
 )
-from stillframe.store.manifest import MANIFEST, FileRecord, Head, Manifest, file_names
-from stillframe.store.opening import (
+from stillframe.store.layout import (
     ASSEMBLED,
     HEAD,
     SNAPSHOTS,
-    check_free,
-    explained,
+    check_unused,
+    explain_io_errors,
     make_store,
-    remove_partial,
+    remove_unfinished,
     take_lock,
 )
+from stillframe.store.manifest import MANIFEST, FileRecord, Head, Manifest, file_names
 from stillframe.store.parquet import read_parquet
-from stillframe.store.seal import FORMAT, read_sealed, seal
+from stillframe.store.sealed_json import FORMAT, read_sealed, seal
+from stillframe.store.snapshot_directory import publish_directory
 from stillframe.store.tables import Tables
-from stillframe.store.topologies import changed
+from stillframe.store.topology_history import with_topology
 
 TIMEOUT_S = 10.0
 _NAMED_MAX = 100
@@ -100,12 +100,12 @@ def _exclusive_writer(
     The body gets what is there, and the run of each epoch. The topologies of the groups that are
     `good` are known there from the beginning.
     """
-    with explained(out, "written"):
+    with explain_io_errors(out, "written"):
         out.mkdir(parents=True, exist_ok=True)
-        check_free(out)
+        check_unused(out)
         lock = take_lock(out)
     try:
-        with explained(out, "written"):
+        with explain_io_errors(out, "written"):
             mark = _mark(out)
             if (out / HEAD).exists() and read_sealed(out / HEAD, Head).epoch > mark.epoch:
                 raise UsageError(
@@ -123,13 +123,13 @@ def _exclusive_writer(
                 present = good[-1].described
                 head = Head(reference=present.reference, description=present.description)
                 make_store(out, head)
-            remove_partial(out)
+            remove_unfinished(out)
             published = read_published(out)
             for why in published.damages.values():
                 raise Damaged(why)
             _put_topologies(out, published.head, good)
         yield read_published(out), runs
-        with explained(out, "written"):
+        with explain_io_errors(out, "written"):
             _put_epoch(out, epoch, groups)
     finally:
         os.close(lock)
@@ -152,7 +152,7 @@ def _put_topologies(out: Path, before: Head, good: Sequence[Group]) -> None:
     used = {d.hash for d in (*before.former, before.description)} | new.keys()
     head = before
     for description in (*new.values(), before.description):
-        head = changed(head, description, used)
+        head = with_topology(head, description, used)
     if head != before:
         replace_durably(out / HEAD, seal(head))
 
@@ -181,7 +181,7 @@ def _put_epoch(out: Path, epoch: int, groups: Sequence[Group]) -> None:
     described = published.description(newest.snapshot)
     references = {g.topology_hash: g.described.reference for g in groups if g.topology is not None}
     head = msgspec.structs.replace(
-        changed(head, described, used),
+        with_topology(head, described, used),
         epoch=epoch,
         reference=references.get(described.hash, head.reference),
         restored_from=None if point is None else point.snapshot,
@@ -340,7 +340,7 @@ def _merge(
     sizes: list[int] = []
     for group in groups:
         partial = partial_path(out / SNAPSHOTS / str(group.snapshot))
-        with explained(partial, "written"):
+        with explain_io_errors(partial, "written"):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
         columns = _columns(group)
@@ -383,7 +383,7 @@ def _columns(group: Group) -> dict[str, bytes]:
 
 
 def _names(group: Group) -> tuple[str, ...]:
-    return file_names(group.described.description, is_whole=True)
+    return file_names(group.described.description, is_full=True)
 
 
 def _fragments_of(directory: Path, group: Group, stem: str) -> tuple[list[dict[str, object]], int]:
@@ -433,19 +433,19 @@ def _publish(
             partial = partial_path(directory)
             if not verdict.is_consistent:
                 if group.fragments and snapshot.number > history.last_number:
-                    history.note(SnapshotBegan(snapshot))
-                    history.note(_abandoned(snapshot, verdict))
+                    history.append(SnapshotBegan(snapshot))
+                    history.append(_abandoned(snapshot, verdict))
                 continue
             is_point = _is_point(group, points)
             manifest = _manifest(group, merged_files[snapshot].records, is_point=is_point)
             # No system that starts from here gives its number again.
-            history.note(SnapshotBegan(snapshot))
-            with explained(directory, "written"):
+            history.append(SnapshotBegan(snapshot))
+            with explain_io_errors(directory, "written"):
                 write_new(partial / MANIFEST, seal(manifest))
                 sync(partial / MANIFEST)
                 sync(partial)
                 publish_directory(directory)
-            history.note(SnapshotPublished(snapshot, is_removal_noted=True))
+            history.append(SnapshotPublished(snapshot, is_removal_noted=True))
             if is_point:
                 points.append(group)
                 points.sort(key=lambda point: point.snapshot.number)

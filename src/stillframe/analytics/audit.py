@@ -32,7 +32,7 @@ from stillframe.analytics.verified_parquet import first_line, spread_tasks
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId
 from stillframe.spark.session import add_package
-from stillframe.store.history import loss, lost_snapshots
+from stillframe.store.history import explain_loss, lost_snapshots
 from stillframe.store.manifest import MESSAGES, PROCESSES, Manifest
 from stillframe.topology import Description
 
@@ -134,7 +134,7 @@ def _losses(store_path: Path) -> tuple[_Damages, str | None]:
         lost = lost_snapshots(store_path)
     except Damaged as error:
         return {}, str(error)
-    return {str(snapshot): loss(store_path, snapshot) for snapshot in lost}, None
+    return {str(snapshot): explain_loss(store_path, snapshot) for snapshot in lost}, None
 
 
 def _verify_snapshots(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]:

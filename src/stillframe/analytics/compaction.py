@@ -27,7 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from stillframe import columns as fields
+from stillframe import topology as fields
 from stillframe.analytics import verified_parquet
 from stillframe.analytics.full_snapshots import (
     CHANNELS_SCHEMA,
@@ -41,15 +41,20 @@ from stillframe.analytics.full_snapshots import (
 from stillframe.analytics.manifests import Published, is_apart, while_published
 from stillframe.analytics.snapshot_stats import SNAPSHOTS_SCHEMA, snapshot_table
 from stillframe.analytics.verified_parquet import write, write_here
+from stillframe.durable_files import (
+    link_or_copy,
+    local_path,
+    partial_path,
+    read_hashed,
+    replace_durably,
+    sync,
+)
 from stillframe.errors import Damaged, Unavailable, UsageError
-from stillframe.local_path import local_path
 from stillframe.model import SnapshotId
-from stillframe.store.checksum import read_hashed
-from stillframe.store.columns import merged_columns
-from stillframe.store.disk import link_or_copy, partial_path, replace_durably, sync
-from stillframe.store.opening import HEAD, check_is_store, explained, listed, take_lock
+from stillframe.store.arrow_columns import merged_columns
+from stillframe.store.layout import HEAD, check_is_store, explain_io_errors, first_names, take_lock
 from stillframe.store.parquet import as_written, read_parquet
-from stillframe.store.seal import FORMAT, read_sealed, seal
+from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
 CATALOG = "tables.json"
 INDEX = "snapshots"
@@ -196,7 +201,7 @@ def exclusive_writer(out: Path, store: Path) -> Iterator[Compacted]:
             f"the tables cannot be in {out}: that is in the store {store} or around it; give a "
             "directory of its own"
         )
-    with explained(out, "written"):
+    with explain_io_errors(out, "written"):
         out.mkdir(parents=True, exist_ok=True)
         _check_free(out)
         try:
@@ -217,7 +222,7 @@ def exclusive_writer(out: Path, store: Path) -> Iterator[Compacted]:
 def remove_others(out: Path, versions: tuple[int, ...]) -> None:
     """Remove all versions but these, and what was never published; only the writer may."""
     kept = {version_path(out, version).name for version in versions}
-    with explained(out, "written"):
+    with explain_io_errors(out, "written"):
         partial_path(out / CATALOG).unlink(missing_ok=True)
         for path in out.iterdir():
             if _VERSION.fullmatch(path.name) and path.name not in kept:
@@ -237,8 +242,8 @@ def _check_free(out: Path) -> None:
     )
     if foreign:
         raise UsageError(
-            f"{out} is not empty, it holds {listed(foreign)}: give a directory that is empty or "
-            "not there yet"
+            f"{out} is not empty, it holds {first_names(foreign)}: give a directory that is empty "
+            "or not there yet"
         )
     if any(path.name != _LOCK and not path.name.startswith(".") for path in out.iterdir()):
         versions = sorted(path.name for path in out.glob("v*"))
@@ -310,7 +315,7 @@ def _compact(
     if index.equals(known):
         return Compaction((), (), catalog)
     partial = partial_path(version_path(out, catalog.version + 1))
-    with explained(out, "written"), verified_parquet.spark_errors(published.path):
+    with explain_io_errors(out, "written"), verified_parquet.spark_errors(published.path):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:

@@ -14,19 +14,17 @@ import msgspec
 from stillframe.analytics.manifests import READER_COUNT
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.channel_accounting import imbalance
+from stillframe.durable_files import local_path
 from stillframe.errors import Damaged, StoreError, UsageError
-from stillframe.local_path import local_path
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.store.chain import CHAIN_LENGTH_MAX
-from stillframe.store.fragment_reading import (
-    fragment_places,
-    read_fragment,
-    read_topologies,
-)
 from stillframe.store.fragments import (
     FragmentManifest,
     FragmentPlace,
     FragmentTopology,
+    find_fragments,
+    read_fragment,
+    read_topologies,
 )
 from stillframe.topology import Description
 
@@ -135,7 +133,7 @@ def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
     Raises:
         UsageError: there are none, or something else.
     """
-    places = [p for p in fragment_places(local_path(directory)) if epoch in (None, p.epoch)]
+    places = [p for p in find_fragments(local_path(directory)) if epoch in (None, p.epoch)]
     if not places:
         of_epoch = "" if epoch is None else f" of epoch {epoch}"
         raise UsageError(

@@ -14,11 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from stillframe.durable_files import FRAGMENT_ADVICE, read_hashed, replace_by
 from stillframe.errors import Damaged, StoreError
-from stillframe.store.checksum import read_hashed
-from stillframe.store.disk import OF_A_FRAGMENT, replace_by
-from stillframe.store.merging import identity_of, merged
-from stillframe.store.parquet import as_written, read_parquet, to_parquet
+from stillframe.store.parquet import (
+    apply_changes,
+    as_written,
+    identity_of,
+    read_parquet,
+    to_parquet,
+)
 
 PROCESSES, CHANNELS, MESSAGES, KEYED = "processes", "channels", "messages", "keyed"
 PLAIN = (PROCESSES, CHANNELS, MESSAGES)
@@ -99,7 +103,7 @@ def _table(fragment: FragmentFiles, row: Mapping[str, Any]) -> pa.Table:
     links: list[pa.Table] = []
     for file in fragment["links"]:
         path = Path(file["path"])
-        content = read_hashed(path, file["byte_count"], file["hash"], advice=OF_A_FRAGMENT)
+        content = read_hashed(path, file["byte_count"], file["hash"], advice=FRAGMENT_ADVICE)
         with as_written(path):
             row_count = pq.read_metadata(pa.BufferReader(content)).num_rows
             if what != KEYED and row_count != _row_count(fragment, what):
@@ -115,7 +119,7 @@ def _table(fragment: FragmentFiles, row: Mapping[str, Any]) -> pa.Table:
     with as_written(path):
         if what != KEYED:
             return links[0]
-        table = merged(links)
+        table = apply_changes(links)
         identity = table.column(identity_of(table.column_names))
         if pc.count_distinct(identity).as_py() != table.num_rows:
             raise ValueError("it has a key twice")

@@ -14,13 +14,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from stillframe import columns as fields
+from stillframe import topology as fields
 from stillframe.analytics import verified_parquet
 from stillframe.analytics.manifests import Published, read_complete
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, SnapshotId
+from stillframe.store.arrow_columns import ARROW_TYPES, merged_columns
 from stillframe.store.chain import links_of
-from stillframe.store.columns import ARROW_TYPES, merged_columns
 from stillframe.store.keyed import KeyedTable
 from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file
 from stillframe.topology import Description
@@ -232,7 +232,7 @@ class FullSnapshots:
         plain = [field for field in stored if field.name != "process"]
         schema = pa.schema([(name, pa.string()) for name in _KEYED_COLUMNS] + plain)
         files = [
-            self._published.file(link, keyed_file(table.name, is_whole=is_whole))
+            self._published.file(link, keyed_file(table.name, is_full=is_whole))
             for link in links
             for is_whole in [self._published.manifests[link].bases is None]
         ]

@@ -19,8 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stillframe.errors import Damaged
-from stillframe.eventlog.groups import STREAM, tables
-from stillframe.eventlog.schema import SCHEMA
+from stillframe.eventlog.segments import SCHEMA, STREAM, read_rows
 
 Ints = npt.NDArray[np.int64]
 
@@ -64,7 +63,7 @@ def aggregate_splits(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
     """Yield the counts (`COUNTS`) of each split of a log (`SPLITS`)."""
     for batch in batches:
         for piece in batch.to_pylist():
-            found = tables(Path(piece["path"]), [piece["row_group"]], _COLUMNS)
+            found = read_rows(Path(piece["path"]), [piece["row_group"]], _COLUMNS)
             number = -1
             for number, table in enumerate(found):
                 yield from _count(piece, number, table).to_batches()
@@ -246,17 +245,17 @@ def plan_splits(log: Path) -> list[dict[str, Any]]:
     """
     import msgspec
 
-    from stillframe.eventlog.reading import parts
+    from stillframe.eventlog.reader import list_segments
 
     return [
         {
             "path": str(part.path.absolute()),
             "row_group": group,
-            "epoch": part.span.epoch,
-            "process": part.span.process,
-            "part": part.span.part,
-            "span": msgspec.json.encode(part.span).decode(),
+            "epoch": part.header.epoch,
+            "process": part.header.process,
+            "part": part.header.number,
+            "span": msgspec.json.encode(part.header).decode(),
         }
-        for part in parts(log)
+        for part in list_segments(log)
         for group in part.groups
     ]

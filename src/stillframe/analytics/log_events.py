@@ -11,8 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.errors import UsageError
-from stillframe.eventlog.groups import tables
-from stillframe.eventlog.schema import MARKER_ACCEPTED, MARKER_SENT, RECORDED
+from stillframe.eventlog.segments import MARKER_ACCEPTED, MARKER_SENT, RECORDED, read_rows
 from stillframe.spark.session import add_package
 
 ROWS = (
@@ -62,7 +61,7 @@ def event_rows(pieces: DataFrame, only: pc.Expression | None = None) -> DataFram
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for piece in batch.to_pylist():
-                for table in tables(Path(piece["path"]), [piece["row_group"]], _COLUMNS):
+                for table in read_rows(Path(piece["path"]), [piece["row_group"]], _COLUMNS):
                     chosen = table if only is None else table.filter(only)
                     ends = [
                         pa.repeat(pa.scalar(piece["epoch"]), len(chosen)),

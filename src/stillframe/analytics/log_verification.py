@@ -39,7 +39,7 @@ from stillframe.analytics.log_checks import (
 )
 from stillframe.analytics.manifests import Published, read_complete
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
-from stillframe.eventlog.groups import STREAM
+from stillframe.eventlog.segments import STREAM
 from stillframe.spark.session import add_package
 from stillframe.store.manifest import CHANNELS
 

@@ -12,10 +12,18 @@ from typing import TypeVar
 import msgspec
 
 from stillframe.analytics.snapshot_verdicts import Expected, Topology
+from stillframe.durable_files import local_path
 from stillframe.errors import Damaged, UsageError
-from stillframe.local_path import local_path
 from stillframe.model import SnapshotId
-from stillframe.store.chain import chain_length, check_chain, gather
+from stillframe.store.chain import chain_length, check_chain, reachable
+from stillframe.store.layout import (
+    HEAD,
+    SNAPSHOTS,
+    check_is_store,
+    find_snapshot,
+    first_names,
+    snapshot_directories,
+)
 from stillframe.store.manifest import (
     MANIFEST,
     Entry,
@@ -26,17 +34,9 @@ from stillframe.store.manifest import (
     file_names,
     read_manifest,
 )
-from stillframe.store.opening import (
-    HEAD,
-    SNAPSHOTS,
-    check_is_store,
-    listed,
-    snapshot_directories,
-)
-from stillframe.store.savepoints import named
-from stillframe.store.seal import FORMAT, SEALED_BYTES_MAX, read_sealed
+from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, read_sealed
 from stillframe.store.tables import Tables
-from stillframe.store.topologies import Topologies
+from stillframe.store.topology_history import TopologyHistory
 from stillframe.topology import Description
 
 READER_COUNT = 16
@@ -61,7 +61,7 @@ class Published(msgspec.Struct, frozen=True):
     head: Head
     manifests: dict[SnapshotId, Manifest]
     damages: dict[SnapshotId, str]
-    topologies: Topologies
+    topologies: TopologyHistory
 
     @property
     def is_empty(self) -> bool:
@@ -94,11 +94,11 @@ class Published(msgspec.Struct, frozen=True):
             UsageError: there is none; the error says which there are.
             Damaged: its manifest cannot be read.
         """
-        snapshot = named(text, self.head.savepoints)
+        snapshot = find_snapshot(text, self.head.savepoints)
         if snapshot in self.damages:
             raise Damaged(self.damages[snapshot])
         if snapshot not in self.manifests:
-            known = listed(map(str, self.manifests))
+            known = first_names(map(str, self.manifests))
             raise UsageError(
                 f"there is no snapshot {snapshot} in the store {self.path}; "
                 f"there {'are ' + known if known else 'is none at all'}"
@@ -115,7 +115,7 @@ class Published(msgspec.Struct, frozen=True):
             manifest = self.manifests[snapshot]
             for needed in set((manifest.bases or {}).values()) & self.damages.keys():
                 raise Damaged(f"snapshot {snapshot} is based on {needed}: {self.damages[needed]}")
-            reached = gather(snapshot, self.manifests.get)
+            reached = reachable(snapshot, self.manifests.get)
             check_chain(reached, manifest, self.path / SNAPSHOTS)
 
     def entries(self) -> list[Entry]:
@@ -145,7 +145,7 @@ def read_published(path: Path) -> Published:
     # In this order: the topology of each snapshot that is found is known then.
     directories = snapshot_directories(path / SNAPSHOTS)
     head = read_sealed(path / HEAD, Head)
-    topologies = Topologies(head)
+    topologies = TopologyHistory(head)
     with ThreadPoolExecutor(READER_COUNT) as pool:
         read = partial(_read, topologies=topologies.described)
         found = list(zip(directories, pool.map(read, directories), strict=True))
@@ -165,8 +165,8 @@ def expected_of(head: Head) -> Expected:
         description.hash: Topology(
             sorted(description.processes),
             [(channel.source, channel.target) for channel in description.channels],
-            list(file_names(description, is_whole=True)),
-            list(file_names(description, is_whole=False)),
+            list(file_names(description, is_full=True)),
+            list(file_names(description, is_full=False)),
         )
         for description in (*head.former, head.description)
     }

@@ -157,7 +157,7 @@ def _evaluate(
 ) -> _Found:
     from stillframe.detect.view import view_of
     from stillframe.model import SnapshotId
-    from stillframe.store.opening import is_published
+    from stillframe.store.layout import is_published
 
     snapshot = SnapshotId.parse(name)
     try:

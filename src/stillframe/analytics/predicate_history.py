@@ -33,13 +33,12 @@ from stillframe.analytics.predicate_eval import (
 )
 from stillframe.analytics.verified_parquet import first_line
 from stillframe.analytics.wait_for_graphs import deadlocks
-from stillframe.detect.predicate import NO_DEADLOCK, Sighting, Verdict, not_stable
-from stillframe.detect.sql import is_sql
+from stillframe.detect.predicate import NO_DEADLOCK, Sighting, Verdict, is_sql, not_stable
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.runtime.judging import check_named, places_at_first, topology_of
 from stillframe.spark.session import add_package
-from stillframe.store.chain import gather
+from stillframe.store.chain import reachable
 from stillframe.store.manifest import FILES, Manifest
 from stillframe.store.store import Store
 
@@ -338,7 +337,7 @@ def _damages(spark: SparkSession, published: Published) -> dict[SnapshotId, str]
         except Damaged as error:
             found[snapshot] = str(error)
             continue
-        chain = {snapshot, *gather(snapshot, published.manifests.get)}
+        chain = {snapshot, *reachable(snapshot, published.manifests.get)}
         texts = [
             changed[path]
             for link in sorted(chain, key=lambda link: link != snapshot)

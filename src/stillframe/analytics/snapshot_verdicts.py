@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from stillframe.durable_files import SNAPSHOT_ADVICE, read_hashed, read_sealed_content
 from stillframe.errors import Damaged
-from stillframe.store.checksum import read_hashed, read_sealed_content
-from stillframe.store.disk import WHAT_TO_DO
 from stillframe.store.parquet import as_written, read_parquet
 
 CONSISTENT = "consistent"
@@ -86,7 +85,9 @@ def verdict_for(directory: Path, expected: Expected) -> Row:
         manifest: Row = {}
         content = b""
         try:
-            content = read_sealed_content(path, bytes_max=expected.bytes_max, advice=WHAT_TO_DO)
+            content = read_sealed_content(
+                path, bytes_max=expected.bytes_max, advice=SNAPSHOT_ADVICE
+            )
             manifest = _manifest(path, content, expected)
             return row | _from_manifest(manifest) | _verdict(directory, manifest, expected)
         except Damaged as error:
@@ -127,15 +128,15 @@ def _manifest(path: Path, content: bytes, expected: Expected) -> Row:
         names = [file["name"] for file in found["files"]]
         bases = found.get("parent")
     except _NO_MANIFEST as error:
-        raise Damaged(f"{path} does not hold what it should: {error}: {WHAT_TO_DO}") from error
+        raise Damaged(f"{path} does not hold what it should: {error}: {SNAPSHOT_ADVICE}") from error
     if snapshot != path.parent.name:
-        raise Damaged(f"{path} is of snapshot {snapshot}: {WHAT_TO_DO}")
+        raise Damaged(f"{path} is of snapshot {snapshot}: {SNAPSHOT_ADVICE}")
     if topology is None:
-        raise Damaged(f"{path} is of a store with another topology: {WHAT_TO_DO}")
+        raise Damaged(f"{path} is of a store with another topology: {SNAPSHOT_ADVICE}")
     # Names are compared with the expected ones, never used to make a path.
     listed = topology.full if bases is None else topology.changes
     if names != listed:
-        raise Damaged(f"{path} lists other files than {', '.join(listed)}: {WHAT_TO_DO}")
+        raise Damaged(f"{path} lists other files than {', '.join(listed)}: {SNAPSHOT_ADVICE}")
     if found["format"] > expected.format:
         raise Damaged(f"{path} has format {found['format']}: use the version that wrote it")
     return dict(found)

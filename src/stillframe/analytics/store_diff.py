@@ -11,7 +11,7 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from stillframe import columns as fields
+from stillframe import topology as fields
 from stillframe.analytics.full_snapshots import FullSnapshots, as_json, as_object
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.snapshot_stats import channel_counts

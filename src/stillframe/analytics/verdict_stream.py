@@ -3,7 +3,7 @@
 Options: `store`, the directory; `timeout`, in seconds, after which a snapshot that has not ended is
 overdue, none if it never is; `lag`, in seconds: more recent outcomes are not read yet.
 
-An offset is a cursor of ``store.endings``, with all outcomes since the one before: a query that
+An offset is a cursor of ``store.outcomes``, with all outcomes since the one before: a query that
 resumes from its checkpoint repeats and loses no snapshot. What runs on executors (``read``) imports
 no more than Arrow.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from stillframe.analytics.snapshot_verdicts import Expected, Row
-    from stillframe.store.endings import Ending, Endings, Standing
+    from stillframe.store.outcomes import OutcomeCursor, OutcomeReader, SnapshotOutcome
 
 SOURCE = "stillframe.verdicts"
 TIMEOUT_S = 60.0
@@ -69,7 +69,7 @@ def follow(
         UsageError: there is no store.
         Unavailable: Spark is older than 4.2, or keeps our sources from this session.
     """
-    from stillframe.store.opening import check_is_store
+    from stillframe.store.layout import check_is_store
 
     check_is_store(store_path)
     register(spark)
@@ -127,16 +127,16 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._store = options["store"]
         self._timeout = options.get("timeout")
         self._lag_s = float(options.get("lag", "0"))
-        self._endings: Endings | None = None
+        self._endings: OutcomeReader | None = None
         self._start: dict[str, Any] | None = None
-        self._ahead: Standing | None = None
+        self._ahead: OutcomeCursor | None = None
         self._until: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
         """Return the cursor before the first outcome."""
-        from stillframe.store.endings import Standing
+        from stillframe.store.outcomes import OutcomeCursor
 
-        return _to_offset(Standing())
+        return _to_offset(OutcomeCursor())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
         """Return that the outcomes limit themselves."""
@@ -157,7 +157,7 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = (time.time() if self._until is None else self._until) - self._lag_s
         while True:
             found = self._endings.after(self._ahead, now)
-            if found.endings:
+            if found.outcomes:
                 return _to_offset(found)
             if found.place == self._ahead.place:
                 return start
@@ -167,14 +167,14 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return a task for some of the outcomes; all that it takes is in `end`."""
         from stillframe.analytics.manifests import expected_of
         from stillframe.model import SnapshotId
-        from stillframe.store.endings import PUBLISHED
+        from stillframe.store.layout import HEAD, SNAPSHOTS
         from stillframe.store.manifest import Head
-        from stillframe.store.opening import HEAD, SNAPSHOTS
-        from stillframe.store.seal import read_sealed
+        from stillframe.store.outcomes import PUBLISHED
+        from stillframe.store.sealed_json import read_sealed
 
         head = read_sealed(Path(self._store) / HEAD, Head)
         expected = expected_of(head)
-        endings = _standing_of(end).endings
+        endings = _standing_of(end).outcomes
         shares: list[InputPartition] = []
         for first in range(0, len(endings), _TASK_SNAPSHOT_COUNT):
             some = endings[first : first + _TASK_SNAPSHOT_COUNT]
@@ -199,31 +199,31 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Travel to executors without what only the driver needs."""
         return {"_store": self._store}
 
-    def _open(self) -> "Endings":
-        from stillframe.store.endings import Endings
-        from stillframe.store.opening import check_is_store
+    def _open(self) -> "OutcomeReader":
+        from stillframe.store.layout import check_is_store
+        from stillframe.store.outcomes import OutcomeReader
 
         check_is_store(Path(self._store))
         timeout_s = None if self._timeout is None else float(self._timeout)
-        return Endings(Path(self._store), timeout_s=timeout_s)
+        return OutcomeReader(Path(self._store), timeout_s=timeout_s)
 
 
-def _to_offset(standing: "Standing") -> dict[str, Any]:
+def _to_offset(standing: "OutcomeCursor") -> dict[str, Any]:
     import msgspec
 
     offset: dict[str, Any] = msgspec.to_builtins(standing)
     return offset
 
 
-def _standing_of(offset: dict[str, Any]) -> "Standing":
+def _standing_of(offset: dict[str, Any]) -> "OutcomeCursor":
     import msgspec
 
-    from stillframe.decoding import DECODING_ERRORS
     from stillframe.errors import Damaged
-    from stillframe.store.endings import Standing
+    from stillframe.model import DECODING_ERRORS
+    from stillframe.store.outcomes import OutcomeCursor
 
     try:
-        return msgspec.convert(offset, Standing)
+        return msgspec.convert(offset, OutcomeCursor)
     except DECODING_ERRORS as error:
         raise Damaged(
             f"the checkpoint does not hold where verdicts on snapshots stand: {error}: start the "
@@ -231,9 +231,9 @@ def _standing_of(offset: dict[str, Any]) -> "Standing":
         ) from error
 
 
-def _row(ending: "Ending") -> "Row":
+def _row(ending: "SnapshotOutcome") -> "Row":
     """Return the verdict on a snapshot that was not published, or on a line of the history."""
-    begun = ending.begun
+    begun = ending.started
     is_wrong = ending.reason == "NOT_CONSISTENT" or ending.snapshot is None
     return {
         "snapshot": ending.snapshot,

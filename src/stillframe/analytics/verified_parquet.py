@@ -22,10 +22,9 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from stillframe.durable_files import read_hashed, sync
 from stillframe.errors import Damaged, NotConsistent, StoreError
 from stillframe.spark.session import add_package
-from stillframe.store.checksum import read_hashed
-from stillframe.store.disk import sync
 from stillframe.store.parquet import as_written, check_row_count, row_groups
 
 File = tuple[str | None, str, int, str, int | None]

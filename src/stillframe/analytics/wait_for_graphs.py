@@ -16,7 +16,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from stillframe.detect.rings import Graph, blocked_for_ever, deadlock_text, ring_text, rings
+from stillframe.detect.wait_for_graph import (
+    Graph,
+    blocked_for_ever,
+    deadlock_text,
+    ring_text,
+    rings,
+)
 from stillframe.errors import UsageError
 from stillframe.spark.session import add_package
 

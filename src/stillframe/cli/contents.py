@@ -12,8 +12,8 @@ from stillframe.cli.books import books, put_books
 from stillframe.cli.request import without
 from stillframe.model import ChannelState, ProcessState, Snapshot
 from stillframe.pages.values import plain
-from stillframe.store.decoded import DecodedMessage, fields_of, messages_of
 from stillframe.store.store import Store
+from stillframe.store.tables import DecodedMessage, fields_of, messages_of
 from stillframe.topology import Description
 
 MESSAGE_COUNT_MAX = 3

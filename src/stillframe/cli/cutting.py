@@ -24,7 +24,7 @@ from stillframe.cuts import (
     definitely,
     explain,
 )
-from stillframe.detect.asked import yes_or_no
+from stillframe.detect.evaluate import yes_or_no
 from stillframe.errors import UsageError
 from stillframe.runtime.here import load_function, look_here
 from stillframe.trace import Cut, Position, Trace

@@ -8,7 +8,7 @@ import typer
 from stillframe.cli import output, quantities
 from stillframe.cli.contents import cell
 from stillframe.cli.verdict import EXIT_NO
-from stillframe.store.difference import ChannelDifference, FieldDifference, difference
+from stillframe.store.diff import ChannelDifference, FieldDifference, diff_snapshots
 from stillframe.store.store import Store
 
 
@@ -19,7 +19,7 @@ def diff(path: Path, before: str, after: str, *, is_json: bool) -> None:
         typer.Exit: with 1; they do.
     """
     store = Store.open(path)
-    found = difference(store, store.find(before), store.find(after))
+    found = diff_snapshots(store, store.find(before), store.find(after))
     fields, channels = found.fields, found.channels
     if is_json:
         output.put_json({"is_equal": found.is_equal, "fields": fields, "channels": channels})

@@ -6,8 +6,8 @@ import msgspec
 
 from stillframe import tracefile
 from stillframe.cli import scripts
+from stillframe.durable_files import local_path
 from stillframe.errors import UsageError
-from stillframe.local_path import local_path
 from stillframe.sim.scenario import Played
 from stillframe.trace import Trace
 

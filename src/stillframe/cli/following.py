@@ -15,9 +15,9 @@ from stillframe.cli import output, quantities, tasks
 from stillframe.cli.log_verification import why
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import StillframeError
-from stillframe.eventlog.reading import parts
+from stillframe.eventlog.reader import list_segments
 from stillframe.spark import spark_session
-from stillframe.store.opening import check_is_store
+from stillframe.store.layout import check_is_store
 
 if TYPE_CHECKING:  # a session is made by what says so if PySpark is missing
     from pyspark.sql import DataFrame
@@ -94,7 +94,7 @@ def follow(
     stop_s = None if for_ is None else quantities.parse_duration("--for", for_)
     check_is_store(path)
     if log is not None:
-        parts(log)
+        list_segments(log)
     with _stopping() as stop:
         with output.words().status("starting Spark"):
             spark = spark_session(master=where)

@@ -11,7 +11,7 @@ from stillframe.cli.verdict import EXIT_NO
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pages.values import plain
 from stillframe.store import history
-from stillframe.store.history import Happening, Line, readable_history
+from stillframe.store.history import HistoryEvent, HistoryRecord, readable_history
 from stillframe.store.store import Store
 
 
@@ -24,7 +24,7 @@ def show_history(path: Path, *, is_json: bool) -> None:
     """
     Store.open(path)
     found, damages = readable_history(path)
-    lines = [line for line in found if not isinstance(line.what, history.Continued)]
+    lines = [line for line in found if not isinstance(line.what, history.Rollover)]
     if is_json:
         events = [{"at": line.at} | plain(line.what) for line in lines]
         damaged = [{"detail": str(damage)} for damage in damages]
@@ -37,12 +37,12 @@ def show_history(path: Path, *, is_json: bool) -> None:
         raise typer.Exit(EXIT_NO)
 
 
-def _sentences(lines: list[Line]) -> Iterator[str]:
+def _sentences(lines: list[HistoryRecord]) -> Iterator[str]:
     for line in lines:
         yield f"{quantities.moment(line.at)}  {sentence(line.what)}"
 
 
-def sentence(what: Happening) -> str:
+def sentence(what: HistoryEvent) -> str:
     """Return what happened, as people read it."""
     match what:
         case history.EpochBegan(epoch, restored_from):
@@ -59,7 +59,7 @@ def sentence(what: Happening) -> str:
             text = f"snapshot {snapshot} was removed"
         case history.SnapshotAbandoned(snapshot, reason, missing, detail):
             text = str(Abandoned(snapshot, Reason[reason], missing, detail))
-        case history.Continued():
+        case history.Rollover():
             text = "older events are in the file before"
         case _:
             assert_never(what)

@@ -12,12 +12,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from stillframe import tracefile
 from stillframe.cli import output, quantities
 from stillframe.cli.verdict import EXIT_NO
+from stillframe.durable_files import check_target
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.importer.execution import Execution, Imported
 from stillframe.importer.jsonlines import JsonPaths, read_json_lines
 from stillframe.importer.names import show_host
 from stillframe.importer.shiviz import EVENT_PATTERN, read_shiviz
-from stillframe.whole_file import check_target
 
 JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl"})
 _RENAMED_SHOWN_MAX = 5

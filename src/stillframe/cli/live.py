@@ -17,7 +17,7 @@ from stillframe.cli import output, quantities
 from stillframe.model import SnapshotId
 from stillframe.protocol.stragglers import UnderWay
 from stillframe.runtime.commands import Look, command
-from stillframe.store.opening import is_published
+from stillframe.store.layout import is_published
 from stillframe.store.store import Store
 
 AGAIN_S = 0.5

@@ -12,7 +12,7 @@ from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCON
 from stillframe.cli import output, quantities, tasks
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import Damaged, UsageError
-from stillframe.eventlog.reading import epochs, parts
+from stillframe.eventlog.reader import epochs, list_segments
 from stillframe.model import SnapshotId
 from stillframe.trace import Position
 
@@ -93,7 +93,7 @@ def put_clock(log: Path, event: str, epoch: int | None, *, where: str, is_json: 
 
 def _check(log: Path, epoch: int | None) -> None:
     """Refuse what is no event log, before Spark is started for it."""
-    known = sorted({part.span.epoch for part in parts(log)})
+    known = sorted({part.header.epoch for part in list_segments(log)})
     if epoch is not None and epoch not in known:
         raise UsageError(
             f"the event log {log} has nothing of epoch {epoch}; it has the epochs "

@@ -12,12 +12,12 @@ from stillframe.cli.cut_option import parse_cut
 from stillframe.cli.execution import Execution
 from stillframe.diagram import layout, svg
 from stillframe.diagram.shapes import Diagram, Sample
+from stillframe.durable_files import write_atomically
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pages import self_contained_page
 from stillframe.pages.player_document import player_document
 from stillframe.trace import Cut
-from stillframe.whole_file import write_whole
 
 SVG, PNG, HTML = ".svg", ".png", ".html"
 DRAWN: dict[str, Callable[[Diagram], bytes]] = {
@@ -86,7 +86,7 @@ def _write_page(found: Execution, wish: Wish, *, is_json: bool) -> None:
             first=wish.first,
         )
         text = self_contained_page.render(page, title=found.path.stem).encode()
-    write_whole(wish.out, [text], inputs=[found.path])
+    write_atomically(wish.out, [text], inputs=[found.path])
     if is_json:
         output.put_json({"files": [wish.out], "left_out": page["notice"]})
     shown = len(page["steps"])
@@ -107,7 +107,7 @@ def _draw(found: Execution, wish: Wish, suffix: str, *, is_json: bool) -> None:
         drawn = map(draw, _with_progress(pictures, shown))
         files = _write_sequence(found.path, out, drawn, shown)
     else:
-        write_whole(out, [draw(whole)], inputs=[found.path])
+        write_atomically(out, [draw(whole)], inputs=[found.path])
         files = [out]
     left_out = layout.left_out(trace, first=wish.first)
     if is_json:
@@ -157,7 +157,7 @@ def _write_sequence(path: Path, out: Path, pictures: Iterable[bytes], count: int
             f"{directory} or give another --out"
         )
     for file, picture in zip(files, pictures, strict=True):
-        write_whole(file, [picture], inputs=[path])
+        write_atomically(file, [picture], inputs=[path])
     return files
 
 

@@ -29,7 +29,7 @@ from stillframe.runtime.judging import check_named
 from stillframe.runtime.loading import load_topology
 from stillframe.runtime.running import explain_use, left_behind
 from stillframe.runtime.supervisor import Supervisor
-from stillframe.store.history import history_damages
+from stillframe.store.history import readable_history
 from stillframe.store.store import Store
 from stillframe.topology import Description, Topology
 
@@ -104,7 +104,7 @@ def _restore_live(path: Path, wish: SnapshotId | None, *, is_json: bool) -> None
     began = time.monotonic()
     done = uvloop.run(command(path, RestoreSnapshot(wish), notice=output.say))
     seconds = time.monotonic() - began
-    for damage in history_damages(path):
+    for damage in readable_history(path)[1]:
         output.say(f"warning: {damage}; {NOT_NEEDED}")
     snapshot = Store.open(path).restored_from
     if is_json:
@@ -178,7 +178,7 @@ def _supervise(
         )
         plan = msgspec.structs.replace(plan, initiators=initiators)
         has_kept_all = uvloop.run(keep_running(system, plan, narrator, watch))
-    if (trouble := store.trouble) is not None:
+    if (trouble := store.maintenance_error) is not None:
         output.say(f"old snapshots could not be seen to: {trouble}")
     _say_how_to_go_on(store, plan)
     if watch is not None and narrator.unwritten is None:

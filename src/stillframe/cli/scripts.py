@@ -9,9 +9,9 @@ import typer
 from stillframe.cli import output
 from stillframe.cli.extras import Extras, serve
 from stillframe.cli.verdict import EXIT_NO
+from stillframe.durable_files import write_atomically
 from stillframe.errors import UsageError
 from stillframe.sim import scenario
-from stillframe.whole_file import write_whole
 
 RUN_SUFFIX = ".run"
 
@@ -68,7 +68,7 @@ def play_script(path: Path, extras: Extras, *, rewrite: bool, is_json: bool) -> 
     text = read_script(path)
     played = play(path, text)
     if rewrite:
-        write_whole(path, [played.text().encode()])
+        write_atomically(path, [played.text().encode()])
     if extras.prove is None and is_json:
         output.put_json(
             {

@@ -7,6 +7,7 @@ import msgspec
 
 from stillframe.cli import output, quantities
 from stillframe.diagram import svg
+from stillframe.durable_files import write_atomically
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pages import cut_diagram, self_contained_page
@@ -14,9 +15,8 @@ from stillframe.pages.pipeline_documents import pipeline_diff_document, pipeline
 from stillframe.pages.store_documents import diff_document, snapshot_document
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.pipeline.pipeline import Pipeline
-from stillframe.store.opening import HEAD, SNAPSHOTS
+from stillframe.store.layout import HEAD, SNAPSHOTS
 from stillframe.store.store import Store
-from stillframe.whole_file import write_whole
 
 SUFFIX = ".html"
 
@@ -62,7 +62,7 @@ def show(path: Path, wish: Wish, *, is_json: bool) -> None:
     for inside in filter(None, (path, wish.log)):
         if out.resolve().is_relative_to(inside.resolve()):
             raise UsageError(f"--out {out} is inside {inside}: give a place outside")
-    write_whole(out, [content], inputs=[])
+    write_atomically(out, [content], inputs=[])
     if is_json:
         output.put_json({"files": [out]})
     output.say(f"done: {out}: {words}, {quantities.size(len(content))}")

@@ -17,8 +17,8 @@ import typer
 from typer.core import TyperCommand
 
 from stillframe.cli import output
+from stillframe.durable_files import local_path
 from stillframe.errors import StillframeError
-from stillframe.local_path import local_path
 
 EXIT_NO = 1
 EXIT_WRONG = 2

@@ -15,8 +15,8 @@ from stillframe.model import SnapshotId
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.judging import check_named
+from stillframe.store.layout import HEAD as STORE_HEAD
 from stillframe.store.manifest import Entry
-from stillframe.store.opening import HEAD as STORE_HEAD
 from stillframe.store.store import Store
 from stillframe.watch.pipeline_target import PipelineTarget
 from stillframe.watch.predicate_status import DEFAULT_PREDICATES, PredicateMonitor

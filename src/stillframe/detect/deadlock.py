@@ -1,18 +1,18 @@
-"""Deadlock: processes that wait for each other, and no message on its way will end that.
+"""Deadlock: processes that wait for each other, and no message in transit will end that.
 
-A process is blocked if it says so (``Process.waits_for``). Whoever is not blocked may still send
-anything; so may a process once its wait can end. What is left when that is followed to its end is
-deadlocked, in the AND model, the OR model, and any mixture (Knapp 1987, section 2). It is stable:
-none of these sends before another of them has.
+A process is blocked if it says so (``Process.waits_for``). A process that is not blocked may still
+send anything; so may one whose wait can end. The processes left when that is followed to its end
+are deadlocked, in the AND model, the OR model, and any mixture (Knapp 1987, section 2). It is
+stable: none of these sends before another of them has.
 """
 
 from collections.abc import Mapping
 
 import msgspec
 
-from stillframe.detect.asked import waits_for
-from stillframe.detect.rings import Graph, blocked_for_ever, ring_text, rings
+from stillframe.detect.evaluate import waits_for
 from stillframe.detect.view import View
+from stillframe.detect.wait_for_graph import Graph, blocked_for_ever, ring_text, rings
 from stillframe.errors import UsageError
 from stillframe.model import Channel, ProcessId
 from stillframe.waiting import Waiting
@@ -21,9 +21,9 @@ from stillframe.waiting import Waiting
 class Ring(msgspec.Struct, frozen=True):
     """Processes that keep each other blocked, whatever all others do.
 
-    `is_cycle`: each waits for the next, and the last for the first. Else they are a knot, of
-    processes that wait for several others. `waits` says for whom each waits, less those from whom
-    what it waits for is on its way.
+    `is_cycle`: each waits for the next, and the last for the first. Otherwise they are a knot, of
+    processes that wait for several others. `waits` are the processes that each one waits for, less
+    those whose message is in transit.
     """
 
     processes: tuple[ProcessId, ...]
@@ -36,7 +36,7 @@ class Ring(msgspec.Struct, frozen=True):
 
 
 class Deadlock(msgspec.Struct, frozen=True):
-    """Which processes are deadlocked, and who keeps whom: the others wait for these rings."""
+    """The deadlocked processes, and the rings among them; all others wait for these rings."""
 
     processes: tuple[ProcessId, ...]
     rings: tuple[Ring, ...]
@@ -45,19 +45,19 @@ class Deadlock(msgspec.Struct, frozen=True):
 def find_deadlock(view: View) -> Deadlock | None:
     """Return the deadlock in a snapshot, or None if there is none.
 
-    A message that is in transit ends the wait that it would end when it arrives; so does one from
-    a process that is not blocked itself. A request that is in transit to a blocked process changes
-    nothing: who is blocked sends nothing.
+    A message in transit ends the wait that it would end when it arrives; so does one from a process
+    that is not blocked itself. A request in transit to a blocked process changes nothing: a blocked
+    process sends nothing.
 
     Raises:
-        UsageError: a process waits for one that there is not, or that cannot send to it.
-        ApplicationError: a process does not say for whom it waits.
+        UsageError: a process waits for one that does not exist, or that cannot send to it.
+        ApplicationError: a process gives an invalid answer.
     """
     return _deadlock_among(open_waits(view))
 
 
 def open_waits(view: View) -> dict[ProcessId, Waiting]:
-    """Return who waits, and for whom still: less those from whom what ends it is on its way.
+    """Return the waits of all processes, less those that messages in transit end.
 
     Raises:
         UsageError, ApplicationError: as ``find_deadlock``.
@@ -91,7 +91,7 @@ def _deadlock_among(waits: Mapping[ProcessId, Waiting]) -> Deadlock | None:
 
 
 def _waits_of(view: View) -> dict[ProcessId, Waiting]:
-    """Return who waits, and for whom."""
+    """Return the waits of all processes."""
     waits = {}
     for name, process in view.processes.items():
         waiting = waits_for(process, f"process {name}", view.snapshot)
@@ -114,8 +114,8 @@ def _waits_of(view: View) -> dict[ProcessId, Waiting]:
 
 
 def _granted(view: View, name: ProcessId, waiting: Waiting) -> set[ProcessId] | None:
-    """Return from whom a message that ends a part of a wait is on its way; None if it will end with
-    what is on its way."""
+    """Return the processes whose message in transit ends a part of a wait; None if the messages in
+    transit end all of it."""
     kinds = waiting.ended_by or (object,)
     granted = {
         source

@@ -1,22 +1,58 @@
-"""Stable predicates as functions of a global state, and what is seen of one over many snapshots."""
+"""Stable predicates on a snapshot: termination, deadlock, conservation, functions, and SQL by
+DuckDB.
 
+Termination: every process is passive, and no message is in transit. A passive process acts only
+when it receives (Dijkstra & Scholten, *Termination Detection for Diffusing Computations*, 1980), so
+none of them ever will.
+"""
+
+import re
 from collections.abc import Callable, Mapping
 
 import msgspec
+import pyarrow as pa
 
-from stillframe.detect.asked import yes_or_no
+from stillframe.detect.conservation import Number, find_loss, total
 from stillframe.detect.deadlock import find_deadlock
-from stillframe.detect.loss import Number, find_loss, total
-from stillframe.detect.rings import deadlock_text
-from stillframe.detect.termination import find_activity
+from stillframe.detect.evaluate import is_passive, yes_or_no
 from stillframe.detect.view import View
-from stillframe.model import SnapshotId
+from stillframe.detect.wait_for_graph import deadlock_text
+from stillframe.errors import Unavailable, UsageError
+from stillframe.model import Channel, ProcessId, SnapshotId
+
+
+class Activity(msgspec.Struct, frozen=True):
+    """Processes that are active, and channels with the number of messages in transit."""
+
+    processes: tuple[ProcessId, ...]
+    channels: dict[Channel, int]
+
+    def __str__(self) -> str:
+        active = [f"active: {', '.join(self.processes)}"] if self.processes else []
+        counts = ", ".join(f"{channel} {count}" for channel, count in self.channels.items())
+        return "; ".join([*active, *([f"messages on their way: {counts}"] if counts else [])])
+
+
+def find_activity(view: View) -> Activity | None:
+    """Return the activity in a snapshot, or None if the computation has terminated.
+
+    Raises:
+        ApplicationError: a process gives an invalid answer.
+    """
+    active = tuple(
+        name
+        for name, process in view.processes.items()
+        if not is_passive(process, f"process {name}", view.snapshot)
+    )
+    channels = {channel: len(found) for channel, found in view.channels.items() if found}
+    return Activity(active, channels) if active or channels else None
+
 
 NO_DEADLOCK = "no processes keep each other blocked"
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Whether a predicate holds in a snapshot, and what was found there, for people."""
+    """Whether a predicate holds in a snapshot, and a sentence for the user."""
 
     holds: bool
     sentence: str
@@ -28,7 +64,8 @@ snapshot holds now (Chandy & Lamport 1985, section 4)."""
 
 
 def termination(view: View) -> Verdict:
-    """Judge whether everything is over: all processes are passive, and all channels empty."""
+    """Return whether the system has terminated: all processes are passive, and all channels
+    empty."""
     activity = find_activity(view)
     return Verdict(
         activity is None, str(activity or "every process is passive, nothing on its way")
@@ -36,7 +73,7 @@ def termination(view: View) -> Verdict:
 
 
 def deadlock(view: View) -> Verdict:
-    """Judge whether processes keep each other blocked for ever."""
+    """Return whether processes keep each other blocked for ever."""
     found = find_deadlock(view)
     if found is None:
         return Verdict(holds=False, sentence=NO_DEADLOCK)
@@ -49,7 +86,7 @@ def loss_against(expected: Mapping[str, Mapping[str, Number]]) -> StablePredicat
     """Return the predicate that there is less or more of something than expected.
 
     Args:
-        expected: what ``loss.places_of`` said of a snapshot in which nothing was lost.
+        expected: what ``conservation.places_of`` said of a snapshot in which nothing was lost.
     """
     amounts = ", ".join(f"{total(places)} {quantity}" for quantity, places in expected.items())
 
@@ -104,3 +141,54 @@ def not_stable(sightings: list[Sighting]) -> tuple[Sighting, Sighting] | None:
         if seen.initiated_at >= before.completed_at:
             return before, seen
     return None
+
+
+_REFERENCE = re.compile(r"[\w.]+:\w+")
+_SQL = re.compile(r"(?:select|with|from)\b|\(|--|/\*", re.IGNORECASE)
+
+
+def is_sql(predicate: str) -> bool:
+    """Return whether a predicate is SQL, and no name."""
+    text = predicate.strip()
+    return _REFERENCE.fullmatch(text) is None and _SQL.match(text) is not None
+
+
+def evaluate_sql(sql: str, snapshot: SnapshotId, tables: Mapping[str, pa.Table]) -> Verdict:
+    """Return the result of a predicate in SQL on a snapshot.
+
+    Args:
+        sql: returns one row with one column, true or false.
+        snapshot: its id, for the error.
+        tables: by name, with a column for each field (``store.tables``).
+
+    Raises:
+        UsageError: it cannot be executed, or returns something else.
+        Unavailable: DuckDB is not installed.
+    """
+    try:
+        import duckdb  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            "predicates in SQL need DuckDB: install it with pip install 'stillframe[sql]'"
+        ) from error
+    try:
+        with duckdb.connect() as database:
+            for name, table in tables.items():
+                database.register(name, table)
+            rows = database.execute(sql).fetchall()
+    except duckdb.Error as error:
+        raise UsageError(
+            f"the predicate {sql!r} cannot be asked of snapshot {snapshot}: {error}"
+        ) from error
+    if rows == [(None,)]:
+        raise UsageError(
+            f"the predicate {sql!r} gives NULL on snapshot {snapshot}: a sum over no rows is NULL, "
+            "write coalesce(sum(...), 0)"
+        )
+    if len(rows) != 1 or len(rows[0]) != 1 or not isinstance(rows[0][0], bool):
+        shown = ", ".join(map(repr, rows[:3])) or "no row"
+        raise UsageError(
+            f"the predicate {sql!r} gives {shown} on snapshot {snapshot}: it must give one row "
+            "with one column that is true or false"
+        )
+    return Verdict(holds=rows[0][0], sentence=f"{sql} is {str(rows[0][0]).lower()}")

@@ -6,9 +6,16 @@ from typing import Any
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import UsageError
-from stillframe.model import Channel, ChannelState, ProcessId, ProcessState, Snapshot, SnapshotId
+from stillframe.model import (
+    DECODING_ERRORS,
+    Channel,
+    ChannelState,
+    ProcessId,
+    ProcessState,
+    Snapshot,
+    SnapshotId,
+)
 from stillframe.process import Message, Process
 from stillframe.protocol.action_runner import ActionRunner, union_of
 from stillframe.topology import Topology
@@ -77,7 +84,7 @@ def _process(topology: Topology, state: ProcessState) -> Any:
 
 
 def _unrecorded(kind: type) -> dict[str, Any]:
-    """Return the fields of a dataclass that have a value by themselves."""
+    """Return the fields of a dataclass that have a default."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         if field.default is not dataclasses.MISSING:

@@ -1,57 +1,343 @@
 """Writes the log of one process in one epoch while it runs.
 
-The process notes a code (``rows``) for each thing that it does: that is all that it spends on an
-event. Between two actions it hands over what it noted, and a thread makes rows of that and writes
-them. The process never waits for the thread or for the disk: what cannot be written is lost, and
+The process records a code (``row_encoder``) for each thing that it does: that is all that an event
+costs it. Between two actions it hands its codes over, and a thread encodes them as rows and writes
+these. The process never waits for the thread or for the disk: what cannot be written is lost, and
 the log says how many actions that were.
+
+A file starts as a stream of Arrow record batches, and written again as Parquet when it is
+complete: it is a quarter of the size then, or less. A crash at any moment leaves what a reader can
+read; where both are there, the one in Parquet is whole.
 """
 
+import os
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from stillframe.eventlog.parts import Span
-from stillframe.eventlog.rows import (
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stillframe.errors import Damaged
+from stillframe.eventlog.reader import SegmentHeader, schema_with, segment_of, segment_path
+from stillframe.eventlog.row_encoder import (
     STEP_ROW,
+    ChannelCounts,
     Codes,
+    RowEncoder,
     StepRow,
-    Tally,
-    accepting,
-    joined,
-    packed,
-    sending,
+    accept_code,
+    concat_codes,
+    pack_codes,
+    send_code,
 )
-from stillframe.eventlog.scribe import Buffer, Scribe
+from stillframe.eventlog.segments import (
+    DICTIONARIES,
+    ROW_GROUP_COUNT,
+    as_written,
+    row_groups,
+    whole_batches,
+    whole_stream,
+)
 from stillframe.model import ProcessId
 
+STREAM_ROW_COUNT = 2**22
+STREAM_BYTES = 2**28
+"""Size of a complete segment. Many small batches take more bytes than their rows."""
+SEGMENT_COUNT_MAX = 64
+"""Maximum segments of a process in an epoch; the oldest are removed."""
+_COUNTING_UP = {"event": "DELTA_BINARY_PACKED", "number": "DELTA_BINARY_PACKED"}
+
+_WITH_STATISTICS = ["event", "number", "at"]
+"""The other columns are not sorted, and finding their extremes takes longer than writing them."""
+_WRITE_BATCH_COUNT = 2**16
+
+
+class SegmentWriter:
+    """Writes one segment of the event log `log`, as a stream of record batches."""
+
+    def __init__(self, log: Path, header: SegmentHeader) -> None:
+        self.path = segment_path(log, header, is_complete=False)
+        self.header = header
+        self.row_count = 0
+        self._is_whole = True
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch(exist_ok=False)
+        try:
+            self._file = pa.OSFile(str(self.path), "wb")
+            self._writer = pa.ipc.new_stream(self._file, schema_with(header))
+        except OSError:
+            self.path.unlink(missing_ok=True)
+            raise
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next rows belong into another segment."""
+        return self.row_count >= STREAM_ROW_COUNT or self._file.tell() >= STREAM_BYTES
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Write rows; the operating system has them then, whatever happens to this process. After
+        an OSError, this segment takes no more."""
+        try:
+            for start in range(0, batch.num_rows, ROW_GROUP_COUNT):
+                self._writer.write_batch(batch.slice(start, ROW_GROUP_COUNT))
+        except OSError:
+            self._is_whole = False
+            raise
+        self.row_count += batch.num_rows
+
+    def end(self) -> None:
+        """Close the file. One without rows is removed, unless it says that rows were lost."""
+        try:
+            if self._is_whole:
+                self._writer.close()
+        finally:
+            self._file.close()
+            if not self.row_count and not (self._is_whole and self.header.lost_count):
+                self.path.unlink()
+
+
+def pack_segment(path: Path) -> None:
+    """Replace the stream at `path` by a Parquet file with its whole batches. After an error, the
+    stream stays, and nothing else does: a Damaged, if it is not what was written."""
+    target = path.with_suffix(".parquet")
+    partial = path.with_name(f".{target.name}.partial")
+    try:
+        with pa.memory_map(str(path)) as source, partial.open("wb") as file:
+            with as_written(path):
+                stream = whole_stream(source)
+                if stream is None:
+                    raise ValueError("not even its schema is whole")
+            with pq.ParquetWriter(
+                file,
+                stream.schema,
+                compression="zstd",
+                use_dictionary=DICTIONARIES,
+                write_page_checksum=True,
+                column_encoding=_COUNTING_UP,
+                store_schema=False,
+                write_statistics=_WITH_STATISTICS,
+                write_batch_size=_WRITE_BATCH_COUNT,
+            ) as writer:
+                writer.add_key_value_metadata(stream.schema.metadata)
+                for table in row_groups(whole_batches(stream, path)):
+                    writer.write_table(table, row_group_size=ROW_GROUP_COUNT)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    path.unlink()
+
+
+def pack_segments(directory: Path) -> None:
+    """Pack every stream in `directory`; none may be open. A damaged one stops no other."""
+    damaged = None
+    for path in sorted(directory.glob("*.arrows")):
+        try:
+            pack_segment(path)
+        except Damaged as error:
+            damaged = error
+    if damaged is not None:
+        raise damaged
+
+
+def remove_oldest(directory: Path) -> None:
+    """Remove the oldest segments in `directory`, down to `SEGMENT_COUNT_MAX`."""
+    found: dict[int, list[Path]] = {}
+    for path in directory.iterdir():
+        if (named := segment_of(path)) is not None:
+            found.setdefault(named[1], []).append(path)
+    for segment in sorted(found)[:-SEGMENT_COUNT_MAX]:
+        for path in found[segment]:
+            path.unlink(missing_ok=True)
+
+
+JOINED_COUNT_MAX = 8
+"""Maximum buffers written at once. A busy process lets this thread run every 5 ms only, so that
+fewer and larger writes keep up better."""
+RETRY_S = 1.0
+"""After an error, rows are lost without another attempt for this time, in seconds."""
+
+
+class Buffer(NamedTuple):
+    """The codes between two points in time.
+
+    `after` is None if the process cannot say what it had done by then, because it failed or was
+    stopped in the middle of an action.
+    """
+
+    codes: Codes
+    steps: list[StepRow]
+    before: ChannelCounts
+    after: ChannelCounts | None
+
+
+class WriterThread:
+    """Writes buffers into segments, the first of them with `header`.
+
+    An error of the disk, or a bug of ours, costs the rows, never the process: it is reported once,
+    the lost actions are counted, and the header of the next segment has the number. `done_count` is
+    how many codes have been processed.
+    """
+
+    def __init__(self, log: Path, header: SegmentHeader, on_error: Callable[[str], None]) -> None:
+        self.done_count = 0
+        self._log = log
+        self._directory = log / f"e{header.epoch}" / header.process
+        self._header = header
+        self._on_error = on_error
+        self._rows = RowEncoder(header.process, tuple(header.received), tuple(header.sent))
+        self._counts = ChannelCounts(
+            0, tuple(header.received.values()), tuple(header.sent.values())
+        )
+        self._number = header.number
+        self._stream: SegmentWriter | None = None
+        self._lost_count = 0
+        self._retry_at = 0.0
+        self._is_reported = False
+
+    def work(self, buffers: "queue.SimpleQueue[Buffer | None]") -> None:
+        """Write all buffers up to None."""
+        waiting = deque([buffers.get()])
+        while (buffer := _taken(waiting)) is not None:
+            self._take(buffer)
+            self.done_count += len(buffer.codes)
+            if not waiting:
+                waiting.append(buffers.get())
+            while not buffers.empty():
+                waiting.append(buffers.get())
+        try:
+            if self._lost_count:
+                self._begin()  # a segment without rows, which says so
+        except Exception as error:
+            self._report(error)
+        self._end()
+
+    def _take(self, buffer: Buffer) -> None:
+        """Write one buffer, or count it as lost."""
+        if buffer.before != self._counts:  # buffers in between were dropped
+            self._lose(buffer.before)
+        after = buffer.after
+        try:
+            batch, noted = self._rows.batch(buffer.codes, buffer.steps, self._counts)
+            if after is not None and noted != after:
+                raise AssertionError(
+                    f"a bug in stillframe: {noted} was noted after what is {after}"
+                )
+            after = noted
+            if batch.num_rows and time.monotonic() >= self._retry_at:
+                self._append(batch)
+            elif batch.num_rows:
+                self._lose(after)
+        except Exception as error:
+            self._report(error)
+            self._retry_at = time.monotonic() + RETRY_S
+            self._lose(after or self._counts)
+        self._counts = after or self._counts
+
+    def _append(self, batch: pa.RecordBatch) -> None:
+        if self._stream is None:
+            self._begin()
+        assert self._stream is not None
+        self._stream.append(batch)
+        self._lost_count, self._is_reported = 0, False
+        if self._stream.is_full:
+            self._end()
+
+    def _begin(self) -> None:
+        """Start the next segment."""
+        self._stream = SegmentWriter(
+            self._log,
+            msgspec.structs.replace(
+                self._header,
+                number=self._number,
+                event_count=self._counts.event_count,
+                sent=dict(zip(self._header.sent, self._counts.sent, strict=True)),
+                received=dict(zip(self._header.received, self._counts.received, strict=True)),
+                lost_count=self._lost_count,
+            ),
+        )
+        self._number += 1
+
+    def _lose(self, counts: ChannelCounts) -> None:
+        """Count all actions up to `counts` as lost; the next row starts a new segment."""
+        self._lost_count += counts.event_count - self._counts.event_count
+        self._counts = counts
+        self._end()
+
+    def _end(self) -> None:
+        """Close the segment that is being written, if any, and pack it."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            try:
+                stream.end()
+                remove_oldest(self._directory)  # also if a damaged one cannot be packed
+                pack_segments(self._directory)
+            except Exception as error:
+                self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        if not self._is_reported:
+            self._is_reported = True
+            self._on_error(
+                f"the event log of process {self._header.process} in {self._log} cannot be "
+                f"written: {error}; the process goes on, and the log says how much of it is lost"
+            )
+
+
+def _taken(waiting: deque[Buffer | None]) -> Buffer | None:
+    """Take the first buffer, joined with those that follow it; None at the end."""
+    first = waiting.popleft()
+    if first is None:
+        return None
+    gathered = [first]
+    while waiting and len(gathered) < JOINED_COUNT_MAX:
+        following = waiting[0]
+        if following is None or following.before != gathered[-1].after:
+            break
+        gathered.append(following)
+        waiting.popleft()
+    if len(gathered) == 1:
+        return first
+    steps = [step for buffer in gathered for step in buffer.steps]
+    codes = concat_codes([buffer.codes for buffer in gathered])
+    return Buffer(codes, steps, first.before, gathered[-1].after)
+
+
 PACKED_COUNT = 2**13
-"""So many codes are packed as soon as an action is over: they stay in a processor's cache."""
+"""Codes packed at a time: they fit into a processor's cache."""
 HAND_OVER_COUNT = 2**17
-"""So many codes are handed over before it is time."""
+"""With this many codes, they are handed over ahead of time."""
 HAND_OVER_S = 0.5
-"""So often what was noted is handed over, in seconds: a process that is killed loses no more."""
+"""Interval for handing codes over, in seconds: a process that is killed loses no more."""
 BEHIND_COUNT_MAX = 32 * HAND_OVER_COUNT
-"""So many codes may wait for the thread; what comes then is lost."""
+"""Maximum codes that wait for the thread; later ones are lost."""
 CLOSE_S_MAX = 5.0
-"""So long the end of a process waits for its log."""
+"""How long the end of a process waits for its log, in seconds."""
 
 
 class Writer:
-    """The log of one process, from now on.
+    """The log of one process in one epoch, from now on.
 
     Args:
         log: the directory of the event log.
         process: whose log it is.
         epoch: of the system.
-        received: source -> how many messages were received from there before.
-        sent: target -> how many messages were sent there before.
-        trouble: called by the thread with a sentence for people, once for each time that something
-            keeps it from writing.
+        received: source -> number of messages received from there before.
+        sent: target -> number of messages sent there before.
+        on_error: called by the thread with a sentence for the user, once for each time that
+            writing fails.
 
     Attributes:
         note: takes the next code.
-        accepting: source -> the code of an action that begins with a message from there.
+        accepting: source -> the code of an action that starts with a message from there.
         sending: target -> the code of a message that is sent there.
     """
 
@@ -63,89 +349,88 @@ class Writer:
         received: Mapping[ProcessId, int],
         sent: Mapping[ProcessId, int],
         *,
-        trouble: Callable[[str], None],
+        on_error: Callable[[str], None],
     ) -> None:
         self._codes: list[int] = []
         self._packed: list[Codes] = []
         self._packed_count = 0
         self._steps: list[StepRow] = []
         self.note = self._codes.append
-        self.accepting = {source: accepting(index) for index, source in enumerate(received)}
-        self.sending = {target: sending(index) for index, target in enumerate(sent)}
+        self.accepting = {source: accept_code(index) for index, source in enumerate(received)}
+        self.sending = {target: send_code(index) for index, target in enumerate(sent)}
         self._code_max = max((*self.accepting.values(), *self.sending.values()), default=STEP_ROW)
-        self._tally = Tally(0, tuple(received.values()), tuple(sent.values()))
+        self._counts = ChannelCounts(0, tuple(received.values()), tuple(sent.values()))
         self._handed_count = 0
         self._queue: queue.SimpleQueue[Buffer | None] = queue.SimpleQueue()
-        span = Span(
+        header = SegmentHeader(
             process=process,
             epoch=epoch,
-            part=1,
+            number=1,
             event_count=0,
             sent={**sent},
             received={**received},
         )
-        self._scribe = Scribe(log, span, trouble)
+        self._writer_thread = WriterThread(log, header, on_error)
         self._thread = threading.Thread(
-            target=self._scribe.work, args=(self._queue,), name="event log", daemon=True
+            target=self._writer_thread.work, args=(self._queue,), name="event log", daemon=True
         )
         self._thread.start()
 
     def is_much(self) -> bool:
-        """Return whether to hand over what was noted, before it is time. It is packed meanwhile."""
+        """Return whether to hand over ahead of time. The codes are packed meanwhile."""
         if len(self._codes) >= PACKED_COUNT:
             self._pack()
         return self._packed_count >= HAND_OVER_COUNT
 
     def note_step(self, row: StepRow) -> None:
-        """Note one row of a step of a snapshot."""
+        """Record one row of a step of a snapshot."""
         self._steps.append(row)
         self.note(STEP_ROW)
 
     def hand_over(self, received: Mapping[ProcessId, int], sent: Mapping[ProcessId, int]) -> None:
-        """Let the thread write what was noted. No action may be going on.
-
-        Args:
-            received: source -> how many messages were received from there up to now.
-            sent: target -> how many messages were sent there up to now.
-        """
+        """Let the thread write the codes so far, between two actions, with the numbers of messages
+        received from each source and sent to each target so far."""
         self._pack()
         if not self._packed:
             return
-        before = self._tally
+        before = self._counts
         now_received = tuple(received[source] for source in self.accepting)
         now_sent = tuple(sent[target] for target in self.sending)
         new_received = sum(now_received) - sum(before.received)
         new_sent = sum(now_sent) - sum(before.sent)
         by_itself_count = self._packed_count - len(self._steps) - new_received - new_sent
-        self._tally = Tally(
+        self._counts = ChannelCounts(
             before.event_count + new_received + by_itself_count, now_received, now_sent
         )
-        if self._handed_count - self._scribe.done_count + self._packed_count <= BEHIND_COUNT_MAX:
-            self._put(before, self._tally)
+        if (
+            self._handed_count - self._writer_thread.done_count + self._packed_count
+            <= BEHIND_COUNT_MAX
+        ):
+            self._put(before, self._counts)
         self._forget()
 
     def close(self) -> None:
-        """Write what was noted and not handed over, and end; wait for that, but not for long.
+        """Write the remaining codes, end the thread and wait for it, `CLOSE_S_MAX` seconds at most.
 
-        What the process did last may be an action that failed or that was cut short.
+        The last action may be one that failed or was cut short.
         """
         if not self._thread.is_alive():
             return
         self._pack()
-        self._put(self._tally, None)
+        self._put(self._counts, None)
         self._forget()
         self._queue.put(None)
         self._thread.join(CLOSE_S_MAX)
 
-    def _put(self, before: Tally, after: Tally | None) -> None:
+    def _put(self, before: ChannelCounts, after: ChannelCounts | None) -> None:
         self._handed_count += self._packed_count
-        self._queue.put(Buffer(joined(self._packed), self._steps, before, after))
+        self._queue.put(Buffer(concat_codes(self._packed), self._steps, before, after))
 
     def _pack(self) -> None:
         if self._codes:
-            self._packed.append(packed(self._codes, self._code_max))
+            self._packed.append(pack_codes(self._codes, self._code_max))
             self._packed_count += len(self._codes)
-            self._codes.clear()  # `note` goes on with this very list
+            self._codes.clear()  # `note` keeps this very list
 
     def _forget(self) -> None:
         self._packed, self._packed_count, self._steps = [], 0, []

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import UsageError
 from stillframe.migration.rescaling import as_now, compare_conserved, redistribute
 from stillframe.migration.topology_diff import (
@@ -30,6 +29,7 @@ from stillframe.migration.topology_diff import (
     state_fields,
 )
 from stillframe.model import (
+    DECODING_ERRORS,
     Batch,
     Channel,
     ChannelState,

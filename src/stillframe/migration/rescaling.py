@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
-from stillframe.detect.loss import find_loss, places_of, total
+from stillframe.detect.conservation import find_loss, places_of, total
 from stillframe.detect.view import view_of
 from stillframe.errors import ApplicationError, UsageError
 from stillframe.migration.topology_diff import CANNOT_ENCODE, Change, listed
 from stillframe.model import (
+    DECODING_ERRORS,
     Batch,
     Channel,
     ChannelState,
@@ -23,8 +23,7 @@ from stillframe.model import (
     ProcessState,
     Snapshot,
 )
-from stillframe.redistribution import InTransit, Recorded
-from stillframe.topology import Description, Topology
+from stillframe.topology import Description, InTransit, Recorded, Topology
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -13,12 +13,10 @@ from typing import Any
 
 import msgspec
 
-from stillframe.columns import Column
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import UsageError
-from stillframe.model import Channel
+from stillframe.model import DECODING_ERRORS, Channel
 from stillframe.process import Message
-from stillframe.topology import Description, Topology
+from stillframe.topology import Column, Description, Topology
 
 MESSAGE = "message "
 """The subject of a change of a message class is this, and its name."""

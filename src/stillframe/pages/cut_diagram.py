@@ -18,7 +18,7 @@ from stillframe.diagram.scene import CUT_OVERHANG, PADDING, TEXT_ROW, Rows
 from stillframe.diagram.shapes import Curve, Diagram, Label, Line, Mark, MessageArrow, Sample
 from stillframe.diagram.text_metrics import count
 from stillframe.diagram.window import PROCESS_COUNT_MAX
-from stillframe.eventlog.around import NotInLog
+from stillframe.eventlog.window import NotInLog
 from stillframe.model import ChannelState, ProcessId, Snapshot
 from stillframe.pages import cut_from_log
 from stillframe.pages.cut_from_log import CutDiagram

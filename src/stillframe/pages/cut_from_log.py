@@ -19,10 +19,17 @@ from stillframe.diagram.cut_styles import StyledCut, name_of
 from stillframe.diagram.layout import STEP_COUNT_MAX, Plan
 from stillframe.diagram.shapes import Diagram, Label, LegendRow, Role, Sample
 from stillframe.diagram.text_metrics import count
-from stillframe.eventlog.around import Lane, Wanted, around
-from stillframe.eventlog.grouping import Row, grouped
-from stillframe.eventlog.merging import Merging
-from stillframe.eventlog.schema import ACCEPTED, MARKER_ACCEPTED, MARKER_SENT, RECORDED, SENT
+from stillframe.eventlog.segments import (
+    ACCEPTED,
+    MARKER_ACCEPTED,
+    MARKER_SENT,
+    RECORDED,
+    SENT,
+    Row,
+    grouped,
+)
+from stillframe.eventlog.to_trace import CausalMerge
+from stillframe.eventlog.window import Lane, WindowRequest, read_window
 from stillframe.model import Channel, ChannelState, ProcessId, Snapshot, SnapshotId
 from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace
 
@@ -96,7 +103,7 @@ def load(snapshot: Snapshot, log: Path) -> CutDiagram:
         NotInLog: the log has not the cuts of all processes.
         UsageError, Damaged, OSError: there is no event log, or it cannot be read.
     """
-    lanes = around(log, snapshot, _wanted(snapshot))
+    lanes = read_window(log, snapshot, _wanted(snapshot))
     steps = _in_order([step for p, lane in lanes.items() for step in _marker_steps(p, lane)])
     plan = _LoggedPlan(snapshot, _Lines(lanes, _drawn_steps(steps, snapshot)))
     diagram = plan.draw(plan.step_count)
@@ -113,14 +120,14 @@ def load(snapshot: Snapshot, log: Path) -> CutDiagram:
     )
 
 
-def _wanted(snapshot: Snapshot) -> Wanted:
+def _wanted(snapshot: Snapshot) -> WindowRequest:
     channels = snapshot.state.channels
     held = [state for state in channels if state.message_count]
     most = max(1, min(HELD_OF_CHANNEL_MAX, HELD_MAX // max(1, len(held))))
     near = NEAR if len(channels) <= NEAR_CHANNELS_MAX else 0
     chosen = [*held[:HELD_MAX], *(state for state in channels if near and not state.message_count)]
     nearest = max(1, min(2, NEAREST_EVENTS_MAX // (2 * max(1, len(snapshot.state.processes)))))
-    return Wanted(nearest, {state.channel: _ranges(state, most, near) for state in chosen})
+    return WindowRequest(nearest, {state.channel: _ranges(state, most, near) for state in chosen})
 
 
 def _ranges(state: ChannelState, most: int, near: int) -> Sequence[range]:
@@ -213,7 +220,7 @@ class _Lines:
                     targets = tuple(t for t in step.targets if (process, t) in came)
                     lines[process].append(msgspec.structs.replace(step, targets=targets))
         channels = sorted({message.channel for message in self._whole})
-        self.trace = Trace(lanes, Merging(lines).steps(), channels)
+        self.trace = Trace(lanes, CausalMerge(lines).steps(), channels)
 
     def _event(self, process: ProcessId, rows: Sequence[Row]) -> Event:
         def messages(kind: str) -> tuple[MessageId, ...]:

@@ -26,8 +26,8 @@ from stillframe.pages.values import Budget, show_fields, text_of
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.pending_snapshot import ParticipantFragment
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest
-from stillframe.store.decoded import fields_of
-from stillframe.store.difference import ChannelDifference, FieldDifference
+from stillframe.store.diff import ChannelDifference, FieldDifference
+from stillframe.store.tables import fields_of
 
 VERIFIED = (
     "the manifest is what was written, by its SHA-256; checkpoints of queries were not read for "

@@ -21,10 +21,10 @@ from stillframe.pages import cut_diagram
 from stillframe.pages.cut_from_log import CutDiagram
 from stillframe.pages.values import Budget, printable, show, show_fields, show_pair
 from stillframe.pipeline.snapshot_manifest import Manifest
-from stillframe.store.decoded import fields_of, messages_of
-from stillframe.store.difference import ChannelDifference, FieldDifference, difference
+from stillframe.store.diff import ChannelDifference, FieldDifference, diff_snapshots
 from stillframe.store.manifest import Entry
-from stillframe.store.reading import StoreReader
+from stillframe.store.reader import StoreReader
+from stillframe.store.tables import fields_of, messages_of
 from stillframe.topology import Description
 
 SNAPSHOT, COMPARISON = "snapshot", "comparison"
@@ -100,7 +100,7 @@ def diff_document(store: StoreReader, before: SnapshotId, after: SnapshotId) -> 
         StoreError: a file cannot be read.
     """
     heads = [entry_head(store.entry(snapshot)) for snapshot in (before, after)]
-    found = difference(store, before, after)
+    found = diff_snapshots(store, before, after)
     kinds = [store.description_of(snapshot).processes for snapshot in (before, after)]
     keyed = {
         (process, field)

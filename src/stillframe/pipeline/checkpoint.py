@@ -24,8 +24,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from stillframe.durable_files import link_or_copy
 from stillframe.errors import Damaged, NotConsistent, StoreError
-from stillframe.store.disk import link_or_copy
 
 OFFSET_KEY = "stillframe"
 """Our sources' offsets are ``{"stillframe": {channel: position}}``."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from stillframe.durable_files import replace_durably, sync, write_new
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pipeline import checkpoint
@@ -50,9 +51,8 @@ from stillframe.pipeline.snapshot_manifest import (
 )
 from stillframe.pipeline.stopped import NotAtRest, record_stopped
 from stillframe.protocol.aligner import Mode
-from stillframe.store.disk import replace_durably, sync, write_new
-from stillframe.store.opening import explained
-from stillframe.store.seal import FORMAT, TooLarge, read_sealed, seal
+from stillframe.store.layout import explain_io_errors
+from stillframe.store.sealed_json import FORMAT, TooLarge, read_sealed, seal
 
 TIMEOUT_S = 60.0
 POLL_S = 0.01
@@ -157,7 +157,7 @@ def periodically(interval_s: float, wait: Callable[[float], object]) -> Iterator
 def clear_pending(root: Path) -> None:
     """Remove the files of a snapshot that has ended; its barriers mean nothing from here on."""
     directory = root / UNDER_WAY
-    with explained(directory, "cleared"):
+    with explain_io_errors(directory, "cleared"):
         directory.mkdir(exist_ok=True)
         for ended in directory.glob("[!.]*"):
             # First the name: no participant must find half of a request.
@@ -179,7 +179,7 @@ def _ask(root: Path, metadata: Metadata, mode: Mode, name: str | None, timeout_s
     )
     directory = request_path(root, request.snapshot)
     partial = directory.with_name(f".{directory.name}.partial")
-    with explained(directory, "made"):
+    with explain_io_errors(directory, "made"):
         (partial / PARTS).mkdir(parents=True)
         replace_durably(partial / REQUEST, seal(request))
         partial.rename(directory)
@@ -197,7 +197,7 @@ def _next_number(root: Path) -> int:
             last = seen + UNSEEN_MAX if (seen := _highest_seen(root)) else 0
     except Damaged:
         last = _highest_seen(root) + UNSEEN_MAX
-    with explained(path, "written"):
+    with explain_io_errors(path, "written"):
         replace_durably(path, seal(LastSnapshot(last=1 + last)))
     return 1 + last
 
@@ -205,7 +205,7 @@ def _next_number(root: Path) -> int:
 def _highest_seen(root: Path) -> int:
     """Return the highest number of a snapshot that was published or has a barrier in a log."""
     numbers = [snapshot.number for snapshot in published_ids(root)]
-    with explained(root / CHANNELS, "read"):
+    with explain_io_errors(root / CHANNELS, "read"):
         for path in (root / CHANNELS).glob("*/epoch-*/*.json"):
             content = read_sealed(path, LogEntry).content
             if isinstance(content, Barrier):
@@ -290,7 +290,7 @@ def _publish(
         files=tuple(files),
     )
     target = snapshot_path(root, request.snapshot)
-    with explained(target, "written"):
+    with explain_io_errors(target, "written"):
         (root / SNAPSHOTS).mkdir(exist_ok=True)
         write_new(directory / MANIFEST, seal(manifest))
         # Neither Spark nor the logs force each file to the disk. Everything that the snapshot

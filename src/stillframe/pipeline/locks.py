@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stillframe.errors import Unavailable
-from stillframe.store.opening import explained
+from stillframe.store.layout import explain_io_errors
 
 PARTICIPANTS = "participants"
 COORDINATOR = "coordinator.lock"
@@ -34,7 +34,7 @@ class Lock:
         Raises:
             StoreError: its file cannot be written.
         """
-        with explained(self._path, "opened"):
+        with explain_io_errors(self._path, "opened"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:

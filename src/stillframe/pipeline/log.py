@@ -19,16 +19,15 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from stillframe.durable_files import checksum_of, write_new
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Log, schema_difference
 from stillframe.pipeline.metadata import CHANNELS, Metadata, Segment, with_ends
 from stillframe.pipeline.record_files import read_records, spread, write_records
 from stillframe.protocol.aligner import Mode
-from stillframe.store.checksum import checksum_of
-from stillframe.store.disk import write_new
-from stillframe.store.opening import explained
-from stillframe.store.seal import FORMAT, read_sealed, seal
+from stillframe.store.layout import explain_io_errors
+from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
 DATA = "data"
 TO_MEND = (
@@ -298,7 +297,7 @@ class LogWriter:
         self._epoch = metadata.epoch
         self._directory = epoch_directory(root, log.name, metadata.epoch)
         self._first = metadata.segments[log.name][-1].first
-        with explained(self._directory, "made"):
+        with explain_io_errors(self._directory, "made"):
             (self._directory / DATA).mkdir(parents=True, exist_ok=True)
             self._tail = max(_numbers(self._directory), default=self._first - 1) + 1
 
@@ -333,7 +332,7 @@ class LogWriter:
             raise UsageError(f"channel {self.log.name} does not take these records: {difference}")
         first = sum(self.reader.offsets_at(self.tail())) % self.log.partition_count
         files = []
-        with explained(self.data_directory, "written"):
+        with explain_io_errors(self.data_directory, "written"):
             for partition, records in spread(table, self.log, first):
                 name = f"{uuid.uuid4().hex}-{partition}.parquet"
                 write_records(path := self.data_directory / name, records)
@@ -384,7 +383,7 @@ class LogWriter:
         )
         path = self._directory / entry_name(number)
         partial = self._directory / f".{uuid.uuid4().hex}.partial"
-        with explained(path, "written"):
+        with explain_io_errors(path, "written"):
             try:
                 write_new(partial, seal(entry))
                 os.link(partial, path)

@@ -18,20 +18,20 @@ from pathlib import Path
 
 import msgspec
 
+from stillframe.durable_files import FILE_ADVICE, replace_durably
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow, Log, check_dataflow
-from stillframe.store.disk import PUT_BACK, replace_durably
-from stillframe.store.opening import HEAD as STORE_HEAD
-from stillframe.store.opening import explained
-from stillframe.store.seal import FORMAT, read_sealed, seal
+from stillframe.store.layout import HEAD as STORE_HEAD
+from stillframe.store.layout import explain_io_errors
+from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
 PIPELINE_FILE = "pipeline.json"
 CHANNELS = "channels"
 CHECKPOINTS = "checkpoints"
 _ADVICE = (
-    f"{PUT_BACK} that was made since the last restore, which replaces this file alone: without it "
-    "nothing of the pipeline can be used, not even its snapshots"
+    f"{FILE_ADVICE} that was made since the last restore, which replaces this file alone: without "
+    "it nothing of the pipeline can be used, not even its snapshots"
 )
 
 
@@ -118,7 +118,7 @@ def described_in(path: Path) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise Damaged(f"{path} describes what no pipeline has: {error}: {PUT_BACK}") from error
+        raise Damaged(f"{path} describes what no pipeline has: {error}: {FILE_ADVICE}") from error
 
 
 def check_timeline(
@@ -193,7 +193,7 @@ def write_metadata(root: Path, metadata: Metadata) -> None:
     Raises:
         StoreError: the disk is full or failed; the old metadata is still there.
     """
-    with explained(root / PIPELINE_FILE, "written"):
+    with explain_io_errors(root / PIPELINE_FILE, "written"):
         replace_durably(root / PIPELINE_FILE, seal(metadata))
 
 

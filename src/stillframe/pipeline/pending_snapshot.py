@@ -23,15 +23,15 @@ from pathlib import Path
 
 import msgspec
 
+from stillframe.durable_files import replace_durably, sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.log import LogReader, LogWriter
 from stillframe.pipeline.metadata import check_positions
 from stillframe.protocol.aligner import Mode, Reading
-from stillframe.store.disk import replace_durably, sync, write_new
-from stillframe.store.opening import explained
-from stillframe.store.seal import FORMAT, TooLarge, read_sealed, seal
+from stillframe.store.layout import explain_io_errors
+from stillframe.store.sealed_json import FORMAT, TooLarge, read_sealed, seal
 
 UNDER_WAY = "under-way"
 REQUEST = "request.json"
@@ -122,7 +122,7 @@ def submit(root: Path, fragment: ParticipantFragment) -> None:
     """
     path = fragment_path(root, fragment.snapshot, fragment.participant)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with explained(path, "written"), contextlib.suppress(FileNotFoundError):
+    with explain_io_errors(path, "written"), contextlib.suppress(FileNotFoundError):
         try:
             content = seal(fragment)
         except TooLarge as error:
@@ -276,7 +276,7 @@ def services_among(dataflow: Dataflow, processes: list[str]) -> tuple[str, ...]:
 def announce_cut(root: Path, request: Request, cut: SystemCut) -> None:
     """Report the state of a system's snapshot; if the pipeline's has ended, nothing is written."""
     path = request_path(root, request.snapshot) / SYSTEMS / f"{cut.name}.json"
-    with explained(path, "written"), contextlib.suppress(FileNotFoundError):
+    with explain_io_errors(path, "written"), contextlib.suppress(FileNotFoundError):
         path.parent.mkdir(exist_ok=True)
         replace_durably(path, seal(cut))
 

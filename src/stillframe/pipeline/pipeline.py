@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from stillframe.durable_files import local_path, partial_path
 from stillframe.errors import Damaged, StillframeError, Unavailable, UsageError
-from stillframe.local_path import local_path
 from stillframe.model import Abandoned, SnapshotId, check_process_id
 from stillframe.pipeline import coordinator, restore, retention, snapshot_manifest
 from stillframe.pipeline.coordinator import TIMEOUT_S, periodically
@@ -24,8 +24,7 @@ from stillframe.pipeline.pending_snapshot import under_way
 from stillframe.pipeline.progress import Progress, progress_of
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
-from stillframe.store.disk import partial_path
-from stillframe.store.opening import explained, listed
+from stillframe.store.layout import explain_io_errors, first_names
 
 Outcome = Manifest | Abandoned
 _BATCH_MAX = 2**63 - 1
@@ -77,7 +76,7 @@ class Pipeline:
         root = local_path(path).absolute()
         described = dataflow(queries=queries, services=services, logs=channels)
         chosen = check_process_id(root.stem if name is None else name)
-        with explained(root, "made into a pipeline"):
+        with explain_io_errors(root, "made into a pipeline"):
             root.mkdir(parents=True, exist_ok=True)
             lock = Lock(root / COORDINATOR)
             # An existing one is not touched: programs start even while a snapshot is pending.
@@ -391,6 +390,6 @@ def _check_free(root: Path) -> None:
     foreign = sorted({path.name for path in root.iterdir()} - left_by_a_crash)
     if foreign:
         raise UsageError(
-            f"{root} is not empty and no pipeline, it holds {listed(foreign)}: give a directory "
-            "that is empty or not there yet"
+            f"{root} is not empty and no pipeline, it holds {first_names(foreign)}: give a "
+            "directory that is empty or not there yet"
         )

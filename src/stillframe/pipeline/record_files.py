@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from stillframe.durable_files import check_file
 from stillframe.errors import Damaged
 from stillframe.pipeline.dataflow import Log, schema_difference
-from stillframe.store.checksum import check_file
 
 _COMPRESSION = "zstd"
 _encode = msgspec.json.Encoder().encode

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from stillframe.durable_files import link_or_copy, partial_path, sync
 from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.model import check_process_id
 from stillframe.pipeline import checkpoint
@@ -37,8 +38,7 @@ from stillframe.pipeline.snapshot_manifest import (
     verify_files,
 )
 from stillframe.pipeline.stopped import place_services
-from stillframe.store.disk import link_or_copy, partial_path, sync
-from stillframe.store.opening import explained
+from stillframe.store.layout import explain_io_errors
 from stillframe.store.store import Store
 
 
@@ -118,7 +118,7 @@ def fork(
             f"{manifest.systems[0].store}: such a pipeline cannot be forked"
         )
     new_name = check_process_id(target.stem if name is None else name)
-    with explained(target, "made"):
+    with explain_io_errors(target, "made"):
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise UsageError(f"{target} is not empty: give a directory that is, or a new one")
@@ -132,7 +132,7 @@ def fork(
         # All of it under another name first: a fork that was cut short has not taken place.
         partial = partial_path(target)
         try:
-            with explained(target, "written"):
+            with explain_io_errors(target, "written"):
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir()
                 # Snapshot numbers continue: those of barriers in the logs must not be used again.
@@ -142,7 +142,7 @@ def fork(
             place_services(partial, new, manifest)
             _export(root, manifest, partial, new)
             write_metadata(partial, new)
-            with explained(target, "written"):
+            with explain_io_errors(target, "written"):
                 partial.rename(target)
                 sync(target.parent)
         except StoreError:
@@ -207,7 +207,7 @@ def _metadata_after(metadata: Metadata, manifest: Manifest) -> Metadata:
 
 def _export(root: Path, manifest: Manifest, target: Path, metadata: Metadata) -> None:
     """Make the checkpoint directories of the new epoch, and force them to the disk."""
-    with explained(target / CHECKPOINTS, "written"):
+    with explain_io_errors(target / CHECKPOINTS, "written"):
         place = target / CHECKPOINTS / f"epoch-{metadata.epoch}"
         if place.exists():
             shutil.rmtree(place)  # left by an attempt that did not replace pipeline.json

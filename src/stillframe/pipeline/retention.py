@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from stillframe.durable_files import sync
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.log import DATA, LogReader, entry_name
@@ -20,8 +21,7 @@ from stillframe.pipeline.snapshot_manifest import (
     readable_manifests,
     snapshot_path,
 )
-from stillframe.store.disk import sync
-from stillframe.store.opening import explained
+from stillframe.store.layout import explain_io_errors
 
 
 def keep(root: Path, count: int) -> list[SnapshotId]:
@@ -80,7 +80,7 @@ def _why_needed(
 def _delete(
     root: Path, metadata: Metadata, every: list[Manifest], chosen: list[SnapshotId]
 ) -> list[SnapshotId]:
-    with explained(root / SNAPSHOTS, "changed"):
+    with explain_io_errors(root / SNAPSHOTS, "changed"):
         for snapshot in chosen:
             path = snapshot_path(root, snapshot)
             path.rename(path.with_name(f".{path.name}.dropped"))
@@ -112,7 +112,7 @@ def trim(root: Path, metadata: Metadata, live: list[Manifest]) -> None:
             continue
         first = min(_first_needed(manifest, log.name) for manifest in current)
         _add_needed(needed, metadata.segments[log.name], first)
-        with explained(root / CHANNELS / log.name, "trimmed"):
+        with explain_io_errors(root / CHANNELS / log.name, "trimmed"):
             _delete_before(root, log.name, needed, metadata)
 
 

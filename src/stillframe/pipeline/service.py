@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from stillframe.durable_files import local_path
 from stillframe.errors import Unavailable, UsageError
-from stillframe.local_path import local_path
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import Request, ServiceState

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from stillframe.durable_files import partial_path
 from stillframe.errors import StillframeError, UsageError
 from stillframe.pipeline.locks import PARTICIPANTS
 from stillframe.pipeline.metadata import Metadata, check_positions
@@ -26,8 +27,7 @@ from stillframe.pipeline.pending_snapshot import (
     submit,
 )
 from stillframe.pipeline.query_participant import Epoch, at_boundary, readers_of, writers_of
-from stillframe.store.disk import partial_path
-from stillframe.store.seal import FORMAT, read_sealed, seal
+from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
 REPORT_INTERVAL_S = 0.5
 """Minimum interval between two reports of a service's positions, in seconds."""

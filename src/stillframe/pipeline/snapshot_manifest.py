@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.channel_accounting import contradiction, impossible_counts
+from stillframe.durable_files import SNAPSHOT_ADVICE
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow
@@ -30,9 +31,8 @@ from stillframe.pipeline.pending_snapshot import (
     check_fragments,
 )
 from stillframe.protocol.aligner import Mode
-from stillframe.store.disk import WHAT_TO_DO
-from stillframe.store.opening import explained
-from stillframe.store.seal import FORMAT, read_sealed
+from stillframe.store.layout import explain_io_errors
+from stillframe.store.sealed_json import FORMAT, read_sealed
 
 SNAPSHOTS = "snapshots"
 MANIFEST = "manifest.json"
@@ -194,7 +194,7 @@ def published_ids(root: Path) -> list[SnapshotId]:
         Damaged, StoreError: something else is among them, or the directory cannot be read.
     """
     found = []
-    with explained(root / SNAPSHOTS, "read"):
+    with explain_io_errors(root / SNAPSHOTS, "read"):
         for path in (root / SNAPSHOTS).glob("[!.]*"):
             try:
                 found.append(SnapshotId.parse(path.name))
@@ -215,7 +215,7 @@ def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
     if not path.parent.exists():
         names = ", ".join(str(one) for one in published_ids(root))
         raise UsageError(f"there is no snapshot {snapshot} in {root}; there are: {names or 'none'}")
-    manifest = read_sealed(path, Manifest, advice=WHAT_TO_DO)
+    manifest = read_sealed(path, Manifest, advice=SNAPSHOT_ADVICE)
     if manifest.snapshot != snapshot:
         raise Damaged(f"{path} is of snapshot {manifest.snapshot}")
     with described_in(path):
@@ -286,7 +286,7 @@ def hashed_files(
     by_inode = {(f.inode, f.bytes, f.changed_at_ns): f.hash for f in known}
     found = []
     for query, name, path in _pinned_files(directory, queries):
-        with explained(path, "read"):
+        with explain_io_errors(path, "read"):
             status = path.stat()
             identity = (status.st_ino, status.st_size, status.st_mtime_ns)
             digest = by_inode.get(identity) or file_hash(path)
@@ -309,7 +309,7 @@ def verify_files(root: Path, manifest: Manifest, progress: Callable[[int], None]
         record = expected.pop((query, name), None)
         if record is None:
             raise Damaged(f"{path} is not of snapshot {manifest.snapshot}: somebody put it there")
-        with explained(path, "read"):
+        with explain_io_errors(path, "read"):
             if path.stat().st_size != record.bytes or file_hash(path) != record.hash:
                 raise Damaged(
                     f"{path} was changed since snapshot {manifest.snapshot} was published: use "

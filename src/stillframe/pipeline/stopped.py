@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from stillframe.durable_files import replace_durably, sync
 from stillframe.errors import Damaged, NotConsistent, StillframeError
 from stillframe.pipeline.locks import PARTICIPANTS, participant_lock
 from stillframe.pipeline.metadata import Metadata
@@ -25,9 +26,8 @@ from stillframe.pipeline.pending_snapshot import (
 from stillframe.pipeline.query_participant import QueryParticipant
 from stillframe.pipeline.service_logs import ServiceLogs, reported_positions
 from stillframe.pipeline.snapshot_manifest import Manifest
-from stillframe.store.disk import replace_durably, sync
-from stillframe.store.opening import explained
-from stillframe.store.seal import FORMAT, read_sealed, seal
+from stillframe.store.layout import explain_io_errors
+from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
 
 class NotAtRest(StillframeError):
@@ -82,7 +82,7 @@ def service_status(root: Path, metadata: Metadata, name: str) -> ServiceStatus:
 def write_service_record(root: Path, name: str, record: ServiceRecord) -> None:
     """Record that a service joined or left, in the epoch of the record."""
     path = _record_path(root, record.epoch, name)
-    with explained(path, "written"):
+    with explain_io_errors(path, "written"):
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)  # another may join at the same time
             sync(path.parent.parent)
@@ -95,7 +95,7 @@ def place_services(root: Path, metadata: Metadata, manifest: Manifest) -> None:
     The epoch of `metadata` has not started, so no program reads these records yet, and those of the
     epoch before it stay. Older ones, and those of an attempt that did not finish, are removed.
     """
-    with explained(root / PARTICIPANTS, "cleared"):
+    with explain_io_errors(root / PARTICIPANTS, "cleared"):
         for records in (root / PARTICIPANTS).glob("epoch-*/"):
             if records.name != f"epoch-{metadata.epoch - 1}":
                 shutil.rmtree(records)
@@ -202,7 +202,7 @@ def _brief(root: Path, epoch: int, name: str) -> tuple[dict[str, int] | None, bo
     """Return the positions in a service's record, whether it has a state, and when it was written;
     None if there is no record."""
     path = _record_path(root, epoch, name)
-    with explained(path, "read"), contextlib.suppress(FileNotFoundError):
+    with explain_io_errors(path, "read"), contextlib.suppress(FileNotFoundError):
         status = path.stat()
         return (*_brief_of(path, status.st_ino, status.st_mtime_ns), status.st_mtime)
     return None

@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import ApplicationError, ProtocolViolation, StillframeError, UsageError
-from stillframe.model import Channel, ProcessId, ProcessState, SnapshotId
+from stillframe.model import DECODING_ERRORS, Channel, ProcessId, ProcessState, SnapshotId
 from stillframe.process import Message, Process, attach
 from stillframe.topology import Topology
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import ApplicationError, NotConsistent, ProtocolViolation, UsageError
 from stillframe.model import (
+    DECODING_ERRORS,
     Batch,
     Channel,
     ChannelState,

@@ -17,9 +17,8 @@ from typing import Any
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import ProtocolViolation, Refused
-from stillframe.model import ARRAY32, Batch, Marker
+from stillframe.model import ARRAY32, DECODING_ERRORS, Batch, Marker
 from stillframe.protocol.handshake import Greeting
 
 VERSION = 2

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from stillframe.changes import Changes, ChangesCut
 from stillframe.errors import UsageError
 from stillframe.keyed import KeySet
+from stillframe.keyed_changes import KeyedChanges, KeyedChangesCut
 from stillframe.model import Fragment, ProcessId, ProcessState, SnapshotId
 from stillframe.protocol import wire
 from stillframe.runtime import control
@@ -85,7 +85,9 @@ class _Capture:
         capture_s: how long it took from the cut until all was encoded, if it is.
     """
 
-    def __init__(self, snapshot: SnapshotId, state: ProcessState, cut: ChangesCut | None) -> None:
+    def __init__(
+        self, snapshot: SnapshotId, state: ProcessState, cut: KeyedChangesCut | None
+    ) -> None:
         self.snapshot = snapshot
         self.state = state
         self.cut = cut
@@ -134,7 +136,7 @@ class Captures:
         self._scheduler = scheduler
         self.report = report
         self._aside = aside
-        self._changes = Changes(codec, subject, base)
+        self._changes = KeyedChanges(codec, subject, base)
         self._open: dict[SnapshotId, _Capture] = {}
         self._spent: list[KeySet[Any]] = []
         self._is_scheduled = False

@@ -3,12 +3,12 @@
 from stillframe.model import Abandoned, Reason
 from stillframe.runtime import events
 from stillframe.store import history
-from stillframe.store.history import Happening, History, shortened
-from stillframe.store.opening import is_published
+from stillframe.store.history import History, HistoryEvent, shortened
+from stillframe.store.layout import is_published
 from stillframe.store.store import Store
 
 
-def happening(event: events.Event) -> Happening | None:
+def happening(event: events.Event) -> HistoryEvent | None:
     """Return what the history says of `event`; None if nothing."""
     match event:
         case events.EpochBegan(epoch, restored_from):
@@ -36,7 +36,7 @@ def settle(past: History, store: Store) -> list[Abandoned]:
     abandoned = []
     for snapshot in past.under_way:
         if is_published(store.path, snapshot):
-            past.note(history.SnapshotPublished(snapshot, is_removal_noted=True))
+            past.append(history.SnapshotPublished(snapshot, is_removal_noted=True))
         else:
             abandoned.append(Abandoned(snapshot, Reason.COORDINATOR_DIED))
     return abandoned

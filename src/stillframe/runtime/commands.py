@@ -13,9 +13,8 @@ from typing import assert_never
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, UsageError
-from stillframe.model import Abandoned, ProcessId, SnapshotId
+from stillframe.model import DECODING_ERRORS, Abandoned, ProcessId, SnapshotId
 from stillframe.protocol import wire
 from stillframe.protocol.policy import TRY_COUNT_MAX
 from stillframe.protocol.stragglers import ProcessStatus, UnderWay

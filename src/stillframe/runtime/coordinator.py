@@ -227,7 +227,7 @@ class Coordinator:
         self.waves.began(snapshot, began_at, self.store.epoch)
         self._deadlines.set_timer()
         try:
-            self._history.note(SnapshotBegan(snapshot))
+            self._history.append(SnapshotBegan(snapshot))
         except StoreError as error:
             # In the next turn of the loop: whoever waits for it must know it first.
             loop = asyncio.get_running_loop()

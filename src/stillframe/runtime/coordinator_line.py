@@ -6,8 +6,8 @@ from typing import cast
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import ProtocolViolation, StillframeError
+from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Connector, Greeting, Proof, Welcome
 from stillframe.runtime import control

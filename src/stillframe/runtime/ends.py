@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import ProtocolViolation, UsageError
-from stillframe.model import Batch, Channel, Marker
+from stillframe.model import DECODING_ERRORS, Batch, Channel, Marker
 from stillframe.process import Message
 from stillframe.protocol import wire
 from stillframe.protocol.session import ReceiveSession, SendSession

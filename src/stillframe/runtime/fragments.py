@@ -20,14 +20,12 @@ from stillframe.runtime.host import describe
 from stillframe.runtime.pieces import Pieces
 from stillframe.runtime.traces import CLOSE_S_MAX
 from stillframe.store.chain import CHAIN_LENGTH_MAX
-from stillframe.store.fragment_reading import (
-    check_own_free,
-)
-from stillframe.store.fragment_upkeep import KEPT_COUNT
 from stillframe.store.fragments import (
+    KEPT_COUNT,
+    FragmentSource,
     FragmentTopology,
     FragmentWriter,
-    Life,
+    check_own_unused,
 )
 from stillframe.topology import Description
 
@@ -57,7 +55,7 @@ class FragmentLog:
     def __init__(
         self,
         directory: Path,
-        life: Life,
+        life: FragmentSource,
         description: Description,
         reference: str | None,
         *,
@@ -145,8 +143,6 @@ class FragmentLog:
             else:
                 # Not before it has caught up: one that is too slow is told once, too.
                 self._is_told = self._is_told and not self._queue.empty()
-        if writer is not None:
-            writer.close()
 
     def _lose(self, fragment: Fragment, why: str) -> None:
         self._lost.append(fragment.snapshot)
@@ -158,6 +154,8 @@ class FragmentLog:
             )
 
 
-def _make_writer(directory: Path, life: Life, topology: FragmentTopology) -> FragmentWriter:
-    check_own_free(directory, life)
+def _make_writer(
+    directory: Path, life: FragmentSource, topology: FragmentTopology
+) -> FragmentWriter:
+    check_own_unused(directory, life)
     return FragmentWriter(directory, life, topology)

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from stillframe.durable_files import local_path
 from stillframe.errors import UsageError
-from stillframe.local_path import local_path
 from stillframe.model import ProcessId
 from stillframe.runtime.addresses import ANY_PORT, COORDINATOR_PORT, Address
 from stillframe.runtime.link import Credentials

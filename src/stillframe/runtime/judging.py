@@ -3,17 +3,18 @@
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from stillframe.detect.loss import Places, places_of
+from stillframe.detect.conservation import Places, places_of
 from stillframe.detect.predicate import (
     Sighting,
     StablePredicate,
     Verdict,
     asking,
     deadlock,
+    evaluate_sql,
+    is_sql,
     loss_against,
     termination,
 )
-from stillframe.detect.sql import ask, is_sql
 from stillframe.detect.view import view_of
 from stillframe.errors import StoreError, UsageError
 from stillframe.runtime.here import load_function, look_here
@@ -81,7 +82,7 @@ def look_for(name: str, store: Store, load: Callable[[], Topology]) -> Look:
     if is_sql(name):
 
         def look(entry: Entry) -> Sighting:
-            return _sighting(entry, ask(name, entry.id, store.tables(entry.id)))
+            return _sighting(entry, evaluate_sql(name, entry.id, store.tables(entry.id)))
 
         return look
     topology = load()

@@ -139,10 +139,10 @@ class Member:
             open_log = log_opener(Path(traces.log), process, self.me.epoch, trouble)
         if traces.fragments is not None:
             from stillframe.runtime.fragments import FragmentLog  # noqa: PLC0415
-            from stillframe.store.fragments import Life  # noqa: PLC0415
+            from stillframe.store.fragments import FragmentSource  # noqa: PLC0415
 
             began_from = None if start is None else start.base
-            life = Life(process, self.me.epoch, self._run, began_from)
+            life = FragmentSource(process, self.me.epoch, self._run, began_from)
             where = Path(traces.fragments)
             fragments = FragmentLog(where, life, description, reference, trouble=trouble)
         host = kind(

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stillframe.errors import UsageError
-from stillframe.eventlog.reading import epochs
-from stillframe.eventlog.rows import BY_ITSELF, StepRow
-from stillframe.eventlog.schema import MARKER_ACCEPTED, MARKER_SENT, RECORDED
+from stillframe.eventlog.reader import epochs
+from stillframe.eventlog.row_encoder import BY_ITSELF, StepRow
+from stillframe.eventlog.segments import MARKER_ACCEPTED, MARKER_SENT, RECORDED
 from stillframe.eventlog.writer import HAND_OVER_S, Writer
 from stillframe.model import Batch, ProcessId, SnapshotId
 from stillframe.protocol.recorder import Effect, Recorded, Recorder, SendMarker
@@ -38,7 +38,7 @@ def log_opener(
 
     def open_log(recorder: Recorder, outgoing: Mapping[ProcessId, Outgoing]) -> Noting:
         received, sent = recorder.received_counts, _sent_counts(outgoing)
-        writer = Writer(log, process, epoch, received, sent, trouble=trouble)
+        writer = Writer(log, process, epoch, received, sent, on_error=trouble)
         return Noting(writer, recorder, outgoing)
 
     return open_log

@@ -17,9 +17,8 @@ from typing import cast
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import ProtocolViolation, Refused, StillframeError
-from stillframe.model import ProcessId
+from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import (
     NONCE_BYTES,

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import Unavailable
-from stillframe.model import ProcessId
+from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol.wire import check_version
 from stillframe.runtime.addresses import Address
 from stillframe.runtime.os_process import OsProcess, is_stopped, is_there, myself
-from stillframe.store.opening import explained
+from stillframe.store.layout import explain_io_errors
 
 FILE = "running.json"
 VERSION_BEFORE_IT_WAS_WRITTEN = 2
@@ -81,7 +80,7 @@ def announce(store: Path, system: RunningSystem) -> None:
         StoreError: the disk is full or failed; what was written before is still there.
     """
     partial = store / f".{FILE}.partial"
-    with explained(store / FILE, "written"):
+    with explain_io_errors(store / FILE, "written"):
         partial.unlink(missing_ok=True)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:

@@ -4,7 +4,7 @@ has sent and received."""
 import time
 from collections import Counter
 
-from stillframe.detect.asked import conserved
+from stillframe.detect.evaluate import conserved
 from stillframe.errors import ApplicationError
 from stillframe.model import SnapshotId
 from stillframe.protocol.stragglers import (

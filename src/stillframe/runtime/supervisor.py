@@ -44,9 +44,7 @@ from stillframe.runtime.started import Started
 from stillframe.runtime.takeover import WISHED, check_place, check_release, end_all, why_not
 from stillframe.runtime.telling import Telling
 from stillframe.runtime.traces import NO_TRACES, Traces
-from stillframe.store.fragment_reading import (
-    check_fragments_free,
-)
+from stillframe.store.fragments import check_fragments_unused
 from stillframe.store.history import read_history
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -170,7 +168,7 @@ class Supervisor:
         if self._traces.log is not None:
             check_free(Path(self._traces.log), self.store.epoch + 1)
         if self._traces.fragments is not None:
-            check_fragments_free(Path(self._traces.fragments), self.store.epoch + 1)
+            check_fragments_unused(Path(self._traces.fragments), self.store.epoch + 1)
         left = left_behind(self.store.path)
         if left is not None and self._takes_over:
             check_release(left, self.store)
@@ -306,7 +304,7 @@ class Supervisor:
         what = chronicle.happening(event)
         if what is not None:
             try:
-                self._history.note(what)
+                self._history.append(what)
             except StoreError as error:
                 self._telling.emit(events.StoreTrouble(str(error)))
         self._telling.emit(event)

@@ -5,15 +5,7 @@ from itertools import islice
 
 import msgspec
 
-from stillframe.model import (
-    Abandoned,
-    Batch,
-    Channel,
-    Fragment,
-    ProcessState,
-    Snapshot,
-    SnapshotId,
-)
+from stillframe.model import Abandoned, Batch, Channel, Fragment, ProcessState, Snapshot, SnapshotId
 from stillframe.protocol.recorder import Progress
 from stillframe.protocol.replay import RESTORED
 from stillframe.sim import choices

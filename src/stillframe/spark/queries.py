@@ -21,6 +21,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
+from stillframe.durable_files import checksum_of
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline.dataflow import Log, schema_difference
 from stillframe.pipeline.locks import Lock, participant_lock
@@ -36,7 +37,6 @@ from stillframe.spark.requirements import (
 from stillframe.spark.session import add_package
 from stillframe.spark.slices import CHANNELS_FORMAT
 from stillframe.spark.source import ChannelSource, RecordsSource, SnapshotSource
-from stillframe.store.checksum import checksum_of
 
 EachBatch = Callable[[DataFrame, int], None]
 

@@ -11,16 +11,16 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StructType
 
-from stillframe.columns import Column
+from stillframe.durable_files import local_path
 from stillframe.errors import UsageError
-from stillframe.local_path import local_path
 from stillframe.pipeline.dataflow import OFFSET_COLUMN, PARTITION_COLUMN, Log, schema_difference
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import ServiceState
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, find
 from stillframe.spark.slices import LOG_FORMAT, SNAPSHOT_FORMAT, RecordsSlice, TableSlice
-from stillframe.store.columns import to_array
+from stillframe.store.arrow_columns import to_array
+from stillframe.topology import Column
 
 
 class ReadOptions(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import InputPartition
 
-from stillframe.store.checksum import check_file
+from stillframe.durable_files import check_file
 
 CHANNELS_FORMAT = "stillframe"
 SNAPSHOT_FORMAT = "stillframe.snapshot"

@@ -1,7 +1,7 @@
-"""Which earlier snapshots a snapshot is based on, process by process: its chain.
+"""The chain of a snapshot, process by process: the earlier snapshots that it is based on.
 
-A link holds the changes of a process's keyed fields since the link before; the first one holds them
-whole. What was published earlier has a lower sequence, so a chain has an end.
+Each link holds the changes of a process's keyed fields since the link before; the first holds all
+keys. A base has a lower sequence, so a chain has an end.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,23 +12,18 @@ from stillframe.model import ProcessId, SnapshotId
 from stillframe.store.manifest import MANIFEST, Manifest
 
 CHAIN_LENGTH_MAX = 16
-"""A snapshot that needs more earlier ones than this is made whole. Measured with 5.2 million keys
-(100 MB) of which 1 % change each time: to load a snapshot takes 4.7 s of CPU if it is whole, 5.1 s
-with 8 earlier ones and 6.4 s with 16; to make one whole takes 2.5 s, every 17th time."""
+"""Maximum bases of a snapshot before it is rewritten in full. Measured with 5.2 million keys (100
+MB) of which 1 % change each time: loading a full snapshot takes 4.7 s of CPU, one with 8 bases 5.1
+s and one with 16 bases 6.4 s; rewriting one takes 2.5 s, every 17th time."""
 
 Manifests = Mapping[SnapshotId, Manifest]
 
 
 def check_chain(manifests: Manifests, newest: Manifest, snapshots: Path) -> None:
-    """Check that all that `newest` is based on is among `manifests`, and has an end.
-
-    Args:
-        manifests: by snapshot; others may be among them.
-        newest: where to begin.
-        snapshots: the directory that they are in.
+    """Check that every base that `newest` needs is among `manifests`, and was published earlier.
 
     Raises:
-        Damaged: the first link that is broken; which file, and what to do.
+        Damaged: the first broken link, by its file in the directory `snapshots`, and what to do.
     """
     reached, frontier = {newest.snapshot}, [newest]
     while frontier:
@@ -69,20 +64,15 @@ def links_of(manifests: Manifests, newest: SnapshotId, process: ProcessId) -> li
 
 
 def chain_length(manifests: Manifests, newest: SnapshotId) -> int:
-    """Return how many earlier snapshots the process with the longest chain needs; 0 if whole."""
+    """Return how many earlier snapshots the process with the longest chain needs; 0 if full."""
     processes = manifests[newest].bases or {}
     return max((len(links_of(manifests, newest, p)) - 1 for p in processes), default=0)
 
 
-def reached_from(manifests: Manifests, newest: SnapshotId) -> dict[SnapshotId, Manifest]:
-    """Return the manifests of a snapshot and of all that it is based on, as far as they are."""
-    return gather(newest, manifests.get)
-
-
-def gather(
+def reachable(
     newest: SnapshotId, read: Callable[[SnapshotId], Manifest | None]
 ) -> dict[SnapshotId, Manifest]:
-    """Return the manifests that `read` has of a snapshot and of all that it is based on."""
+    """Return the manifests that `read` finds of a snapshot and of its bases, directly or not."""
     found: dict[SnapshotId, Manifest] = {}
     frontier = [newest]
     while frontier:

@@ -1,17 +1,24 @@
-"""The parts of snapshots that processes write by themselves, each on the machine where it runs.
+"""Fragments: snapshots as each process writes its own share of them, on the machine where it runs.
 
-    DIR/topologies/5f1c….json            what they are parts of; sealed
-    DIR/e1/P2/P1-17/manifest.json        what P2 recorded of snapshot P1-17 in epoch 1; sealed
+    DIR/topologies/5f1c….json            the topology that they belong to; sealed
+    DIR/e1/P2/P1-17/manifest.json        the fragment of P2 of snapshot P1-17 in epoch 1; sealed
     DIR/e1/P2/P1-17/processes.parquet    as in a snapshot of a store, the rows of this process
 
-A fragment has its name when all of it is on the disk. Copied into one directory, the fragments of
-all processes are snapshots again (``stillframe spark assemble``).
+A fragment gets its name when all of it is on the disk. Copied into one directory, the fragments of
+all processes make snapshots again (``stillframe spark assemble``).
 """
 
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from stillframe.durable_files import FILE_ADVICE, FRAGMENT_ADVICE, sync, write_new
+from stillframe.errors import Damaged, UsageError
 from stillframe.model import (
     Channel,
     ChannelState,
@@ -20,41 +27,51 @@ from stillframe.model import (
     IncomingRecord,
     ProcessId,
     SnapshotId,
+    check_process_id,
 )
-from stillframe.store.contents import write_directory
-from stillframe.store.disk import sync
-from stillframe.store.fragment_upkeep import make_room, put_shared, remove_left
-from stillframe.store.here import Here
+from stillframe.store.layout import (
+    dropped_path,
+    explain_io_errors,
+    first_names,
+    is_snapshot_id,
+)
 from stillframe.store.manifest import (
     FILES,
+    HASH,
+    MANIFEST,
     FileRecord,
     keyed_file,
     table_name,
 )
-from stillframe.store.opening import explained
-from stillframe.store.seal import FORMAT, seal
+from stillframe.store.sealed_json import FORMAT, read_sealed, seal
+from stillframe.store.snapshot_directory import NewDirectory
 from stillframe.store.tables import Tables
 from stillframe.topology import Description
 
 TOPOLOGIES = "topologies"
+KEPT_COUNT = 1024
+"""Maximum fragments of a process in an epoch; the oldest are removed."""
+_EPOCH = re.compile(r"e([1-9]\d{0,8})")
+_COUNT_MAX = 2**62
+_SECONDS_MAX = 2**36
+_NUMBER_MAX = 10**15
+"""Of a snapshot: an assembled store must still have higher numbers."""
+_RUN_LENGTH_MAX = 64
 
 
 class Received(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of an incoming channel: how many messages were received before the cut, and how many were
-    recorded after that, as on their way."""
+    """Of an incoming channel: the number of messages received before the cut, and the number
+    recorded as in transit."""
 
     count: int
     recorded_count: int
 
 
-class Life(msgspec.Struct, frozen=True):
-    """What a process does in one epoch.
+class FragmentSource(msgspec.Struct, frozen=True):
+    """The process and epoch that fragments come from.
 
-    Attributes:
-        process: which.
-        epoch: of the system.
-        run: a name that no other epoch of any system has.
-        began_from: the snapshot that the epoch began from, if a store has it.
+    `run` is a name that no other epoch of any system has, `began_from` the snapshot that the epoch
+    began from, if a store has it.
     """
 
     process: ProcessId
@@ -64,26 +81,20 @@ class Life(msgspec.Struct, frozen=True):
 
 
 class FragmentManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one process recorded of one snapshot. Times are seconds since 1970, by its own clock.
+    """The manifest of a fragment. Times are seconds since 1970, by the clock of the process.
 
     Attributes:
-        format: of this file.
-        snapshot: of which it is a part.
-        process: who recorded it.
-        epoch: of the system.
-        run: a name that no other epoch of any system has.
-        began_from: the snapshot that the epoch began from, if a store has it.
+        run, began_from: as in `FragmentSource`.
         topology: the hash of its description.
-        moment_s: when the process recorded its state, by a clock of its own that only goes forward,
-            in seconds: it says which of two cuts in an epoch came first.
+        moment_s: when the process recorded its state, in seconds by a monotonic clock: it orders
+            the cuts in an epoch.
         recorded_at: the same, by the clock of its machine.
-        completed_at: when all its markers had come, and all of it was encoded.
-        pause_s: how long the process stood still, in seconds.
+        completed_at: when all its markers had arrived, and everything was encoded.
+        pause_s: how long the process was paused, in seconds.
         capture_s: how long it took until the state was encoded, in seconds.
-        base: the snapshot since which its keyed fields hold the changes; None if they are whole.
-        sent: target -> how many messages were sent there before the cut.
-        received: source -> what was received from there before the cut, and recorded after it.
-        files: the tables beside the manifest.
+        base: the snapshot since which its keyed fields hold the changes; None: all keys.
+        sent: target -> number of messages sent there before the cut.
+        received: source -> numbers of messages received from there before the cut, and in transit.
     """
 
     format: int = FORMAT
@@ -105,8 +116,8 @@ class FragmentManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class FragmentTopology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What fragments are parts of. `reference` is where the topology is, ``module:attribute``, if
-    the process that wrote this knew it."""
+    """The topology of fragments. `reference` is where it is defined, ``module:attribute``, if the
+    process that wrote this file knew it."""
 
     format: int = FORMAT
     reference: str | None
@@ -114,69 +125,65 @@ class FragmentTopology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class FragmentPlace(msgspec.Struct, frozen=True, order=True):
-    """Where a fragment is: whose, of which snapshot, and in which epoch."""
+    """The location of a fragment: epoch, snapshot and process."""
 
     epoch: int
     snapshot: SnapshotId
     process: ProcessId
 
     def path(self, directory: Path) -> Path:
-        """Return its directory, among those in `directory`."""
+        """Return its directory, in the `directory` of all fragments."""
         return directory / f"e{self.epoch}" / self.process / str(self.snapshot)
 
 
 class FragmentWriter:
-    """Writes the fragments of one process in one epoch, one after the other.
+    """Writes the fragments of one process in one epoch.
 
     Args:
-        directory: where the fragments of all processes go.
-        life: of that process.
-        topology: what it takes part in.
+        directory: of the fragments of all processes.
+        source: the process and its epoch.
+        topology: of the system.
     """
 
-    def __init__(self, directory: Path, life: Life, topology: FragmentTopology) -> None:
+    def __init__(self, directory: Path, source: FragmentSource, topology: FragmentTopology) -> None:
         self._directory = directory
-        self._life = life
+        self._source = source
         self._topology = topology
         self._hash = topology.description.hash
         self._tables = Tables(topology.description)
-        self._here = Here()
-        self._is_begun = False
+        self._is_started = False
 
     def write(
         self, fragment: Fragment, *, moment_s: float, recorded_at: float, completed_at: float
     ) -> None:
-        """Write a fragment; when this returns it is on the disk, whole. Old ones may be removed.
+        """Write a fragment; when this returns, all of it is on the disk. Old ones may be removed.
 
         The times are as in `FragmentManifest`.
 
         Raises:
-            NotConsistent, UsageError: it is not what the classes of the process say.
-            StoreError: the disk is full or failed. Nothing of it is there.
+            NotConsistent, UsageError: it does not fit the classes of the process.
+            StoreError: the disk is full or failed. Nothing of it exists.
         """
-        life = self._life
-        place = FragmentPlace(life.epoch, fragment.snapshot, life.process)
+        source = self._source
+        place = FragmentPlace(source.epoch, fragment.snapshot, source.process)
         path = place.path(self._directory)
-        with explained(path.parent, "written"):
-            if not self._is_begun:
+        with explain_io_errors(path.parent, "written"):
+            if not self._is_started:
                 self._begin(path.parent)
-            make_room(path.parent)
+            evict_oldest(path.parent)
         state = self._tables.split(fragment.snapshot, _alone(fragment))
         state.check_books()
         (own,) = state.processes
-        is_whole = own.base is None
-        names = fragment_files(self._topology.description, life.process, is_whole=is_whole)
+        is_full = own.base is None
+        names = fragment_files(self._topology.description, source.process, is_full=is_full)
         made = self._tables.of(fragment.snapshot, state)
-        write_directory(
-            path,
-            {name: made[name] for name in names},
-            self._tables.to_parquet,
-            lambda files: FragmentManifest(
+        with NewDirectory(path, None) as new:
+            manifest = FragmentManifest(
                 snapshot=fragment.snapshot,
-                process=life.process,
-                epoch=life.epoch,
-                run=life.run,
-                began_from=life.began_from,
+                process=source.process,
+                epoch=source.epoch,
+                run=source.run,
+                began_from=source.began_from,
                 topology=self._hash,
                 moment_s=moment_s,
                 recorded_at=recorded_at,
@@ -186,49 +193,89 @@ class FragmentWriter:
                 base=own.base,
                 sent=fragment.sent_counts,
                 received={r.source: _received(r) for r in fragment.incoming},
-                files=files,
-            ),
-            self._here,
-        )
-
-    def close(self) -> None:
-        """End; what is being written is finished."""
-        self._here.shutdown()
+                files=new.write_tables({n: made[n] for n in names}, self._tables.to_parquet),
+            )
+            new.publish(manifest)
 
     def _begin(self, own: Path) -> None:
-        life = self._life
+        source = self._source
         own.mkdir(parents=True, exist_ok=True)
-        remove_left(self._directory, life.process)
+        remove_unfinished(self._directory, source.process)
         topologies = self._directory / TOPOLOGIES
         topologies.mkdir(exist_ok=True)
-        # Others write the same, at the same time; not all of them know where the topology is.
+        # Other processes write the same file at the same time; not all know the reference.
         put_shared(
             topologies / f"{self._hash}.json",
             seal(self._topology),
-            life.process,
+            source.process,
             replaces=self._topology.reference is not None,
         )
         for parent in (own.parent, self._directory):
             sync(parent)
-        self._is_begun = True
+        self._is_started = True
+
+
+def put_shared(path: Path, content: bytes, process: ProcessId, *, replaces: bool) -> None:
+    """Write a file that other processes may write at the same time; readers never see part of it.
+    An existing file stays unless `replaces`."""
+    partial = path.with_name(f".{path.name}.{process}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        write_new(partial, content)
+        sync(partial)
+        if replaces:
+            partial.replace(path)
+        else:
+            _give_name(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def _give_name(partial: Path, path: Path) -> None:
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without hard links
+        if not path.exists():
+            partial.replace(path)
+
+
+def remove_unfinished(directory: Path, process: ProcessId) -> None:
+    """Remove what a crash of `process` left, as far as that is possible."""
+    for pattern in (".*.partial", dropped_path(Path("*")).name):
+        for left in directory.glob(f"e*/{process}/{pattern}"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def evict_oldest(own: Path) -> None:
+    """Remove the oldest of the fragments in `own`, of one process, to make room for one more."""
+    there = [path for path in own.iterdir() if not path.name.startswith(".")]
+    if len(there) < KEPT_COUNT:
+        return
+    by_number: list[tuple[int, Path]] = []
+    for path in there:
+        with contextlib.suppress(UsageError):  # a foreign file, which readers report
+            by_number.append((SnapshotId.parse(path.name).number, path))
+    for _, path in sorted(by_number)[: max(0, len(by_number) - KEPT_COUNT + 1)]:
+        # Rename it first: no reader may see it disappear file by file.
+        dropped = dropped_path(path)
+        shutil.rmtree(path.rename(dropped))
 
 
 def fragment_files(
-    description: Description, process: ProcessId, *, is_whole: bool
+    description: Description, process: ProcessId, *, is_full: bool
 ) -> tuple[str, ...]:
-    """Return the names of the files of a fragment, in the order in which its manifest lists them.
-
-    Raises:
-        Damaged: no class or field can be called so.
-    """
+    """Return the names of the files of a fragment, in the order of its manifest."""
     kind = description.processes[process]
     fields = description.keyed.get(kind, {})
-    return FILES + tuple(keyed_file(table_name(kind, f), is_whole=is_whole) for f in fields)
+    return FILES + tuple(keyed_file(table_name(kind, f), is_full=is_full) for f in fields)
 
 
 def _alone(fragment: Fragment) -> GlobalState:
-    """Return the state of a system of this process alone: what its channels had sent to it follows
-    from what it recorded."""
+    """Return the state of a system of this process alone, with the counts of sent messages
+    derived."""
     process = fragment.state.process
     channels = tuple(
         ChannelState(
@@ -244,3 +291,173 @@ def _alone(fragment: Fragment) -> GlobalState:
 
 def _received(record: IncomingRecord) -> Received:
     return Received(record.received_count, sum(batch.count for batch in record.batches))
+
+
+def check_own_unused(directory: Path, source: FragmentSource) -> None:
+    """Check that no other run has written fragments of this process and epoch into `directory`; a
+    UsageError if one has."""
+    own = directory / f"e{source.epoch}" / source.process
+    with explain_io_errors(own, "read"):
+        there = next(iter(_visible(own)), None)
+    if there is not None:
+        raise UsageError(
+            f"{there} is of another run of epoch {source.epoch}, and nothing there is overwritten: "
+            "give --fragments another directory"
+        )
+
+
+def check_fragments_unused(directory: Path, epoch: int) -> None:
+    """Check that processes may write fragments of epochs from `epoch` on into `directory`; a
+    UsageError if it holds some already, or something else."""
+    newest = max((place.epoch for place in find_fragments(directory)), default=0)
+    if newest >= epoch:
+        raise UsageError(
+            f"{directory} holds fragments of epoch {newest} already, and nothing there is "
+            f"overwritten: this system begins epoch {epoch}; give --fragments another directory"
+        )
+
+
+def find_fragments(directory: Path) -> list[FragmentPlace]:
+    """Return the fragments in `directory`, by epoch, snapshot and process; none without a
+    directory.
+
+    Raises:
+        UsageError: it is a file, or holds something else.
+        StoreError: it cannot be read.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file: fragments are in a directory")
+    found: list[FragmentPlace] = []
+    foreign: list[Path] = []
+    with explain_io_errors(directory, "read"):
+        for of_epoch in _visible(directory):
+            epoch = _EPOCH.fullmatch(of_epoch.name)
+            if epoch is None or of_epoch.is_file():
+                foreign += [of_epoch] if of_epoch.name != TOPOLOGIES else []
+                continue
+            for of_process in _visible(of_epoch):
+                foreign += [of_process] if of_process.is_file() else []
+                for path in _visible(of_process):
+                    place = _place(int(epoch[1]), path)
+                    if place is None:
+                        foreign.append(path)
+                    else:
+                        found.append(place)
+    if foreign:
+        raise UsageError(
+            f"{directory} holds what is no fragment: {first_names(sorted(map(str, foreign)))}: "
+            "move it away, or give the directory that 'stillframe run --fragments' wrote"
+        )
+    return sorted(found)
+
+
+def read_topologies(directory: Path) -> dict[str, FragmentTopology]:
+    """Return the topologies of the fragments in `directory`, by hash.
+
+    Raises:
+        Damaged: a file is not what was written.
+        StoreError: it cannot be read.
+    """
+    found = {}
+    topologies = directory / TOPOLOGIES
+    with explain_io_errors(topologies, "read"):
+        paths = _visible(topologies)
+    for path in paths:
+        topology = read_sealed(path, FragmentTopology)
+        if path.name != f"{topology.description.hash}.json":
+            raise Damaged(f"{path} is of another topology than its name says: {FILE_ADVICE}")
+        _check_names(path, topology.description)
+        found[topology.description.hash] = topology
+    return found
+
+
+def read_fragment(
+    directory: Path, place: FragmentPlace, topologies: Mapping[str, FragmentTopology]
+) -> FragmentManifest:
+    """Read the manifest of a fragment.
+
+    Raises:
+        Damaged: it is not what was written, or belongs somewhere else.
+        StoreError: it cannot be read, or a newer version of Stillframe wrote it.
+    """
+    path = place.path(directory) / MANIFEST
+    manifest = read_sealed(path, FragmentManifest, advice=FRAGMENT_ADVICE)
+    if FragmentPlace(manifest.epoch, manifest.snapshot, manifest.process) != place:
+        raise Damaged(
+            f"{path} is of another process, snapshot or epoch than its place says: put it back "
+            "where it was"
+        )
+    if manifest.topology not in topologies:
+        raise Damaged(
+            f"{path} is part of a topology that is not in {directory / TOPOLOGIES}: put that file "
+            "back from a copy"
+        )
+    description = topologies[manifest.topology].description
+    if not _is_possible(manifest, description):
+        raise Damaged(f"{path} says what cannot be of {place.process}: {FRAGMENT_ADVICE}")
+    return manifest
+
+
+def _check_names(path: Path, description: Description) -> None:
+    """Raise a Damaged if a name in a description can be no file or directory."""
+    try:
+        for process, kind in description.processes.items():
+            check_process_id(process)
+            fragment_files(description, process, is_full=True)
+            if kind not in description.states:
+                raise UsageError(f"nothing is known of the class of process {process}")
+        for channel in description.channels:
+            description.check_process(channel.source)
+            description.check_process(channel.target)
+    except (Damaged, UsageError) as error:
+        raise Damaged(f"{path} describes what cannot be: {error}: {FILE_ADVICE}") from error
+
+
+def _place(epoch: int, path: Path) -> FragmentPlace | None:
+    """Return the fragment at `path`; None if that is none."""
+    try:
+        process, snapshot = check_process_id(path.parent.name), SnapshotId.parse(path.name)
+    except UsageError:
+        return None
+    # 'P1-017' would be a second name of P1-17.
+    is_one = str(snapshot) == path.name and not path.is_file()
+    is_one = is_one and snapshot.number <= _NUMBER_MAX
+    return FragmentPlace(epoch, snapshot, process) if is_one else None
+
+
+def _is_possible(manifest: FragmentManifest, description: Description) -> bool:
+    process = manifest.process
+    if process not in description.processes:
+        return False
+    counts = [*manifest.sent.values()]
+    for received in manifest.received.values():
+        counts += [received.count, received.recorded_count]
+    times = (
+        *(manifest.moment_s, manifest.recorded_at, manifest.completed_at),
+        *(manifest.pause_s, manifest.capture_s),
+    )
+    base, began_from = manifest.base, manifest.began_from
+    # Names are compared with the expected ones, never used to make a path such as '../x'.
+    return (
+        (base is None or _can_be_base(base, manifest, description))
+        and (began_from is None or is_snapshot_id(began_from))
+        and 0 < len(manifest.run) <= _RUN_LENGTH_MAX
+        and tuple(sorted(manifest.sent)) == tuple(sorted(description.outgoing(process)))
+        and tuple(sorted(manifest.received)) == tuple(sorted(description.incoming(process)))
+        and all(0 <= count <= _COUNT_MAX for count in counts)
+        and all(0 <= seconds <= _SECONDS_MAX for seconds in times)
+        and tuple(record.name for record in manifest.files)
+        == fragment_files(description, process, is_full=base is None)
+        and all(record.bytes >= 0 and HASH.fullmatch(record.hash) for record in manifest.files)
+    )
+
+
+def _can_be_base(base: SnapshotId, manifest: FragmentManifest, description: Description) -> bool:
+    is_keyed = description.processes[manifest.process] in description.keyed
+    return is_keyed and base != manifest.snapshot and is_snapshot_id(base)
+
+
+def _visible(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return [path for path in directory.iterdir() if not path.name.startswith(".")]

@@ -1,17 +1,21 @@
-"""What happened to a system, one line an event, in ``STORE/history.ndjson``.
+"""The history of a system in ``STORE/history.ndjson``, one line for each event.
 
-The writer of the store appends to it. What it says outlives the writer: a coordinator that takes
-the place of a dead one learns from it which numbers were given to snapshots, and which of those
-have not ended. Therefore the beginning of a snapshot is forced to the disk before any process hears
-of it. So is a removal, unless the disk is full: then it is written with the next line that fits.
-Everything else is only written, which is enough unless the machine itself goes down.
+The writer of the store appends to it, and it outlives the writer: a supervisor that replaces a dead
+one reads from it which numbers were given to snapshots, and which of these have not ended.
+Therefore the start of a snapshot is forced to the disk before any process is notified. So is a
+removal, unless the disk is full: then it is written with the next line that fits. All other lines
+are only written, which suffices unless the machine itself crashes.
 
 Each line is exactly ``{"happening":<JSON>,"crc32":"<8 digits>"}``. A crash can cut the last line
-short; that one is taken off again. A file that has become long is put aside as
-``history.1.ndjson``, in the place of the one before, and the next begins with what must be known.
+short; that one is removed. A file that has become long is renamed to ``history.1.ndjson``,
+replacing the one before, and the next starts with a summary of everything before it.
+
+A cursor into the history outlives the program that reads it: it names a file by its first line,
+because these files change their names, and have first lines that are never written twice.
 """
 
 import contextlib
+import hashlib
 import os
 import re
 import threading
@@ -19,26 +23,25 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import assert_never
+from typing import IO, assert_never
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
+from stillframe.durable_files import FILE_ADVICE, partial_path, read_file, sync, write_new
 from stillframe.errors import Damaged, StoreError
-from stillframe.model import ProcessId, SnapshotId
-from stillframe.store.disk import PUT_BACK, partial_path, read_file, sync, write_new
-from stillframe.store.opening import SNAPSHOTS, explained, is_published
+from stillframe.model import DECODING_ERRORS, ProcessId, SnapshotId
+from stillframe.store.layout import SNAPSHOTS, explain_io_errors, is_published
 
 NEWER = "history.ndjson"
 OLDER = "history.1.ndjson"
 FILE_BYTES_MAX = 2**20
-"""A file that has become longer is put aside."""
+"""Size after which a new file is started."""
 READ_BYTES_MAX = 2 * FILE_BYTES_MAX
 UNWRITTEN_BYTES_MAX = 2**18
-"""So much is kept of lines for which the disk has no room."""
+"""Maximum size of lines that are kept while the disk is full."""
 _TEXT_LENGTH_MAX = 2000
 SHORTEST_LINE_BYTES = 100
-"""No line that gives a snapshot its number is shorter."""
+"""Minimum length of a line that gives a snapshot its number."""
 
 _LINE = re.compile(rb'\{"happening":(\{.*\}),"crc32":"([0-9a-f]{8})"\}')
 
@@ -51,7 +54,7 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
 
 
 class TakenOver(msgspec.Struct, frozen=True, tag=True):
-    """A coordinator took the place of one that had died; the processes had gone on."""
+    """A supervisor replaced one that had died; the processes kept running."""
 
     epoch: int
 
@@ -72,8 +75,7 @@ class SnapshotBegan(msgspec.Struct, frozen=True, tag=True):
 class SnapshotPublished(msgspec.Struct, frozen=True, tag=True):
     """A snapshot was published.
 
-    `is_removal_noted` is whether a ``SnapshotRemoved`` is written before it is removed; older
-    versions wrote none.
+    `is_removal_noted`: a ``SnapshotRemoved`` precedes its removal; older versions wrote none.
     """
 
     snapshot: SnapshotId
@@ -81,13 +83,13 @@ class SnapshotPublished(msgspec.Struct, frozen=True, tag=True):
 
 
 class SnapshotRemoved(msgspec.Struct, frozen=True, tag=True):
-    """A published snapshot is removed now: nothing needs it, or it was dropped by name."""
+    """A published snapshot is about to be removed, by retention or by name."""
 
     snapshot: SnapshotId
 
 
 class SnapshotAbandoned(msgspec.Struct, frozen=True, tag=True):
-    """A snapshot was given up; `reason` is the name of a ``model.Reason``."""
+    """A snapshot was abandoned; `reason` is the name of a ``model.Reason``."""
 
     snapshot: SnapshotId
     reason: str
@@ -95,9 +97,8 @@ class SnapshotAbandoned(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
-class Tally(msgspec.Struct):
-    """How often each thing happened since the store was made; `abandoned` by the name of the
-    reason."""
+class EventCounts(msgspec.Struct):
+    """Number of events since the store was created; `abandoned` by the name of the reason."""
 
     begun: int = 0
     published: int = 0
@@ -108,18 +109,18 @@ class Tally(msgspec.Struct):
     deaths: dict[ProcessId, int] = {}
 
 
-class Continued(msgspec.Struct, frozen=True, tag=True):
-    """The beginning of a file: what of the files before must be known.
+class Rollover(msgspec.Struct, frozen=True, tag="Continued"):
+    """The start of a file: a summary of the files before it.
 
-    `tally` is None in what was written before there was one.
+    `counts`, called `tally` in the file, is None in files of versions that did not count.
     """
 
     last_number: int
     under_way: tuple[SnapshotId, ...]
-    tally: Tally | None = None
+    counts: EventCounts | None = msgspec.field(default=None, name="tally")
 
 
-Happening = (
+HistoryEvent = (
     EpochBegan
     | TakenOver
     | ProcessDied
@@ -127,79 +128,76 @@ Happening = (
     | SnapshotPublished
     | SnapshotRemoved
     | SnapshotAbandoned
-    | Continued
+    | Rollover
 )
 
 
-class Line(msgspec.Struct, frozen=True):
-    """One line: what happened, and when, in seconds since 1970."""
+class HistoryRecord(msgspec.Struct, frozen=True):
+    """One line: an event, and when it happened, in seconds since 1970."""
 
     at: float
-    what: Happening
+    what: HistoryEvent
 
 
-def counted(tally: Tally, what: Happening) -> Tally:
-    """Return `tally` after one more line; it may be the same one, changed."""
-    match what:
+def count_event(counts: EventCounts, event: HistoryEvent) -> EventCounts:
+    """Return the counts after one more event; it may be the same object, changed."""
+    match event:
         case EpochBegan(_, restored_from):
-            tally.starts += restored_from is None
-            tally.restores += restored_from is not None
+            counts.starts += restored_from is None
+            counts.restores += restored_from is not None
         case TakenOver():
-            tally.takeovers += 1
+            counts.takeovers += 1
         case ProcessDied(process):
-            tally.deaths[process] = tally.deaths.get(process, 0) + 1
+            counts.deaths[process] = counts.deaths.get(process, 0) + 1
         case SnapshotBegan():
-            tally.begun += 1
+            counts.begun += 1
         case SnapshotPublished():
-            tally.published += 1
+            counts.published += 1
         case SnapshotRemoved():
             pass
         case SnapshotAbandoned(_, reason):
-            tally.abandoned[reason] = tally.abandoned.get(reason, 0) + 1
-        case Continued():
-            # What was counted before a file that nobody has any more.
-            return tally if what.tally is None else what.tally
+            counts.abandoned[reason] = counts.abandoned.get(reason, 0) + 1
+        case Rollover():
+            # The counts of files that no longer exist.
+            return counts if event.counts is None else event.counts
         case _:
-            assert_never(what)
-    return tally
+            assert_never(event)
+    return counts
 
 
 class History:
-    """The history of a store, for its writer.
+    """The history of a store, for its writer. Any thread may append.
+
+    A damaged line is passed over: the recorded states are in the snapshots.
 
     Args:
         store: the directory, which the caller has open for writing.
-
-    A line that was changed is passed over: what is recorded of the system is in its snapshots. Any
-    thread may note.
 
     Raises:
         StoreError: it cannot be read, or the disk is full or failed.
 
     Attributes:
-        damages: what is wrong with the lines that were changed since they were written.
+        damages: an error for each line that was changed since it was written.
         last_number: the highest number of a snapshot so far.
-        under_way: the snapshots that have begun and not ended, oldest first.
-        tally: how often each thing happened.
+        counts: how often each event happened.
     """
 
     def __init__(self, store: Path) -> None:
         self._store = store
         self._path = store / NEWER
         self.last_number = 0
-        self.tally = Tally()
+        self.counts = EventCounts()
         self._under_way: dict[SnapshotId, None] = {}
         self._unwritten: list[bytes] = []
-        self._noting = threading.Lock()
+        self._appending = threading.Lock()
         lines, length, damaged_length = _read(store)
         self.damages = [line for line in lines if isinstance(line, Damaged)]
         for line in lines:
-            if isinstance(line, Line):
+            if isinstance(line, HistoryRecord):
                 self._follow(line.what)
-        # A damaged line may have been several, and each may have given a snapshot its number. No
-        # number is given twice.
+        # A damaged line may have been several, and each may have given a snapshot its number.
         self.last_number += 2 * len(self.damages) + damaged_length // SHORTEST_LINE_BYTES
-        with explained(self._path, "written"):
+        with explain_io_errors(self._path, "written"):
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
             self._length = length
             os.ftruncate(self._file, length)
@@ -209,50 +207,50 @@ class History:
 
     @property
     def under_way(self) -> tuple[SnapshotId, ...]:
-        """The snapshots that have begun and not ended, oldest first."""
+        """The snapshots that have started and not ended, oldest first."""
         return tuple(self._under_way)
 
-    def note(self, what: Happening) -> None:
-        """Append what happened now.
+    def append(self, event: HistoryEvent) -> None:
+        """Append an event that happens now.
 
         Raises:
-            StoreError: the disk is full or failed. A snapshot whose beginning could not be written
-                must not begin; anything else is written with the next line that can be.
+            StoreError: the disk is full or failed. A snapshot whose start could not be written must
+                not start; any other line is written with the next one that fits.
         """
-        with self._noting:
-            self._note(what)
+        with self._appending:
+            self._append_event(event)
 
-    def _note(self, what: Happening) -> None:
+    def _append_event(self, event: HistoryEvent) -> None:
         at = time.time()
-        line = _line(what, at)
+        line = _line(event, at)
         try:
-            with explained(self._path, "written"):
+            with explain_io_errors(self._path, "written"):
                 if self._length > FILE_BYTES_MAX and not self._unwritten:
                     self._put_aside(at)
-                is_forced = isinstance(what, SnapshotBegan | SnapshotRemoved)
+                is_forced = isinstance(event, SnapshotBegan | SnapshotRemoved)
                 self._append(line, is_forced=is_forced)
         except StoreError:
             kept_bytes = len(line) + sum(map(len, self._unwritten))
-            if self._must_be_known(what) and kept_bytes <= UNWRITTEN_BYTES_MAX:
+            if self._must_be_known(event) and kept_bytes <= UNWRITTEN_BYTES_MAX:
                 self._unwritten.append(line)
-                self._follow(what)
+                self._follow(event)
             raise
-        self._follow(what)
+        self._follow(event)
 
     def close(self) -> None:
-        """Write no more. Closing twice does nothing."""
+        """Close the file. Closing twice does nothing."""
         if self._file >= 0:
             if self._unwritten:
-                # If there is no room still, whoever is next finds out how the snapshots ended.
+                # If the disk is still full, the next writer finds out how the snapshots ended.
                 with contextlib.suppress(OSError):
                     self._append(b"", is_forced=False)
             os.close(self._file)
             self._file = -1
 
-    def _must_be_known(self, what: Happening) -> bool:
-        """Return whether the history is wrong without it: not what became of snapshots that could
-        not begin, of which there may be many."""
-        match what:
+    def _must_be_known(self, event: HistoryEvent) -> bool:
+        """Return whether the history is wrong without `what`: not for the end of a snapshot that
+        could not start, of which there may be many."""
+        match event:
             case SnapshotBegan():
                 return False
             case SnapshotPublished(snapshot) | SnapshotAbandoned(snapshot):
@@ -278,7 +276,7 @@ class History:
         beginning = _line(self._continued(), at)
         write_new(partial, beginning)
         sync(partial)
-        # A crash between the two leaves the older file alone, and the next writer begins a newer.
+        # A crash in between leaves the older file alone, and the next writer starts a newer one.
         self._path.replace(self._store / OLDER)
         partial.replace(self._path)
         sync(self._store)
@@ -286,26 +284,26 @@ class History:
         self._file = os.open(self._path, os.O_WRONLY)
         self._length = len(beginning)
 
-    def _continued(self) -> Continued:
-        return Continued(self.last_number, self.under_way, self.tally)
+    def _continued(self) -> Rollover:
+        return Rollover(self.last_number, self.under_way, self.counts)
 
-    def _follow(self, what: Happening) -> None:
-        self.tally = counted(self.tally, what)
+    def _follow(self, what: HistoryEvent) -> None:
+        self.counts = count_event(self.counts, what)
         match what:
             case SnapshotBegan(snapshot):
                 self.last_number = max(self.last_number, snapshot.number)
                 self._under_way[snapshot] = None
             case SnapshotPublished(snapshot) | SnapshotAbandoned(snapshot):
-                # One that could not begin, on a full disk, was given its number all the same.
+                # One that could not start, on a full disk, has its number all the same.
                 self.last_number = max(self.last_number, snapshot.number)
                 self._under_way.pop(snapshot, None)
-            case Continued(last_number, under_way):
+            case Rollover(last_number, under_way):
                 self.last_number = max(self.last_number, last_number)
                 self._under_way = dict.fromkeys(under_way)
 
 
-def read_history(store: Path) -> list[Line]:
-    """Return what happened to the system of `store`, the oldest first; nothing if it never ran.
+def read_history(store: Path) -> list[HistoryRecord]:
+    """Return the events of the system of `store`, the oldest first; none if it never ran.
 
     Raises:
         Damaged: a line was changed since it was written.
@@ -317,30 +315,20 @@ def read_history(store: Path) -> list[Line]:
     return lines
 
 
-def readable_history(store: Path) -> tuple[list[Line], list[Damaged]]:
-    """Return what ``read_history`` does of the lines that can be read, and what is wrong with those
-    that were changed since they were written.
+def readable_history(store: Path) -> tuple[list[HistoryRecord], list[Damaged]]:
+    """Return the events in lines that can be read, and an error for each line that was changed.
 
     Raises:
         StoreError: the history cannot be read.
     """
     found, _, _ = _read(store)
     damages = [line for line in found if isinstance(line, Damaged)]
-    return [line for line in found if isinstance(line, Line)], damages
-
-
-def history_damages(store: Path) -> list[Damaged]:
-    """Return what is wrong with the lines that were changed since they were written.
-
-    Raises:
-        StoreError: the history cannot be read.
-    """
-    return readable_history(store)[1]
+    return [line for line in found if isinstance(line, HistoryRecord)], damages
 
 
 def lost_snapshots(store: Path) -> list[SnapshotId]:
-    """Return the snapshots that were published and are gone, but not removed by a writer of the
-    store, as far back as the history reaches; a writer may publish and remove others meanwhile.
+    """Return the published snapshots that are gone without a writer having removed them, as far
+    back as the history reaches; a writer may publish and remove others meanwhile.
 
     Raises:
         Damaged: a line was changed since it was written: then nothing is known.
@@ -348,7 +336,7 @@ def lost_snapshots(store: Path) -> list[SnapshotId]:
     """
     lost = {snapshot for snapshot in _kept(store) if not is_published(store, snapshot)}
     if lost:
-        # Those that were removed meanwhile have a line since, which is written first.
+        # One that was removed meanwhile has a line now: that is written first.
         lost &= _kept(store)
     return sorted(lost, key=lambda snapshot: snapshot.number)
 
@@ -371,9 +359,9 @@ def began_before_epoch(store: Path, snapshot: SnapshotId, epoch: int) -> bool:
 
 
 def _kept(store: Path) -> set[SnapshotId]:
-    """Return the snapshots that were published and not removed, as the history has it.
+    """Return the snapshots that were published and not removed, according to the history.
 
-    Different threads note the two, so that the removal can come first; no name is given twice.
+    Different threads write the two lines, so the removal can come first; no id is given twice.
     """
     published: set[SnapshotId] = set()
     removed: set[SnapshotId] = set()
@@ -386,8 +374,8 @@ def _kept(store: Path) -> set[SnapshotId]:
     return published - removed
 
 
-def loss(store: Path, snapshot: SnapshotId) -> str:
-    """Return what is wrong with a lost snapshot, and what to do."""
+def explain_loss(store: Path, snapshot: SnapshotId) -> str:
+    """Return a sentence about a lost snapshot: what is missing, and what to do."""
     return (
         f"{store / SNAPSHOTS / str(snapshot)} is missing: it was published, and not removed with "
         f"Stillframe: put it back from a copy of the store, or accept the loss with 'stillframe "
@@ -395,10 +383,10 @@ def loss(store: Path, snapshot: SnapshotId) -> str:
     )
 
 
-def _read(store: Path) -> tuple[list[Line | Damaged], int, int]:
-    """Return all lines, or what is wrong with them, how many bytes the newer file has, and how many
-    bytes are in damaged lines."""
-    lines: list[Line | Damaged] = []
+def _read(store: Path) -> tuple[list[HistoryRecord | Damaged], int, int]:
+    """Return all lines or their errors, the length of the newer file, and the bytes in damaged
+    lines."""
+    lines: list[HistoryRecord | Damaged] = []
     length = damaged_length = 0
     for name in (OLDER, NEWER):
         path, length = store / name, 0
@@ -418,24 +406,26 @@ def _read(store: Path) -> tuple[list[Line | Damaged], int, int]:
 
 def parse_lines(
     path: Path, encoded: Iterable[bytes], *, first: int = 1
-) -> Iterator[Line | Damaged]:
-    """Yield what lines of the file at `path` say, or what is wrong with them; the first one has the
-    number `first`."""
+) -> Iterator[HistoryRecord | Damaged]:
+    """Yield the records in lines of the file at `path`, or their errors; the first line is number
+    `first`."""
     for number, line in enumerate(encoded, first):
         found = _LINE.fullmatch(line)
         if found is None or _checksum(found[1]) != found[2]:
-            yield Damaged(f"line {number} of {path} was changed since it was written: {PUT_BACK}")
+            yield Damaged(
+                f"line {number} of {path} was changed since it was written: {FILE_ADVICE}"
+            )
             continue
         try:
-            yield msgspec.json.decode(found[1], type=Line)
+            yield msgspec.json.decode(found[1], type=HistoryRecord)
         except DECODING_ERRORS as error:
             yield Damaged(
-                f"line {number} of {path} does not hold what it should: {error}: {PUT_BACK}"
+                f"line {number} of {path} does not hold what it should: {error}: {FILE_ADVICE}"
             )
 
 
-def _line(what: Happening, at: float) -> bytes:
-    encoded = msgspec.json.encode(Line(at, what))
+def _line(what: HistoryEvent, at: float) -> bytes:
+    encoded = msgspec.json.encode(HistoryRecord(at, what))
     return b'{"happening":%b,"crc32":"%b"}\n' % (encoded, _checksum(encoded))
 
 
@@ -444,5 +434,109 @@ def _checksum(encoded: bytes) -> bytes:
 
 
 def shortened(text: str) -> str:
-    """Return `text` as far as a line of the history has room for it."""
+    """Return `text`, cut to the maximum length of a text in the history."""
     return text if len(text) <= _TEXT_LENGTH_MAX else f"{text[:_TEXT_LENGTH_MAX]} ..."
+
+
+_PASSAGE_BYTES = 2**16
+
+
+class HistoryCursor(msgspec.Struct, frozen=True):
+    """A position in a history: `file` is the SHA-256 of the first line of a file, `length` how many
+    bytes of that file have been read."""
+
+    file: str
+    length: int
+
+
+Step = tuple[HistoryRecord | Damaged, HistoryCursor]
+"""A line or its error, and the cursor after it."""
+
+
+def first_step(store: Path) -> Step | None:
+    """Return the oldest line that still exists; None if there is none.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    for name in (OLDER, NEWER):
+        path = store / name
+        with _opened(path) as file:
+            first = b"" if file is None else file.readline(READ_BYTES_MAX)
+        if first.endswith(b"\n"):
+            (line,) = parse_lines(path, first.splitlines())
+            return line, HistoryCursor(_name_of(first), len(first))
+    return None
+
+
+def read_after(store: Path, place: HistoryCursor) -> list[Step] | None:
+    """Return some of the lines after a cursor, the oldest first.
+
+    Returns:
+        nothing if there are no more for now; None if the file is gone, and its lines are unknown.
+
+    Raises:
+        StoreError: something cannot be read.
+    """
+    newer, older = store / NEWER, store / OLDER
+    # The newer one first: if it becomes the older one meanwhile, it still follows that.
+    with _opened(newer) as new, _opened(older) as old:
+        if _is_of(new, place):
+            return _steps(newer, new, place)
+        if not _is_of(old, place):
+            return None
+        steps = _steps(older, old, place)
+        if steps or new is None:
+            return steps
+        new.seek(0)
+        first = new.readline(READ_BYTES_MAX)
+        return (
+            _steps(newer, new, HistoryCursor(_name_of(first), 0)) if first.endswith(b"\n") else []
+        )
+
+
+def _name_of(first: bytes) -> str:
+    return hashlib.sha256(first).hexdigest()
+
+
+def _is_of(file: IO[bytes] | None, place: HistoryCursor) -> bool:
+    """Return whether a cursor is in this file, and not in a line that the disk had no room for."""
+    if file is None or _name_of(file.readline(READ_BYTES_MAX)) != place.file:
+        return False
+    file.seek(place.length - 1)
+    return file.read(1) == b"\n"
+
+
+def _steps(path: Path, file: IO[bytes] | None, place: HistoryCursor) -> list[Step]:
+    assert file is not None, "its first line was read"
+    size = _PASSAGE_BYTES
+    while True:
+        file.seek(place.length)
+        content = file.read(size)
+        whole = content.rfind(b"\n") + 1
+        # A line that is longer than what was read, or one that is being written.
+        if whole or len(content) < size or size > READ_BYTES_MAX:
+            break
+        size *= 2
+    steps, length = [], place.length
+    encoded = content[:whole].splitlines(keepends=True)
+    stripped = [text.rstrip() for text in encoded]
+    lines = list(parse_lines(path, stripped))
+    if any(isinstance(line, Damaged) for line in lines):
+        # An error has the number of its line in the file: only then are lines counted.
+        file.seek(0)
+        lines = list(parse_lines(path, stripped, first=1 + file.read(length).count(b"\n")))
+    for line, text in zip(lines, encoded, strict=True):
+        length += len(text)
+        steps.append((line, HistoryCursor(place.file, length)))
+    return steps
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes] | None]:
+    """Open the file at `path` for the body; None if there is none."""
+    with explain_io_errors(path, "read"), contextlib.ExitStack() as stack:
+        file = None
+        with contextlib.suppress(FileNotFoundError):
+            file = stack.enter_context(path.open("rb"))
+        yield file

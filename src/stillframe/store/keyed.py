@@ -1,9 +1,9 @@
-"""The rows of keyed fields: one for each key that a snapshot says something of.
+"""The rows of keyed fields: one for each key in a snapshot.
 
-A file holds the rows of one keyed field of all processes of one class, those of a process side by
-side: the keys that were set since the snapshot that it is based on, then those that were removed;
-or, if it is based on none, every key. Where the columns do not give a key or a value back exactly
-as it was recorded, its MessagePack stands beside them (`key_encoded`, `value_encoded`).
+A file holds the rows of one keyed field of all processes of one class, those of a process next to
+each other: keys that were set since the base snapshot, then keys that were removed; without a base,
+every key. Where the columns do not give a key or a value back exactly as it was recorded, another
+column holds its MessagePack (`key_encoded`, `value_encoded`).
 """
 
 import itertools
@@ -15,18 +15,29 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stillframe.columns import Column, KeyedColumns
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import NotConsistent, UsageError
-from stillframe.model import KeyedChange, KeyedRows, ProcessId, ProcessState, encode_array
-from stillframe.store.columns import ARROW_TYPES, to_array
+from stillframe.model import (
+    DECODING_ERRORS,
+    KeyedChange,
+    KeyedRows,
+    ProcessId,
+    ProcessState,
+    encode_array,
+)
+from stillframe.store.arrow_columns import ARROW_TYPES, to_array
 from stillframe.store.manifest import table_name
-from stillframe.store.merging import KEY, KEY_ENCODED, merged
-from stillframe.store.parquet import read_parquet, repeated, to_parquet
-from stillframe.topology import Description
+from stillframe.store.parquet import (
+    KEY,
+    KEY_ENCODED,
+    apply_changes,
+    read_parquet,
+    repeated,
+    to_parquet,
+)
+from stillframe.topology import Column, Description, KeyedColumns
 
 _EXACT = frozenset({"bool", "int", "float", "text", "bytes"})
-"""Kinds of columns that give back what was recorded, as the declared type reads it."""
+"""Kinds of columns that give a recorded value back exactly."""
 
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.decode
@@ -35,13 +46,7 @@ _MAP32 = 0xDF
 
 
 class KeyedTable:
-    """The table of one keyed field of one class.
-
-    Attributes:
-        kind: the name of the class.
-        field: the name of the field.
-        name: of the table.
-    """
+    """The table `name` of one keyed field of one class (`kind`)."""
 
     def __init__(self, kind: str, field: str, columns: KeyedColumns) -> None:
         self.kind = kind
@@ -62,23 +67,18 @@ class KeyedTable:
         ]
 
     def rows(self, snapshot: str, states: Iterable[ProcessState]) -> pa.Table:
-        """Return the rows of a snapshot: what the keyed fields of these states say.
-
-        Raises:
-            NotConsistent: what was recorded is not what its counts announce.
-            StoreError: a key or a value does not fit its column; it is named.
-        """
-        pieces = []
+        """Return the rows of a snapshot, from the keyed fields of these states."""
+        tables = []
         for state in states:
             change = state.keyed[self.field]
             where = f"snapshot {snapshot}, process {state.process} ({self.kind}), {self.field}"
-            pieces += [self._set(where, state.process, rows) for rows in change.rows]
-            pieces.append(self._removed(where, state.process, change))
-        return self.of_snapshot(snapshot, pieces)
+            tables += [self._set(where, state.process, rows) for rows in change.rows]
+            tables.append(self._removed(where, state.process, change))
+        return self.of_snapshot(snapshot, tables)
 
-    def of_snapshot(self, snapshot: str, pieces: Sequence[pa.Table]) -> pa.Table:
+    def of_snapshot(self, snapshot: str, tables: Sequence[pa.Table]) -> pa.Table:
         """Return rows, such as ``merged`` gives for each process, as the table of a snapshot."""
-        table = pa.concat_tables([self.no_rows(), *pieces]).unify_dictionaries()
+        table = pa.concat_tables([self.no_rows(), *tables]).unify_dictionaries()
         return table.add_column(0, "snapshot", repeated([(snapshot, table.num_rows)]))
 
     def to_parquet(self, table: pa.Table) -> bytes:
@@ -91,11 +91,7 @@ class KeyedTable:
         return to_parquet(table, encodings)
 
     def read(self, content: bytes) -> dict[ProcessId, pa.Table]:
-        """Return the rows in a file of this table, by process.
-
-        Raises:
-            pyarrow.ArrowException, OSError, KeyError, ValueError: it is no such file.
-        """
+        """Return the rows in a file of this table, by process."""
         table = read_parquet(content, self._stored, dictionaries=["process"])
         expected = self.no_rows()
         if table.schema.names != expected.schema.names or any(
@@ -111,11 +107,11 @@ class KeyedTable:
         found: dict[ProcessId, list[pa.Table]] = {}
         for process, first, end in _runs(table.column("process")):
             found.setdefault(process, []).append(table.slice(first, end - first))
-        return {process: pa.concat_tables(pieces) for process, pieces in found.items()}
+        return {process: pa.concat_tables(tables) for process, tables in found.items()}
 
     def merged(self, links: Sequence[pa.Table]) -> pa.Table:
-        """Return the keys of one process that the last of the `links`, the oldest first, has."""
-        return merged([pa.concat_tables([self.no_rows(), *links[:1]]), *links[1:]])
+        """Return the keys that one process has after the last of the `links`, the oldest first."""
+        return apply_changes([pa.concat_tables([self.no_rows(), *links[:1]]), *links[1:]])
 
     def as_map(self, table: pa.Table) -> bytes:
         """Return the keys of one process, none of them removed, as a MessagePack map."""
@@ -128,7 +124,7 @@ class KeyedTable:
         return header + b"".join(itertools.chain.from_iterable(pairs))
 
     def change(self, table: pa.Table) -> KeyedChange:
-        """Return what the rows of one process say, as it was recorded."""
+        """Return the rows of one process as it recorded them."""
         removed = table.filter(table.column("is_removed"))
         kept = table.filter(pc.invert(table.column("is_removed")))
         keys, values = (encode_array(self._raw(kept, name)) for name in ("key", "value"))
@@ -136,11 +132,11 @@ class KeyedTable:
         return KeyedChange(rows, removed.num_rows, encode_array(self._raw(removed, "key")))
 
     def queryable(self, table: pa.Table) -> pa.Table:
-        """Return the columns that questions are asked of."""
+        """Return the columns for queries."""
         return table.select(["snapshot", *self._queryable])
 
     def repeated_key(self, table: pa.Table) -> str | None:
-        """Return a key that the rows of one process name twice; None if there is none."""
+        """Return a key that occurs twice in the rows of one process, if any."""
         counted = table.group_by(self._identity).aggregate([([], "count_all")])
         twice = counted.filter(pc.greater(counted.column("count_all"), 1))
         return str(twice.column(self._identity)[0].as_py()) if twice.num_rows else None
@@ -158,7 +154,7 @@ class KeyedTable:
         return list(table.column(f"{what}_encoded").to_pylist())
 
     def no_rows(self) -> pa.Table:
-        """Return the rows of a process of which nothing is said."""
+        """Return an empty table."""
         columns = {
             "process": pa.array([], pa.dictionary(pa.int32(), pa.string())),
             "is_removed": pa.array([], pa.bool_()),
@@ -171,15 +167,15 @@ class KeyedTable:
     def _set(self, where: str, process: ProcessId, rows: KeyedRows) -> pa.Table:
         columns = self._keys(where, rows.keys, rows.count)
         columns |= self._value_columns(where, rows)
-        return self._piece(process, rows.count, columns, is_removed=False)
+        return self._table(process, rows.count, columns, is_removed=False)
 
     def _removed(self, where: str, process: ProcessId, change: KeyedChange) -> pa.Table:
         columns = self._keys(where, change.removed, change.removed_count)
         columns |= {c.name: _nulls(change.removed_count, c) for c in self._values}
         columns["value_encoded"] = pa.nulls(change.removed_count, pa.binary())
-        return self._piece(process, change.removed_count, columns, is_removed=True)
+        return self._table(process, change.removed_count, columns, is_removed=True)
 
-    def _piece(
+    def _table(
         self, process: ProcessId, count: int, columns: dict[str, pa.Array], *, is_removed: bool
     ) -> pa.Table:
         columns["process"] = repeated([(process, count)])
@@ -223,11 +219,7 @@ def keyed_tables(description: Description) -> tuple[KeyedTable, ...]:
 
 
 def as_changes(snapshot: str, state: ProcessState, description: Description) -> ProcessState:
-    """Return a state whose keyed fields are in `keyed`, also if they were recorded whole.
-
-    Raises:
-        UsageError: its fields are not those of its class.
-    """
+    """Return a state whose keyed fields are in `keyed`, also if they were recorded in full."""
     where = f"snapshot {snapshot}, process {state.process}"
     names = description.keyed.get(state.kind, {}).keys()
     if state.keyed.keys() == names:
@@ -240,7 +232,7 @@ def as_changes(snapshot: str, state: ProcessState, description: Description) -> 
     try:
         fields = _decode(state.encoded, type=dict[str, msgspec.Raw])
         keyed = {
-            name: _whole_change(_decode(fields.pop(name), type=dict[Any, msgspec.Raw]))
+            name: _full_change(_decode(fields.pop(name), type=dict[Any, msgspec.Raw]))
             for name in names
         }
     except (*DECODING_ERRORS, KeyError) as error:
@@ -250,7 +242,7 @@ def as_changes(snapshot: str, state: ProcessState, description: Description) -> 
     return ProcessState(state.process, state.kind, _encode(fields), None, keyed)
 
 
-def as_whole(
+def as_full(
     state: ProcessState, maps: Mapping[str, bytes], description: Description
 ) -> ProcessState:
     """Return a state with its keyed fields, each a MessagePack map, among the others."""
@@ -261,7 +253,7 @@ def as_whole(
     return ProcessState(state.process, state.kind, _encode({name: fields[name] for name in names}))
 
 
-def _whole_change(rows: dict[Any, msgspec.Raw]) -> KeyedChange:
+def _full_change(rows: dict[Any, msgspec.Raw]) -> KeyedChange:
     keyed_rows = KeyedRows(len(rows), _encode(list(rows)), _encode(list(rows.values())))
     return KeyedChange((keyed_rows,) if rows else (), 0, _encode([]))
 
@@ -296,8 +288,7 @@ def _nulls(count: int, column: Column) -> pa.Array:
 
 
 def _encoding(kind: str, *, is_unique: bool) -> str | None:
-    """Return how a column is written: differences are short, and texts that are all different are
-    not worth a dictionary."""
+    """Return the Parquet encoding of a column: unique texts are not worth a dictionary."""
     if kind in ("int", "time"):
         return "DELTA_BINARY_PACKED"
     if not is_unique:
@@ -306,7 +297,7 @@ def _encoding(kind: str, *, is_unique: bool) -> str | None:
 
 
 def _runs(column: pa.ChunkedArray) -> Iterable[tuple[str, int, int]]:
-    """Yield each stretch of equal texts: the text, where it begins, and where it ends."""
+    """Yield each run of equal texts: the text, its start and its end."""
     array = column.combine_chunks()
     runs = pc.run_end_encode(array.indices)
     names, first = array.dictionary.to_pylist(), 0

@@ -1,4 +1,4 @@
-"""What a manifest says of one snapshot, and what the store says of itself."""
+"""The contents of ``store.json`` and of the manifest of a snapshot."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
+from stillframe.durable_files import SNAPSHOT_ADVICE
 from stillframe.errors import Damaged
 from stillframe.model import ProcessId, Snapshot, SnapshotId
-from stillframe.store.disk import WHAT_TO_DO
-from stillframe.store.seal import FORMAT, read_sealed
+from stillframe.store.sealed_json import FORMAT, read_sealed
 from stillframe.topology import Description
 
 MANIFEST = "manifest.json"
@@ -26,9 +26,9 @@ HASH = re.compile(r"[0-9a-f]{64}")
 class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of ``store.json``.
 
-    `reference` is where the topology came from, ``module:attribute``. `restored_from` is the
-    snapshot from which the current epoch began. `former` are the topologies before a change of
-    code, of which there are snapshots still. `savepoints` are snapshots that are kept under a name.
+    `reference` is where the topology is defined, ``module:attribute``. `restored_from` is the
+    snapshot from which the current epoch began. `former` are the topologies before a change of code
+    that snapshots still have. `savepoints` are snapshots that are kept under a name.
     """
 
     format: int = FORMAT
@@ -41,7 +41,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of a snapshot: its name, length in bytes and SHA-256."""
+    """A file of a snapshot: its name, length in bytes and SHA-256."""
 
     name: str
     bytes: int
@@ -51,11 +51,10 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of ``manifest.json``. Times are seconds since 1970.
 
-    `sequence` counts what was published in this store, from 1. `is_restore_point` says whether a
-    death goes back to this one (``Store.publish``). `bases`, called `parent` in the file, says of
-    which earlier snapshot the keyed fields of a process hold only the changes; a process that is
-    not in it has them whole, and None means all are. `excluded` is as in ``model.Snapshot``, and
-    `topology` is the hash of the description.
+    `sequence` counts the snapshots published in this store, from 1. `is_restore_point`: a restore
+    after a death may use it (``Store.publish``). `bases`, called `parent` in the file, has the
+    earlier snapshot for each process whose keyed fields are only changes; None: all are full.
+    `excluded` is as in ``model.Snapshot``, and `topology` is the hash of the description.
     """
 
     format: int = FORMAT
@@ -77,7 +76,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     files: tuple[FileRecord, ...]
 
     def row_count_of(self, file: str) -> int | None:
-        """Return how many rows a file must have; None if nothing says so, as of keyed fields."""
+        """Return the number of rows a file must have; None if unknown, as for keyed fields."""
         counts = (self.process_count, self.channel_count, self.message_count)
         return dict(zip(FILES, counts, strict=True)).get(file)
 
@@ -86,12 +85,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A published snapshot, as the store lists it.
 
     Times are seconds since 1970; `pause_s` and `capture_s` are seconds, they and `excluded` as in
-    ``model.Snapshot``.
-    `sequence` is the order of publishing, `bytes` the length of its Parquet files together.
-    `is_restore_point` says whether a death goes back to it, as long as none follows
+    ``model.Snapshot``. `sequence` is the order of publishing, `bytes` the length of its Parquet
+    files together. `is_restore_point`: a restore after a death uses it if no newer one exists
     (``Store.publish``). `savepoints` are the names that it is kept under. `bases` are the snapshots
-    that it holds the changes since, and `chain_length` is how many it takes to read the process
-    that takes most; a whole one needs none.
+    that it holds changes since, and `chain_length` is how many snapshots the process with the
+    longest chain needs; a full one needs none.
     """
 
     id: SnapshotId
@@ -126,14 +124,9 @@ def manifest_of(
 ) -> Manifest:
     """Return the manifest of a snapshot that is published now.
 
-    Args:
-        snapshot: what is published.
-        files: as they were written.
-        bases: what the keyed fields of which processes are based on.
-        sequence: its place in the order of publishing.
-        restore_point: the newest one of this epoch so far.
-        topology: the hash of its description.
-        published_at: by the clock of the snapshot, which may not be that of this program.
+    `bases` are those of its keyed fields by process, `sequence` is its place in the order of
+    publishing, `restore_point` the newest one of this epoch so far, `topology` the hash of its
+    description, `published_at` the time by its clock, which may not be that of this program.
     """
     return Manifest(
         snapshot=snapshot.id,
@@ -141,7 +134,7 @@ def manifest_of(
         epoch=snapshot.epoch,
         initiated_at=snapshot.initiated_at,
         completed_at=snapshot.completed_at,
-        # Two clocks may differ; nothing is published before it is complete.
+        # Two clocks may differ; no snapshot is published before it is complete.
         published_at=max(published_at, snapshot.completed_at),
         pause_s=snapshot.pause_s,
         capture_s=snapshot.capture_s,
@@ -161,7 +154,7 @@ def manifest_of(
 def entry_of(
     manifest: Manifest, directory: Path, *, savepoints: Iterable[str], chain_length: int
 ) -> Entry:
-    """Return what the list of snapshots shows of a manifest."""
+    """Return the entry of a manifest in the list of snapshots."""
     return Entry(
         id=manifest.snapshot,
         sequence=manifest.sequence,
@@ -184,25 +177,21 @@ def entry_of(
     )
 
 
-def keyed_file(table: str, *, is_whole: bool) -> str:
-    """Return the name of the file with the rows of a keyed field: all there are, or changes."""
-    return f"{table}.{'whole' if is_whole else 'changes'}.parquet"
+def keyed_file(table: str, *, is_full: bool) -> str:
+    """Return the name of the file of a keyed field: with all keys, or with changes."""
+    return f"{table}.{'whole' if is_full else 'changes'}.parquet"
 
 
-def file_names(description: Description, *, is_whole: bool) -> tuple[str, ...]:
-    """Return the names of the files of a snapshot, in the order in which a manifest lists them."""
+def file_names(description: Description, *, is_full: bool) -> tuple[str, ...]:
+    """Return the names of the files of a snapshot, in the order of its manifest."""
     keyed = [(kind, field) for kind, fields in description.keyed.items() for field in fields]
     return FILES + tuple(
-        keyed_file(table_name(kind, field), is_whole=is_whole) for kind, field in keyed
+        keyed_file(table_name(kind, field), is_full=is_full) for kind, field in keyed
     )
 
 
 def table_name(kind: str, field: str) -> str:
-    """Return how the table of a keyed field is called.
-
-    Raises:
-        Damaged: no class or field can be called so.
-    """
+    """Return the name of the table of a keyed field; a Damaged if its parts are no identifiers."""
     if not (kind.isidentifier() and field.isidentifier()):
         raise Damaged(f"no class and field of a process are called {kind!r} and {field!r}")
     return f"{kind}_{field}"
@@ -216,32 +205,27 @@ def read_manifest(directory: Path, topologies: Mapping[str, Description]) -> Man
         StoreError: it cannot be read, or a newer version of Stillframe wrote it.
     """
     path = directory / MANIFEST
-    manifest = read_sealed(path, Manifest, advice=WHAT_TO_DO)
+    manifest = read_sealed(path, Manifest, advice=SNAPSHOT_ADVICE)
     if str(manifest.snapshot) != directory.name:
-        raise Damaged(f"{path} is of snapshot {manifest.snapshot}: {WHAT_TO_DO}")
+        raise Damaged(f"{path} is of snapshot {manifest.snapshot}: {SNAPSHOT_ADVICE}")
     if manifest.topology not in topologies:
-        raise Damaged(f"{path} is of a store with another topology: {WHAT_TO_DO}")
-    # Names are compared with what there may be, never used to make a path: '../x' leads nowhere.
-    names = file_names(topologies[manifest.topology], is_whole=manifest.bases is None)
+        raise Damaged(f"{path} is of a store with another topology: {SNAPSHOT_ADVICE}")
+    # Names are compared with the expected ones, never used to make a path such as '../x'.
+    names = file_names(topologies[manifest.topology], is_full=manifest.bases is None)
     if tuple(record.name for record in manifest.files) != names or any(
         record.bytes < 0 or not HASH.fullmatch(record.hash) for record in manifest.files
     ):
-        raise Damaged(f"{path} lists other files than {', '.join(names)}: {WHAT_TO_DO}")
+        raise Damaged(f"{path} lists other files than {', '.join(names)}: {SNAPSHOT_ADVICE}")
     return manifest
 
 
 def newest_restore_point(
     directories: Iterable[Path], read: Callable[[Path], Manifest | None], epoch: int
 ) -> Manifest | None:
-    """Return the newest restore point of an epoch.
+    """Return the newest restore point of `epoch`, among the snapshots in `directories`.
 
-    Looks from the newest snapshot back and no further than that epoch, since numbers only rise.
-
-    Args:
-        directories: of the snapshots, in any order.
-        read: returns the manifest in a directory; None if it was dropped meanwhile, or is known to
-            be of an older epoch.
-        epoch: the current one.
+    Searches from the newest snapshot back and no further than that epoch, since numbers only rise.
+    `read` returns the manifest in a directory, None if that was dropped meanwhile.
     """
     ids = {directory: SnapshotId.parse(directory.name) for directory in directories}
     for directory in sorted(ids, key=lambda directory: ids[directory].number, reverse=True):

@@ -1,54 +1,48 @@
-"""Tables as the bytes of Parquet files, and back."""
+"""Tables as the bytes of Parquet files, and back; and changes of keyed fields applied to each
+other.
+
+Executors of a cluster import this module: it needs no more than Arrow.
+"""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from stillframe.durable_files import SNAPSHOT_ADVICE
 from stillframe.errors import Damaged, NotConsistent
-from stillframe.store.disk import WHAT_TO_DO
 
-# Arrow says with an ``OSError``, too, that bytes in memory are no table.
+# Arrow raises an ``OSError``, too, for bytes in memory that are no table.
 _NO_TABLE = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError)
 _UNPACKED_BYTES_MIN = 2**30
 _UNPACKED_PER_BYTE = 64
 
 
 def unpacked_bytes_max(size: int) -> int:
-    """Return how many bytes a file of `size` bytes may become in memory.
+    """Return the maximum size in memory of a file of `size` bytes.
 
-    A few kilobytes can say that they are terabytes. What really packs better than this is written
-    without compression.
+    A few kilobytes can claim to be terabytes. A table that really packs better is not compressed.
     """
     return _UNPACKED_BYTES_MIN + _UNPACKED_PER_BYTE * size
 
 
 @contextlib.contextmanager
 def as_written(where: Path) -> Iterator[None]:
-    """Refuse what is no table as the store writes it.
-
-    Args:
-        where: the file, or the directory with the files, of which the body makes something.
-
-    Raises:
-        Damaged: it cannot be made of them, and why.
-    """
+    """Turn errors of the body, which reads the file or the directory `where`, into a Damaged: it is
+    no table as the store writes it."""
     try:
         yield
     except _NO_TABLE as error:
         raise Damaged(
-            f"{where} is no table as the store writes it: {error}: {WHAT_TO_DO}"
+            f"{where} is no table as the store writes it: {error}: {SNAPSHOT_ADVICE}"
         ) from error
 
 
 def check_row_count(path: Path, found: int, promised: int | None) -> None:
-    """Refuse a table with more or fewer rows than promised; None if nothing was promised.
-
-    Raises:
-        NotConsistent: it is one.
-    """
+    """Raise a NotConsistent if a table has not the promised number of rows; None: any number."""
     if promised is not None and found != promised:
         raise NotConsistent(
             f"{path} holds {found} rows, and {promised} were promised: use another snapshot"
@@ -56,7 +50,7 @@ def check_row_count(path: Path, found: int, promised: int | None) -> None:
 
 
 def repeated(runs: Iterable[tuple[str, int]]) -> pa.Array:
-    """Return texts, each repeated, as a dictionary: Parquet stores it so and need not search."""
+    """Return texts, each repeated, as a dictionary array, which Parquet stores without a search."""
     names: dict[str, int] = {}
     indices = [
         pa.repeat(pa.scalar(names.setdefault(text, len(names)), pa.int32()), count)
@@ -69,10 +63,7 @@ def repeated(runs: Iterable[tuple[str, int]]) -> pa.Array:
 
 
 def to_parquet(table: pa.Table, encodings: Mapping[str, str] | None = None) -> bytes:
-    """Return the bytes of a Parquet file that holds `table`.
-
-    `encodings` are those of columns that have one of their own, by name.
-    """
+    """Return the bytes of a Parquet file with `table`; `encodings` are of some columns, by name."""
     content = _written(table, encodings or {}, "zstd")
     if table.nbytes > unpacked_bytes_max(len(content)):
         return _written(table, encodings or {}, "none")
@@ -81,8 +72,8 @@ def to_parquet(table: pa.Table, encodings: Mapping[str, str] | None = None) -> b
 
 def _written(table: pa.Table, encodings: Mapping[str, str], compression: str) -> bytes:
     sink = pa.BufferOutputStream()
-    # What is opaque does not repeat: no dictionary for it. Arrow's own schema would only make
-    # readers see our dictionaries, and the file longer.
+    # Binary values do not repeat: no dictionary for them. Arrow's own schema would only make the
+    # file longer, and show our dictionaries to readers.
     texts = [
         field.name
         for field in table.schema
@@ -106,8 +97,7 @@ def read_parquet(
 
     Raises:
         pyarrow.ArrowException, OSError: it is no Parquet file, or lacks a column.
-        ValueError: what is in it is not what its types say, or it says that it is more than such a
-            file may become.
+        ValueError: its values do not fit their types, or it would be too large in memory.
     """
     return pa.concat_tables(row_groups(content, columns, dictionaries=dictionaries))
 
@@ -115,11 +105,11 @@ def read_parquet(
 def row_groups(
     content: bytes, columns: list[str] | None = None, *, dictionaries: Iterable[str] = ()
 ) -> Iterator[pa.Table]:
-    """Read a Parquet file as ``read_parquet`` does, one group of rows after the other; one without
-    rows if there is no group."""
+    """Read a Parquet file as ``read_parquet`` does, one row group at a time; without a row group,
+    one empty table."""
     file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=list(dictionaries))
     bytes_max = unpacked_bytes_max(len(content))
-    # Of groups only: to ask what a column says of itself can end this operating-system process.
+    # Only from groups: reading the metadata of a column can end this operating-system process.
     announced = [file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups)]
     _check_size(sum(announced) if min(announced, default=0) >= 0 else -1, bytes_max)
     total_bytes = 0
@@ -145,11 +135,8 @@ def _check_size(found: int, bytes_max: int) -> None:
 
 
 def check_columns(table: pa.Table, schema: pa.Schema) -> None:
-    """Check that a table has the columns of `schema`, of these types and without empty places.
-
-    Raises:
-        KeyError, ValueError: it has not; the column is named.
-    """
+    """Raise a KeyError or ValueError if a table lacks a column of `schema`, of that type and
+    without nulls."""
     for field in schema:
         found = table.schema.field(field.name)
         if found.type != field.type:
@@ -159,9 +146,9 @@ def check_columns(table: pa.Table, schema: pa.Schema) -> None:
 
 
 def different_column(one: pa.Table, other: pa.Table) -> str | None:
-    """Return the name of the first column in which two tables differ; None if they are the same.
+    """Return the name of the first column in which two tables differ, if any.
 
-    Two tables are compared as files hold them: a NaN equals itself, 0.0 and -0.0 differ.
+    Tables are compared as files hold them: a NaN equals itself, 0.0 and -0.0 differ.
     """
     if one.schema.names != other.schema.names or one.num_rows != other.num_rows:
         return ", ".join(one.schema.names)
@@ -174,3 +161,33 @@ def different_column(one: pa.Table, other: pa.Table) -> str | None:
 def _bits(column: pa.ChunkedArray) -> pa.Array:
     array = column.combine_chunks()
     return array.view(pa.int64()) if pa.types.is_float64(array.type) else array
+
+
+KEY, KEY_ENCODED = "key", "key_encoded"
+
+
+def identity_of(columns: Sequence[str]) -> str:
+    """Return the column of a keyed field that identifies its keys."""
+    return KEY_ENCODED if KEY_ENCODED in columns else KEY
+
+
+def apply_changes(links: Sequence[pa.Table]) -> pa.Table:
+    """Return the keys of one process after the last of the `links`, the oldest first.
+
+    All have the columns of the table of that field, and the oldest has each key once.
+    """
+    oldest, *rest = links
+    identity = identity_of(oldest.column_names)
+    newer = _last_rows(pa.concat_tables([oldest.slice(0, 0), *rest]), identity)
+    is_stale = pc.is_in(oldest.column(identity), value_set=newer.column(identity))
+    table = pa.concat_tables([oldest.filter(pc.invert(is_stale)), newer])
+    return table.filter(pc.invert(table.column("is_removed")))
+
+
+def _last_rows(table: pa.Table, identity: str) -> pa.Table:
+    """Return the last row of each key."""
+    keys = table.select([identity]).append_column(
+        "row", pa.array(range(table.num_rows), pa.int64())
+    )
+    last = keys.group_by(identity).aggregate([("row", "max")]).column("row_max")
+    return table.take(last.sort())

@@ -1,8 +1,8 @@
-"""Snapshots in a directory: one writer, any number of readers, and plain Parquet inside.
+"""Snapshots in a directory: one writer, any number of readers, and plain Parquet files.
 
-    STORE/store.json                         what is described, the epoch; replaced as a whole
+    STORE/store.json                         topology and epoch; replaced as a whole
     STORE/lock                               held by the one writer, as long as it lives
-    STORE/history.ndjson                     what happened, one line an event (``history.py``)
+    STORE/history.ndjson                     the history, one line for each event (``history``)
     STORE/snapshots/P1-17/manifest.json      every file of the snapshot, with length and SHA-256
     STORE/snapshots/P1-17/processes.parquet  one row per process
     STORE/snapshots/P1-17/channels.parquet   one row per channel
@@ -11,13 +11,13 @@
                                              one row per key of the keyed field `accounts` of the
                                              class `Bank` that changed since an earlier snapshot
     STORE/snapshots/P1-17/Bank_accounts.whole.parquet
-                                             in its place, if all keys are there
+                                             instead, if all keys are there
     STORE/snapshots/.P1-17.partial/          a snapshot that is being written
     STORE/snapshots/.P1-17.dropped/          one that is being removed
 
 A snapshot is written and forced to the disk under the name with the dot, then renamed: that one
-rename publishes it, and another drops it. A published snapshot is made whole by replacing its
-manifest. A crash at any moment leaves the store as it was before or after.
+rename publishes it, and another drops it. A published snapshot is rewritten in full by replacing
+its manifest. A crash at any moment leaves the store as it was before or after.
 """
 
 import os
@@ -31,14 +31,14 @@ from typing import Self
 import msgspec
 import pyarrow as pa
 
+from stillframe.durable_files import local_path, replace_durably
 from stillframe.errors import Damaged, StoreError, UsageError
-from stillframe.local_path import local_path
 from stillframe.model import ProcessId, Snapshot, SnapshotId
-from stillframe.store import opening, retention
+from stillframe.store import layout, maintenance
 from stillframe.store.chain import CHAIN_LENGTH_MAX, chain_length
-from stillframe.store.contents import check_described, write_directory
-from stillframe.store.disk import replace_durably
 from stillframe.store.history import History, SnapshotRemoved, lost_snapshots
+from stillframe.store.layout import HEAD, explain_io_errors
+from stillframe.store.maintenance import Maintenance
 from stillframe.store.manifest import (
     MANIFEST,
     Entry,
@@ -47,17 +47,16 @@ from stillframe.store.manifest import (
     file_names,
     manifest_of,
 )
-from stillframe.store.opening import HEAD, explained
-from stillframe.store.reading import StoreReader
-from stillframe.store.seal import seal
-from stillframe.store.topologies import changed
-from stillframe.store.upkeep import Upkeep
+from stillframe.store.reader import StoreReader
+from stillframe.store.sealed_json import seal
+from stillframe.store.snapshot_directory import NewDirectory, check_described
+from stillframe.store.topology_history import with_topology
 from stillframe.topology import Description
 
 _THREAD_COUNT = 16
-"""Every file of a snapshot, its manifest and the directory wait for the disk side by side."""
+"""All files of a snapshot wait for the disk at the same time."""
 _CHAIN_LENGTH_LIMIT = 8 * CHAIN_LENGTH_MAX
-"""So long may chains become while one is being made whole; then nothing is published on them."""
+"""Maximum length of chains while one is being rewritten; then no snapshot is published on them."""
 
 
 class Store(StoreReader):
@@ -67,8 +66,8 @@ class Store(StoreReader):
     The writer's methods can be called by several threads.
 
     Attributes:
-        clock: gives the time of publishing, in seconds since 1970. It should be the clock by which
-            the snapshots were initiated and complete, so that their durations are true.
+        clock: returns the time of publishing, in seconds since 1970. Use the clock by which the
+            snapshots were initiated and complete, so that their durations are correct.
     """
 
     def __init__(self, path: Path, *, lock: int | None) -> None:
@@ -80,7 +79,7 @@ class Store(StoreReader):
         self._sequence = 0
         self._restore_point: Manifest | Damaged | None = None
         self._executor: ThreadPoolExecutor | None = None
-        self._upkeep = Upkeep(
+        self._maintenance = Maintenance(
             self._snapshots,
             self._published,
             lock=self._writing,
@@ -92,13 +91,13 @@ class Store(StoreReader):
 
     @classmethod
     def create(cls, path: Path, *, description: Description, reference: str | None = None) -> Self:
-        """Make a store and open it for writing; call ``raise_epoch`` before the first snapshot.
+        """Create a store and open it for writing; call ``raise_epoch`` before the first snapshot.
 
         A store of the same topology without a single snapshot is taken over.
 
         Args:
-            path: a directory that is empty or not there yet.
-            description: of the topology whose snapshots it will hold.
+            path: a directory that is empty or does not exist yet.
+            description: of the topology of its snapshots.
             reference: where the topology is defined, ``module:attribute``.
 
         Raises:
@@ -106,11 +105,11 @@ class Store(StoreReader):
             Unavailable: another program is writing to it.
             StoreError: the disk is full or failed.
         """
-        with explained(local_path(path), "made into a store"):
+        with explain_io_errors(local_path(path), "made into a store"):
             path.mkdir(parents=True, exist_ok=True)
-            opening.check_free(path)
+            layout.check_unused(path)
         head = Head(reference=reference, description=description)
-        return cls._locked(path, lambda: opening.make_store(path, head))
+        return cls._locked(path, lambda: layout.make_store(path, head))
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -121,7 +120,7 @@ class Store(StoreReader):
             Damaged: its ``store.json`` was changed.
             StoreError: it cannot be read, or a newer version of Stillframe made it.
         """
-        opening.check_is_store(path)
+        layout.check_is_store(path)
         return cls(path, lock=None)
 
     @classmethod
@@ -135,20 +134,20 @@ class Store(StoreReader):
             UsageError, Damaged, StoreError: as ``open``.
             Unavailable: another program is writing to it.
         """
-        opening.check_is_store(path)
+        layout.check_is_store(path)
         return cls._locked(path, lambda: None)
 
     @classmethod
     def _locked(cls, path: Path, prepare: Callable[[], None]) -> Self:
-        with explained(path, "opened for writing"):
-            lock = opening.take_lock(path)
+        with explain_io_errors(path, "opened for writing"):
+            lock = layout.take_lock(path)
             try:
                 prepare()
-                opening.remove_partial(path)
+                layout.remove_unfinished(path)
                 store = cls(path, lock=lock)
                 store._look_around()
-                # The first conversion takes most of a second: Arrow looks for pandas then. Now is a
-                # better time than while the first snapshot waits to be published.
+                # The first conversion takes most of a second: Arrow looks for pandas. Better now
+                # than while the first snapshot waits to be published.
                 store._threads().submit(pa.array, [0])
                 return store
             except BaseException:
@@ -158,14 +157,14 @@ class Store(StoreReader):
     def raise_epoch(
         self, restored_from: SnapshotId | None, description: Description | None = None
     ) -> int:
-        """Begin the next epoch; it is on the disk when this returns.
+        """Start the next epoch; it is on the disk when this returns.
 
         Args:
             restored_from: the snapshot that the system starts from; None if it starts afresh.
-            description: of the topology from now on; None if it stays.
+            description: of the topology from now on; None: no change.
 
         Returns:
-            the new epoch, for everybody who takes part.
+            the new epoch, for all processes.
 
         Raises:
             UsageError: no such snapshot, too many former topologies, or open for reading only.
@@ -179,22 +178,24 @@ class Store(StoreReader):
                 self._head, epoch=self._head.epoch + 1, restored_from=restored_from
             )
             if description is not None and description != head.description:
-                head = changed(head, description, {m.topology for m in self._manifests().values()})
+                head = with_topology(
+                    head, description, {m.topology for m in self._manifests().values()}
+                )
             self._put_head(head)
             self._restore_point = None
         return head.epoch
 
     def publish(self, snapshot: Snapshot) -> Entry:
-        """Write a snapshot; when this returns it is on the disk, whole.
+        """Write a snapshot; when this returns, all of it is on the disk.
 
-        It is a restore point, to which a death goes back, if it was initiated after the one before
+        It is a restore point, for a restore after a death, if it was initiated after the one before
         was complete. Snapshots that overlap can have cuts that cross: to go from one to the other
-        could take a process behind a cut that it was told is safe.
+        could take a process to before a cut that it was notified of as safe.
 
         Raises:
             NotConsistent: its books do not balance.
-            UsageError: it is of another epoch or topology, is there already, is based on one that
-                is not there, or the store is open for reading only.
+            UsageError: it is of another epoch or topology, exists already, has a base that does not
+                exist, or the store is open for reading only.
             Damaged: the manifest of the newest restore point was changed.
             StoreError: a value does not fit its column, or the disk is full or failed.
             In each case nothing was published.
@@ -221,11 +222,9 @@ class Store(StoreReader):
         with self._writing:
             self._check_bases(snapshot.id, bases)
             restore_point, sequence = self._newest_restore_point(), self._sequence + 1
-            manifest = write_directory(
-                directory,
-                made,
-                tables.to_parquet,
-                lambda files: manifest_of(
+            with NewDirectory(directory, self._threads()) as new:
+                files = new.write_tables(made, tables.to_parquet)
+                manifest = manifest_of(
                     snapshot,
                     files,
                     bases=bases,
@@ -233,24 +232,23 @@ class Store(StoreReader):
                     restore_point=restore_point,
                     topology=self._topologies.present,
                     published_at=self.clock(),
-                ),
-                self._threads(),
-            )
+                )
+                new.publish(manifest)
             self._published[snapshot.id], self._sequence = manifest, sequence
             if manifest.is_restore_point:
                 self._restore_point = manifest
             entry = self._entry_of(manifest, chain_length(self._published, snapshot.id))
-        self._upkeep.schedule()
+        self._maintenance.schedule()
         return entry
 
     def keep(self, count: int) -> None:
         """Remove all but the newest `count` snapshots, now and after each that is published.
 
-        That happens in the background. Never removed are savepoints, the snapshot that a restore
-        goes back to, and the newest together with all since those that it is based on or, if there
-        are keyed fields, overlapped: a running process may be based on them. What others are based
-        on goes when they do not need it any more: up to `CHAIN_LENGTH_MAX` snapshots more can be
-        there.
+        That happens in the background. Never removed are savepoints, the snapshot for a restore
+        after a death, and the newest together with all since its bases or, if there are keyed
+        fields, since those that it overlaps: a running process may be based on them. Bases of other
+        snapshots are removed when these do not need them any more: up to `CHAIN_LENGTH_MAX` more
+        can exist.
 
         Raises:
             UsageError: `count` is below 1, or the store is open for reading only.
@@ -258,8 +256,8 @@ class Store(StoreReader):
         self._check_writer()
         if count < 1:
             raise UsageError(f"{count} snapshots cannot be kept: keep at least 1")
-        self._upkeep.keep_count = count
-        self._upkeep.schedule()
+        self._maintenance.keep_count = count
+        self._maintenance.schedule()
 
     def save(self, snapshot: SnapshotId, name: str) -> None:
         """Keep a snapshot under a name, as a savepoint, until that is dropped.
@@ -278,27 +276,27 @@ class Store(StoreReader):
     def drop(self, text: str) -> str | None:
         """Remove a snapshot by its id, or a savepoint by its name.
 
-        What is based on it is made whole first. A savepoint that is still needed for something else
-        loses its name and stays as long as that. A lost one (``history.lost_snapshots``) counts as
-        removed from now on.
+        Snapshots that are based on it are rewritten in full first. A savepoint that is still needed
+        for something else loses its name and stays as long as that. A lost one
+        (``history.lost_snapshots``) counts as removed from now on.
 
         Returns:
-            why it stays, as a sentence goes on after "it"; None if it is gone.
+            why it stays, as a sentence continues after "it"; None if it is gone.
 
         Raises:
             UsageError: there is no such snapshot, or it must stay: the error says why; or the store
                 is open for reading only.
-            Damaged, StoreError: what is based on it cannot be made whole, or the disk failed.
+            Damaged, StoreError: a snapshot based on it cannot be rewritten, or the disk failed.
         """
         self._check_writer()
         with self._writing:
             snapshot = self.find(text)
             names = dict(self._head.savepoints)
             # Only a missing snapshot needs the history, so a damaged line blocks no other removal.
-            is_there = opening.is_published(self._path, snapshot)
+            is_there = layout.is_published(self._path, snapshot)
             if not is_there and snapshot in lost_snapshots(self._path):
                 self._put_savepoints({n: s for n, s in names.items() if s != snapshot})
-                self.history.note(SnapshotRemoved(snapshot))
+                self.history.append(SnapshotRemoved(snapshot))
                 return None
             self.entry(snapshot)
             if names.pop(text, None) is not None:
@@ -306,12 +304,12 @@ class Store(StoreReader):
                 reason = self._needed().get(snapshot)
                 if reason is not None:
                     return reason
-        self._upkeep.drop(snapshot)
+        self._maintenance.drop(snapshot)
         return None
 
     @property
     def history(self) -> History:
-        """What happened to the system, for its writer: this store has it open until ``close``.
+        """The history of the system, for its writer; it is open until ``close``.
 
         Raises:
             UsageError: the store is open for reading only.
@@ -324,21 +322,21 @@ class Store(StoreReader):
             return self._history
 
     @property
-    def trouble(self) -> BaseException | None:
-        """What went wrong in the background the last time; None if nothing did."""
-        return self._upkeep.trouble
+    def maintenance_error(self) -> BaseException | None:
+        """The error of the last background run; None if it succeeded."""
+        return self._maintenance.error
 
     def settle(self) -> None:
-        """Wait until what goes on in the background is done.
+        """Wait until all background work is done.
 
         Raises:
-            StillframeError: what went wrong there; it is tried again after the next snapshot.
+            StillframeError: its error; it is tried again after the next snapshot.
         """
-        self._upkeep.settle()
+        self._maintenance.settle()
 
     def close(self) -> None:
         """Let another writer have the store. Closing twice does nothing."""
-        self._upkeep.close()
+        self._maintenance.close()
         if self._history is not None:
             self._history.close()
             self._history = None
@@ -350,7 +348,7 @@ class Store(StoreReader):
             self._lock = None
 
     def _note(self, removed: SnapshotRemoved) -> None:
-        self.history.note(removed)
+        self.history.append(removed)
 
     def _check_writer(self) -> None:
         if self._lock is None:
@@ -364,10 +362,10 @@ class Store(StoreReader):
         return self._executor
 
     def _look_around(self) -> None:
-        """Learn what is published, and remove what a crashed writer left among it.
+        """Read what is published, and remove what a crashed writer left of it.
 
-        One damaged manifest must not keep the system from its other snapshots: an error is due
-        only where it has to be known what that snapshot is.
+        One damaged manifest must not keep the system from its other snapshots: its error is raised
+        only where that snapshot matters.
         """
         manifests, damages = self._readable()
         self._published.update(manifests)
@@ -382,19 +380,19 @@ class Store(StoreReader):
             self._restore_point = damage
         for manifest in self._published.values():
             description = self._topologies.described[manifest.topology]
-            names = {name for w in (True, False) for name in file_names(description, is_whole=w)}
+            names = {name for w in (True, False) for name in file_names(description, is_full=w)}
             directory = self._snapshots / str(manifest.snapshot)
-            opening.remove_unlisted(directory, manifest, {MANIFEST, *names})
+            layout.remove_unlisted(directory, manifest, {MANIFEST, *names})
 
     def _head_now(self) -> Head:
         return super()._head_now() if self._lock is None else self._head
 
     def _put_head(self, head: Head) -> None:
-        with explained(self._path / HEAD, "written"):
+        with explain_io_errors(self._path / HEAD, "written"):
             try:
                 replace_durably(self._path / HEAD, seal(head))
             except OSError:
-                # It may have its name and not be forced to the disk: an epoch is never used twice.
+                # The new file may exist already: no epoch is used twice.
                 self._take(self._read_head())
                 raise
         self._take(head)
@@ -412,7 +410,7 @@ class Store(StoreReader):
     def _needed(self) -> dict[SnapshotId, str]:
         point = self._newest_restore_point()
         current = self._head.restored_from if point is None else point.snapshot
-        return retention.needed(self._published, current, self._head.savepoints)
+        return maintenance.needed(self._published, current, self._head.savepoints)
 
     def _check_bases(self, snapshot: SnapshotId, bases: dict[ProcessId, SnapshotId]) -> None:
         for process, base in bases.items():
@@ -420,14 +418,14 @@ class Store(StoreReader):
             found = self._published.get(base) if is_there else None
             if found is None or found.topology != self._topologies.present:
                 raise UsageError(
-                    f"snapshot {snapshot}: the part of process {process} says what changed since "
+                    f"snapshot {snapshot}: the fragment of process {process} holds changes since "
                     f"snapshot {base}, and the store {self._path} "
                     f"{'does not hold that' if found is None else 'has that of another topology'}: "
-                    "a process bases its part on what it was told is published, or on nothing"
+                    "the base of a fragment is a published snapshot of this topology, or none"
                 )
             if chain_length(self._published, base) >= _CHAIN_LENGTH_LIMIT:
                 raise StoreError(
                     f"snapshot {snapshot} would need {_CHAIN_LENGTH_LIMIT + 1} earlier ones: "
-                    f"snapshots come faster than one can be made whole, or that fails: "
-                    f"{self._upkeep.trouble or 'nothing went wrong so far'}"
+                    f"snapshots come faster than one can be rewritten in full, or that fails: "
+                    f"{self._maintenance.error or 'no error so far'}"
                 )

@@ -1,22 +1,22 @@
-"""A global state as three Parquet files, and back.
+"""A global state as three Parquet files, and back; and decoded for display.
 
 ``channels.parquet`` and ``processes.parquet`` hold everything as it was recorded (`encoded`); a
-restore reads only these. The columns beside it, and all of ``messages.parquet``, say the same
-again, field by field, so that any reader of Parquet can ask questions.
+restore reads only these. Their other columns, and all of ``messages.parquet``, repeat it field by
+field for queries with any reader of Parquet.
 """
 
 import itertools
 import operator
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import (
+    DECODING_ERRORS,
     Batch,
     Channel,
     ChannelState,
@@ -24,11 +24,34 @@ from stillframe.model import (
     ProcessState,
     SnapshotId,
 )
-from stillframe.store.columns import merged_columns, to_array
+from stillframe.store.arrow_columns import merged_columns, to_array
 from stillframe.store.keyed import as_changes, keyed_tables
 from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file
 from stillframe.store.parquet import check_columns, read_parquet, repeated, to_parquet
 from stillframe.topology import Description
+
+
+class DecodedMessage(msgspec.Struct, frozen=True):
+    """A message on a channel: its number, its class, and its fields by name."""
+
+    number: int
+    kind: str
+    fields: dict[str, Any]
+
+
+def fields_of(state: ProcessState) -> dict[str, Any]:
+    """Return the recorded fields of a process."""
+    return msgspec.msgpack.decode(state.encoded, type=dict[str, Any])
+
+
+def messages_of(state: ChannelState, description: Description) -> Iterator[DecodedMessage]:
+    """Yield the messages of a channel in order; each batch is decoded when it is needed."""
+    for batch in state.batches:
+        for index, (kind, *values) in enumerate(msgspec.msgpack.decode(batch.encoded)):
+            names = [column.name for column in description.messages[kind]]
+            fields = dict(zip(names, values, strict=False))
+            yield DecodedMessage(batch.first + index, kind, fields)
+
 
 _BATCHES = pa.list_(
     pa.struct(
@@ -62,20 +85,15 @@ _COUNT_MAX = 2**63 - 1
 
 
 class Tables:
-    """Makes the tables of every snapshot of one topology.
-
-    Attributes:
-        description: of the topology.
-        keyed: those of its keyed fields.
-    """
+    """Makes the tables of every snapshot of one topology; `keyed` are those of its keyed fields."""
 
     def __init__(self, description: Description) -> None:
         self.description = description
         self.keyed = keyed_tables(description)
         self._keyed_files = {
-            keyed_file(table.name, is_whole=is_whole): table
+            keyed_file(table.name, is_full=is_full): table
             for table in self.keyed
-            for is_whole in (True, False)
+            for is_full in (True, False)
         }
         self._state_columns = merged_columns(description.states)
         self._message_columns = merged_columns(description.messages)
@@ -83,7 +101,7 @@ class Tables:
         self._decoder = self._message_decoder()
 
     def _message_decoder(self) -> Any:
-        """One Struct per message class, with every column of every class as an attribute.
+        """Return a decoder with one Struct per message class, and every column as an attribute.
 
         A field that a class lacks is a class attribute, None: so one ``attrgetter`` reads a column
         from messages of all classes, and no Python code runs per message.
@@ -108,11 +126,7 @@ class Tables:
         return msgspec.msgpack.Decoder(list[message] if structs else list[None])  # type: ignore[valid-type]
 
     def split(self, snapshot: SnapshotId, state: GlobalState) -> GlobalState:
-        """Return a state whose keyed fields are apart from the others, as the files hold them.
-
-        Raises:
-            UsageError: the recorded fields are not those of the class.
-        """
+        """Return a state whose keyed fields are separate from the others, as in the files."""
         processes = tuple(as_changes(str(snapshot), s, self.description) for s in state.processes)
         return GlobalState(processes, state.channels)
 
@@ -132,14 +146,14 @@ class Tables:
         }
 
     def to_parquet(self, name: str, table: pa.Table) -> bytes:
-        """Return the bytes of the file `name` that holds `table`."""
+        """Return the bytes of the file `name` with `table`."""
         keyed = self._keyed_files.get(name)
         return to_parquet(table) if keyed is None else keyed.to_parquet(table)
 
     def _keyed(self, snapshot: str, states: Sequence[ProcessState]) -> dict[str, pa.Table]:
-        is_whole = all(state.base is None for state in states)
+        is_full = all(state.base is None for state in states)
         return {
-            keyed_file(table.name, is_whole=is_whole): table.rows(
+            keyed_file(table.name, is_full=is_full): table.rows(
                 snapshot, [state for state in states if state.kind == table.kind]
             )
             for table in self.keyed
@@ -249,22 +263,14 @@ def _channels(snapshot: str, states: Sequence[ChannelState]) -> pa.Table:
 
 
 def read_processes(content: bytes) -> tuple[ProcessState, ...]:
-    """Read what the processes recorded.
-
-    Raises:
-        pyarrow.ArrowException, OSError, KeyError, ValueError: it is not what ``Tables`` writes.
-    """
+    """Read the recorded states of processes from a file of ``Tables``."""
     recorded = read_parquet(content, _RECORDED_SCHEMA.names)
     check_columns(recorded, _RECORDED_SCHEMA)
     return tuple(map(ProcessState, *(column.to_pylist() for column in recorded.columns)))
 
 
 def read_channels(content: bytes) -> tuple[ChannelState, ...]:
-    """Read the states of the channels; their books are the caller's next step.
-
-    Raises:
-        pyarrow.ArrowException, OSError, KeyError, ValueError: it is not what ``Tables`` writes.
-    """
+    """Read the states of the channels; checking their books is the caller's next step."""
     table = read_parquet(content)
     check_columns(table, _CHANNELS_SCHEMA)
     return tuple(_channel_states(table))

@@ -7,8 +7,16 @@ from typing import Any, NamedTuple
 from stillframe.errors import Damaged
 from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.store import history
-from stillframe.store.history import Line, SnapshotAbandoned, SnapshotPublished, Tally, counted
-from stillframe.store.tail import Place, beginning, read_on
+from stillframe.store.history import (
+    EventCounts,
+    HistoryCursor,
+    HistoryRecord,
+    SnapshotAbandoned,
+    SnapshotPublished,
+    count_event,
+    first_step,
+    read_after,
+)
 
 OUTCOME_COUNT_MAX = 1000
 """How many snapshot outcomes are kept."""
@@ -36,12 +44,12 @@ class EventReader:
 
     def __init__(self, store: Path) -> None:
         self.dead: frozenset[ProcessId] = frozenset()
-        self.counts = Tally()
+        self.counts = EventCounts()
         self.outcomes: dict[SnapshotId, SnapshotOutcome] = {}
         self.is_damaged = False
         self._started: dict[SnapshotId, float] = {}
         self._store = store
-        self._cursor: Place | None = None
+        self._cursor: HistoryCursor | None = None
         self._last_at: float | None = None
 
     def poll(self) -> list[dict[str, Any]]:
@@ -57,27 +65,27 @@ class EventReader:
             events += [event for r in records if (event := self._event(r)) is not None]
         return events
 
-    def _read(self) -> list[Line | Damaged]:
+    def _read(self) -> list[HistoryRecord | Damaged]:
         if self._cursor is not None:
-            steps = read_on(self._store, self._cursor)
+            steps = read_after(self._store, self._cursor)
             if steps is not None:
                 if steps:
                     self._cursor = steps[-1][1]
                 return [record for record, _ in steps]
-        first = beginning(self._store)
+        first = first_step(self._store)
         if first is None:
             return []
         record, self._cursor = first
         return [record]
 
-    def _event(self, record: Line | Damaged) -> dict[str, Any] | None:
+    def _event(self, record: HistoryRecord | Damaged) -> dict[str, Any] | None:
         if isinstance(record, Damaged):
             self.is_damaged = True
             at = time.time() if self._last_at is None else self._last_at
             return {"at": at, "kind": "error", "sentence": str(record)}
         self._last_at = record.at
         kind = sentence = None
-        self.counts = counted(self.counts, record.what)
+        self.counts = count_event(self.counts, record.what)
         match record.what:
             case history.EpochBegan(epoch, restored_from):
                 self.dead = frozenset()
@@ -100,7 +108,7 @@ class EventReader:
         self._keep_outcome(record, sentence or "")
         return None if kind is None else {"at": record.at, "kind": kind, "sentence": sentence}
 
-    def _keep_outcome(self, record: Line, sentence: str) -> None:
+    def _keep_outcome(self, record: HistoryRecord, sentence: str) -> None:
         match record.what:
             case history.SnapshotBegan(snapshot):
                 self._started[snapshot] = record.at

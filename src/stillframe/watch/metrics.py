@@ -25,7 +25,7 @@ from prometheus_client.exposition import choose_encoder
 
 from stillframe.model import Channel, Reason, SnapshotId
 from stillframe.runtime.commands import Observed
-from stillframe.store.history import Tally
+from stillframe.store.history import EventCounts
 from stillframe.store.manifest import Entry
 from stillframe.topology import Description
 from stillframe.watch.predicate_status import PredicateStatus
@@ -414,7 +414,7 @@ class SystemSample(NamedTuple):
     epoch: int
     status: Observed | None
     process_statuses: Sequence[str]
-    counts: Tally
+    counts: EventCounts
     predicates: PredicateStatus | None
     snapshot_count: int
     savepoint_count: int

@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from stillframe.detect.loss import Number, places_of, total
-from stillframe.detect.predicate import StablePredicate, Verdict
-from stillframe.detect.sql import ask, is_sql
+from stillframe.detect.conservation import Number, places_of, total
+from stillframe.detect.predicate import StablePredicate, Verdict, evaluate_sql, is_sql
 from stillframe.detect.view import View, view_of
 from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
@@ -106,7 +105,7 @@ class PredicateMonitor:
 
     def _verdict(self, name: str, view: View, topology: Topology) -> Verdict:
         if is_sql(name):
-            return ask(name, view.snapshot, self._store.tables(view.snapshot))
+            return evaluate_sql(name, view.snapshot, self._store.tables(view.snapshot))
         if name not in self._predicates:
             self._predicates[name] = predicate_of(
                 name, lambda: places_at_first(self._store, topology, self._store.entries())

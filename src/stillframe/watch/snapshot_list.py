@@ -12,9 +12,9 @@ from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.snapshot_manifest import SNAPSHOTS as PIPELINE_SNAPSHOTS
 from stillframe.pipeline.snapshot_manifest import Manifest, published_ids, read_manifest
+from stillframe.store.layout import SNAPSHOTS as STORE_SNAPSHOTS
+from stillframe.store.layout import explain_io_errors, snapshot_directories
 from stillframe.store.manifest import Entry
-from stillframe.store.opening import SNAPSHOTS as STORE_SNAPSHOTS
-from stillframe.store.opening import explained, snapshot_directories
 from stillframe.store.store import Store
 
 ROW_COUNT = 100
@@ -99,7 +99,7 @@ class StoreSnapshots(SnapshotList):
         return found
 
     def _find_ids(self) -> list[SnapshotId] | None:
-        with explained(self._directory, "read"):
+        with explain_io_errors(self._directory, "read"):
             changed_ns = self._directory.stat().st_mtime_ns
         if changed_ns == self._changed_ns:
             return None

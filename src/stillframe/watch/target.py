@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from stillframe.decoding import DECODING_ERRORS
 from stillframe.errors import UsageError
+from stillframe.model import DECODING_ERRORS
 from stillframe.watch.metrics import MetricSet, PollCounters
 from stillframe.watch.snapshot_list import SnapshotList
 from stillframe.watch.sse import EventStream, encode_event

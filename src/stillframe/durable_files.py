@@ -1,0 +1,266 @@
+"""Files that survive a crash: each is complete on the disk before it gets its name.
+
+Everything is written under a name that begins with a dot (Spark and DuckDB ignore those), forced to
+the disk, and then renamed; the directory with the new name is forced to the disk as well. A
+checksum that is kept elsewhere detects changes.
+
+Executors of a cluster import this module: it needs no more than Python.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from stillframe.errors import Damaged, StoreError, UsageError
+
+FILE_ADVICE = "put the file back from a copy"
+"""What to do about a damaged file; some readers know more."""
+
+SNAPSHOT_ADVICE = f"{FILE_ADVICE}, or delete the directory of that snapshot and use another one"
+"""The same, for a file of a snapshot."""
+
+FRAGMENT_ADVICE = f"{FILE_ADVICE}, or delete that fragment: its snapshot is incomplete then"
+"""The same, for a file of a fragment."""
+
+_CHUNK_BYTES = 1 << 20
+_SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+"""A scheme has at least two letters, so ``C:/x`` is a path; ``Path("s3://x")`` keeps one slash."""
+
+
+def partial_path(path: Path) -> Path:
+    """Return where `path` is written before it gets its name."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a new file; ``sync`` it and its directory next.
+
+    Raises:
+        OSError: the disk is full, or the file exists already.
+    """
+    with path.open("xb", buffering=0) as file:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[file.write(rest) or 0 :]
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a directory, to the disk.
+
+    Raises:
+        OSError: the disk is full or failed.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_durably(path: Path, content: bytes) -> None:
+    """Replace the content of a file: after a crash at any moment it has the old or the new one.
+
+    Raises:
+        OSError: the disk is full or failed; the old content is still there.
+    """
+    partial = partial_path(path)
+    partial.unlink(missing_ok=True)
+    replace_by(partial, path, content)
+    sync(path.parent)
+
+
+def replace_by(partial: Path, path: Path, content: bytes) -> None:
+    """Write a file as `partial`, which does not exist, and rename it to `path`; ``sync`` its
+    directory next.
+
+    Raises:
+        OSError: the disk is full or failed; nothing is left of `partial`.
+    """
+    try:
+        write_new(partial, content)
+        sync(partial)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it to another file system.
+
+    Raises:
+        OSError: the disk is full or failed, or `target` exists already.
+    """
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copyfile(source, target)
+
+
+def read_file(path: Path, *, bytes_max: int, advice: str = FILE_ADVICE) -> bytes:
+    """Read a whole file of at most `bytes_max` bytes.
+
+    Raises:
+        Damaged: it is missing or longer.
+        StoreError: it cannot be read.
+    """
+    try:
+        # Opened like this, a pipe without a writer is empty, and reading does not block.
+        with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
+            # One byte more than expected shows whether the file is longer.
+            content = file.read(min(bytes_max, os.fstat(file.fileno()).st_size) + 1)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise Damaged(f"{path} is missing: {advice}") from None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > bytes_max:
+        raise Damaged(f"{path} has more than the {bytes_max} bytes that it may have: {advice}")
+    return content
+
+
+def checksum_of(path: Path) -> int:
+    """Return the CRC-32 of a file: it detects errors of a disk or a cable, not forgery.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    checksum = 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
+
+
+def check_file(path: Path, checksum: int) -> None:
+    """Check that a file is what was written.
+
+    Raises:
+        Damaged: it is missing, was changed or cannot be read.
+    """
+    try:
+        found = checksum_of(path)
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error}") from error
+    if found != checksum:
+        raise Damaged(
+            f"{path} was changed since it was written: its checksum is {found:08x}, and was "
+            f"{checksum:08x}; go back to a snapshot that does not need it"
+        )
+
+
+def read_hashed(
+    path: Path, byte_count: int, digest: str, *, advice: str = SNAPSHOT_ADVICE
+) -> bytes:
+    """Return the bytes of a file that must be `byte_count`, with the SHA-256 `digest`.
+
+    Raises:
+        Damaged: they are not what was written.
+        StoreError: the file cannot be read.
+    """
+    content = read_file(path, bytes_max=byte_count, advice=advice)
+    if len(content) != byte_count:
+        raise Damaged(
+            f"{path} has {len(content)} bytes and is cut short: {byte_count} were written: {advice}"
+        )
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise Damaged(f"{path} was changed since it was written: {advice}")
+    return content
+
+
+def read_sealed_content(path: Path, *, bytes_max: int, advice: str) -> bytes:
+    """Return the content of a sealed file (``store.sealed_json``), still encoded.
+
+    Raises:
+        Damaged: a byte was changed, the file is cut short, too long or missing.
+        StoreError: the file cannot be read.
+    """
+    sealed = _SEALED.fullmatch(read_file(path, bytes_max=bytes_max, advice=advice))
+    if sealed is None or hashlib.sha256(sealed[1]).hexdigest().encode() != sealed[2]:
+        raise Damaged(f"{path} was changed since it was written: {advice}")
+    return sealed[1]
+
+
+def write_atomically(path: Path, chunks: Iterable[bytes], *, inputs: Iterable[Path] = ()) -> None:
+    """Write `chunks` to `path`; an existing file is replaced completely or not at all.
+
+    A symbolic link is followed: its target is written.
+
+    Args:
+        path: of the file.
+        chunks: the content.
+        inputs: files that the content is made from; none of them is overwritten.
+
+    Raises:
+        OSError: the disk is full or failed; an existing file is unchanged.
+        UsageError: `path` cannot be written; see `check_target`.
+    """
+    target = check_target(path, inputs=inputs)
+    # In the same directory, so on the same disk; its name is never too long.
+    partial = target.with_name(f".{secrets.token_hex(8)}.partial")
+    try:
+        with partial.open("xb") as file:
+            file.writelines(chunks)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            # The caller does not know the temporary name.
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+def check_target(path: Path, *, inputs: Iterable[Path] = ()) -> Path:
+    """Return the file that writing to `path` replaces, with symbolic links followed.
+
+    Raises:
+        UsageError: `path` is one of `inputs`, no regular file, or in no directory.
+        OSError: it cannot be examined.
+    """
+    if str(path) == "-":
+        raise UsageError("'-' is no file, and this is written to files only: name one")
+    target = Path(os.path.realpath(path))
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        if not target.parent.is_dir():
+            problem = "is no directory" if target.parent.exists() else "does not exist"
+            raise UsageError(
+                f"{path} cannot be written: the directory {path.parent} {problem}: make it first"
+            ) from None
+        return target
+    if not stat.S_ISREG(found.st_mode):
+        raise UsageError(f"{path} is no regular file, and is not replaced: name another")
+    for source in inputs:
+        if source.exists() and path.samefile(source):
+            raise UsageError(
+                f"{path} is {source}, from which it would be made: name another file to write"
+            )
+    return target
+
+
+def local_path(path: str | Path) -> Path:
+    """Return `path` if it is in a file system of this machine.
+
+    Raises:
+        UsageError: it is an address, such as ``s3://bucket/x`` or ``dbfs:/x``; as a path it would
+            be a directory called ``s3:`` in the working directory.
+    """
+    found = _ADDRESS.match(str(path))
+    if found is not None:
+        raise UsageError(
+            f"{path} is an address, and {found[1]}: is not supported: give a path of a mounted "
+            f"file system, such as /mnt/x; for a local directory {found[1]}: give its absolute path"
+        )
+    return Path(path)

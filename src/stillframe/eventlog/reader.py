@@ -1,0 +1,233 @@
+"""Lists the segments of an event log, and reads their headers and rows."""
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stillframe.durable_files import local_path
+from stillframe.errors import Damaged, UsageError
+from stillframe.eventlog import segments
+from stillframe.eventlog.segments import SCHEMA, STREAM, as_written, whole_batches, whole_stream
+from stillframe.model import DECODING_ERRORS, ProcessId, check_process_id
+
+VERSION = 1
+HEADER_KEY = b"stillframe"
+"""The key of the header in the metadata of the schema; its value is JSON."""
+_NAME = re.compile(r"events-(\d{6})\.(parquet|arrows)")
+_EPOCH = re.compile(r"e([1-9]\d{0,8})")
+
+
+class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose log a segment is part of, and what came before it.
+
+    Attributes:
+        version: of this form.
+        process: whose log it is.
+        epoch: of the system.
+        number: of this segment among those of the process in that epoch, from 1.
+        event_count: number of actions before its first row, lost ones included.
+        sent: target -> number of messages sent there before its first row.
+        received: source -> number of messages received from there before its first row.
+        lost_count: how many of these actions, the last before its first row, are in no segment,
+            because there was no time or no room to write them.
+    """
+
+    version: int = VERSION
+    process: ProcessId
+    epoch: int
+    number: int = msgspec.field(name="part")
+    event_count: int
+    sent: dict[ProcessId, int]
+    received: dict[ProcessId, int]
+    lost_count: int = 0
+
+
+def schema_with(header: SegmentHeader) -> pa.Schema:
+    """Return the schema of a segment with this header."""
+    return SCHEMA.with_metadata({HEADER_KEY: msgspec.json.encode(header)})
+
+
+def header_of(metadata: dict[bytes, bytes] | None, path: Any) -> SegmentHeader:
+    """Return the header in the metadata of a schema; a Damaged if the file at `path` has none."""
+    encoded = (metadata or {}).get(HEADER_KEY)
+    if encoded is None:
+        raise Damaged(f"{path} is no part of an event log: move it out of the directory")
+    try:
+        header = msgspec.json.decode(encoded, type=SegmentHeader)
+    except DECODING_ERRORS as error:
+        raise Damaged(f"{path} does not say what it is a part of: {error}") from error
+    if header.version != VERSION:
+        raise Damaged(
+            f"{path} is of version {header.version}, and this program reads version {VERSION}: use "
+            "a newer one"
+        )
+    return header
+
+
+def segment_path(log: Path, header: SegmentHeader, *, is_complete: bool) -> Path:
+    """Return the path of the segment with this header in the event log `log`."""
+    ending = "parquet" if is_complete else "arrows"
+    return log / f"e{header.epoch}" / header.process / f"events-{header.number:06}.{ending}"
+
+
+def segment_of(path: Path) -> tuple[int, int] | None:
+    """Return epoch and number of the segment at `path`, by its name; None if it is none."""
+    name, epoch = _NAME.fullmatch(path.name), _EPOCH.fullmatch(path.parent.parent.name)
+    return None if name is None or epoch is None else (int(epoch[1]), int(name[1]))
+
+
+_COUNT_MAX = 2**62
+_LISTING_COUNT_MAX = 16
+"""How often a listing is restarted because a file was removed meanwhile."""
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One file of an event log.
+
+    Attributes:
+        path: of the file.
+        header: whose log it is part of, and what came before it.
+        row_count: how many rows it has now.
+        row_group_count: how many row groups, if it is Parquet; 0 for a stream of batches.
+    """
+
+    path: Path
+    header: SegmentHeader
+    row_count: int
+    row_group_count: int
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """What can be read separately, for ``segments.read_rows``."""
+        return tuple(range(self.row_group_count)) or (STREAM,)
+
+
+def epochs(log: Path) -> tuple[int, ...]:
+    """Return the epochs in the event log `log`, in order; none if there is no such directory.
+
+    Raises:
+        UsageError: `log` is a file.
+        Damaged: something there does not belong to an event log.
+    """
+    try:
+        found = [path for path in log.iterdir() if not path.name.startswith(".")]
+    except FileNotFoundError:
+        return ()
+    except NotADirectoryError:
+        raise UsageError(f"{log} is a file: an event log is a directory") from None
+    return tuple(sorted(_epoch_of(path) for path in found))
+
+
+def list_segments(log: Path, epoch: int | None = None) -> list[Segment]:
+    """Return the segments of the event log `log`, by epoch, process and number.
+
+    A segment that is still being written, or that a crash cut short, counts as far as it is whole.
+
+    Args:
+        log: the directory of the event log.
+        epoch: only segments of this one are read, and there may be none; None: all.
+
+    Raises:
+        UsageError: there is no event log.
+        Damaged: something there does not belong to an event log, or is not what was written.
+        OSError: it cannot be read.
+    """
+    if not epochs(local_path(log)):
+        raise UsageError(
+            f"{log} holds no event log: let a system write one with 'stillframe run SYSTEM --log "
+            f"{log}'"
+        )
+    for _ in range(_LISTING_COUNT_MAX):
+        # A process that still runs replaces and removes files.
+        with contextlib.suppress(FileNotFoundError):
+            found = [s for path in _files(log, epoch) if (s := _open_segment(path)) is not None]
+            return sorted(found, key=lambda s: (s.header.epoch, s.header.process, s.header.number))
+    raise UsageError(f"the files in {log} change too fast to be listed: stop what removes them")
+
+
+def read_segment(segment: Segment) -> Iterator[pa.Table]:
+    """Yield the rows of a segment in order, with the columns of ``segments.SCHEMA``, at most
+    ``segments.ROW_GROUP_COUNT`` at a time.
+
+    Raises:
+        Damaged: it is not what was written, or too large; the file is named.
+        OSError: it cannot be read.
+    """
+    yield from segments.read_rows(segment.path, segment.groups, SCHEMA.names)
+
+
+def _epoch_of(path: Path) -> int:
+    named = segment_of(path / "P" / "events-000001.arrows")
+    if named is None or not path.is_dir():
+        raise _foreign(path)
+    return named[0]
+
+
+def _foreign(path: Path) -> Damaged:
+    return Damaged(f"{path} is no part of an event log: move it out of the directory")
+
+
+def _files(log: Path, wanted: int | None) -> Iterator[Path]:
+    """Yield one path for each segment; if it exists twice, the Parquet file."""
+    for epoch in epochs(log):
+        if wanted not in (None, epoch):
+            continue
+        for directory in _visible(log / f"e{epoch}"):
+            if not directory.is_dir():
+                raise _foreign(directory)
+            by_part: dict[int, Path] = {}
+            for path in sorted(_visible(directory)):  # Parquet comes after Arrow
+                if (named := segment_of(path)) is None:
+                    raise _foreign(path)
+                by_part[named[1]] = path
+            yield from by_part.values()
+
+
+def _visible(directory: Path) -> Iterable[Path]:
+    return [path for path in directory.iterdir() if not path.name.startswith(".")]
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix == ".parquet"
+
+
+def _open_segment(path: Path) -> Segment | None:
+    """Return the segment at `path`; None for a stream that was cut short in its schema."""
+    with as_written(path):
+        if _is_parquet(path):
+            with pq.ParquetFile(path) as file:
+                metadata = file.metadata
+                header = header_of(metadata.metadata, path)
+                segment = Segment(path, header, metadata.num_rows, metadata.num_row_groups)
+        else:
+            with pa.OSFile(str(path)) as source:
+                if (stream := whole_stream(source)) is None:
+                    return None
+                header = header_of(stream.schema.metadata, path)
+                row_count = sum(batch.num_rows for batch in whole_batches(stream, path))
+                segment = Segment(path, header, row_count, 0)
+    if segment_of(path) != (header.epoch, header.number) or path.parent.name != header.process:
+        raise Damaged(
+            f"{path} says that it is part {header.number} of {header.process} in epoch "
+            f"{header.epoch}: put it back where it was"
+        )
+    counts = (
+        header.event_count,
+        header.lost_count,
+        *header.sent.values(),
+        *header.received.values(),
+    )
+    if min(counts) < 0 or max(counts) > _COUNT_MAX or header.event_count < header.lost_count:
+        raise Damaged(f"{path} says of what came before it what cannot be")
+    try:
+        for process in (header.process, *header.sent, *header.received):
+            check_process_id(process)
+    except UsageError as error:
+        raise Damaged(f"{path} names a process that cannot be: {error}") from error
+    return segment

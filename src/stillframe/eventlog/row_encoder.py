@@ -1,0 +1,245 @@
+"""From the codes of a process to rows: whole columns at once, because a process has millions.
+
+A process records one small number, a *code*, for each event:
+
+    0        an action started without a message
+    1        one row of a step of a snapshot; its values are kept separately
+    2c + 2   an action started by accepting a message on incoming channel c
+    2c + 3   a message was sent on outgoing channel c
+
+The number of a message is the count of earlier messages on its channel, plus one.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple, Union
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stillframe.eventlog.segments import ACCEPTED, INTERNAL, KINDS, SCHEMA, SENT
+from stillframe.model import Channel, ProcessId
+
+BY_ITSELF = 0
+"""The code of an action that started without a message; no row of its own if it sends some."""
+STEP_ROW = 1
+_FIRST = 2
+_BYTE_MAX = 255
+
+_RECORDED_TYPE = SCHEMA.field("recorded").type
+_AT_TYPE = SCHEMA.field("at").type
+
+
+def accept_code(channel: int) -> int:
+    """Return the code of an action that starts with a message on incoming channel `channel`."""
+    return _FIRST + 2 * channel
+
+
+def send_code(channel: int) -> int:
+    """Return the code of a message that is sent on outgoing channel `channel`."""
+    return _FIRST + 2 * channel + 1
+
+
+Codes = Union[bytes, "array[int]"]
+"""Codes in few bytes."""
+
+
+def pack_codes(codes: list[int], code_max: int) -> Codes:
+    """Return `codes`, none of them above `code_max`, in few bytes."""
+    return bytes(codes) if code_max <= _BYTE_MAX else array("i", codes)
+
+
+def concat_codes(chunks: Sequence[Codes]) -> Codes:
+    """Join packed codes of the same process."""
+    if not chunks:
+        return b""
+    if isinstance(chunks[0], bytes):
+        return b"".join(chunks)
+    codes = array("i")
+    for chunk in chunks:
+        codes.frombytes(memoryview(chunk).cast("B"))
+    return codes
+
+
+class StepRow(NamedTuple):
+    """One row of a step of a snapshot, at a time in seconds since 1970.
+
+    `code` is of a message on the channel of the marker, in its direction; `BY_ITSELF` without one.
+    `recorded` are the first number and the count of each range of messages that was recorded on the
+    channel of the marker; None if the row has none.
+    """
+
+    kind: str
+    code: int
+    snapshot: str
+    at: float
+    recorded: Sequence[tuple[int, int]] | None = None
+
+
+class ChannelCounts(NamedTuple):
+    """What a process had done at some point: the number of its actions, and of messages received
+    and sent on each incoming and outgoing channel."""
+
+    event_count: int
+    received: tuple[int, ...]
+    sent: tuple[int, ...]
+
+
+class RowEncoder:
+    """Makes record batches of the codes of one process, whose channels come from `sources` and lead
+    to `targets`, in the order of their codes."""
+
+    def __init__(
+        self, process: ProcessId, sources: Sequence[ProcessId], targets: Sequence[ProcessId]
+    ) -> None:
+        self._source_count, self._target_count = len(sources), len(targets)
+        count = _FIRST + 2 * max(len(sources), len(targets))
+        self._codes = range(count)
+        self._kinds = [INTERNAL, INTERNAL, *([ACCEPTED, SENT] * (count // 2 - 1))]
+        channels = [Channel(source, process) for source in sources]
+        channels += [Channel(process, target) for target in targets]
+        self._channels = pa.array(map(str, channels), pa.string())
+        self._channel_of: list[int | None] = [None] * count
+        for index in range(len(sources)):
+            self._channel_of[accept_code(index)] = index
+        for index in range(len(targets)):
+            self._channel_of[send_code(index)] = len(sources) + index
+        begins = [kind == ACCEPTED or code == BY_ITSELF for code, kind in enumerate(self._kinds)]
+        self._begins = pa.array(map(int, begins), pa.int64())
+        # Shared by all batches, so that it is written once. Not made when this module is imported:
+        # the first conversion loads pandas, and most processes write no log.
+        self._kind_names = pa.array(KINDS, pa.string())
+        self._snapshots = pa.array([], pa.string())
+        self._nulls = [pa.nulls(0, type_) for type_ in (pa.int32(), _AT_TYPE, _RECORDED_TYPE)]
+
+    def batch(
+        self, codes: Codes, steps: Sequence[StepRow], before: ChannelCounts
+    ) -> tuple[pa.RecordBatch, ChannelCounts]:
+        """Return the codes of whole actions as rows, and what the process had done after them.
+
+        `steps` are the values of the step rows among them, in order, and `before` is what the
+        process had done before.
+        """
+        code_type = pa.uint8() if isinstance(codes, bytes) else pa.int32()
+        noted = pa.Array.from_buffers(code_type, len(codes), [None, pa.py_buffer(codes)])
+        order = pc.array_sort_indices(noted)
+        counts = self._counts(_take(noted, order))
+        event = pc.cumulative_sum(_take(self._begins, noted), start=before.event_count)
+        rank = pc.inverse_permutation(order.view(pa.int64()))
+        number = pc.add(rank, _take(self._offsets(counts, before), noted))
+        # BY_ITSELF is the lowest code, so its places come first.
+        if self._have_sent(noted, order.slice(0, counts[BY_ITSELF])):
+            is_row = self._is_row(noted)
+            noted, event, number = (column.filter(is_row) for column in (noted, event, number))
+        columns = [event, *self._described(noted, steps, number)]
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), self._after(before, counts)
+
+    def _counts(self, in_order: pa.Array) -> list[int]:
+        """Return how often each code occurs in a sorted column."""
+        counts = [0 for _ in self._codes]
+        runs = pc.run_end_encode(in_order)
+        end = 0
+        for code, run_end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            counts[code], end = run_end - end, run_end
+        return counts
+
+    def _offsets(self, counts: list[int], before: ChannelCounts) -> pa.Array:
+        """Return, for each code, the number of a message less its rank among all codes."""
+        offsets: list[int | None] = [None for _ in self._codes]
+        start = 0
+        for code in self._codes:
+            if self._channel_of[code] is not None:
+                channel = (code - _FIRST) // 2
+                earlier = before.received if self._kinds[code] == ACCEPTED else before.sent
+                offsets[code] = earlier[channel] + 1 - start
+            start += counts[code]
+        return pa.array(offsets, pa.int64())
+
+    def _have_sent(self, noted: pa.Array, places: pa.Array) -> bool:
+        """Return whether an action started without a message, at one of `places`, sent some."""
+        following = pc.add(places, pa.scalar(1, places.type))
+        following = following.filter(pc.less(following, pa.scalar(len(noted), places.type)))
+        codes = pc.unique(_take(noted, following)).to_pylist()
+        return any(self._kinds[code] == SENT for code in codes)
+
+    def _is_row(self, noted: pa.Array) -> pa.Array:
+        """Return which codes are rows: not the start of an action that only sent messages."""
+        is_sent = pa.array([kind == SENT for kind in self._kinds])
+        nothing = pa.array([BY_ITSELF], noted.type)
+        following = pa.concat_arrays([noted.slice(1), nothing])
+        begins_by_itself = pc.equal(noted, pa.scalar(BY_ITSELF, noted.type))
+        return pc.invert(pc.and_(begins_by_itself, _take(is_sent, following)))
+
+    def _described(
+        self, noted: pa.Array, steps: Sequence[StepRow], number: pa.Array
+    ) -> list[pa.Array]:
+        """Return all columns after the first."""
+        kinds = [KINDS.index(kind) for kind in self._kinds]
+        if not steps:
+            nowhere, never, nothing = self._nothing(len(noted))
+            return [
+                _dictionary(kinds, noted, self._kind_names),
+                _dictionary(self._channel_of, noted, self._channels),
+                number,
+                _from_indices(nowhere, self._snapshots),
+                never,
+                nothing,
+            ]
+        # Step rows get indices after those of the codes.
+        places = pa.array(range(len(self._codes), len(self._codes) + len(steps)), pa.int32())
+        is_step = pc.equal(noted, pa.scalar(STEP_ROW, noted.type))
+        index = pc.replace_with_mask(noted.cast(pa.int32()), is_step, places)
+        names = list(dict.fromkeys(step.snapshot for step in steps))
+        self._snapshots = pa.array(names, pa.string())
+        none: list[None] = [None for _ in self._codes]
+        at = [round(step.at * 1e6) for step in steps]
+        return [
+            _dictionary(
+                [*kinds, *(KINDS.index(step.kind) for step in steps)], index, self._kind_names
+            ),
+            _dictionary(
+                [*self._channel_of, *(self._channel_of[step.code] for step in steps)],
+                index,
+                self._channels,
+            ),
+            number,
+            _dictionary(
+                [*none, *(names.index(step.snapshot) for step in steps)], index, self._snapshots
+            ),
+            _take(pa.array([*none, *at], pa.int64()), index).cast(_AT_TYPE),
+            _take(pa.array([*none, *map(_ranges, steps)], _RECORDED_TYPE), index),
+        ]
+
+    def _nothing(self, count: int) -> list[pa.Array]:
+        """Return the last three columns of `count` rows that are no steps of snapshots."""
+        if len(self._nulls[0]) < count:
+            self._nulls = [pa.nulls(count, column.type) for column in self._nulls]
+        return [column.slice(0, count) for column in self._nulls]
+
+    def _after(self, before: ChannelCounts, counts: list[int]) -> ChannelCounts:
+        received = counts[accept_code(0) :: 2][: self._source_count]
+        sent = counts[send_code(0) :: 2][: self._target_count]
+        return ChannelCounts(
+            before.event_count + counts[BY_ITSELF] + sum(received),
+            tuple(map(int.__add__, before.received, received)),
+            tuple(map(int.__add__, before.sent, sent)),
+        )
+
+
+def _ranges(step: StepRow) -> list[dict[str, int]] | None:
+    if step.recorded is None:
+        return None
+    return [{"first": first, "count": count} for first, count in step.recorded]
+
+
+def _take(values: pa.Array, indices: pa.Array) -> pa.Array:
+    return pc.take(values, indices, boundscheck=False)
+
+
+def _dictionary(places: Sequence[int | None], index: pa.Array, values: pa.Array) -> pa.Array:
+    """Return a column with, for each of `index`, the value at the place given for it."""
+    return _from_indices(_take(pa.array(places, pa.int32()), index), values)
+
+
+def _from_indices(indices: pa.Array, values: pa.Array) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(indices, values, safe=False)

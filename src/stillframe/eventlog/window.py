@@ -1,0 +1,266 @@
+"""Reads the part of an event log around the cut of one snapshot, however long the log is.
+
+The counts of a snapshot locate its cut: the header of each segment has the number of messages
+before it. So few row groups are searched for the cut, in two columns, and only those around it are
+read.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stillframe.errors import Damaged, UsageError
+from stillframe.eventlog import segments
+from stillframe.eventlog.reader import Segment, list_segments
+from stillframe.eventlog.segments import (
+    ACCEPTED,
+    MARKER_ACCEPTED,
+    RECORDED,
+    SCHEMA,
+    SENT,
+    Row,
+    rows_of,
+)
+from stillframe.model import Channel, ProcessId, Snapshot
+
+CONTEXT_ROWS = 4096
+"""How many rows are searched before the cut, and after it."""
+AFTER_ROWS_MAX = 2**22
+"""Maximum rows read after the cut, even if a marker has not arrived in them."""
+EVENT_ROWS_MAX = 32
+"""Maximum rows of one action, on each side of the requested one."""
+
+
+class NotInLog(UsageError):
+    """The log lacks the cut of a process; the message names it."""
+
+
+class WindowRequest(NamedTuple):
+    """What to read around the cut: the `nearest` events before it and after it, and, by channel,
+    the events that sent and accepted some messages."""
+
+    nearest: int
+    messages: Mapping[Channel, Sequence[range]]
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """The log of one process around its cut: all rows of the snapshot and those that were
+    requested.
+
+    `counts` are the last numbers of messages in each direction (`SENT`, `ACCEPTED`) on each channel
+    before the cut, among the rows that were read; `event_count` is the number of actions before it.
+    """
+
+    rows: tuple[Row, ...]
+    counts: dict[tuple[str, str], int]
+    event_count: int
+
+
+def read_window(log: Path, snapshot: Snapshot, wanted: WindowRequest) -> dict[ProcessId, Lane]:
+    """Return the log of each process around its cut.
+
+    Raises:
+        NotInLog: the cut of a process that took part is not in the log: not yet, no longer, or it
+            was never written.
+        UsageError: there is no event log.
+        Damaged: a file is not what was written.
+        OSError: a file cannot be read.
+    """
+    found = groupby(list_segments(log, snapshot.epoch), key=lambda segment: segment.header.process)
+    files = {process: list(own) for process, own in found}
+    names = [s.process for s in snapshot.state.processes if s.process not in snapshot.excluded]
+    lanes: dict[ProcessId, Lane] = {}
+    for process in names:
+        lane = _Reading(process, snapshot, wanted).lane(files.get(process, []))
+        if lane is None:
+            raise NotInLog(
+                f"{log} does not have the cut of {process} in snapshot {snapshot.id}: a process "
+                "writes its log twice a second, and the files of all machines belong together"
+            )
+        lanes[process] = lane
+    return lanes
+
+
+class _Split(NamedTuple):
+    segment: Segment
+    group: int
+
+
+class _Reading:
+    """Reads the log of one process."""
+
+    def __init__(self, process: ProcessId, snapshot: Snapshot, wanted: WindowRequest) -> None:
+        self._name = str(snapshot.id)
+        self._wanted = wanted
+        self._states = {
+            str(state.channel): state
+            for state in snapshot.state.channels
+            if process in (state.channel.source, state.channel.target)
+        }
+        self._process = process
+        self._sources = sum(1 for s in self._states.values() if s.channel.target == process)
+        self._total = sum(
+            state.sent_count if state.channel.source == process else state.received_count
+            for state in self._states.values()
+        )
+
+    def lane(self, own: list[Segment]) -> Lane | None:
+        """Return the rows around the cut in the segments of the process, if one has it."""
+        splits = [_Split(segment, group) for segment in own for group in segment.groups]
+        # The cut is in the last file that begins before it for sure, or in one after that.
+        earlier = [segment.header.number for segment in own if _total(segment) < self._total]
+        for index, split in enumerate(splits):
+            if earlier and split.segment.header.number < earlier[-1]:
+                continue
+            if _total(split.segment) > self._total:
+                return None
+            cut = self._cut_in(split)
+            if cut is not None:
+                return self._select(self._read(splits, index, cut))
+        return None
+
+    def _cut_in(self, split: _Split) -> int | None:
+        """Return the row of a split in which the process recorded its state."""
+        row_count = 0
+        for table in segments.read_rows(split.segment.path, [split.group], ["kind", "snapshot"]):
+            places = _places(
+                pc.and_(_is(table, "snapshot", self._name), _is(table, "kind", RECORDED))
+            )
+            if places:
+                return row_count + places[0]
+            row_count += table.num_rows
+        return None
+
+    def _read(self, splits: list[_Split], index: int, cut: int) -> pa.Table:
+        """Return the rows around the cut, which is row `cut` of the split at `index`.
+
+        Splits before it are added until there is enough context, splits after it until all markers
+        have arrived.
+        """
+        tables = self._tables(splits[index])
+        row_count = sum(len(table) for table in tables) - cut
+        marker_count = self._marker_count(tables)
+        for split in reversed(splits[:index]):
+            if cut >= CONTEXT_ROWS:
+                break
+            before = self._tables(split)
+            cut += sum(len(table) for table in before)
+            tables = [*before, *tables]
+        for split in splits[index + 1 :]:
+            if row_count >= AFTER_ROWS_MAX or (
+                marker_count >= self._sources and row_count >= CONTEXT_ROWS
+            ):
+                break
+            after = self._tables(split)
+            row_count += sum(len(table) for table in after)
+            marker_count += self._marker_count(after)
+            tables += after
+        whole = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+        unknown = {*whole.column("channel").unique().to_pylist()} - {None, *self._states}
+        if unknown:
+            raise Damaged(
+                f"the event log of {self._process} has a row of channel {min(unknown)!r}, which is "
+                "none of its channels: bring the files back that were written"
+            )
+        return whole
+
+    def _tables(self, split: _Split) -> list[pa.Table]:
+        return list(segments.read_rows(split.segment.path, [split.group], SCHEMA.names))
+
+    def _marker_count(self, tables: list[pa.Table]) -> int:
+        """Return how many markers of the snapshot arrived in some rows."""
+        return sum(
+            len(_places(pc.and_(_is(t, "snapshot", self._name), _is(t, "kind", MARKER_ACCEPTED))))
+            for t in tables
+        )
+
+    def _select(self, table: pa.Table) -> Lane:
+        of_snapshot = _is(table, "snapshot", self._name)
+        (cut, *_) = _places(pc.and_(of_snapshot, _is(table, "kind", RECORDED)))
+        events, snapshots = table.column("event"), table.column("snapshot")
+        event_count = events[cut].as_py()
+        chosen = {*_places(of_snapshot)}
+        chosen |= self._near(events, snapshots, range(cut - 1, -1, -1), self._wanted.nearest)
+        chosen |= self._near(events, snapshots, range(cut + 1, len(table)), self._wanted.nearest)
+        for place in self._ends(table):
+            chosen |= _action_around(events, snapshots, place)
+        rows = tuple(rows_of(table.take(sorted(chosen))))
+        return Lane(rows, _last_numbers(table.slice(0, cut)), event_count)
+
+    def _near(self, events: Any, snapshots: Any, places: range, event_count: int) -> set[int]:
+        """Return the rows of the `event_count` nearest actions."""
+        chosen: dict[int, list[int]] = defaultdict(list)
+        for place in places[:CONTEXT_ROWS]:
+            if snapshots[place].as_py() is not None:
+                continue
+            event = events[place].as_py()
+            if event not in chosen and len(chosen) == event_count:
+                break
+            if len(chosen[event]) < EVENT_ROWS_MAX:
+                chosen[event].append(place)
+        return {place for own in chosen.values() for place in own}
+
+    def _ends(self, table: pa.Table) -> Iterator[int]:
+        """Yield the rows in which the requested messages were sent or accepted."""
+        numbers = table.column("number")
+        for channel, ranges in self._wanted.messages.items():
+            if self._process not in (channel.source, channel.target):
+                continue
+            kind = SENT if channel.source == self._process else ACCEPTED
+            on_channel = pc.and_(_is(table, "channel", str(channel)), _is(table, "kind", kind))
+            for wanted in filter(None, ranges):
+                is_one = pc.and_(
+                    pc.greater_equal(numbers, wanted.start), pc.less(numbers, wanted.stop)
+                )
+                yield from _places(pc.and_(on_channel, is_one))
+
+
+def _total(segment: Segment) -> int:
+    return sum(segment.header.sent.values()) + sum(segment.header.received.values())
+
+
+def _is(table: pa.Table, column: str, text: str) -> Any:
+    """Return, for each row, whether a column with few distinct texts has this one."""
+    found = []
+    for chunk in table.column(column).chunks:
+        texts = chunk.dictionary.to_pylist()
+        code = texts.index(text) if text in texts else -1
+        found.append(pc.fill_null(pc.equal(chunk.indices, code), fill_value=False))
+    return pa.chunked_array(found, pa.bool_())
+
+
+def _places(is_one: Any) -> list[int]:
+    places: list[int] = pc.indices_nonzero(is_one).to_pylist()
+    return places
+
+
+def _action_around(events: Any, snapshots: Any, place: int) -> set[int]:
+    """Return the rows of the action that the row at `place` belongs to."""
+    event = events[place].as_py()
+    found = {place}
+    for way in (range(place - 1, -1, -1), range(place + 1, len(events))):
+        for other in way[:EVENT_ROWS_MAX]:
+            if events[other].as_py() != event or snapshots[other].as_py() is not None:
+                break
+            found.add(other)
+    return found
+
+
+def _last_numbers(before: pa.Table) -> dict[tuple[str, str], int]:
+    """Return direction and channel -> the last number in the rows before the cut."""
+    plain = pa.table(
+        {
+            "kind": before.column("kind").cast(pa.string()),
+            "channel": before.column("channel").cast(pa.string()),
+            "number": before.column("number"),
+        }
+    )
+    messages = plain.filter(pc.is_in(plain.column("kind"), pa.array([SENT, ACCEPTED])))
+    last = messages.group_by(["kind", "channel"]).aggregate([("number", "max")])
+    return {(row["kind"], row["channel"]): row["number_max"] for row in last.to_pylist()}

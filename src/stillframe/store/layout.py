@@ -1,0 +1,213 @@
+"""The layout of a store directory: it is created, recognised and locked here, and names are
+checked."""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from stillframe.durable_files import local_path, partial_path, replace_durably, sync
+from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
+from stillframe.model import SnapshotId
+from stillframe.store.manifest import MANIFEST, Head, Manifest
+from stillframe.store.sealed_json import TooLarge, read_sealed, seal
+
+HEAD = "store.json"
+SNAPSHOTS = "snapshots"
+ASSEMBLED = "assembled.json"
+"""Only a store that fragments were assembled into has this file."""
+_LOCK = "lock"
+_PIPELINE_HEAD = "pipeline.json"
+_LISTED_MAX = 5
+
+
+def first_names(names: Iterable[str]) -> str:
+    """Return the first few names for an error message."""
+    known = list(names)
+    more = f" and {len(known) - _LISTED_MAX} more" if len(known) > _LISTED_MAX else ""
+    return ", ".join(known[:_LISTED_MAX]) + more
+
+
+@contextlib.contextmanager
+def explain_io_errors(path: Path, action: str) -> Iterator[None]:
+    """Turn an OSError of the body into a StoreError: what could not be done to `path`, and what to
+    do. A ``TooLarge`` gets the name of `path`, too."""
+    try:
+        yield
+    except TooLarge as error:
+        raise TooLarge(f"{path} could not be {action}: {error}") from error
+    except OSError as error:
+        raise StoreError(
+            f"{path} could not be {action}: {error.strerror or error}: see to the space, the "
+            "permissions and the health of that disk, or give another directory"
+        ) from error
+
+
+def take_lock(path: Path) -> int:
+    """Become the one writer of the store at `path`, until the returned descriptor is closed;
+    Unavailable if there is another writer."""
+    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise Unavailable(
+            f"the store {path} is in use by another program that writes to it: stop that one, or "
+            "give this one another directory"
+        ) from None
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def check_is_store(path: Path) -> None:
+    """Check that there is a store at `path`.
+
+    Raises:
+        UsageError: there is nothing, or something else.
+        Damaged: its ``store.json`` is missing.
+    """
+    if (local_path(path) / HEAD).exists():
+        return
+    if (path / _PIPELINE_HEAD).exists():
+        raise UsageError(
+            f"{path} is a pipeline and no store: use the commands under 'stillframe spark', such "
+            f"as 'stillframe spark list {path}'"
+        )
+    if _has_snapshots(path):
+        raise Damaged(f"{path / HEAD} is missing: put it back from a copy of the store")
+    what = "is no store" if path.exists() else "does not exist"
+    raise UsageError(f"{path} {what}: give the directory that 'run' wrote its snapshots to")
+
+
+def check_unused(path: Path) -> None:
+    """Check that a directory is empty or a store; a UsageError names what else is in it."""
+    if (path / HEAD).exists():
+        return
+    made_first = path / ASSEMBLED
+    left_by_a_crash = {_LOCK, SNAPSHOTS, partial_path(path / HEAD).name}
+    left_by_a_crash |= {made_first.name, partial_path(made_first).name}
+    foreign = sorted({item.name for item in path.iterdir()} - left_by_a_crash)
+    if foreign:
+        raise UsageError(
+            f"{path} is not empty and no store, it holds {first_names(foreign)}: give a directory "
+            "that is empty or not there yet"
+        )
+    if _has_snapshots(path):
+        raise Damaged(f"{path / HEAD} is missing: put it back from a copy of the store")
+
+
+def make_store(path: Path, head: Head) -> None:
+    """Write ``store.json``, or take over a store without snapshots; a UsageError if it has some, or
+    another topology."""
+    if (path / HEAD).exists():
+        existing = read_sealed(path / HEAD, Head)
+        if _has_snapshots(path):
+            raise UsageError(
+                f"the store {path} has snapshots already: restore from it, or give another "
+                "directory for a fresh start"
+            )
+        if existing.description.hash != head.description.hash:
+            raise UsageError(
+                f"the store {path} was made for another topology: give another directory, or "
+                "delete that one, it has no snapshots"
+            )
+        # The epoch only rises. The snapshot that it began from is gone.
+        head = msgspec.structs.replace(existing, reference=head.reference, restored_from=None)
+    (path / SNAPSHOTS).mkdir(exist_ok=True)
+    # Last: this file makes the directory a store.
+    replace_durably(path / HEAD, seal(head))
+    sync(path.parent)
+
+
+def snapshot_directories(snapshots: Path) -> list[Path]:
+    """Return the directories of all published snapshots in `snapshots`, in any order; a StoreError
+    if something in it is no snapshot."""
+    with explain_io_errors(snapshots, "read"):
+        found = [path for path in snapshots.iterdir() if not path.name.startswith(".")]
+    for path in found:
+        try:
+            SnapshotId.parse(path.name)
+        except UsageError:
+            raise StoreError(f"{path} is no snapshot: move it out of the store") from None
+    return found
+
+
+def is_snapshot_id(snapshot: SnapshotId) -> bool:
+    """Return whether an id, which may come from anywhere, is safe as the name of a directory."""
+    try:
+        return SnapshotId.parse(str(snapshot)) == snapshot
+    except UsageError:
+        return False
+
+
+def is_published(path: Path, snapshot: SnapshotId) -> bool:
+    """Return whether the store at `path` has `snapshot`."""
+    return (path / SNAPSHOTS / str(snapshot)).is_dir()
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what a crashed writer left; only the writer may."""
+    for pattern in (".*.partial", dropped_path(Path("*")).name):
+        for left in (path / SNAPSHOTS).glob(pattern):
+            shutil.rmtree(left)
+    partial_path(path / HEAD).unlink(missing_ok=True)
+
+
+def dropped_path(directory: Path) -> Path:
+    """Return the name that a snapshot has while it is removed: readers pass over it."""
+    return directory.with_name(f".{directory.name}.dropped")
+
+
+def remove_unlisted(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """Remove files that a crashed writer left in the directory of a snapshot; only the writer may.
+    `names` are of all files that the store may write there; others are left alone."""
+    listed_names = {record.name for record in manifest.files}
+    for name in names:
+        partial_path(directory / name).unlink(missing_ok=True)
+        if name not in listed_names and name != MANIFEST:
+            (directory / name).unlink(missing_ok=True)
+
+
+def _has_snapshots(path: Path) -> bool:
+    snapshots = path / SNAPSHOTS
+    return snapshots.is_dir() and any(not item.name.startswith(".") for item in snapshots.iterdir())
+
+
+_SAVEPOINT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?")
+
+
+def check_savepoint_name(name: str) -> str:
+    """Return `name` if it can name a savepoint, else raise a UsageError."""
+    try:
+        SnapshotId.parse(name)
+    except UsageError:
+        if _SAVEPOINT_NAME.fullmatch(name) is not None:
+            return name
+        raise UsageError(
+            f"a savepoint cannot be called {name!r}: use 1 to 64 letters, digits, '_', '.' or '-', "
+            "with a letter or digit first and no sign of punctuation last"
+        ) from None
+    raise UsageError(
+        f"a savepoint cannot be called {name!r}: snapshots have ids like that; give a name that "
+        "does not end with '-' and a number"
+    )
+
+
+def find_snapshot(text: str, savepoints: Mapping[str, SnapshotId]) -> SnapshotId:
+    """Return the snapshot that `text` names, a savepoint or an id, else raise a UsageError."""
+    if text in savepoints:
+        return savepoints[text]
+    try:
+        return SnapshotId.parse(text)
+    except UsageError:
+        raise UsageError(
+            f"{text!r} is no snapshot id: they look like P1-17; nor is it a savepoint: "
+            f"there {'is ' + first_names(savepoints) if savepoints else 'is none'}"
+        ) from None

@@ -1,0 +1,272 @@
+"""The outcomes of the snapshots of a store, each once, from a cursor that outlives the program.
+
+The history of the store has the outcomes as they happen. Those before its oldest line, and those of
+a store without a history, are found among the snapshots themselves.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Damaged
+from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
+from stillframe.store import history
+from stillframe.store.history import HistoryCursor, HistoryRecord, Step, first_step, read_after
+from stillframe.store.layout import SNAPSHOTS, explain_io_errors, is_published, snapshot_directories
+
+OUTCOME_COUNT_MAX = 256
+"""Maximum outcomes at a time."""
+
+_NUMBER_MAX = 2**63
+_SETTLED_NS = 10**9
+"""After this time, in nanoseconds, another change of a directory gets another time stamp."""
+
+PUBLISHED = "published"
+ABANDONED = "abandoned"
+OVERDUE = "overdue"
+LOST = "lost"
+"""The outcomes. `OVERDUE`: it started too long ago, and a later outcome is not reported. `LOST`: it
+is not in the store, and the line that says why is gone."""
+DAMAGED = "damaged"
+"""No outcome: a line of the history was changed, which may have been one."""
+
+
+class Started(msgspec.Struct, frozen=True):
+    """When a snapshot started, and in which epoch, if that is known."""
+
+    at: float
+    epoch: int | None
+
+
+class SnapshotOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The outcome of one snapshot.
+
+    `reason` is the name of a ``model.Reason``, `missing` are the processes without a fragment,
+    `why` is a sentence for the user. The manifest of a published one has more. `snapshot` is None
+    if `how` is `DAMAGED`.
+    """
+
+    snapshot: str | None
+    how: str
+    started: Started | None = msgspec.field(default=None, name="begun")
+    at: float | None = None
+    reason: str | None = None
+    missing: tuple[ProcessId, ...] = ()
+    why: str = ""
+
+
+class OutcomeCursor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far the outcomes of a store have been read, up to `place` in the history.
+
+    `under_way` are the snapshots that had started and not ended there; None for those reported as
+    overdue. `outcomes` are the new ones since the cursor before.
+    """
+
+    place: HistoryCursor | None = None
+    last_number: int = 0
+    epoch: int | None = None
+    under_way: dict[str, Started | None] = {}
+    outcomes: tuple[SnapshotOutcome, ...] = msgspec.field(default=(), name="endings")
+
+
+class OutcomeReader:
+    """Reads the outcomes of the snapshots of one store.
+
+    Args:
+        store: its directory.
+        timeout_s: a snapshot that has not ended so long after its start is overdue, in seconds;
+            None: never.
+    """
+
+    def __init__(self, store: Path, *, timeout_s: float | None) -> None:
+        self._store = store
+        self._timeout_s = timeout_s
+        self._listed: tuple[int, list[SnapshotId]] = (-1, [])
+
+    def after(self, cursor: OutcomeCursor, now: float) -> OutcomeCursor:
+        """Return the next cursor; without new outcomes it is equal to this one. Lines of the
+        history later than `now`, in seconds since 1970, are not read yet.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        cursor = msgspec.structs.replace(cursor, outcomes=())
+        steps = None if cursor.place is None else read_after(self._store, cursor.place)
+        if steps is None:
+            return self._caught_up(cursor)
+        behind = _behind(cursor, list(_until(steps, now)))
+        return behind if behind.place != cursor.place else self._overdue(cursor, now)
+
+    def _overdue(self, cursor: OutcomeCursor, now: float) -> OutcomeCursor:
+        """Return the cursor after reporting overdue snapshots."""
+        if self._timeout_s is None:
+            return cursor
+        latest = now - self._timeout_s
+        late = {
+            snapshot: started
+            for snapshot, started in cursor.under_way.items()
+            if started is not None and started.at < latest
+        }
+        outcomes = []
+        overdue = list(late.items())[:OUTCOME_COUNT_MAX]
+        for snapshot, started in overdue:
+            # One that was published just before a crash has no line yet.
+            how = PUBLISHED if is_published(self._store, SnapshotId.parse(snapshot)) else OVERDUE
+            why = f"it has not ended {self._timeout_s:g} s after it began"
+            outcomes.append(SnapshotOutcome(snapshot=snapshot, how=how, started=started, why=why))
+        told: dict[str, Started | None] = dict.fromkeys(snapshot for snapshot, _ in overdue)
+        return msgspec.structs.replace(
+            cursor, under_way=cursor.under_way | told, outcomes=tuple(outcomes)
+        )
+
+    def _caught_up(self, cursor: OutcomeCursor) -> OutcomeCursor:
+        """Return the cursor after the outcomes before the oldest line, up to that line."""
+        # In this order: the start of a published snapshot is in the history before.
+        there = self._published()
+        first = first_step(self._store)
+        what = self._known_before(first)
+
+        def is_before(snapshot: SnapshotId) -> bool:
+            return snapshot.number <= what.last_number and snapshot not in what.under_way
+
+        awaited = {SnapshotId.parse(name): started for name, started in cursor.under_way.items()}
+        untold = [s for s in there if s.number > cursor.last_number or awaited.get(s)]
+        ended = [(s, PUBLISHED) for s in untold if is_before(s)]
+        if first is not None:
+            gone = [s for s, started in awaited.items() if started and s not in set(there)]
+            ended += [(s, LOST) for s in gone if is_before(s)]
+        if not ended:
+            return cursor if first is None else _at_beginning(cursor, first, what)
+        ended.sort(key=lambda pair: pair[0].number)
+        chosen = ended[:OUTCOME_COUNT_MAX]
+        outcomes = [
+            SnapshotOutcome(
+                snapshot=str(snapshot),
+                how=how,
+                started=awaited.get(snapshot),
+                why="it is not in the store, and how it ended is no longer in the history"
+                if how == LOST
+                else "",
+            )
+            for snapshot, how in chosen
+        ]
+        told = {str(snapshot) for snapshot, _ in chosen}
+        return msgspec.structs.replace(
+            cursor,
+            place=None,
+            last_number=max(cursor.last_number, chosen[-1][0].number),
+            under_way={s: started for s, started in cursor.under_way.items() if s not in told},
+            outcomes=tuple(outcomes),
+        )
+
+    def _known_before(self, first: Step | None) -> history.Rollover:
+        """Return a summary of everything before the first line. Without a history, or a readable
+        one, all snapshots with a lower number than the first that started in it are before it."""
+        if first is None:
+            return history.Rollover(_NUMBER_MAX, ())
+        line, place = first
+        what = line.what if isinstance(line, HistoryRecord) else None
+        if isinstance(what, history.Rollover) and what.last_number:
+            return what
+        while steps := read_after(self._store, place):
+            for line, _ in steps:
+                match line.what if isinstance(line, HistoryRecord) else None:
+                    # The line of its start may be damaged, and not that of its outcome.
+                    case (
+                        history.SnapshotBegan(snapshot)
+                        | history.SnapshotPublished(snapshot)
+                        | history.SnapshotAbandoned(snapshot)
+                    ):
+                        return history.Rollover(snapshot.number - 1, ())
+            place = steps[-1][1]
+        # The file is gone, which the next call finds out; or no snapshot has started.
+        return history.Rollover(0 if steps is None else _NUMBER_MAX, ())
+
+    def _published(self) -> list[SnapshotId]:
+        """Return the published snapshots; listed again only when the directory changed."""
+        with explain_io_errors(self._store, "read"):
+            changed = (self._store / SNAPSHOTS).stat().st_mtime_ns
+        if changed == self._listed[0]:
+            return self._listed[1]
+        directories = snapshot_directories(self._store / SNAPSHOTS)
+        found = [SnapshotId.parse(path.name) for path in directories]
+        if time.time_ns() - changed > _SETTLED_NS:
+            self._listed = changed, found
+        return found
+
+
+def _at_beginning(cursor: OutcomeCursor, first: Step, what: history.Rollover) -> OutcomeCursor:
+    """Return the cursor after the first line, when all outcomes before it were reported."""
+    line, place = first
+    under_way: dict[str, Started | None] = {}
+    if isinstance(line, HistoryRecord):
+        started = Started(line.at, None)
+        under_way = {str(s): cursor.under_way.get(str(s), started) for s in what.under_way}
+    return OutcomeCursor(
+        place=place,
+        last_number=cursor.last_number,
+        epoch=cursor.epoch,
+        under_way=under_way,
+        outcomes=(_damaged(line),) if isinstance(line, Damaged) else (),
+    )
+
+
+def _until(steps: Iterable[Step], now: float) -> Iterator[Step]:
+    """Yield the lines up to `now`. A damaged one has no time, and counts as one with that before
+    it."""
+    at = -math.inf
+    for step in steps:
+        if isinstance(step[0], HistoryRecord):
+            at = step[0].at
+        if at <= now:
+            yield step
+
+
+def _behind(cursor: OutcomeCursor, steps: list[Step]) -> OutcomeCursor:
+    """Return the cursor after some lines, or fewer if they have too many outcomes."""
+    place, last_number, epoch = cursor.place, cursor.last_number, cursor.epoch
+    under_way = dict(cursor.under_way)
+    outcomes: list[SnapshotOutcome] = []
+    for line, after in steps:
+        if len(outcomes) == OUTCOME_COUNT_MAX:
+            break
+        place = after
+        if isinstance(line, Damaged):
+            outcomes.append(_damaged(line))
+            continue
+        match line.what:
+            case history.EpochBegan(number) | history.TakenOver(number):
+                epoch = number
+            case history.SnapshotBegan(snapshot):
+                under_way[str(snapshot)] = Started(line.at, epoch)
+                last_number = max(last_number, snapshot.number)
+            case history.SnapshotPublished(snapshot) | history.SnapshotAbandoned(snapshot):
+                # One that could not start, on a full disk, has no line before this one.
+                started = under_way.pop(str(snapshot), Started(line.at, epoch))
+                last_number = max(last_number, snapshot.number)
+                if started is not None:
+                    outcomes.append(_outcome(line, snapshot, started))
+    return OutcomeCursor(place, last_number, epoch, under_way, tuple(outcomes))
+
+
+def _damaged(damage: Damaged) -> SnapshotOutcome:
+    return SnapshotOutcome(snapshot=None, how=DAMAGED, why=str(damage))
+
+
+def _outcome(line: HistoryRecord, snapshot: SnapshotId, started: Started) -> SnapshotOutcome:
+    if not isinstance(line.what, history.SnapshotAbandoned):
+        return SnapshotOutcome(snapshot=str(snapshot), how=PUBLISHED, started=started, at=line.at)
+    _, name, missing, detail = msgspec.structs.astuple(line.what)
+    known = Reason.__members__.get(name)
+    return SnapshotOutcome(
+        snapshot=str(snapshot),
+        how=ABANDONED,
+        started=started,
+        at=line.at,
+        reason=name,
+        missing=missing,
+        why=str(Abandoned(snapshot, known, missing, detail)) if known else f"{name}: {detail}",
+    )

@@ -1,0 +1,63 @@
+"""JSON files that detect changes: the content, then the SHA-256 of its bytes.
+
+Such a file is exactly ``{"content":<JSON>,"hash":"<64 digits>"}``. There is one way to write each
+content, so that any changed byte is detected, also white space or bytes added at the end.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stillframe.durable_files import FILE_ADVICE, read_sealed_content
+from stillframe.errors import Damaged, StoreError
+from stillframe.model import DECODING_ERRORS
+
+FORMAT = 1
+"""The version of the format, which is in every sealed file."""
+
+SEALED_BYTES_MAX = 64 * 2**20
+
+_Content = TypeVar("_Content", bound=msgspec.Struct)
+
+
+class TooLarge(StoreError):
+    """The content is larger than a sealed file may be."""
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def seal(content: msgspec.Struct) -> bytes:
+    """Return the bytes of the sealed file with this content, if it is not ``TooLarge``."""
+    encoded = msgspec.json.encode(content)
+    digest = hashlib.sha256(encoded).hexdigest().encode()
+    sealed = b'{"content":%b,"hash":"%b"}' % (encoded, digest)
+    if len(sealed) > SEALED_BYTES_MAX:
+        raise TooLarge(
+            f"it would have {len(sealed)} bytes, more than the {SEALED_BYTES_MAX} that such a file "
+            "may have"
+        )
+    return sealed
+
+
+def read_sealed(path: Path, kind: type[_Content], *, advice: str = FILE_ADVICE) -> _Content:
+    """Read a sealed file with content of this kind; `advice` says what to do if it is damaged.
+
+    Raises:
+        Damaged: a byte was changed, the file is cut short, too long or missing.
+        StoreError: it cannot be read, or a newer version of Stillframe wrote it.
+    """
+    content = read_sealed_content(path, bytes_max=SEALED_BYTES_MAX, advice=advice)
+    try:
+        number = msgspec.json.decode(content, type=_Format).format
+        if number > FORMAT:
+            raise StoreError(
+                f"{path} has format {number}, and this version of Stillframe knows {FORMAT}: "
+                "use the version that wrote it, or a newer one"
+            )
+        return msgspec.json.decode(content, type=kind)
+    except DECODING_ERRORS as error:
+        raise Damaged(f"{path} does not hold what it should: {error}: {advice}") from error

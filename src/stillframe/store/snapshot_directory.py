@@ -1,0 +1,373 @@
+"""The directory of one snapshot: written and published, read, verified, and rewritten in full.
+
+Keyed fields are read together with the bases of the snapshot (``chain``).
+"""
+
+import contextlib
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import pyarrow as pa
+
+from stillframe.durable_files import partial_path, read_hashed, replace_durably, sync, write_new
+from stillframe.errors import NotConsistent, StoreError, UsageError
+from stillframe.model import GlobalState, ProcessId, Snapshot, SnapshotId
+from stillframe.store.chain import links_of
+from stillframe.store.keyed import KeyedTable, as_full
+from stillframe.store.manifest import (
+    CHANNELS,
+    FILES,
+    MANIFEST,
+    PROCESSES,
+    FileRecord,
+    Manifest,
+    keyed_file,
+)
+from stillframe.store.parquet import as_written, check_row_count, different_column, read_parquet
+from stillframe.store.sealed_json import seal
+from stillframe.store.tables import Tables, read_channels, read_processes
+from stillframe.topology import Description
+
+
+class SnapshotChain(msgspec.Struct, frozen=True):
+    """A snapshot in a store, with everything needed to read it.
+
+    `snapshots` is the directory of all snapshots, `manifests` are those of this one and of its
+    bases (checked by ``chain.check_chain``), `tables` those of its topology.
+    """
+
+    snapshots: Path
+    manifest: Manifest
+    manifests: dict[SnapshotId, Manifest]
+    tables: Tables
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the snapshot."""
+        return self.snapshots / str(self.manifest.snapshot)
+
+
+class NewDirectory:
+    """A directory that is written under a partial name, and published by one rename.
+
+    Call ``write_tables``, then ``publish``, in a ``with`` statement: when that is left by an error,
+    nothing of the directory exists.
+
+    Args:
+        path: where it will be; nothing is there yet.
+        executor: writes the files side by side; None: one after the other, in this thread. Beside a
+            process that is always busy, each turn of another thread costs more than it gains.
+
+    Raises:
+        StoreError: leaving it, if the disk is full or failed.
+    """
+
+    def __init__(self, path: Path, executor: Executor | None) -> None:
+        self._path = path
+        self._partial = partial_path(path)
+        self._executor = executor
+
+    def __enter__(self) -> Self:
+        # An earlier attempt may not have been able to remove this.
+        shutil.rmtree(self._partial, ignore_errors=True)
+        with self._explained():
+            self._partial.mkdir()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        shutil.rmtree(self._partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            with self._explained():
+                raise error
+
+    def write_tables(
+        self, tables: Mapping[str, pa.Table], to_parquet: Callable[[str, pa.Table], bytes]
+    ) -> tuple[FileRecord, ...]:
+        """Write the tables; the first argument of `to_parquet` is the name of the file."""
+        calls = [(self._partial / name, table, to_parquet) for name, table in tables.items()]
+        return tuple(self._all(_write_table, calls))
+
+    def publish(self, manifest: msgspec.Struct) -> None:
+        """Write the manifest, force all files to the disk, and give the directory its name."""
+        write_new(self._partial / MANIFEST, seal(manifest))
+        # Side by side, so that a journalling file system makes one commit of them.
+        self._all(sync, [(path,) for path in (self._partial, *self._partial.iterdir())])
+        publish_directory(self._path)
+
+    def _all(self, function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> Any:
+        """Call `function` side by side; raise the first error when all calls have ended."""
+        if self._executor is None:
+            return [function(*arguments) for arguments in calls]
+        futures = [self._executor.submit(function, *arguments) for arguments in calls]
+        errors = [future.exception() for future in futures]
+        for error in filter(None, errors):
+            raise error
+        return [future.result() for future in futures]
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"{self._path} could not be written: {error.strerror or error}: nothing was "
+                "published. Make room on that disk or give another directory; the next "
+                "snapshot is tried afresh"
+            ) from error
+
+
+def publish_directory(directory: Path) -> None:
+    """Rename the ``partial_path`` of `directory`, which is complete and on the disk.
+
+    Raises:
+        OSError: the disk failed; nothing was published, and nothing is left.
+    """
+    partial = partial_path(directory)
+    try:
+        partial.rename(directory)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    try:
+        sync(directory.parent)
+    except OSError:
+        # Rename it back first: no reader may see it disappear file by file.
+        directory.rename(partial)
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write_table(
+    path: Path, table: pa.Table, to_parquet: Callable[[str, pa.Table], bytes]
+) -> FileRecord:
+    content = to_parquet(path.name, table)
+    write_new(path, content)
+    return record_of(path.name, content)
+
+
+def record_of(name: str, content: bytes) -> FileRecord:
+    """Return the record of a file in a manifest."""
+    return FileRecord(name, len(content), hashlib.sha256(content).hexdigest())
+
+
+def check_described(snapshot: Snapshot, description: Description) -> None:
+    """Check that a snapshot has exactly the described processes and channels, in order; a
+    UsageError names the first difference."""
+    processes = [(state.process, state.kind) for state in snapshot.state.processes]
+    channels = [state.channel for state in snapshot.state.channels]
+    for found, expected in (
+        (processes, sorted(description.processes.items())),
+        (channels, sorted(description.channels)),
+    ):
+        if list(found) != list(expected):
+            odd = [
+                str(item) for item in (*found, *expected) if (item in found) != (item in expected)
+            ]
+            raise UsageError(
+                f"snapshot {snapshot.id} does not fit the topology of the store: "
+                f"{odd[0] + ' is in only one of them' if odd else 'its parts are not sorted'}"
+            )
+
+
+def read_snapshot(chain: SnapshotChain) -> Snapshot:
+    """Read a snapshot, with all keys of its keyed fields, and check its books."""
+    manifest, directory = chain.manifest, chain.directory
+    content = {name: _read_verified(directory, manifest, name) for name in (PROCESSES, CHANNELS)}
+    stored = _stored(chain, content)
+    maps: dict[ProcessId, dict[str, bytes]] = {}
+    description = chain.tables.description
+    with as_written(directory):
+        for table in chain.tables.keyed:
+            for process, rows in merged_rows(chain, table).items():
+                maps.setdefault(process, {})[table.field] = table.as_map(rows)
+        processes = tuple(
+            as_full(state, maps[state.process], description) if state.process in maps else state
+            for state in stored.state.processes
+        )
+    state = GlobalState(processes, stored.state.channels)
+    return msgspec.structs.replace(stored, state=state)
+
+
+def _stored(chain: SnapshotChain, content: Mapping[str, bytes]) -> Snapshot:
+    """Return the snapshot without its keyed fields."""
+    manifest, directory = chain.manifest, chain.directory
+    with as_written(directory / PROCESSES):
+        processes = read_processes(content[PROCESSES])
+    with as_written(directory / CHANNELS):
+        state = GlobalState(processes, read_channels(content[CHANNELS]))
+    state.check_books()
+    _check_counts(directory / MANIFEST, manifest, state)
+    snapshot = Snapshot(
+        id=manifest.snapshot,
+        epoch=manifest.epoch,
+        initiated_at=manifest.initiated_at,
+        completed_at=manifest.completed_at,
+        state=state,
+        pause_s=manifest.pause_s,
+        capture_s=manifest.capture_s,
+        excluded=manifest.excluded,
+    )
+    check_described(snapshot, chain.tables.description)
+    return snapshot
+
+
+def merged_rows(chain: SnapshotChain, table: KeyedTable) -> dict[ProcessId, pa.Table]:
+    """Return all rows of a keyed field, by process."""
+    processes = [p for p, kind in chain.tables.description.processes.items() if kind == table.kind]
+    newest = chain.manifest.snapshot
+    links = {process: links_of(chain.manifests, newest, process) for process in processes}
+    rows = {
+        link: _rows(table, chain.snapshots / str(link), chain.manifests[link])
+        for link in set().union(*links.values())
+    }
+    return {
+        process: table.merged([rows[link][process] for link in of_one if process in rows[link]])
+        for process, of_one in links.items()
+    }
+
+
+def _rows(table: KeyedTable, directory: Path, manifest: Manifest) -> dict[ProcessId, pa.Table]:
+    name = keyed_file(table.name, is_full=manifest.bases is None)
+    content = _read_verified(directory, manifest, name)
+    with as_written(directory / name):
+        return table.read(content)
+
+
+def verify_snapshot(chain: SnapshotChain) -> None:
+    """Read every byte of a snapshot, without its bases, and compare redundant data.
+
+    Raises:
+        NotConsistent: the books do not balance, or the columns for queries differ from the recorded
+            states and messages.
+        Damaged, UsageError, StoreError: as ``StoreReader.load``.
+    """
+    manifest, directory = chain.manifest, chain.directory
+    content = {f.name: _read_verified(directory, manifest, f.name) for f in manifest.files}
+    snapshot = _stored(chain, content)
+    with as_written(directory):
+        made = chain.tables.of(snapshot.id, _with_changes(chain, snapshot.state))
+    for name, table in made.items():
+        # Written and read again, so that both took the same path.
+        written = read_parquet(chain.tables.to_parquet(name, table))
+        with as_written(directory / name):
+            different = different_column(written, read_parquet(content[name]))
+        if different is not None:
+            raise NotConsistent(
+                f"{directory / name}: column {different} does not say what was recorded: use "
+                f"another snapshot; the recorded states and messages are in {PROCESSES} and "
+                f"{CHANNELS}"
+            )
+
+
+def _with_changes(chain: SnapshotChain, state: GlobalState) -> GlobalState:
+    """Return a state with the keyed fields that the files of this snapshot hold."""
+    manifest, bases = chain.manifest, chain.manifest.bases or {}
+    processes = {state.process: state for state in state.processes}
+    for table in chain.tables.keyed:
+        name = chain.directory / keyed_file(table.name, is_full=manifest.bases is None)
+        rows = _rows(table, chain.directory, manifest)
+        for process, recorded in processes.items():
+            if recorded.kind != table.kind:
+                continue
+            of_one = rows.get(process, table.no_rows())
+            change = table.change(of_one)
+            if change.removed_count and process not in bases:
+                raise NotConsistent(
+                    f"{name}: keys of process {process} were removed, and it is based on nothing "
+                    "that could have had them: use another snapshot"
+                )
+            if (key := table.repeated_key(of_one)) is not None:
+                raise NotConsistent(
+                    f"{name}: process {process} has the key {key!r} twice: use another snapshot"
+                )
+            processes[process] = msgspec.structs.replace(
+                recorded, base=bases.get(process), keyed={**recorded.keyed, table.field: change}
+            )
+    return GlobalState(tuple(processes.values()), state.channels)
+
+
+def verify_links(chain: SnapshotChain) -> None:
+    """Read every byte of the bases that reading a snapshot needs."""
+    for snapshot, manifest in chain.manifests.items():
+        for record in manifest.files:
+            if snapshot != chain.manifest.snapshot and record.name not in FILES:
+                _read_verified(chain.snapshots / str(snapshot), manifest, record.name)
+
+
+def read_tables(chain: SnapshotChain) -> dict[str, pa.Table]:
+    """Return the tables of a snapshot by name: processes, channels, messages, and one for each
+    keyed field with a row for each key."""
+    found = {}
+    for file in FILES:
+        content = _read_verified(chain.directory, chain.manifest, file)
+        with as_written(chain.directory / file):
+            found[Path(file).stem] = rows = read_parquet(content)
+        promised = chain.manifest.row_count_of(file)
+        check_row_count(chain.directory / file, rows.num_rows, promised)
+    name = str(chain.manifest.snapshot)
+    for table in chain.tables.keyed:
+        with as_written(chain.directory):
+            rows = table.of_snapshot(name, list(merged_rows(chain, table).values()))
+            found[table.name] = table.queryable(rows)
+    return found
+
+
+def _read_verified(directory: Path, manifest: Manifest, name: str) -> bytes:
+    record = next(record for record in manifest.files if record.name == name)
+    return read_hashed(directory / name, record.bytes, record.hash)
+
+
+def _check_counts(path: Path, manifest: Manifest, state: GlobalState) -> None:
+    found = (len(state.processes), len(state.channels), state.message_count)
+    if found != (manifest.process_count, manifest.channel_count, manifest.message_count):
+        raise NotConsistent(
+            f"{path} promises {manifest.process_count} processes, {manifest.channel_count} "
+            f"channels and {manifest.message_count} messages, but the files hold {found[0]}, "
+            f"{found[1]} and {found[2]}: use another snapshot"
+        )
+
+
+def write_full(chain: SnapshotChain) -> Manifest:
+    """Write all keys of the keyed fields of a snapshot next to its files of changes; if that fails,
+    nothing is left of the new files. The manifest returned lists these instead; ``put_manifest`` is
+    the next step."""
+    records = [record for record in chain.manifest.files if record.name in FILES]
+    written: list[Path] = []
+    try:
+        for table in chain.tables.keyed:
+            path = chain.directory / keyed_file(table.name, is_full=True)
+            written.append(path)
+            records.append(_write(chain, table, path))
+    except BaseException:
+        for path in written:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        raise
+    return msgspec.structs.replace(chain.manifest, bases=None, files=tuple(records))
+
+
+def _write(chain: SnapshotChain, table: KeyedTable, path: Path) -> FileRecord:
+    rows = list(merged_rows(chain, table).values())
+    content = table.to_parquet(table.of_snapshot(str(chain.manifest.snapshot), rows))
+    replace_durably(path, content)
+    return record_of(path.name, content)
+
+
+def put_manifest(directory: Path, manifest: Manifest) -> None:
+    """Replace the manifest of a snapshot by one rename; ``remove_changes`` is the next step. After
+    an OSError, the manifest has to be read to know which it is."""
+    replace_durably(directory / MANIFEST, seal(manifest))
+
+
+def remove_changes(chain: SnapshotChain) -> None:
+    """Remove the files of changes of a snapshot that is full now. After an OSError, the next writer
+    that opens the store removes them."""
+    for table in chain.tables.keyed:
+        (chain.directory / keyed_file(table.name, is_full=False)).unlink(missing_ok=True)
