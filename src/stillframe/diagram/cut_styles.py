@@ -18,7 +18,7 @@ class StyledCut(msgspec.Struct, frozen=True):
 
     Attributes:
         name: as the legend shows it.
-        snapshot: whose cut it is; None for one that was asked for.
+        snapshot: whose cut it is; None for one that the user gave.
         colour: the index of its colour.
         counts: how many events of each process lie before it; a process that did not record its
             state for the snapshot is missing.

@@ -155,11 +155,11 @@ class Plan:
         processes = count(len(self.trace.processes), "process")
         events = count(self.trace.event_count, "event")
         messages = count(self.trace.message_count, "message")
-        told = Sample.CUT, Sample.CAUGHT, Sample.ORPHAN
+        described = Sample.CUT, Sample.CAUGHT, Sample.ORPHAN
         sentences = [
             f"{events} and {messages} of {processes}, ordered by what happened before what",
             *(label.text for label in notices),
-            *(row.full for row in rows if row.sample in told),
+            *(row.full for row in rows if row.sample in described),
         ]
         return f"Space-time diagram of {processes}", ". ".join(sentences) + "."
 
@@ -236,22 +236,22 @@ class Plan:
     def _messages(self, step_count: int) -> Iterator[MessageArrow]:
         scene = self._scene
         for (link, path), words in zip(scene.messages, self._message_words, strict=True):
-            if there := scene.drawn(link, path, step_count):
+            if visible := scene.drawn(link, path, step_count):
                 is_known = self.chosen is not None and self.chosen.is_between_reached(
                     link.channel, step_count
                 )
                 role = self.roles.get(link.name, Role.PLAIN) if is_known else Role.PLAIN
-                yield MessageArrow(link.name, *there, role, words)
+                yield MessageArrow(link.name, *visible, role, words)
 
     def _markers(self, step_count: int) -> Iterator[MarkerArrow]:
         for link, path in self._scene.markers:
-            if there := self._scene.drawn(link, path, step_count):
+            if visible := self._scene.drawn(link, path, step_count):
                 yield MarkerArrow(
                     link.name,
                     link.channel.source,
                     link.channel.target,
                     self._colours[link.name],
-                    *there,
+                    *visible,
                     self._is_faint(link.name),
                     f"marker of {link.name}, {link.channel}",
                 )

@@ -56,7 +56,7 @@ def find_crossings(trace: Trace, choices: Sequence[Choice]) -> list[Crossing]:
         UsageError: the trace has no such snapshot, or cannot have such a cut.
     """
     found = [Crossing({}, {}) for _ in choices]
-    asked: list[Crossing] = []
+    user_cuts: list[Crossing] = []
     of_snapshot: dict[SnapshotId, Crossing] = {}
     known = trace.snapshots
     for crossing, choice in zip(found, choices, strict=True):
@@ -64,7 +64,7 @@ def find_crossings(trace: Trace, choices: Sequence[Choice]) -> list[Crossing]:
             trace.check_cut(choice.cut)
             crossing.counts.update(zip(trace.processes, choice.cut, strict=True))
             crossing.reached.update({p: 0 for p, count in crossing.counts.items() if count == 0})
-            asked.append(crossing)
+            user_cuts.append(crossing)
         elif choice.snapshot is not None and choice.snapshot in known:
             of_snapshot[choice.snapshot] = crossing
         else:
@@ -75,7 +75,7 @@ def find_crossings(trace: Trace, choices: Sequence[Choice]) -> list[Crossing]:
         process = step.process
         if isinstance(step, Event):
             done[process] += 1
-            for crossing in asked:
+            for crossing in user_cuts:
                 if done[process] == crossing.counts[process]:
                     crossing.reached[process] = number
         elif step.is_cut and step.snapshot in of_snapshot:
@@ -142,7 +142,7 @@ def record(trace: Trace, choice: Choice) -> Recording:
                 markers.get(channel),
                 [(message, came.get(message)) for message in in_transit[channel]],
                 (orphan for orphan in orphans if orphan.channel == channel),
-                is_asked=choice.cut is not None,
+                is_user_cut=choice.cut is not None,
             )
             for channel in trace.channels
         },
@@ -155,11 +155,11 @@ def _channel(
     caught: list[tuple[MessageId, int | None]],
     orphans: Iterable[MessageId],
     *,
-    is_asked: bool,
+    is_user_cut: bool,
 ) -> ChannelRecording:
     if begin is None:
         return ChannelRecording(None, None, (), ())
-    if is_asked:  # it holds what it holds, whether that comes or not
+    if is_user_cut:  # it holds what it holds, whether that comes or not
         known = [(message, marker) for message, _ in caught] if marker is not None else []
         return ChannelRecording(marker, marker, tuple(known), tuple(orphans))
     arrivals = [number for _, number in caught if number is not None]

@@ -76,7 +76,7 @@ class LoggedStep(NamedTuple):
 
 
 class CutDiagram(msgspec.Struct, frozen=True):
-    """The diagram of a snapshot's cut, with what there is to say of it.
+    """The diagram of a snapshot's cut, with its explanations.
 
     Attributes:
         diagram: the cut.

@@ -49,9 +49,9 @@ def of_script(played: Played, shown: Window) -> Story:
         lines=tuple(map(tuple, played.narrator.narrated[begin : begin + len(shown.steps)])),
         name=played.narrator.name,
         states={
-            (snapshot, process): shown_state(part.state)
-            for snapshot, parts in world.epoch.fragments.items()
-            for process, part in parts.items()
+            (snapshot, process): shown_state(fragment.state)
+            for snapshot, fragments in world.epoch.fragments.items()
+            for process, fragment in fragments.items()
         },
     )
 
@@ -80,7 +80,7 @@ class Narrator:
 
     Args:
         trace: what happened.
-        shown: which steps are told, and of which snapshots: those that take a step there.
+        shown: the steps that are described, with the snapshots that take a step in them.
         name: returns what people call a message.
     """
 

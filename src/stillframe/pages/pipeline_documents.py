@@ -48,7 +48,7 @@ DIFF_WORDS = {
 def pipeline_snapshot_document(
     manifest: Manifest, *, is_current: bool, root: Path | None = None
 ) -> dict[str, Any]:
-    """Return what a page shows of a published snapshot of a pipeline.
+    """Return the document of the page of a published snapshot of a pipeline.
 
     Args:
         manifest: of the snapshot, as it was read and verified.
@@ -83,7 +83,7 @@ def pipeline_snapshot_document(
 
 
 def pipeline_diff_document(root: Path, before: Manifest, after: Manifest) -> dict[str, Any]:
-    """Return what a page shows of the difference of two snapshots of a pipeline.
+    """Return the document of the page of the difference of two snapshots of a pipeline.
 
     A barrier is no difference: every snapshot puts its own into every log.
 
@@ -126,7 +126,7 @@ def _verdict(manifest: Manifest) -> str:
 
 
 def _state(fragment: ParticipantFragment) -> tuple[str, dict[str, Any]]:
-    """Return what kind of participant it is, and the state that it recorded, by name."""
+    """Return the kind of a participant, and its recorded state by name."""
     if fragment.service is not None:
         kind = fragment.service.kind
         state = ProcessState(fragment.participant, kind, fragment.service.encoded)
@@ -145,7 +145,7 @@ def _participant(fragment: ParticipantFragment, budget: Budget) -> dict[str, Any
 def _channel(
     manifest: Manifest, cut: ChannelCut, root: Path | None, budget: Budget
 ) -> dict[str, Any]:
-    """What is said of a channel, and why there are no more records, if they cannot be read."""
+    """A channel for a page; if its records cannot be read, `error` says why."""
     shown: list[dict[str, Any]] = []
     error = ""
     if root is not None and cut.record_count:
@@ -173,7 +173,7 @@ def _records(
 
 
 def _name(manifest: Manifest, cut: ChannelCut) -> tuple[str, tuple[str, str]]:
-    """Return what a channel is called, and its ends."""
+    """Return the name of a channel, and its ends."""
     source = manifest.dataflow.log(cut.log).source
     return f"{cut.log}: {source}->{cut.target}", (source, cut.target)
 

@@ -38,7 +38,7 @@ def player_document(
     first: int = 1,
     step_count_max: int = STEP_COUNT_MAX,
 ) -> dict[str, Any]:
-    """Return what ``player.js`` shows.
+    """Return the document that ``player.js`` shows.
 
     Args:
         trace: what happened.
@@ -84,16 +84,16 @@ def _choices(
     shown: window.Window, snapshot: SnapshotId | None, cuts: Sequence[Cut]
 ) -> tuple[list[Choice], int]:
     """Return the cuts to choose from, and how many snapshots are not among them."""
-    there = dict.fromkeys(s.snapshot for s in shown.steps if isinstance(s, MarkerStep))
-    listed = list(there)[:SNAPSHOT_COUNT_MAX]
+    in_window = dict.fromkeys(s.snapshot for s in shown.steps if isinstance(s, MarkerStep))
+    listed = list(in_window)[:SNAPSHOT_COUNT_MAX]
     if snapshot is not None and snapshot not in listed:
         listed = [*listed[: SNAPSHOT_COUNT_MAX - 1], snapshot]
-    unlisted = len({*there} - {*listed})
+    unlisted = len({*in_window} - {*listed})
     return [*map(Choice, listed), *(Choice(cut=cut) for cut in cuts)], unlisted
 
 
 def _choice(story: Story, choice: Choice, shown: window.Window) -> dict[str, Any]:
-    """Return what is known of a cut, and after how many of the steps that are shown."""
+    """Return the state and channels at a cut, with the shown steps in which they become known."""
     trace, recording = story.trace, record(story.trace, choice)
     before = shown.before_count
 

@@ -51,8 +51,10 @@ BESIDE = 11.0
 def scrubber_document(
     trace: Trace, name: Callable[[MessageId], str], *, played: Played | None = None
 ) -> dict[str, Any] | None:
-    """Return what ``scrubber.js`` shows; None if there is not just one snapshot, all of whose
-    markers came in order, or if it is too long to be dragged in.
+    """Return the document that ``scrubber.js`` shows.
+
+    None if there is not exactly one snapshot, all of whose markers arrived in order, or if the
+    execution is too long for dragging.
 
     Args:
         trace: what happened.
@@ -99,7 +101,7 @@ def scrubber_document(
 
 
 def without_snapshot(trace: Trace, played: Played | None) -> tuple[Trace, str, int]:
-    """Return what the application does, and when.
+    """Return the execution of the application alone, and its times.
 
     Returns:
         the execution, in steps with its markers; what its time is counted in, ``TICK`` or
@@ -180,8 +182,8 @@ def _is_one_snapshot(trace: Trace) -> bool:
             cuts.add(step.process)
             own = [channel for channel in trace.channels if channel.source == step.process]
             before_marker |= {channel: sent[channel] for channel in own}
-    awaited = {channel for channel in trace.channels if channel.source in cuts}
-    return len(trace.snapshots) == 1 and initiated_count == 1 and came == awaited
+    expected = {channel for channel in trace.channels if channel.source in cuts}
+    return len(trace.snapshots) == 1 and initiated_count == 1 and came == expected
 
 
 def _label(position: Position, event: Event) -> str:

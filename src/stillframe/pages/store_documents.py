@@ -50,7 +50,7 @@ DIFF_WORDS = {
 def snapshot_document(
     store: StoreReader, snapshot: SnapshotId, *, log: Path | None = None
 ) -> dict[str, Any]:
-    """Return what a page shows of a snapshot.
+    """Return the document of the page of a snapshot.
 
     Args:
         store: that holds it; what is read is verified.
@@ -91,7 +91,7 @@ def snapshot_document(
 
 
 def diff_document(store: StoreReader, before: SnapshotId, after: SnapshotId) -> dict[str, Any]:
-    """Return what a page shows of the difference of two snapshots.
+    """Return the document of the page of the difference of two snapshots.
 
     Raises:
         UsageError: there is no such snapshot.
@@ -118,10 +118,10 @@ def diff_parts(
     channels: Sequence[ChannelDifference],
     keyed: Collection[tuple[ProcessId, str]] = (),
 ) -> dict[str, Any]:
-    """Return what a document says of the difference of any two snapshots, but for its words.
+    """Return the document of the difference of two snapshots of any kind, except its texts.
 
     Args:
-        heads: what is said of each of the two as a whole.
+        heads: the properties of each of the two.
         processes: by name what each of the two has.
         fields: those of processes that differ.
         channels: those that differ.
@@ -152,7 +152,7 @@ def diff_parts(
 
 
 def entry_head(entry: Entry) -> dict[str, Any]:
-    """Return what the store's list says of a snapshot as a whole, for a page."""
+    """Return the properties of a snapshot in the list of its store, for a page."""
     return outline(entry.id, entry) | {
         "pause_s": entry.pause_s,
         "capture_s": entry.capture_s,
@@ -167,8 +167,8 @@ def entry_head(entry: Entry) -> dict[str, Any]:
 
 
 def outline(snapshot: SnapshotId, found: Entry | Manifest) -> dict[str, Any]:
-    """Return what is said of a snapshot of a system and of one of a pipeline alike. Times are
-    seconds since 1970, spans seconds."""
+    """Return the properties that snapshots of systems and of pipelines share. Times are in seconds
+    since 1970, durations in seconds."""
     return {
         "id": str(snapshot),
         "initiator": snapshot.initiator,
@@ -183,7 +183,7 @@ def outline(snapshot: SnapshotId, found: Entry | Manifest) -> dict[str, Any]:
 def channel_row(
     name: str, ends: tuple[str, str], counts: tuple[int, int, int], messages: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return what is said of a channel of a snapshot.
+    """Return a channel of a snapshot for a page.
 
     Args:
         name: of the channel.
@@ -206,7 +206,7 @@ def channel_row(
 def message_row(
     number: int, kind: str, fields: Mapping[str, Any], budget: Budget
 ) -> dict[str, Any]:
-    """Return what is said of a message in a channel."""
+    """Return a message in a channel for a page."""
     shown = show_fields(fields, budget, chars_max=MESSAGE_CHARS_MAX)
     return {"number": number, "kind": kind, "fields": shown}
 

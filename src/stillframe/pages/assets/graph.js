@@ -158,7 +158,7 @@ export function channelName(about, index) {
 }
 
 /** Return the current activity of a query or service in a few words. */
-export function activityOf(system, index) {
+function activityOf(system, index) {
   const status = system.statuses[index];
   const batch = system.batches[index];
   if (status === "running" || status === "busy") return batch === null ? "" : `batch ${count(batch)}`;
