@@ -62,26 +62,6 @@ def traces_url(endpoint: str) -> str:
     return parts._replace(path=TRACES_PATH).geturl() if parts.path in ("", "/") else endpoint
 
 
-class _GivenIds(IdGenerator):
-    """Returns the ids that were set before."""
-
-    trace_id = span_id = 0
-
-    def generate_span_id(self) -> int:
-        return self.span_id
-
-    def generate_trace_id(self) -> int:
-        return self.trace_id
-
-
-class _EndedSpans(SpanProcessor):
-    def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
-
-    def on_end(self, span: ReadableSpan) -> None:
-        self.spans.append(span)
-
-
 class _FirstMessage(logging.Handler):
     """Keeps the exporter's first message on an attempt, which has the cause, and prints none."""
 
@@ -92,14 +72,13 @@ class _FirstMessage(logging.Handler):
             self.text = record.getMessage().partition(" encountered while ")[0].rstrip(".")
 
 
-class SpanFactory:
-    """Makes the SDK's spans of traces.
-
-    Args:
-        store: names the system in the resource.
-    """
+class SpanFactory(IdGenerator, SpanProcessor):
+    """Makes the SDK's spans of traces of the system on a store: a tracer takes their ids from here,
+    and delivers them here when they end."""
 
     def __init__(self, store: Path) -> None:
+        self._trace_id = self._span_id = 0
+        self._ended: list[ReadableSpan] = []
         version = importlib.metadata.version("stillframe")
         own = Resource(
             {
@@ -108,27 +87,38 @@ class SpanFactory:
                 "stillframe.store": str(store.resolve()),
             }
         )
-        self._ids, self._ended = _GivenIds(), _EndedSpans()
         unlimited = SpanLimits.UNSET
         provider = TracerProvider(
             sampler=ALWAYS_ON,
             # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override our own attributes.
             resource=own.merge(OTELResourceDetector().detect()),
             shutdown_on_exit=False,
-            id_generator=self._ids,
+            id_generator=self,
             span_limits=SpanLimits(max_events=unlimited, max_span_attributes=unlimited),
         )
-        provider.add_span_processor(self._ended)
+        provider.add_span_processor(self)
         self._tracer = provider.get_tracer("stillframe", version)
+
+    def generate_span_id(self) -> int:
+        """Return the id of the span that is made."""
+        return self._span_id
+
+    def generate_trace_id(self) -> int:
+        """Return the id of the trace that is made."""
+        return self._trace_id
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Take a span that is complete."""
+        self._ended.append(span)
 
     def spans(self, trace: SnapshotTrace) -> list[ReadableSpan]:
         """Return the spans of a trace."""
-        self._ids.trace_id, self._ids.span_id = trace.trace_id, trace.span_id
+        self._trace_id, self._span_id = trace.trace_id, trace.span_id
         root = self._tracer.start_span(
             ROOT, Context(), attributes=trace.attributes, start_time=_ns(trace.started_at)
         )
         for fragment in trace.fragments:
-            self._ids.span_id = fragment.span_id
+            self._span_id = fragment.span_id
             span = self._tracer.start_span(
                 f"{FRAGMENT} {fragment.process}",
                 set_span_in_context(root, Context()),
@@ -141,7 +131,7 @@ class SpanFactory:
         status = Status(StatusCode.ERROR, trace.error) if trace.error else Status(StatusCode.OK)
         root.set_status(status)
         root.end(_ns(trace.ended_at))
-        spans, self._ended.spans = self._ended.spans, []
+        spans, self._ended = self._ended, []
         return spans
 
 

@@ -18,12 +18,7 @@ from stillframe.pipeline.dataflow import Log
 from stillframe.pipeline.locks import POLL_S, is_running
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import PIPELINE_FILE, Metadata, checkpoint_path, read_metadata
-from stillframe.pipeline.pending_snapshot import (
-    ParticipantFragment,
-    Request,
-    read_fragment,
-    under_way,
-)
+from stillframe.pipeline.pending_snapshot import ParticipantFragment, read_fragment, under_way
 from stillframe.pipeline.progress import Progress, progress_of
 from stillframe.pipeline.stopped import service_status
 
@@ -175,13 +170,9 @@ class PipelineProbe:
                     # The state of a service may be large, and is not needed here.
                     self._fragments[name] = msgspec.structs.replace(fragment, service=None)
         found = progress_of(self._root, head, request, self._fragments)
-        return found if self._is_still_pending(request) else None
-
-    def _is_still_pending(self, request: Request) -> bool:
-        """Return whether the snapshot did not end while it was read: files that its end removed
-        would look as if they had never existed."""
+        # If the snapshot ended meanwhile, removed files look as if they had never existed.
         now = under_way(self._root)
-        return now is not None and now.snapshot == request.snapshot
+        return found if now is not None and now.snapshot == request.snapshot else None
 
 
 class _LogProbe:

@@ -74,26 +74,24 @@ class PipelineTarget(Target):
         try:
             while True:
                 await self.poll()
+                is_pending = self.sample is not None and self.sample.progress is not None
+                pause_s = POLL_PENDING_S if is_pending else POLL_S
                 with contextlib.suppress(TimeoutError):
                     self._is_wanted.clear()
-                    async with asyncio.timeout(self._pause_s()):
+                    async with asyncio.timeout(
+                        pause_s if self.stream.subscriber_count else POLL_IDLE_S
+                    ):
                         await self._is_wanted.wait()
         finally:
             self._is_closed.set()
             self.stream.close()
-
-    def _pause_s(self) -> float:
-        if not self.stream.subscriber_count:
-            return POLL_IDLE_S
-        return POLL_S if self.sample is None or self.sample.progress is None else POLL_PENDING_S
 
     async def poll(self) -> None:
         """Poll the pipeline, and publish how it is."""
         await super().poll()
         self.stream.open()
 
-    def describe(self) -> dict[str, Any]:
-        """Return what does not change while the pipeline runs: its graph."""
+    def _describe(self) -> dict[str, Any]:
         return document.describe(str(self.pipeline.path), self._dataflow)
 
     async def perform(self, action: Action) -> dict[str, Any]:
@@ -188,7 +186,7 @@ class PipelineTarget(Target):
             self._publish_events(document.events_between(before, sample))
             self._publish_abandoned(sample, before)
         found = document.system_document(sample, self._earlier_sample(sample))
-        self.stream.retain("about", self.describe())
+        self.stream.retain("about", self._describe())
         self.stream.retain("system", found | {"explanation": error or found["explanation"]})
 
     def _earlier_sample(self, sample: PipelineSample) -> PipelineSample | None:

@@ -133,8 +133,7 @@ class SystemTarget(Target):
         finally:
             self.stream.close()
 
-    def describe(self) -> dict[str, Any]:
-        """Return what does not change while the system runs: its graph."""
+    def _describe(self) -> dict[str, Any]:
         description = self.description
         places = {process: index for index, process in enumerate(description.processes)}
         return {
@@ -225,9 +224,7 @@ class SystemTarget(Target):
         status, unreachable, explanation = None, document.SILENT, ""
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
-                status = self._with_known_timelines(
-                    await observe(self.store.path, self._timelines_after)
-                )
+                status = await self._observe()
         except Unavailable as error:
             unreachable, explanation = self._presence(), str(error)
         except TimeoutError:
@@ -240,7 +237,7 @@ class SystemTarget(Target):
         self.polls.errors[SYSTEM] = status is None and unreachable == document.SILENT
         if status is not None:
             self._counters.add_messages(status)
-        self.stream.retain("about", self.describe())
+        self.stream.retain("about", self._describe())
         is_comparable = (
             before is not None
             and status is not None
@@ -258,15 +255,11 @@ class SystemTarget(Target):
             return document.STOPPED
         return document.SILENT if is_stopped(supervisor) else document.STARTING
 
-    @property
-    def _timelines_after(self) -> float:
-        """When the last snapshot ended whose marker timeline is known."""
-        timelines = () if self.status is None else self.status.waves
-        return max((timeline.ended_at or 0.0 for timeline in timelines), default=0.0)
-
-    def _with_known_timelines(self, status: Observed) -> Observed:
-        """Return an answer with the timelines of earlier ones, which are not sent again."""
+    async def _observe(self) -> Observed:
+        """Poll the system; the marker timelines of the last answer are not sent again."""
         known = () if self.status is None else self.status.waves
+        after = max((timeline.ended_at or 0.0 for timeline in known), default=0.0)
+        status = await observe(self.store.path, after)
         timelines = {timeline.snapshot: timeline for timeline in (*known, *status.waves)}
         latest = tuple(timelines.values())[-WAVE_COUNT_MAX:]
         return msgspec.structs.replace(status, waves=latest)

@@ -95,10 +95,6 @@ class Target(ABC):
         """Follow the target until this is cancelled."""
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return what does not change while the target runs: its graph."""
-
-    @abstractmethod
     async def perform(self, action: Action) -> dict[str, Any]:
         """Do it, and return whether it was done, and the result in a sentence.
 
@@ -114,7 +110,7 @@ class Target(ABC):
 
     async def initial_events(self) -> list[bytes]:
         """Return the events that a new page gets besides the retained ones."""
-        self.stream.retain("about", self.describe())
+        self.stream.retain("about", self._describe())
         rows = await self.snapshots_before(None)
         return [
             encode_event("snapshots", self._snapshots_document(rows)),
@@ -152,6 +148,10 @@ class Target(ABC):
     @abstractmethod
     async def _collect(self, metrics: MetricSet) -> None:
         """Add the metrics of the target as of the last poll."""
+
+    @abstractmethod
+    def _describe(self) -> dict[str, Any]:
+        """Return what does not change while the target runs: its graph."""
 
     @abstractmethod
     def _snapshot_document(self, name: str) -> dict[str, Any]: ...
