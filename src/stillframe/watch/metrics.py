@@ -14,13 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf, isinf
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
 
 from stillframe.model import Channel, Reason, SnapshotId
@@ -30,14 +24,7 @@ from stillframe.store.manifest import Entry
 from stillframe.topology import Description
 from stillframe.watch.predicate_status import PredicateStatus
 from stillframe.watch.snapshot_spans import TraceBuilder
-from stillframe.watch.system_document import (
-    BUSY,
-    RUNNING,
-    SILENT,
-    STATUSES,
-    ChannelStatus,
-    channel_status,
-)
+from stillframe.watch.system_document import BUSY, RUNNING, SILENT, STATUSES, ChannelStatus
 
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 PREFIX = "stillframe_"
@@ -54,8 +41,6 @@ _DURATIONS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 _PAUSES_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _BYTES = tuple(float(4**power) for power in range(6, 18))
 _COUNTS = (0.0, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7)
-_SUFFIX_UNITS = frozenset({"seconds", "bytes"})
-"""The units that OpenMetrics has a field for: names end with them."""
 
 Number = int | float
 
@@ -249,11 +234,9 @@ class MetricSet:
 
     def put(self, name: str, value: Number | None, *labels: str) -> None:
         """Add a value of a gauge or a counter with its labels; an unknown one has no series."""
-        if value is None:
-            return
-        family = self._family(name)
-        assert isinstance(family, GaugeMetricFamily | CounterMetricFamily), name
-        family.add_metric(labels, value)
+        if value is not None:
+            named = dict(zip(METRICS[name].labels, labels, strict=True))
+            self._family(name).add_sample(PREFIX + name, named, value)
 
     def put_all(self, name: str, values: Mapping[str, Number]) -> None:
         """Add the values of a metric with one label."""
@@ -262,9 +245,12 @@ class MetricSet:
 
     def put_histogram(self, histogram: Histogram) -> None:
         """Add what a histogram has counted."""
-        family = self._family(histogram.name)
-        assert isinstance(family, HistogramMetricFamily), histogram.name
-        family.add_metric((), buckets=histogram.buckets(), sum_value=histogram.sum)
+        family, name = self._family(histogram.name), PREFIX + histogram.name
+        count = 0.0
+        for bound, count in histogram.buckets():
+            family.add_sample(f"{name}_bucket", {"le": bound}, count)
+        family.add_sample(f"{name}_count", {}, count)
+        family.add_sample(f"{name}_sum", {}, histogram.sum)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics in the order of `METRICS`."""
@@ -272,16 +258,11 @@ class MetricSet:
 
     def _family(self, name: str) -> Metric:
         if name not in self._families:
-            metric = METRICS[name]
-            make = {
-                GAUGE: GaugeMetricFamily,
-                COUNTER: CounterMetricFamily,
-                HISTOGRAM: HistogramMetricFamily,
-            }[metric.kind]
+            kind, unit, text, _, _ = METRICS[name]
             base = PREFIX + name.removesuffix("_total")
-            is_suffix = metric.unit in _SUFFIX_UNITS and base.endswith(f"_{metric.unit}")
-            unit = metric.unit if is_suffix else ""
-            self._families[name] = make(base, metric.help, labels=metric.labels, unit=unit)
+            # OpenMetrics has a field for a unit with which the name ends.
+            unit = unit if unit in ("seconds", "bytes") and base.endswith(f"_{unit}") else ""
+            self._families[name] = Metric(base, text, kind, unit)
         return self._families[name]
 
 
@@ -353,7 +334,7 @@ class SystemCounters:
         answers = {} if status is None else status.standings
         zero = MonotonicCounter()
         return {
-            channel: channel_status(channel, answers)._replace(
+            channel: ChannelStatus.of(channel, answers)._replace(
                 sent=self._sent.get(channel, zero).total,
                 received=self._received.get(channel, zero).total,
             )

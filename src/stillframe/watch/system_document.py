@@ -35,20 +35,20 @@ class ChannelStatus(NamedTuple):
     unhandled_bytes: int | None
     is_connected: bool | None
 
-
-def channel_status(channel: Channel, answers: Mapping[ProcessId, ProcessStatus]) -> ChannelStatus:
-    """Return what both ends of a channel report."""
-    source, target = answers.get(channel.source), answers.get(channel.target)
-    out = None if source is None else source.outgoing.get(channel.target)
-    into = None if target is None else target.incoming.get(channel.source)
-    ends = [end for end in (out, into) if end is not None]
-    return ChannelStatus(
-        None if out is None else out.count,
-        None if into is None else into.count,
-        None if out is None or into is None else max(0, out.count - into.count),
-        max((end.unhandled_bytes for end in ends), default=None),
-        all(end.is_connected for end in ends) if ends else None,
-    )
+    @classmethod
+    def of(cls, channel: Channel, answers: Mapping[ProcessId, ProcessStatus]) -> "ChannelStatus":
+        """Return what both ends of a channel report."""
+        source, target = answers.get(channel.source), answers.get(channel.target)
+        out = None if source is None else source.outgoing.get(channel.target)
+        into = None if target is None else target.incoming.get(channel.source)
+        ends = [end for end in (out, into) if end is not None]
+        return cls(
+            None if out is None else out.count,
+            None if into is None else into.count,
+            None if out is None or into is None else max(0, out.count - into.count),
+            max((end.unhandled_bytes for end in ends), default=None),
+            all(end.is_connected for end in ends) if ends else None,
+        )
 
 
 def process_statuses(
@@ -88,7 +88,7 @@ def channel_columns(
         name: [] for name in ("sent", "rate", "in_transit", "bytes", "is_connected")
     }
     for channel in description.channels:
-        now = channel_status(channel, status.standings)
+        now = ChannelStatus.of(channel, status.standings)
         rate = None if before is None else _rate(channel, before.standings, status.standings)
         is_connected = None if now.is_connected is None else int(now.is_connected)
         values = (now.sent, rate, now.in_transit, now.unhandled_bytes, is_connected)
