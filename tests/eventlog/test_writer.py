@@ -260,7 +260,7 @@ def test_a_full_disk_costs_rows_and_is_told_once(
     def act_and_wait() -> None:
         noting.act("P2", ["P5"])
         noting.hand_over()
-        while noting.writer._writer_thread.done_count < noting.writer._handed_count:
+        while noting.writer._thread.done_count < noting.writer._handed_count:
             pass
 
     act_and_wait()

@@ -12,7 +12,7 @@ import pytest
 from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
 from stillframe.store import history
-from stillframe.store.history import NEWER, OLDER, History, HistoryRecord, first_step, read_after
+from stillframe.store.history import NEWER, OLDER, History, HistoryRecord, first_record, read_after
 from stillframe.store.layout import SNAPSHOTS
 from stillframe.store.outcomes import (
     ABANDONED,
@@ -172,7 +172,7 @@ def test_what_was_under_way_when_lines_were_lost_has_an_end(system: System) -> N
     system.history.close()
     again = History(system.path)
     again.append(history.SnapshotBegan(id_of(7)))
-    again._put_aside(1.0)
+    again._roll_over(1.0)
     (system.path / OLDER).unlink()
     again.close()
     told, after = drain(system.path, standing)
@@ -198,7 +198,7 @@ def test_many_come_a_few_at_a_time(system: System) -> None:
 
 def test_a_line_that_is_being_written_is_not_read(system: System) -> None:
     """What comes behind the last whole line is read when it is whole."""
-    first = first_step(system.path)
+    first = first_record(system.path)
     assert first is not None
     system.begin(1)
     path = system.path / NEWER
@@ -216,7 +216,7 @@ def test_a_line_that_is_being_written_is_not_read(system: System) -> None:
 
 def test_a_changed_line_is_named(system: System) -> None:
     """A byte that was changed is found, with the file."""
-    first = first_step(system.path)
+    first = first_record(system.path)
     assert first is not None
     system.begin(1)
     path = system.path / NEWER

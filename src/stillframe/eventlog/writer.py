@@ -179,8 +179,8 @@ class Buffer(NamedTuple):
     after: ChannelCounts | None
 
 
-class WriterThread:
-    """Writes buffers into segments, the first of them with `header`.
+class WriterThread(threading.Thread):
+    """Writes `buffers` up to None into segments, the first of them with `header`.
 
     An error of the disk, or a bug of ours, costs the rows, never the process: it is reported once,
     the lost actions are counted, and the header of the next segment has the number. `done_count` is
@@ -188,6 +188,8 @@ class WriterThread:
     """
 
     def __init__(self, log: Path, header: SegmentHeader, on_error: Callable[[str], None]) -> None:
+        super().__init__(name="event log", daemon=True)
+        self.buffers: queue.SimpleQueue[Buffer | None] = queue.SimpleQueue()
         self.done_count = 0
         self._log = log
         self._directory = log / f"e{header.epoch}" / header.process
@@ -203,16 +205,16 @@ class WriterThread:
         self._retry_at = 0.0
         self._is_reported = False
 
-    def work(self, buffers: "queue.SimpleQueue[Buffer | None]") -> None:
-        """Write all buffers up to None."""
-        waiting = deque([buffers.get()])
+    def run(self) -> None:
+        """Write all buffers."""
+        waiting = deque([self.buffers.get()])
         while (buffer := _taken(waiting)) is not None:
             self._take(buffer)
             self.done_count += len(buffer.codes)
             if not waiting:
-                waiting.append(buffers.get())
-            while not buffers.empty():
-                waiting.append(buffers.get())
+                waiting.append(self.buffers.get())
+            while not self.buffers.empty():
+                waiting.append(self.buffers.get())
         try:
             if self._lost_count:
                 self._begin()  # a segment without rows, which says so
@@ -361,7 +363,6 @@ class Writer:
         self._code_max = max((*self.accepting.values(), *self.sending.values()), default=STEP_ROW)
         self._counts = ChannelCounts(0, tuple(received.values()), tuple(sent.values()))
         self._handed_count = 0
-        self._queue: queue.SimpleQueue[Buffer | None] = queue.SimpleQueue()
         header = SegmentHeader(
             process=process,
             epoch=epoch,
@@ -370,10 +371,7 @@ class Writer:
             sent={**sent},
             received={**received},
         )
-        self._writer_thread = WriterThread(log, header, on_error)
-        self._thread = threading.Thread(
-            target=self._writer_thread.work, args=(self._queue,), name="event log", daemon=True
-        )
+        self._thread = WriterThread(log, header, on_error)
         self._thread.start()
 
     def is_much(self) -> bool:
@@ -402,10 +400,8 @@ class Writer:
         self._counts = ChannelCounts(
             before.event_count + new_received + by_itself_count, now_received, now_sent
         )
-        if (
-            self._handed_count - self._writer_thread.done_count + self._packed_count
-            <= BEHIND_COUNT_MAX
-        ):
+        waiting_count = self._handed_count - self._thread.done_count
+        if waiting_count + self._packed_count <= BEHIND_COUNT_MAX:
             self._put(before, self._counts)
         self._forget()
 
@@ -419,12 +415,12 @@ class Writer:
         self._pack()
         self._put(self._counts, None)
         self._forget()
-        self._queue.put(None)
+        self._thread.buffers.put(None)
         self._thread.join(CLOSE_S_MAX)
 
     def _put(self, before: ChannelCounts, after: ChannelCounts | None) -> None:
         self._handed_count += self._packed_count
-        self._queue.put(Buffer(concat_codes(self._packed), self._steps, before, after))
+        self._thread.buffers.put(Buffer(concat_codes(self._packed), self._steps, before, after))
 
     def _pack(self) -> None:
         if self._codes:

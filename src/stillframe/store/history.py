@@ -202,7 +202,7 @@ class History:
             self._length = length
             os.ftruncate(self._file, length)
             if not length:
-                self._append(_line(self._continued(), time.time()), is_forced=False)
+                self._append(_line(self._summary(), time.time()), is_forced=False)
                 sync(store)
 
     @property
@@ -226,7 +226,7 @@ class History:
         try:
             with explain_io_errors(self._path, "written"):
                 if self._length > FILE_BYTES_MAX and not self._unwritten:
-                    self._put_aside(at)
+                    self._roll_over(at)
                 is_forced = isinstance(event, SnapshotBegan | SnapshotRemoved)
                 self._append(line, is_forced=is_forced)
         except StoreError:
@@ -270,10 +270,10 @@ class History:
         self._length += len(written)
         self._unwritten.clear()
 
-    def _put_aside(self, at: float) -> None:
+    def _roll_over(self, at: float) -> None:
         partial = partial_path(self._path)
         partial.unlink(missing_ok=True)
-        beginning = _line(self._continued(), at)
+        beginning = _line(self._summary(), at)
         write_new(partial, beginning)
         sync(partial)
         # A crash in between leaves the older file alone, and the next writer starts a newer one.
@@ -284,7 +284,7 @@ class History:
         self._file = os.open(self._path, os.O_WRONLY)
         self._length = len(beginning)
 
-    def _continued(self) -> Rollover:
+    def _summary(self) -> Rollover:
         return Rollover(self.last_number, self.under_way, self.counts)
 
     def _follow(self, what: HistoryEvent) -> None:
@@ -449,11 +449,11 @@ class HistoryCursor(msgspec.Struct, frozen=True):
     length: int
 
 
-Step = tuple[HistoryRecord | Damaged, HistoryCursor]
+PlacedRecord = tuple[HistoryRecord | Damaged, HistoryCursor]
 """A line or its error, and the cursor after it."""
 
 
-def first_step(store: Path) -> Step | None:
+def first_record(store: Path) -> PlacedRecord | None:
     """Return the oldest line that still exists; None if there is none.
 
     Raises:
@@ -469,7 +469,7 @@ def first_step(store: Path) -> Step | None:
     return None
 
 
-def read_after(store: Path, place: HistoryCursor) -> list[Step] | None:
+def read_after(store: Path, place: HistoryCursor) -> list[PlacedRecord] | None:
     """Return some of the lines after a cursor, the oldest first.
 
     Returns:
@@ -482,16 +482,16 @@ def read_after(store: Path, place: HistoryCursor) -> list[Step] | None:
     # The newer one first: if it becomes the older one meanwhile, it still follows that.
     with _opened(newer) as new, _opened(older) as old:
         if _is_of(new, place):
-            return _steps(newer, new, place)
+            return _records(newer, new, place)
         if not _is_of(old, place):
             return None
-        steps = _steps(older, old, place)
+        steps = _records(older, old, place)
         if steps or new is None:
             return steps
         new.seek(0)
         first = new.readline(READ_BYTES_MAX)
         return (
-            _steps(newer, new, HistoryCursor(_name_of(first), 0)) if first.endswith(b"\n") else []
+            _records(newer, new, HistoryCursor(_name_of(first), 0)) if first.endswith(b"\n") else []
         )
 
 
@@ -507,7 +507,7 @@ def _is_of(file: IO[bytes] | None, place: HistoryCursor) -> bool:
     return file.read(1) == b"\n"
 
 
-def _steps(path: Path, file: IO[bytes] | None, place: HistoryCursor) -> list[Step]:
+def _records(path: Path, file: IO[bytes] | None, place: HistoryCursor) -> list[PlacedRecord]:
     assert file is not None, "its first line was read"
     size = _PASSAGE_BYTES
     while True:

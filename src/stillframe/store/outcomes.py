@@ -14,7 +14,13 @@ import msgspec
 from stillframe.errors import Damaged
 from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.store import history
-from stillframe.store.history import HistoryCursor, HistoryRecord, Step, first_step, read_after
+from stillframe.store.history import (
+    HistoryCursor,
+    HistoryRecord,
+    PlacedRecord,
+    first_record,
+    read_after,
+)
 from stillframe.store.layout import SNAPSHOTS, explain_io_errors, is_published, snapshot_directories
 
 OUTCOME_COUNT_MAX = 256
@@ -117,26 +123,26 @@ class OutcomeReader:
             how = PUBLISHED if is_published(self._store, SnapshotId.parse(snapshot)) else OVERDUE
             why = f"it has not ended {self._timeout_s:g} s after it began"
             outcomes.append(SnapshotOutcome(snapshot=snapshot, how=how, started=started, why=why))
-        told: dict[str, Started | None] = dict.fromkeys(snapshot for snapshot, _ in overdue)
+        reported: dict[str, Started | None] = dict.fromkeys(snapshot for snapshot, _ in overdue)
         return msgspec.structs.replace(
-            cursor, under_way=cursor.under_way | told, outcomes=tuple(outcomes)
+            cursor, under_way=cursor.under_way | reported, outcomes=tuple(outcomes)
         )
 
     def _caught_up(self, cursor: OutcomeCursor) -> OutcomeCursor:
         """Return the cursor after the outcomes before the oldest line, up to that line."""
         # In this order: the start of a published snapshot is in the history before.
-        there = self._published()
-        first = first_step(self._store)
+        published = self._published()
+        first = first_record(self._store)
         what = self._known_before(first)
 
         def is_before(snapshot: SnapshotId) -> bool:
             return snapshot.number <= what.last_number and snapshot not in what.under_way
 
-        awaited = {SnapshotId.parse(name): started for name, started in cursor.under_way.items()}
-        untold = [s for s in there if s.number > cursor.last_number or awaited.get(s)]
-        ended = [(s, PUBLISHED) for s in untold if is_before(s)]
+        pending = {SnapshotId.parse(name): started for name, started in cursor.under_way.items()}
+        unreported = [s for s in published if s.number > cursor.last_number or pending.get(s)]
+        ended = [(s, PUBLISHED) for s in unreported if is_before(s)]
         if first is not None:
-            gone = [s for s, started in awaited.items() if started and s not in set(there)]
+            gone = [s for s, started in pending.items() if started and s not in set(published)]
             ended += [(s, LOST) for s in gone if is_before(s)]
         if not ended:
             return cursor if first is None else _at_beginning(cursor, first, what)
@@ -146,23 +152,23 @@ class OutcomeReader:
             SnapshotOutcome(
                 snapshot=str(snapshot),
                 how=how,
-                started=awaited.get(snapshot),
+                started=pending.get(snapshot),
                 why="it is not in the store, and how it ended is no longer in the history"
                 if how == LOST
                 else "",
             )
             for snapshot, how in chosen
         ]
-        told = {str(snapshot) for snapshot, _ in chosen}
+        reported = {str(snapshot) for snapshot, _ in chosen}
         return msgspec.structs.replace(
             cursor,
             place=None,
             last_number=max(cursor.last_number, chosen[-1][0].number),
-            under_way={s: started for s, started in cursor.under_way.items() if s not in told},
+            under_way={s: started for s, started in cursor.under_way.items() if s not in reported},
             outcomes=tuple(outcomes),
         )
 
-    def _known_before(self, first: Step | None) -> history.Rollover:
+    def _known_before(self, first: PlacedRecord | None) -> history.Rollover:
         """Return a summary of everything before the first line. Without a history, or a readable
         one, all snapshots with a lower number than the first that started in it are before it."""
         if first is None:
@@ -198,7 +204,9 @@ class OutcomeReader:
         return found
 
 
-def _at_beginning(cursor: OutcomeCursor, first: Step, what: history.Rollover) -> OutcomeCursor:
+def _at_beginning(
+    cursor: OutcomeCursor, first: PlacedRecord, what: history.Rollover
+) -> OutcomeCursor:
     """Return the cursor after the first line, when all outcomes before it were reported."""
     line, place = first
     under_way: dict[str, Started | None] = {}
@@ -214,7 +222,7 @@ def _at_beginning(cursor: OutcomeCursor, first: Step, what: history.Rollover) ->
     )
 
 
-def _until(steps: Iterable[Step], now: float) -> Iterator[Step]:
+def _until(steps: Iterable[PlacedRecord], now: float) -> Iterator[PlacedRecord]:
     """Yield the lines up to `now`. A damaged one has no time, and counts as one with that before
     it."""
     at = -math.inf
@@ -225,7 +233,7 @@ def _until(steps: Iterable[Step], now: float) -> Iterator[Step]:
             yield step
 
 
-def _behind(cursor: OutcomeCursor, steps: list[Step]) -> OutcomeCursor:
+def _behind(cursor: OutcomeCursor, steps: list[PlacedRecord]) -> OutcomeCursor:
     """Return the cursor after some lines, or fewer if they have too many outcomes."""
     place, last_number, epoch = cursor.place, cursor.last_number, cursor.epoch
     under_way = dict(cursor.under_way)

@@ -145,7 +145,7 @@ class Store(StoreReader):
                 prepare()
                 layout.remove_unfinished(path)
                 store = cls(path, lock=lock)
-                store._look_around()
+                store._load_published()
                 # The first conversion takes most of a second: Arrow looks for pandas. Better now
                 # than while the first snapshot waits to be published.
                 store._threads().submit(pa.array, [0])
@@ -361,7 +361,7 @@ class Store(StoreReader):
             self._executor = ThreadPoolExecutor(_THREAD_COUNT, "stillframe-store")
         return self._executor
 
-    def _look_around(self) -> None:
+    def _load_published(self) -> None:
         """Read what is published, and remove what a crashed writer left of it.
 
         One damaged manifest must not keep the system from its other snapshots: its error is raised

@@ -14,7 +14,7 @@ from stillframe.store.history import (
     SnapshotAbandoned,
     SnapshotPublished,
     count_event,
-    first_step,
+    first_record,
     read_after,
 )
 
@@ -72,7 +72,7 @@ class EventReader:
                 if steps:
                     self._cursor = steps[-1][1]
                 return [record for record, _ in steps]
-        first = first_step(self._store)
+        first = first_record(self._store)
         if first is None:
             return []
         record, self._cursor = first
