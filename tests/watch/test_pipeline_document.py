@@ -143,8 +143,10 @@ def test_what_happened_between_two_looks(tmp_path: Path) -> None:
         "query audit stopped after micro-batch 4",
         "service till died, and its state with it",
     ]
-    head = msgspec.structs.replace(sample.head, epoch=2, restored_from=SnapshotId("shop", 1))
-    assert told(msgspec.structs.replace(sample, head=head), runs) == [
+    metadata = msgspec.structs.replace(
+        sample.metadata, epoch=2, restored_from=SnapshotId("shop", 1)
+    )
+    assert told(msgspec.structs.replace(sample, metadata=metadata), runs) == [
         "epoch 2 began from snapshot shop-1"
     ]
     assert "restore the pipeline" in document.obstacles(over)

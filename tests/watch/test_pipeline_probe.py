@@ -161,7 +161,7 @@ def test_a_restore_begins_another_epoch(tmp_path: Path) -> None:
     assert probe.sample().logs["sales"].records == 5
     shop.restore()
     sample = probe.sample()
-    assert (sample.head.epoch, sample.logs["sales"].records) == (2, 3)
+    assert (sample.metadata.epoch, sample.logs["sales"].records) == (2, 3)
     assert sample.logs["sales"].readers == {"books": ReaderSample(1, 1)}
     assert sample.participants["till"].status == STOPPED
     with join("books", pipeline=shop.path, state=Books(total=0)) as books:

@@ -95,16 +95,16 @@ def assign_columns(flow: Dataflow) -> dict[str, int]:
 
 def system_document(sample: PipelineSample, before: PipelineSample | None) -> dict[str, Any]:
     """Return how a pipeline is; rates are relative to the sample before, if there is one."""
-    flow, progress = sample.head.dataflow, sample.progress
+    flow, progress = sample.metadata.dataflow, sample.progress
     participants = [sample.participants[name] for name in flow.participants]
     outputs = [log.name for log in flow.logs if not log.targets]
     running = [name for name in flow.participants if sample.is_running(name)]
     return {
         "at": sample.at,
-        "epoch": sample.head.epoch,
+        "epoch": sample.metadata.epoch,
         "is_running": bool(running),
         "running": running,
-        "restored_from": sample.head.restored_from and str(sample.head.restored_from),
+        "restored_from": sample.metadata.restored_from and str(sample.metadata.restored_from),
         "explanation": obstacles(sample),
         "statuses": [*(one.status for one in participants), *(OUTPUT for _ in outputs)],
         "batches": [*(one.batch for one in participants), *(None for _ in outputs)],
@@ -142,7 +142,7 @@ def channel_columns(sample: PipelineSample, before: PipelineSample | None) -> di
     """
     names = ("sent", "rate", "received", "in_transit", "items", "is_connected")
     columns: dict[str, list[Any]] = {name: [] for name in names}
-    for log, _, target in channels_of(sample.head.dataflow):
+    for log, _, target in channels_of(sample.metadata.dataflow):
         now = sample.logs.get(log)
         reader = None if now is None or target is None else now.readers[target]
         position = None if reader is None else reader.position
@@ -243,15 +243,15 @@ def events_between(
 ) -> Sequence[dict[str, Any]]:
     """Return the events between two samples: epochs, and participants that started or stopped."""
     events = []
-    if before is None or before.head.epoch != sample.head.epoch:
-        head = sample.head
-        origin = f"from snapshot {head.restored_from}" if head.restored_from else "afresh"
-        kind = "restore" if head.restored_from else "start"
-        events.append(_event(sample.began_at, kind, f"epoch {head.epoch} began {origin}"))
+    if before is None or before.metadata.epoch != sample.metadata.epoch:
+        metadata = sample.metadata
+        origin = f"from snapshot {metadata.restored_from}" if metadata.restored_from else "afresh"
+        kind = "restore" if metadata.restored_from else "start"
+        events.append(_event(sample.began_at, kind, f"epoch {metadata.epoch} began {origin}"))
         before = None
     for name, one in sample.participants.items():
         earlier = None if before is None else before.participants.get(name)
-        is_query = name in sample.head.dataflow.queries
+        is_query = name in sample.metadata.dataflow.queries
         what = f"{'query' if is_query else 'service'} {name}"
         was_running = before is not None and earlier is not None and before.is_running(name)
         if one.status == DEAD and (earlier is None or earlier.status != DEAD):

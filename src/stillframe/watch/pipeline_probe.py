@@ -61,7 +61,7 @@ class PipelineSample(msgspec.Struct, frozen=True):
     `progress` is that of the pending snapshot, and `errors` says what could not be read."""
 
     at: float
-    head: Metadata
+    metadata: Metadata
     began_at: float
     participants: dict[str, ParticipantSample]
     logs: dict[str, LogSample]
@@ -79,7 +79,7 @@ class PipelineProbe:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._identity: tuple[int, int] | None = None
-        self._head: Metadata | None = None
+        self._metadata: Metadata | None = None
         self._began_at = 0.0
         self._logs: dict[str, _LogProbe] = {}
         self._queries: dict[str, _QueryProbe] = {}
@@ -94,44 +94,46 @@ class PipelineProbe:
             UsageError: it does not exist any more.
             Damaged, StoreError: its metadata cannot be read.
         """
-        head = self._read_head()
+        metadata = self._read_metadata()
         errors: list[str] = []
-        names = head.dataflow.participants
-        participants = {name: self._participant(head, name, errors) for name in names}
+        names = metadata.dataflow.participants
+        participants = {name: self._participant(metadata, name, errors) for name in names}
         logs = {}
-        for log in head.dataflow.logs:
+        for log in metadata.dataflow.logs:
             with _collecting(errors):
                 logs[log.name] = self._logs[log.name].sample(
                     {target: participants[target].positions.get(log.name) for target in log.targets}
                 )
         progress = None
         with _collecting(errors):
-            progress = self._progress(head)
+            progress = self._progress(metadata)
         return PipelineSample(
-            time.time(), head, self._began_at, participants, logs, progress, tuple(errors)
+            time.time(), metadata, self._began_at, participants, logs, progress, tuple(errors)
         )
 
-    def _read_head(self) -> Metadata:
+    def _read_metadata(self) -> Metadata:
         path = self._root / PIPELINE_FILE
         status = path.stat() if path.exists() else None
         identity = None if status is None else (status.st_ino, status.st_mtime_ns)
-        if self._head is None or status is None or identity != self._identity:
-            head = read_metadata(self._root)
-            self._head, self._identity = head, identity
+        if self._metadata is None or status is None or identity != self._identity:
+            metadata = read_metadata(self._root)
+            self._metadata, self._identity = metadata, identity
             self._began_at = 0.0 if status is None else status.st_mtime
-            self._logs = {log.name: _LogProbe(self._root, log, head) for log in head.dataflow.logs}
-            self._queries = {
-                query: _QueryProbe(checkpoint_path(self._root, head.epoch, query))
-                for query in head.dataflow.queries
+            self._logs = {
+                log.name: _LogProbe(self._root, log, metadata) for log in metadata.dataflow.logs
             }
-        return self._head
+            self._queries = {
+                query: _QueryProbe(checkpoint_path(self._root, metadata.epoch, query))
+                for query in metadata.dataflow.queries
+            }
+        return self._metadata
 
-    def _participant(self, head: Metadata, name: str, errors: list[str]) -> ParticipantSample:
+    def _participant(self, metadata: Metadata, name: str, errors: list[str]) -> ParticipantSample:
         runs = self._is_running(name)
         with _collecting(errors):
             if name in self._queries:
-                return self._queries[name].sample(head.starts[name], runs=runs)
-            stopped = service_status(self._root, head, name)
+                return self._queries[name].sample(metadata.starts[name], runs=runs)
+            stopped = service_status(self._root, metadata, name)
             if runs:
                 status = RUNNING
             elif stopped.has_joined:
@@ -157,27 +159,27 @@ class PipelineProbe:
         self._were_running.add(name)
         return True
 
-    def _progress(self, head: Metadata) -> Progress | None:
+    def _progress(self, metadata: Metadata) -> Progress | None:
         request = under_way(self._root)
-        if request is None or request.epoch != head.epoch:
+        if request is None or request.epoch != metadata.epoch:
             return None
         if request.snapshot != self._snapshot:
             self._snapshot, self._fragments = request.snapshot, {}
-        for name in head.dataflow.participants:
+        for name in metadata.dataflow.participants:
             if name not in self._fragments:
                 fragment = read_fragment(self._root, request.snapshot, name)
                 if fragment is not None:
                     # The state of a service may be large, and is not needed here.
                     self._fragments[name] = msgspec.structs.replace(fragment, service=None)
-        found = progress_of(self._root, head, request, self._fragments)
+        found = progress_of(self._root, metadata, request, self._fragments)
         # If the snapshot ended meanwhile, removed files look as if they had never existed.
         now = under_way(self._root)
         return found if now is not None and now.snapshot == request.snapshot else None
 
 
 class _LogProbe:
-    def __init__(self, root: Path, log: Log, head: Metadata) -> None:
-        self._reader = LogReader(root, log, head.segments[log.name])
+    def __init__(self, root: Path, log: Log, metadata: Metadata) -> None:
+        self._reader = LogReader(root, log, metadata.segments[log.name])
         self._tail = 0
         self._totals: dict[int, int] = {0: 0}
 

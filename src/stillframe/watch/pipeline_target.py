@@ -182,7 +182,7 @@ class PipelineTarget(Target):
         if sample is None:
             return
         if not error:
-            self._dataflow = sample.head.dataflow
+            self._dataflow = sample.metadata.dataflow
             self._publish_events(document.events_between(before, sample))
             self._publish_abandoned(sample, before)
         found = document.system_document(sample, self._earlier_sample(sample))
@@ -193,7 +193,7 @@ class PipelineTarget(Target):
         """Return the sample that rates are relative to, and keep this one."""
         earlier = self._earlier
         while earlier and (
-            earlier[0].head.epoch != sample.head.epoch
+            earlier[0].metadata.epoch != sample.metadata.epoch
             or (len(earlier) > 1 and earlier[1].at <= sample.at - RATE_S)
         ):
             earlier.popleft()
@@ -231,14 +231,14 @@ class PipelineTarget(Target):
     def _collect_sample(self, metrics: MetricSet, sample: PipelineSample) -> None:
         progress = sample.progress
         metrics.put("up", all(sample.is_running(name) for name in sample.participants))
-        metrics.put("epoch", sample.head.epoch)
+        metrics.put("epoch", sample.metadata.epoch)
         pending = set() if progress is None else {p.participant for p in progress.awaiting}
         stragglers = set() if progress is None else {p.participant for p in progress.culprits}
         for name, participant in sample.participants.items():
             metrics.put("participant_up", sample.is_running(name), name)
             metrics.put("participant_pending", name in pending, name)
             metrics.put("participant_straggler", name in stragglers, name)
-            if name in sample.head.dataflow.queries:
+            if name in sample.metadata.dataflow.queries:
                 metrics.put("query_last_batch_number", participant.batch, name)
                 metrics.put("query_last_batch_timestamp_seconds", participant.since, name)
         for name, log in sample.logs.items():
