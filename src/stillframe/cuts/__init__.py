@@ -1,7 +1,8 @@
-"""The consistent cuts of a trace, and questions about them.
+"""The consistent cuts of a trace, and predicates on them.
 
 There can be as many as the product of the lengths of all lines: 10 processes of 100 events that
-never talk have 10^20. So whatever looks at cuts one by one is an iterator, or takes a maximum.
+exchange no message have 10^20. So a function that visits single cuts is an iterator, or takes a
+maximum.
 """
 
 from stillframe.cuts.lattice import consistent_cuts, count_consistent_cuts, explain, interior

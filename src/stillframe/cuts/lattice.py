@@ -1,8 +1,8 @@
-"""The consistent cuts of a trace: go through them, count them, find the nearest to another cut.
+"""The consistent cuts of a trace: enumerate them, count them, find the nearest to another cut.
 
 The consistent cuts form a lattice (Mattern 1989): of two, the larger count of each process gives
 one, and the smaller count, too. So those in which a process has a given count have a smallest and a
-largest among them, and these tables of bounds are all that going through and counting need.
+largest among them, and tables of these bounds are all that enumeration and counting need.
 """
 
 from collections import defaultdict
@@ -15,11 +15,11 @@ from stillframe.model import ProcessId
 from stillframe.trace import Cut, Event, Trace
 
 BOUNDS_MAX = 20_000_000
-"""More bounds, for each event one of each process, are not put into a table."""
+"""Maximum number of bounds in a table, which has one of each process for each event."""
 LIMITS_MAX = 5_000_000
-"""More limits, for each choice one of each process, are not kept while cuts are counted."""
+"""Maximum number of limits in memory while cuts are counted, one of each process per choice."""
 LIMIT_STEPS_MAX = 200_000_000
-"""More limits are not gone through in all."""
+"""Maximum number of limits that are visited in all."""
 _STOPPED = -1
 
 
@@ -55,16 +55,16 @@ def consistent_cuts(trace: Trace) -> Iterator[Cut]:
 
 
 def count_consistent_cuts(trace: Trace, *, count_max: int | None = None) -> int:
-    """Return how many consistent cuts there are, without going through them.
+    """Return how many consistent cuts there are, without enumerating them.
 
-    Processes between which no message goes are counted apart, and the numbers multiplied.
+    Groups of processes that exchange no message are counted separately, and the numbers multiplied.
 
     Otherwise the events are swept in a possible order. A cut stops each process somewhere; what
     matters of the processes that have stopped is only how far they let the others go. So cuts that
-    leave the others the same limits are counted together, and for the last process that goes on,
+    leave the others the same limits are counted together, and for the last process that continues,
     its whole interval at once. Time and memory grow with the number of different limits. That
-    follows from how many messages are on their way at a time, not from how long the lines are; but
-    each more process can double it, so above a dozen that hardly talk, give a maximum.
+    depends on how many messages are in transit at a time, not on how long the lines are; but each
+    additional process can double it, so above a dozen with few messages, give a maximum.
 
     Args:
         trace: what happened.
@@ -91,7 +91,7 @@ def _count_connected(trace: Trace, count_max: int | None) -> int:
     ways_of: dict[Cut, int] = {}
 
     def put(limits: Cut, ways: int) -> int:
-        """Take up a way to go on; return how many cuts are found, because no choice is left."""
+        """Add limits that can be reached; return how many cuts that completes."""
         going_count = size - limits.count(_STOPPED)
         if going_count > 1:
             ways_of[limits] = ways_of.get(limits, 0) + ways
@@ -104,7 +104,7 @@ def _count_connected(trace: Trace, count_max: int | None) -> int:
     found += put(trace.end, 1)
     limit_steps = 0
     highest = _highest(trace)
-    for index, count in _in_the_middle(trace, highest):
+    for index, count in _balanced_order(trace, highest):
         limit_of_others = list(highest[index][count - 1])
         limit_of_others[index] = _STOPPED
         for limits, ways in list(ways_of.items()):
@@ -156,8 +156,8 @@ def interior(trace: Trace, cut: Cut) -> Cut:
 
 
 def explain(trace: Trace, cut: Cut) -> str:
-    """Return why a cut is not consistent, as a text for people: a message that it shows as accepted
-    but not as sent, and the nearest consistent cuts on either side. Or that it is consistent.
+    """Return in a sentence why a cut is not consistent: a message that it shows as accepted but not
+    as sent, and the nearest consistent cuts on either side. Or that it is consistent.
 
     Raises:
         UsageError: `cut` is no cut of this trace.
@@ -165,7 +165,7 @@ def explain(trace: Trace, cut: Cut) -> str:
     trace.check_cut(cut)
     orphan = next(trace.orphans(cut), None)
     if orphan is None:
-        return f"the cut {_named(trace, cut)} is consistent"
+        return f"the cut {_shown(trace, cut)} is consistent"
     accepted, sent = trace.accepted_in(orphan), trace.sent_in(orphan)
     assert accepted is not None, "an orphan is accepted somewhere"
     inside, outside = (
@@ -173,10 +173,10 @@ def explain(trace: Trace, cut: Cut) -> str:
         for position in (accepted, sent)
     )
     return (
-        f"the cut {_named(trace, cut)} is not consistent: message {orphan} is accepted inside, in "
+        f"the cut {_shown(trace, cut)} is not consistent: message {orphan} is accepted inside, in "
         f"event {inside}, but sent outside, in event {outside}; the smallest consistent cut with "
-        f"all of its events is {_named(trace, trace.closure(cut))}, the largest inside it is "
-        f"{_named(trace, interior(trace, cut))}"
+        f"all of its events is {_shown(trace, trace.closure(cut))}, the largest inside it is "
+        f"{_shown(trace, interior(trace, cut))}"
     )
 
 
@@ -184,29 +184,29 @@ def _empty(trace: Trace) -> Cut:
     return (0,) * len(trace.processes)
 
 
-def _named(trace: Trace, cut: Cut) -> str:
+def _shown(trace: Trace, cut: Cut) -> str:
     return ", ".join(f"{p}={count}" for p, count in zip(trace.processes, cut, strict=True))
 
 
 def _independent(trace: Trace) -> Iterator[Trace]:
-    """Yield the parts of a trace between which no message is accepted, without the messages that
-    nobody accepted: those do not matter to what is consistent."""
-    part_of: dict[ProcessId, set[ProcessId]] = {name: {name} for name in trace.processes}
+    """Yield the groups of processes that accept no message of each other, each as a trace, without
+    messages that were never accepted: those do not matter to consistency."""
+    group_of: dict[ProcessId, set[ProcessId]] = {name: {name} for name in trace.processes}
     events: dict[ProcessId, list[Event]] = defaultdict(list)
     for position, event in trace.positions():
-        part = part_of[position.process]
+        group = group_of[position.process]
         for message in event.accepted:
-            other = part_of[message.channel.source]
-            if other is not part:
-                small, part = sorted((part, other), key=len)
-                part |= small
-                part_of.update(dict.fromkeys(small, part))
+            other = group_of[message.channel.source]
+            if other is not group:
+                small, group = sorted((group, other), key=len)
+                group |= small
+                group_of.update(dict.fromkeys(small, group))
     for position, event in trace.positions():
         sent = tuple(message for message in event.sent if trace.accepted_in(message) is not None)
-        first = next(iter(part_of[position.process]))
+        first = next(iter(group_of[position.process]))
         events[first].append(msgspec.structs.replace(event, sent=sent))
     for first, those in events.items():
-        yield Trace(sorted(part_of[first], key=trace.index_of.__getitem__), those)
+        yield Trace(sorted(group_of[first], key=trace.index_of.__getitem__), those)
 
 
 def _check_size(trace: Trace) -> None:
@@ -243,11 +243,10 @@ def _highest(trace: Trace) -> list[list[Cut]]:
     return highest
 
 
-def _in_the_middle(trace: Trace, highest: list[list[Cut]]) -> list[tuple[int, int]]:
+def _balanced_order(trace: Trace, highest: list[list[Cut]]) -> list[tuple[int, int]]:
     """Return every event, as the index of its process and its count there, in a possible order:
-    each in the middle between the earliest and the latest place that it could have in one.
-
-    So few messages are on their way at a time, whatever the order of the trace is.
+    each in the middle between the earliest and the latest place that it could have in one. So few
+    messages are in transit at a time, whatever the order of the trace is.
     """
     clocks = trace.clocks()
     places = [

@@ -1,4 +1,4 @@
-"""Predicates on cuts: where one holds, whether it possibly or definitely held.
+"""Predicates on cuts: where one holds, and whether it possibly or definitely held.
 
 The events could have happened in many orders, called observations; each goes through consistent
 cuts from the empty one to the last, with one more event each (Cooper & Marzullo, *Consistent
@@ -15,11 +15,11 @@ from stillframe.trace import Cut, Event, MessageId, Trace
 
 
 class _Traffic:
-    """The messages of one channel, prepared to tell quickly which of them cross a cut.
+    """The messages of one channel, indexed so that those that cross a cut are found quickly.
 
     Each is kept with its place in the order of sending, and with the count of the target at which
-    it is accepted. Those that never are stand apart, so that one lost message does not make all
-    later ones be looked at for every cut.
+    it is accepted. Those that never are accepted are kept separately, so that one lost message does
+    not make every cut visit all later ones.
     """
 
     __slots__ = ("lost", "lost_counts", "met", "met_counts", "settled_counts")
@@ -39,8 +39,8 @@ class _Traffic:
                 accepted_at.append(accepted_count)
         self.met_counts = _counts_up_to(met_at, source_length)
         self.lost_counts = _counts_up_to(lost_at, source_length)
-        # A message is settled when it and all before it are accepted: from there on it is not
-        # looked at again. Without order on the channel the latest of them decides.
+        # A message is settled when it and all before it are accepted: later cuts do not visit it.
+        # Without order on the channel the latest of them decides.
         self.settled_counts = _counts_up_to(list(accumulate(accepted_at, max)), target_length)
 
     def crossing(self, source_count: int, target_count: int) -> list[MessageId]:
@@ -53,13 +53,13 @@ class _Traffic:
 
 
 class CutView:
-    """What a predicate is given: a trace, and how it looks at one cut.
+    """The argument of a predicate: one cut of a trace, with its events and messages in transit.
 
-    Making the first one of a trace looks at every message; `at` makes the others cheaply.
+    The first view of a trace visits every message; `at` makes the others cheaply.
 
     Args:
         trace: what happened.
-        cut: where to look.
+        cut: one of its cuts.
 
     Raises:
         UsageError: `cut` is no cut of this trace.
@@ -89,7 +89,7 @@ class CutView:
         return len(lines.get(channel.source, ())), len(lines.get(channel.target, ()))
 
     def at(self, cut: Cut) -> "CutView":
-        """Return how the same trace looks at another cut, which must be one of this trace."""
+        """Return the view of another cut of the same trace."""
         view = object.__new__(CutView)
         view.trace, view.cut, view._traffic = self.trace, cut, self._traffic
         return view
@@ -149,15 +149,15 @@ class CutView:
 
 
 Predicate = Callable[[CutView], bool]
-"""A question about one cut. It is asked once for each cut that is looked at, in no fixed order."""
+"""A condition on one cut. It is evaluated once for each cut that is visited, in no fixed order."""
 
 
 def cuts_where(trace: Trace, predicate: Predicate) -> Iterator[Cut]:
     """Yield the consistent cuts in which `predicate` holds, in the order of ``consistent_cuts``.
 
-    It asks at every consistent cut, of which there may be far too many: stop when you have enough.
+    It visits every consistent cut, of which there may be far too many: stop when you have enough.
     """
-    view = _at_the_start(trace)
+    view = _initial_view(trace)
     return (cut for cut in consistent_cuts(trace) if predicate(view.at(cut)))
 
 
@@ -167,23 +167,23 @@ def possibly(trace: Trace, predicate: Predicate, *, count_max: int | None = None
 
     Args:
         trace: what happened.
-        predicate: what is looked for.
-        count_max: how many cuts may be looked at; None: all. Those with the same number of events
+        predicate: the condition.
+        count_max: how many cuts may be visited; None: all. Those with the same number of events
             are in memory at the same time.
 
     Raises:
         UsageError: there is no answer after `count_max` cuts.
     """
-    view, following = _at_the_start(trace), _following(trace)
+    view, successors = _initial_view(trace), _successors(trace)
     level = {view.cut: None}
-    looked_at_count = 0
+    visited_count = 0
     while level:
         for cut in level:
-            looked_at_count += 1
-            _check_count(looked_at_count, count_max)
+            visited_count += 1
+            _check_count(visited_count, count_max)
             if predicate(view.at(cut)):
                 return cut
-        level = dict.fromkeys(after for cut in level for after in following(cut))
+        level = dict.fromkeys(after for cut in level for after in successors(cut))
     return None
 
 
@@ -205,12 +205,12 @@ def observation_without(
     Args:
         trace: what happened.
         predicate: what is to be avoided.
-        count_max: how many cuts may be looked at; None: all. They are all kept in memory.
+        count_max: how many cuts may be visited; None: all. They are all kept in memory.
 
     Raises:
         UsageError: there is no answer after `count_max` cuts.
     """
-    view, following = _at_the_start(trace), _following(trace)
+    view, successors = _initial_view(trace), _successors(trace)
     seen: set[Cut] = set()
 
     def may_pass(cut: Cut) -> bool:
@@ -221,7 +221,7 @@ def observation_without(
         return not predicate(view.at(cut))
 
     path = [view.cut] if may_pass(view.cut) else []
-    choices = [following(cut) for cut in path]
+    choices = [successors(cut) for cut in path]
     while path and path[-1] != trace.end:
         onward = next(filter(may_pass, choices[-1]), None)
         if onward is None:
@@ -229,16 +229,16 @@ def observation_without(
             choices.pop()
         else:
             path.append(onward)
-            choices.append(following(onward))
+            choices.append(successors(onward))
     return path or None
 
 
-def _at_the_start(trace: Trace) -> CutView:
+def _initial_view(trace: Trace) -> CutView:
     return CutView(trace, (0,) * len(trace.processes))
 
 
-def _check_count(looked_at_count: int, count_max: int | None) -> None:
-    if count_max is not None and looked_at_count > count_max:
+def _check_count(visited_count: int, count_max: int | None) -> None:
+    if count_max is not None and visited_count > count_max:
         raise UsageError(
             f"there is no answer after looking at {count_max} consistent cuts: raise count_max, or "
             "ask about a shorter trace"
@@ -253,18 +253,18 @@ def _counts_up_to(places: list[int], length: int) -> list[int]:
     return list(accumulate(counts))
 
 
-def _following(trace: Trace) -> Callable[[Cut], Iterator[Cut]]:
+def _successors(trace: Trace) -> Callable[[Cut], Iterator[Cut]]:
     """Return a function that yields the consistent cuts with one event more than a given one."""
     needs: list[list[list[tuple[int, int]]]] = []
     for process in trace.processes:
         senders = [[trace.sent_in(m) for m in event.accepted] for event in trace.lines[process]]
         needs.append([[(trace.index_of[p.process], p.index) for p in each] for each in senders])
 
-    def following(cut: Cut) -> Iterator[Cut]:
+    def successors(cut: Cut) -> Iterator[Cut]:
         for index, count in enumerate(cut):
             if count < len(needs[index]) and all(
                 cut[source] >= least for source, least in needs[index][count]
             ):
                 yield (*cut[:index], count + 1, *cut[index + 1 :])
 
-    return following
+    return successors
