@@ -2,7 +2,8 @@
 
 Everything is written under a name that begins with a dot (Spark and DuckDB ignore those), forced to
 the disk, and then renamed; the directory with the new name is forced to the disk as well. A
-checksum that is kept elsewhere detects changes.
+checksum that is kept elsewhere detects changes. A function that writes raises OSError if the disk
+is full or failed, and leaves the old content, if any, and nothing of the new.
 
 Executors of a cluster import this module: it needs no more than Python.
 """
@@ -41,11 +42,7 @@ def partial_path(path: Path) -> Path:
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a new file; ``sync`` it and its directory next.
-
-    Raises:
-        OSError: the disk is full, or the file exists already.
-    """
+    """Write a file that does not exist yet; ``sync`` it and its directory next."""
     with path.open("xb", buffering=0) as file:
         rest = memoryview(content)
         while rest:
@@ -53,11 +50,7 @@ def write_new(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Force a file, or the names in a directory, to the disk.
-
-    Raises:
-        OSError: the disk is full or failed.
-    """
+    """Force a file, or the names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -66,11 +59,7 @@ def sync(path: Path) -> None:
 
 
 def replace_durably(path: Path, content: bytes) -> None:
-    """Replace the content of a file: after a crash at any moment it has the old or the new one.
-
-    Raises:
-        OSError: the disk is full or failed; the old content is still there.
-    """
+    """Replace the content of a file: after a crash at any moment it has the old or the new one."""
     partial = partial_path(path)
     partial.unlink(missing_ok=True)
     replace_by(partial, path, content)
@@ -79,11 +68,7 @@ def replace_durably(path: Path, content: bytes) -> None:
 
 def replace_by(partial: Path, path: Path, content: bytes) -> None:
     """Write a file as `partial`, which does not exist, and rename it to `path`; ``sync`` its
-    directory next.
-
-    Raises:
-        OSError: the disk is full or failed; nothing is left of `partial`.
-    """
+    directory next."""
     try:
         write_new(partial, content)
         sync(partial)
@@ -94,11 +79,7 @@ def replace_by(partial: Path, path: Path, content: bytes) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name, or copy it to another file system.
-
-    Raises:
-        OSError: the disk is full or failed, or `target` exists already.
-    """
+    """Give a file a second name, which does not exist, or copy it to another file system."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -129,11 +110,7 @@ def read_file(path: Path, *, bytes_max: int, advice: str = FILE_ADVICE) -> bytes
 
 
 def checksum_of(path: Path) -> int:
-    """Return the CRC-32 of a file: it detects errors of a disk or a cable, not forgery.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return the CRC-32 of a file: it detects errors of a disk or a cable, not forgery."""
     checksum = 0
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -142,11 +119,7 @@ def checksum_of(path: Path) -> int:
 
 
 def check_file(path: Path, checksum: int) -> None:
-    """Check that a file is what was written.
-
-    Raises:
-        Damaged: it is missing, was changed or cannot be read.
-    """
+    """Raise a Damaged if a file is not what was written, or cannot be read."""
     try:
         found = checksum_of(path)
     except OSError as error:
@@ -161,12 +134,8 @@ def check_file(path: Path, checksum: int) -> None:
 def read_hashed(
     path: Path, byte_count: int, digest: str, *, advice: str = SNAPSHOT_ADVICE
 ) -> bytes:
-    """Return the bytes of a file that must be `byte_count`, with the SHA-256 `digest`.
-
-    Raises:
-        Damaged: they are not what was written.
-        StoreError: the file cannot be read.
-    """
+    """Return the bytes of a file that must be `byte_count`, with the SHA-256 `digest`; errors as
+    for ``read_file``."""
     content = read_file(path, bytes_max=byte_count, advice=advice)
     if len(content) != byte_count:
         raise Damaged(
@@ -178,12 +147,8 @@ def read_hashed(
 
 
 def read_sealed_content(path: Path, *, bytes_max: int, advice: str) -> bytes:
-    """Return the content of a sealed file (``store.sealed_json``), still encoded.
-
-    Raises:
-        Damaged: a byte was changed, the file is cut short, too long or missing.
-        StoreError: the file cannot be read.
-    """
+    """Return the content of a sealed file (``store.sealed_json``), still encoded; errors as for
+    ``read_file``."""
     sealed = _SEALED.fullmatch(read_file(path, bytes_max=bytes_max, advice=advice))
     if sealed is None or hashlib.sha256(sealed[1]).hexdigest().encode() != sealed[2]:
         raise Damaged(f"{path} was changed since it was written: {advice}")
@@ -193,16 +158,8 @@ def read_sealed_content(path: Path, *, bytes_max: int, advice: str) -> bytes:
 def write_atomically(path: Path, chunks: Iterable[bytes], *, inputs: Iterable[Path] = ()) -> None:
     """Write `chunks` to `path`; an existing file is replaced completely or not at all.
 
-    A symbolic link is followed: its target is written.
-
-    Args:
-        path: of the file.
-        chunks: the content.
-        inputs: files that the content is made from; none of them is overwritten.
-
-    Raises:
-        OSError: the disk is full or failed; an existing file is unchanged.
-        UsageError: `path` cannot be written; see `check_target`.
+    A symbolic link is followed: its target is written. `inputs` are files that the content is made
+    from; none of them is overwritten (`check_target`).
     """
     target = check_target(path, inputs=inputs)
     # In the same directory, so on the same disk; its name is never too long.

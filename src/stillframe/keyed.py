@@ -104,20 +104,14 @@ class Keyed(MutableMapping[Key, Value]):
             self._changed = {}
 
     def put_changes_aside(self) -> KeySet[Key] | None:
-        """Return the keys that changed since the last call, and start anew: now is a cut.
-
-        Returns:
-            the keys; None if it is not known which changed, and any may have.
-        """
+        """Return the keys that changed since the last call, and start anew: now is a cut. None: it
+        is not known which changed, and any may have."""
         changed, self._changed = self._changed, {}
         return changed
 
     def cut(self, changes: list[KeySet[Key]] | None) -> "KeyedCut[Key, Value]":
-        """Return the current content, to be read later; end it with ``close``.
-
-        Args:
-            changes: the sets of keys to read, the oldest first; None for all keys.
-        """
+        """Return the current content, to be read later; end it with ``close``. `changes` are the
+        sets of keys to read, the oldest first; None: all keys."""
         opened = KeyedCut(self._rows, changes, self._open)
         self._open.append(opened)
         return opened
@@ -176,12 +170,8 @@ class KeyedCut(Generic[Key, Value]):
             self._keys = iter(list(self._keys))
 
     def take(self, count: int) -> tuple[list[Key], list[Value], list[Key]] | None:
-        """Read about `count` more keys.
-
-        Returns:
-            the keys that existed at the cut, their values, and the keys that did not; None if all
-            have been read.
-        """
+        """Read about `count` more keys: those that existed at the cut, their values, and the keys
+        that did not; None if all have been read."""
         keys = list(islice(self._keys, count))
         if not keys:
             return None

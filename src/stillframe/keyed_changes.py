@@ -29,13 +29,8 @@ class PastCut(msgspec.Struct, frozen=True):
 class KeyedChanges:
     """The keyed fields of one process from cut to cut. Each call is one atomic step.
 
-    Args:
-        codec: knows which fields are keyed.
-        subject: the object that has them.
-        base: the published snapshot that the subject was just restored from; None if none.
-
-    Attributes:
-        base: the published snapshot that the next cut will be based on, if it can.
+    `base` is the published snapshot that the next cut will be based on, if it can; at first the one
+    that the subject was restored from, or None.
     """
 
     def __init__(self, codec: StateCodec, subject: object, base: SnapshotId | None) -> None:
@@ -83,11 +78,9 @@ class KeyedChanges:
         """Record that `snapshot` was published; None: the published snapshot that was the base is
         missing.
 
-        The next cut records the changes since that one, or everything.
-
-        Returns:
-            sets of keys that no later cut needs. Deleting a large one takes as long as encoding it;
-            cuts that are open may still read it.
+        The next cut records the changes since that one, or everything. Returns sets of keys that no
+        later cut needs. Deleting a large one takes as long as encoding it; cuts that are open may
+        still read it.
         """
         spent: list[PastCut] = []
         if snapshot is None:
@@ -109,9 +102,8 @@ class KeyedChanges:
 class KeyedChangesCut:
     """The keyed fields of one process at one cut, to be encoded into a fragment.
 
-    Attributes:
-        base: the published snapshot that the changes are since; None if they are all keys.
-        total_count: how many keys there are to encode, at most.
+    They are changes since the published snapshot `base`; without one, all keys. `total_count` is
+    how many keys there are to encode, at most.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ class Start(msgspec.Struct, frozen=True):
             after that.
         incoming: for each channel into it what it had received at its cut, and the messages to
             deliver before any other.
-        base: the snapshot in the store that has exactly this state; None if none has.
+        base: the snapshot in the store that has exactly this state, if any.
     """
 
     kind: str
@@ -41,13 +41,9 @@ def start_states(
     `snapshot`.
 
     The next step: raise the epoch, start every process with its state, and let none of them act
-    before its `incoming` messages were delivered.
-
-    Args:
-        snapshot: to continue from.
-        description: of the topology to start.
-        base: the id of `snapshot`, if the store has its states exactly as they are here: then the
-            next snapshot need only hold changes. None if they were converted on the way.
+    before its `incoming` messages were delivered. `base` is the id of `snapshot`, if the store has
+    its states exactly as they are here, not converted: then the next snapshot need only hold
+    changes.
 
     Raises:
         NotConsistent: the books of a channel do not balance.

@@ -80,11 +80,7 @@ class StateCodec:
         return self.encode(self.others(process) | held)
 
     def others(self, process: object) -> dict[str, Any]:
-        """Return the current values of the fields that are not keyed, by name.
-
-        Raises:
-            UsageError: an attribute was never declared, or a declared one never set.
-        """
+        """Return the current values of the fields that are not keyed, by name."""
         self._check_declared(process)
         try:
             return {name: getattr(process, name) for name in self._other_names}
@@ -92,11 +88,8 @@ class StateCodec:
             raise UsageError(f"a declared field was never set: {error}") from error
 
     def keyed_fields(self, process: object) -> dict[str, Keyed[Any, Any]]:
-        """Return the keyed fields, by name.
-
-        Raises:
-            UsageError: one holds something else, or two hold the same object.
-        """
+        """Return the keyed fields, by name; a UsageError if one holds something else, or two hold
+        the same object."""
         found: dict[str, Keyed[Any, Any]] = {}
         for name in self.keyed:
             field = getattr(process, name, None)
@@ -115,11 +108,7 @@ class StateCodec:
         return found
 
     def encode(self, values: dict[str, Any]) -> bytes:
-        """Return fields as a MessagePack map.
-
-        Raises:
-            UsageError: a field holds what cannot be encoded; it is named.
-        """
+        """Return fields as a MessagePack map; a UsageError names one that cannot be encoded."""
         try:
             return self._encode(values)
         except _ENCODING_ERRORS as error:
@@ -129,11 +118,8 @@ class StateCodec:
             ) from error
 
     def encode_part(self, name: str, values: list[Any]) -> bytes:
-        """Return keys or values of the keyed field `name` as a MessagePack array.
-
-        Raises:
-            UsageError: one of them cannot be encoded, or could be changed in place.
-        """
+        """Return keys or values of the keyed field `name` as a MessagePack array; a UsageError if
+        one of them cannot be encoded, or could be changed in place."""
         if name in self._names_to_look_at:
             changeable = sorted(
                 kind.__name__ for kind in set(map(type, values)) if _can_change(kind)
@@ -150,16 +136,11 @@ class StateCodec:
             raise UsageError(f"{self.kind.__name__}.{name} cannot be recorded: {error}") from error
 
     def check(self, encoded: bytes, changes: Mapping[str, KeyedChange] = NOTHING) -> None:
-        """Check that a restore could read the recorded fields.
+        """Raise a UsageError if a restore could not read the recorded fields.
 
-        Capturing does not: reading them back takes longer than a process should pause.
-
-        Args:
-            encoded: the fields; all of them if there are no `changes`, else all but the keyed ones.
-            changes: keyed field -> its recorded changes (``ProcessState.keyed``).
-
-        Raises:
-            UsageError: a field holds something else than its declared type.
+        Capturing does not check: reading them back takes longer than a process should pause.
+        `encoded` has all fields if there are no `changes`, else all but the keyed ones
+        (``ProcessState.keyed``).
         """
         try:
             if not changes:
@@ -190,20 +171,13 @@ class StateCodec:
                 raise msgspec.ValidationError(f"{name} has {len(found)} entries and not {count}")
 
     def restore(self, process: object, encoded: bytes) -> None:
-        """Set the fields to what ``capture`` recorded.
-
-        Raises:
-            UsageError: the recorded fields do not fit the declared ones; the mismatch is named.
-        """
+        """Set the fields to what ``capture`` recorded; errors as for ``decode``."""
         for name, value in self.decode(encoded).items():
             setattr(process, name, value)
 
     def decode(self, encoded: bytes) -> dict[str, Any]:
-        """Return the fields that ``capture`` recorded, by name.
-
-        Raises:
-            UsageError: the recorded fields do not fit the declared ones; the mismatch is named.
-        """
+        """Return the fields that ``capture`` recorded, by name; a UsageError names a mismatch with
+        the declared ones."""
         try:
             state = self._decoder.decode(encoded)
         except DECODING_ERRORS as error:

@@ -71,11 +71,8 @@ class KeyedColumns(msgspec.Struct, frozen=True):
 
 
 def columns_of(owner: type, fields: Mapping[str, Any]) -> tuple[Column, ...]:
-    """Return the columns of a class; SQL engines do not distinguish `Balance` from `balance`.
-
-    Raises:
-        UsageError: a field cannot have such a name.
-    """
+    """Return the columns of a class; a UsageError if a field cannot have such a name. SQL engines
+    do not distinguish `Balance` from `balance`."""
     seen: dict[str, str] = {}
     for name in fields:
         if (other := seen.setdefault(name.lower(), name)) != name:
@@ -104,14 +101,9 @@ def _column_kind(kind: Any) -> str:
 def keyed_columns(
     classes: Iterable[tuple[type, Mapping[str, tuple[Any, Any]]]],
 ) -> dict[str, dict[str, KeyedColumns]]:
-    """Return class name -> keyed field -> columns, for the classes that have any.
-
-    Args:
-        classes: each with the types of keys and values of its keyed fields.
-
-    Raises:
-        UsageError: a type cannot be a key or value, or two fields would share a table; it is named.
-    """
+    """Return class name -> keyed field -> columns, for the classes that have any, each with the
+    types of keys and values of its keyed fields; a UsageError if a type cannot be a key or value,
+    or two fields would share a table."""
     found: dict[str, dict[str, KeyedColumns]] = {}
     tables: dict[str, tuple[str, str]] = {}
     for kind, fields in classes:
@@ -248,11 +240,8 @@ class Description(msgspec.Struct, frozen=True, omit_defaults=True):
     def initiators(self, first: ProcessId) -> tuple[ProcessId, ...]:
         """Return `first` and as many more as it takes for markers to reach every process.
 
-        In a strongly connected graph that is `first` alone. Otherwise several processes begin the
-        same snapshot by themselves, as Chandy & Lamport 1985 (section 3.3) allow.
-
-        Raises:
-            UsageError: there is no process `first`.
+        In a strongly connected graph that is `first` alone. Otherwise several processes start the
+        same snapshot, as Chandy & Lamport 1985 (section 3.3) allow.
         """
         self.check_process(first)
         chosen = [first]
@@ -422,12 +411,8 @@ def _shape(kind: type) -> str:
 
 
 def _spell(kind: Any, within: tuple[Any, ...]) -> str:
-    """Return a type in words that are equal exactly if its values are encoded alike.
-
-    Args:
-        kind: the type.
-        within: the classes that it is a part of: one that refers to itself is named there.
-    """
+    """Return a type in words that are equal exactly if its values are encoded alike. `within` are
+    the classes that it is a part of: one that refers to itself is named there."""
     if kind in within:
         return f"{kind.__name__} again"
     if isinstance(kind, type) and issubclass(kind, enum.Enum):

@@ -48,17 +48,12 @@ class MessageId(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, tag="event", omit_defaults=True):
-    """An atomic action of one process.
+    """An atomic action of one process, which accepted and sent some messages; at most one of each
+    channel is accepted in the papers' model.
 
-    Attributes:
-        process: whose action it is.
-        label: its name for the user; may be empty.
-        handler: the method of a ``Process`` that was called (``start``, ``receive``, ...); empty if
-            the trace has another source.
-        accepted: the messages that it accepted, at most one of each channel in the papers' model.
-        sent: the messages that it sent.
-        at: when, in seconds, for display; None if unknown.
-        fields: other fields from a log.
+    `label` is its name for the user, `handler` the method of a ``Process`` that was called
+    (``start``, ``receive``, ...); both may be empty. `at` is a time in seconds for display, if
+    known, and `fields` are others from a log.
     """
 
     process: ProcessId
@@ -71,16 +66,11 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag="event", omit_defaults=Tr
 
 
 class MarkerStep(msgspec.Struct, frozen=True, gc=False, tag="marker", omit_defaults=True):
-    """One step of a process in a snapshot: it initiated it, or a marker arrived. Never part of an
-    action of the application.
+    """One step of a process in a snapshot, never part of an action of the application: a marker
+    arrived from `source`, or the process initiated (None).
 
-    Attributes:
-        process: whose step it is.
-        snapshot: its id.
-        source: of the channel of the marker; None if the process initiated.
-        is_cut: whether the process recorded its state in this step.
-        targets: the processes that it sent a marker to in the same step.
-        at: when, in seconds, for display; None if unknown.
+    `is_cut`: the process recorded its state in this step. `targets` are the processes that it sent
+    a marker to in the same step. `at` is a time in seconds for display, if known.
     """
 
     process: ProcessId

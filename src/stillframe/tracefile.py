@@ -33,12 +33,7 @@ _step_decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
 
 def write(path: Path, trace: Trace, *, inputs: Iterable[Path] = ()) -> None:
-    """Write `trace`; an existing file is replaced completely or not at all.
-
-    Args:
-        path: of the file.
-        trace: to write.
-        inputs: files that the trace is made from; none of them is overwritten.
+    """Write `trace`; an existing file is replaced completely or not at all (``write_atomically``).
 
     Raises:
         OSError: the disk is full or failed; an existing file is unchanged.

@@ -8,7 +8,7 @@ import msgspec
 
 from stillframe.durable_files import SNAPSHOT_ADVICE
 from stillframe.errors import Damaged
-from stillframe.model import ProcessId, Snapshot, SnapshotId
+from stillframe.model import ProcessId, SnapshotId
 from stillframe.store.sealed_json import FORMAT, read_sealed
 from stillframe.topology import Description
 
@@ -110,45 +110,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     message_count: int
     bytes: int
     directory: Path
-
-
-def manifest_of(
-    snapshot: Snapshot,
-    files: tuple[FileRecord, ...],
-    *,
-    bases: dict[ProcessId, SnapshotId],
-    sequence: int,
-    restore_point: Manifest | None,
-    topology: str,
-    published_at: float,
-) -> Manifest:
-    """Return the manifest of a snapshot that is published now.
-
-    `bases` are those of its keyed fields by process, `sequence` is its place in the order of
-    publishing, `restore_point` the newest one of this epoch so far, `topology` the hash of its
-    description, `published_at` the time by its clock, which may not be that of this program.
-    """
-    return Manifest(
-        snapshot=snapshot.id,
-        sequence=sequence,
-        epoch=snapshot.epoch,
-        initiated_at=snapshot.initiated_at,
-        completed_at=snapshot.completed_at,
-        # Two clocks may differ; no snapshot is published before it is complete.
-        published_at=max(published_at, snapshot.completed_at),
-        pause_s=snapshot.pause_s,
-        capture_s=snapshot.capture_s,
-        excluded=snapshot.excluded,
-        is_restore_point=(
-            restore_point is None or snapshot.initiated_at >= restore_point.completed_at
-        ),
-        bases=bases or None,
-        process_count=len(snapshot.state.processes),
-        channel_count=len(snapshot.state.channels),
-        message_count=snapshot.state.message_count,
-        topology=topology,
-        files=files,
-    )
 
 
 def entry_of(

@@ -45,7 +45,6 @@ from stillframe.store.manifest import (
     Head,
     Manifest,
     file_names,
-    manifest_of,
 )
 from stillframe.store.reader import StoreReader
 from stillframe.store.sealed_json import seal
@@ -221,17 +220,27 @@ class Store(StoreReader):
         made = tables.of(snapshot.id, state)
         with self._writing:
             self._check_bases(snapshot.id, bases)
-            restore_point, sequence = self._newest_restore_point(), self._sequence + 1
+            point, sequence = self._newest_restore_point(), self._sequence + 1
             with NewDirectory(directory, self._threads()) as new:
                 files = new.write_tables(made, tables.to_parquet)
-                manifest = manifest_of(
-                    snapshot,
-                    files,
-                    bases=bases,
+                manifest = Manifest(
+                    snapshot=snapshot.id,
                     sequence=sequence,
-                    restore_point=restore_point,
+                    epoch=snapshot.epoch,
+                    initiated_at=snapshot.initiated_at,
+                    completed_at=snapshot.completed_at,
+                    # Two clocks may differ; no snapshot is published before it is complete.
+                    published_at=max(self.clock(), snapshot.completed_at),
+                    pause_s=snapshot.pause_s,
+                    capture_s=snapshot.capture_s,
+                    excluded=snapshot.excluded,
+                    is_restore_point=point is None or snapshot.initiated_at >= point.completed_at,
+                    bases=bases or None,
+                    process_count=len(snapshot.state.processes),
+                    channel_count=len(snapshot.state.channels),
+                    message_count=snapshot.state.message_count,
                     topology=self._topologies.present,
-                    published_at=self.clock(),
+                    files=files,
                 )
                 new.publish(manifest)
             self._published[snapshot.id], self._sequence = manifest, sequence
