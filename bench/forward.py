@@ -8,12 +8,12 @@ from pathlib import Path
 
 from bench.measure import IN_FLIGHT_COUNT, PROCESS_COUNT, Running, my_counts, shared_counts
 from stillframe import Channel, Message, Process, Topology, every
+from stillframe.imports import load_topology
+from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.events import Event
-from stillframe.runtime.issuing import issue
-from stillframe.runtime.loading import load_topology
-from stillframe.runtime.site import ALL_HERE, Site
-from stillframe.runtime.supervisor import TIMEOUT_S, Supervisor
-from stillframe.runtime.traces import Traces
+from stillframe.runtime.network.certificate_authority import issue_certificates
+from stillframe.runtime.supervisor.config import LOCAL, Placement
+from stillframe.runtime.supervisor.supervisor import TIMEOUT_S, Supervisor
 from stillframe.store.store import Store
 
 
@@ -85,8 +85,12 @@ async def system(
     directory = Path(tempfile.mkdtemp(prefix="stillframe-bench-"))
     description = load_topology(reference).description
     store = Store.create(directory / "store", description=description, reference=reference)
-    site = Site(certificates=str(issue(directory, (), days=1)[0])) if has_tls else ALL_HERE
-    traces = Traces(
+    site = (
+        Placement(certificates=str(issue_certificates(directory, (), days=1)[0]))
+        if has_tls
+        else LOCAL
+    )
+    traces = OutputDirs(
         log=str(directory / "log") if has_log else None,
         fragments=str(directory / "fragments") if has_fragments else None,
     )

@@ -20,7 +20,7 @@ from bench.pause import KEY_BASE, ROW_BYTES, SIZES_MB, STEP
 from stillframe import Channel, Keyed, Message, Process, SnapshotId, Topology
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import Entry
 
 SHARES = (0.01, 1.0)

@@ -29,7 +29,7 @@ from bench.measure import WARM_UP_S, median, quantile
 from stillframe import Channel, Keyed, Message, Process, Topology, every
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.supervisor.supervisor import Supervisor
 
 ROUND_COUNT = 20
 WINDOW_S = 1.0

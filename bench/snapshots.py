@@ -24,8 +24,7 @@ from bench.measure import (
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned
 from stillframe.runtime.events import Event, SnapshotPublished
-from stillframe.runtime.periodic import take_periodically
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
 
 COST_ROUND_COUNT = 20
 COST_WINDOW_S = 1.0
@@ -119,7 +118,7 @@ async def window_with(
     if not per_second:
         return await window(measured, seconds)
     periodic = asyncio.create_task(
-        take_periodically(
+        trigger_periodically(
             running, every_s=1 / per_second, initiators=("P0", "P1"), emit=lambda event: None
         )
     )

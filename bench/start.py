@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from stillframe.imports import load_topology
 from stillframe.runtime import events
-from stillframe.runtime.loading import load_topology
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 
 PROCESS_COUNTS = (5, 50, 200)

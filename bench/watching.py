@@ -23,8 +23,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.measure import median
+from stillframe.imports import load_topology
 from stillframe.model import Channel, ChannelState, GlobalState, ProcessState, Snapshot, SnapshotId
-from stillframe.runtime.loading import load_topology
 from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
 

@@ -27,8 +27,7 @@ from examples.bank import ACCOUNT_COUNT, TOTAL, bank
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
-from stillframe.runtime.periodic import take_periodically
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 
@@ -165,7 +164,7 @@ async def _run(path: Path, findings: Findings, show: Callable[[str], None]) -> N
                 findings.skipped_count += 1
             case events.ProcessDied():
                 findings.died.set()
-            case events.ConnectionTrouble(detail):
+            case events.ConnectionWarning(detail):
                 findings.trouble.append(detail)
 
     store = Store.create(path, description=bank.description, reference=REFERENCE)
@@ -174,7 +173,7 @@ async def _run(path: Path, findings: Findings, show: Callable[[str], None]) -> N
         async with asyncio.TaskGroup() as group:
             looking = group.create_task(_look(store, findings, published))
             async with Supervisor(REFERENCE, store, emit=emit) as system:
-                periodic = take_periodically(
+                periodic = trigger_periodically(
                     system, every_s=EVERY_S, initiators=("P1", "P2"), emit=emit
                 )
                 tasks = [group.create_task(periodic), group.create_task(_overlap(system))]

@@ -60,7 +60,7 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
         "console": ["-", *[HISTORY] * 9],
         "sql": [
             HISTORY,
-            "tests/runtime/test_noting.py::test_the_documented_question_is_answered",
+            "tests/runtime/test_event_logging.py::test_the_documented_question_is_answered",
         ],
     },
     "docs/kubernetes.md": {

@@ -15,8 +15,9 @@ LAYERS = (
     ("channel_accounting", "errors", "model"),
     ("trace", "cuts", "waiting", "process", "keyed", "state_codec", "keyed_changes", "topology"),
     ("protocol",),
-    ("durable_files",),
-    ("store", "restore", "detect", "importer", "tracefile", "eventlog", "diagram"),
+    ("durable_files", "imports"),
+    ("store", "restore", "importer", "tracefile", "eventlog", "diagram"),
+    ("detect",),
     ("pipeline", "migration"),
     ("sim", "runtime"),
     ("spark", "pages"),
@@ -25,7 +26,17 @@ LAYERS = (
     ("cli",),
     ("__main__",),
 )
+RUNTIME_LAYERS = (
+    ("os_process",),
+    ("network",),
+    ("control", "run_file", "events"),
+    ("process", "coordinator"),
+    ("supervisor",),
+)
+"""The same inside ``runtime``. Parts of one level do not import each other: a process and the
+coordinator share only what is below both."""
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
+RUNTIME_LAYER_OF = {name: number for number, names in enumerate(RUNTIME_LAYERS) for name in names}
 PURE_LAYER_MAX = 2
 """Up to here the parts of a layer are single modules of one design and may import each other."""
 
@@ -72,6 +83,31 @@ def layer_errors(importer: str, source: str) -> list[str]:
     return errors
 
 
+def runtime_errors(importer: str, source: str) -> list[str]:
+    """Return what is wrong with the imports of a module of `importer`, a part of ``runtime``."""
+    layer = RUNTIME_LAYER_OF[importer]
+    errors = []
+    for name in imports_of(source):
+        if name == "stillframe.runtime":
+            names = [n for part in ast.walk(ast.parse(source)) for n in _named_from(part, name)]
+        elif name.startswith("stillframe.runtime."):
+            names = [name.split(".")[2]]
+        else:
+            continue
+        errors += [
+            f"{importer} (layer {layer}) must not import runtime.{imported}: go down only"
+            for imported in names
+            if imported != importer and RUNTIME_LAYER_OF[imported] >= layer
+        ]
+    return errors
+
+
+def _named_from(statement: ast.AST, module: str) -> list[str]:
+    if isinstance(statement, ast.ImportFrom) and statement.module == module:
+        return [alias.name for alias in statement.names]
+    return []
+
+
 def part_of(path: Path) -> str:
     """Return the part of the package that a file belongs to: its folder or its own name."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -88,6 +124,33 @@ def test_imports_go_down_only() -> None:
     assert {path: errors for path, errors in found.items() if errors} == {}
 
 
+def test_imports_inside_the_runtime_go_down_only() -> None:
+    """Network below process and coordinator, which do not know each other, below supervisor."""
+    runtime = PACKAGE / "runtime"
+    found = {}
+    for path in sorted(runtime.rglob("*.py")):
+        part = path.relative_to(runtime).parts[0].removesuffix(".py")
+        if part == "__init__":
+            continue
+        assert part in RUNTIME_LAYER_OF, f"{path.name} is in no layer: name it in RUNTIME_LAYERS"
+        found[str(path)] = runtime_errors(part, path.read_text(encoding="utf-8"))
+    assert {path: errors for path, errors in found.items() if errors} == {}
+
+
+@pytest.mark.parametrize(
+    ("importer", "source"),
+    [
+        ("network", "from stillframe.runtime import control"),
+        ("process", "from stillframe.runtime.coordinator.membership import Membership"),
+        ("coordinator", "def late():\n    import stillframe.runtime.process.host"),
+        ("process", "from stillframe.runtime.supervisor import epoch"),
+    ],
+)
+def test_a_wrong_import_inside_the_runtime_is_found(importer: str, source: str) -> None:
+    """This rule has teeth too."""
+    assert len(runtime_errors(importer, source)) == 1
+
+
 @pytest.mark.parametrize(
     ("importer", "source"),
     [
@@ -95,7 +158,7 @@ def test_imports_go_down_only() -> None:
         ("model", "from pathlib import Path"),
         ("trace", "from stillframe.protocol.wire import Frame"),
         ("store", "from stillframe import sim"),
-        ("sim", "def late():\n    import stillframe.runtime.host"),
+        ("sim", "def late():\n    import stillframe.runtime.process.host"),
         ("pages", "from stillframe.analytics.audit import audit"),
         ("spark", "from stillframe import Channel"),
         ("spark", "from stillframe.analytics.audit import audit"),
@@ -141,9 +204,9 @@ NOT_IN_A_PLAIN_PROCESS = (
     "stillframe.migration",
     "stillframe.pipeline",
     "stillframe.runtime.coordinator",
-    "stillframe.runtime.fragments",
-    "stillframe.runtime.logs",
-    "stillframe.runtime.noting",
+    "stillframe.runtime.process.event_logging",
+    "stillframe.runtime.process.fragment_recorder",
+    "stillframe.runtime.process.pipeline_logs",
     "stillframe.runtime.supervisor",
     "stillframe.store.fragments",
     "stillframe.store.store",
@@ -165,11 +228,11 @@ def loaded_of(names: tuple[str, ...], program: str) -> list[str]:
     ).stdout.split()
 
 
-@pytest.mark.parametrize("module", ["child", "fork_server", "joined"])
+@pytest.mark.parametrize("module", ["process_main", "fork_server", "join"])
 def test_a_plain_process_loads_only_what_it_uses(module: str) -> None:
     """A process that is started, what it is forked from, and a program that joins."""
-    program = f"import stillframe.runtime.{module}"
-    if module == "joined":
+    program = f"import stillframe.runtime.process.{module}"
+    if module == "join":
         program += "; from stillframe import *"
     assert loaded_of(NOT_IN_A_PLAIN_PROCESS, program) == []
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stillframe.keyed import Keyed
     from stillframe.model import Channel, ProcessId, SnapshotId
     from stillframe.process import Message, Process, every
-    from stillframe.runtime.joined import join
+    from stillframe.runtime.process.join import join
     from stillframe.topology import InTransit, Joined, Recorded, Topology
 
 __all__ = [
@@ -37,7 +37,7 @@ _MODULES = {
     "keyed": ("Keyed",),
     "model": ("Channel", "ProcessId", "SnapshotId"),
     "process": ("Message", "Process", "every"),
-    "runtime.joined": ("join",),
+    "runtime.process.join": ("join",),
     "topology": ("InTransit", "Joined", "Recorded", "Topology"),
 }
 

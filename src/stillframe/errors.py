@@ -52,3 +52,8 @@ class Damaged(StoreError):
 
 class Unavailable(StillframeError):
     """A dependency is missing: a running system, Java, a free port."""
+
+
+def describe(error: BaseException) -> str:
+    """Return an error in one line, with its class."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -11,7 +11,7 @@ from stillframe.analytics import assemble, assembly
 from stillframe.errors import Damaged, StoreError
 from stillframe.model import Abandoned, Fragment, Reason, Snapshot, SnapshotId
 from stillframe.restore import start_states
-from stillframe.runtime.traces import Traces
+from stillframe.runtime.control import OutputDirs
 from stillframe.store.fragments import FragmentManifest, Received
 from stillframe.store.sealed_json import read_sealed, seal
 from stillframe.store.snapshot_directory import publish_directory
@@ -233,7 +233,7 @@ def test_what_a_coordinator_could_not_publish_is_a_snapshot(
     parts, out = tmp_path / "parts", tmp_path / "out"
 
     async def run() -> SnapshotId:
-        traces = Traces(fragments=str(parts))
+        traces = OutputDirs(fragments=str(parts))
         async with LocalSystem(bank(), tmp_path, traces=traces) as system:
             await system.take()
             publish = system.store.publish

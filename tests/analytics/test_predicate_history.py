@@ -14,12 +14,11 @@ from examples.token_ring import careless, ring
 from stillframe.analytics import predicate_eval, predicate_history
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.predicate_history import DETECTED_SCHEMA, Summary, detect, summary
+from stillframe.detect.registry import resolve_predicate
 from stillframe.detect.view import View
 from stillframe.errors import ApplicationError, Unavailable, UsageError
+from stillframe.imports import add_cwd_to_path, load_topology
 from stillframe.model import SnapshotId
-from stillframe.runtime.here import look_here
-from stillframe.runtime.judging import look_for
-from stillframe.runtime.loading import load_topology
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.analytics.chains import make_chains
@@ -87,7 +86,7 @@ def verdicts(rows: DataFrame) -> dict[str, tuple[bool | None, str]]:
 def one_by_one(path: Path, predicate: str, topology: Topology) -> dict[str, tuple[bool, str]]:
     """Return the same as ``stillframe detect`` judges, of all epochs."""
     store = Store.open(path)
-    look = look_for(predicate, store, lambda: topology)
+    look = resolve_predicate(predicate, store, lambda: topology)
     seen = [look(entry) for entry in store.entries()]
     return {str(each.snapshot): (each.verdict.holds, each.verdict.sentence) for each in seen}
 
@@ -144,7 +143,7 @@ def test_modules_are_found_where_the_command_is_given(
         "    return any(process.line_count for process in view.processes.values())\n"
     )
     monkeypatch.chdir(tmp_path)
-    look_here()
+    add_cwd_to_path()
     pages = load_topology("crawl_here:pages")
     path = make_store(tmp_path / "store", pages, "crawl_here:pages", snapshot_count=40)
     for predicate in ("termination", "crawl_here:is_counted"):

@@ -10,8 +10,8 @@ import pytest
 
 from stillframe.cli.supervision import Stop
 from stillframe.cli.verdict import EXIT_CLOSED_PIPE
-from stillframe.runtime import running
-from stillframe.runtime.os_process import is_there
+from stillframe.runtime import run_file
+from stillframe.runtime.os_process import is_alive
 from stillframe.store.store import Store
 from tests.calm import BANK
 from tests.cli.conftest import Call
@@ -196,7 +196,7 @@ def test_a_stop_while_processes_come_back_loses_nothing(start: Start, tmp_path: 
     path = tmp_path / "money"
     begun = start("run", BANK, "--store", path, "--every", "never")
     begun.until("the system runs")
-    slow = running.find(path).children["P2"]
+    slow = run_file.find_running(path).children["P2"]
     begun.process.kill()
     begun.process.wait()
     os.kill(slow.pid, signal.SIGSTOP)
@@ -217,7 +217,7 @@ def test_a_second_stop_while_processes_come_back_ends_them(start: Start, tmp_pat
     path = tmp_path / "money"
     begun = start("run", BANK, "--store", path, "--every", "never")
     begun.until("the system runs")
-    left = running.find(path)
+    left = run_file.find_running(path)
     begun.process.kill()
     begun.process.wait()
     os.kill(left.children["P2"].pid, signal.SIGSTOP)
@@ -229,4 +229,4 @@ def test_a_second_stop_while_processes_come_back_ends_them(start: Start, tmp_pat
     assert code == 0, err
     assert "no last snapshot: as you wish" in err
     assert not Store.open(path).entries()
-    assert not any(map(is_there, left.children.values()))
+    assert not any(map(is_alive, left.children.values()))

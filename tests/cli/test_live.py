@@ -13,8 +13,8 @@ from stillframe.cli import live
 from stillframe.model import Abandoned, Channel, SnapshotId
 from stillframe.protocol.policy import Policy
 from stillframe.protocol.stragglers import Cause, Straggler, UnderWay
-from stillframe.runtime.commands import serve_commands
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.supervisor.admin_socket import serve_commands
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from tests.cli.conftest import Call
 from tests.runtime.watch import new_store, program
 

@@ -14,15 +14,15 @@ pytest.importorskip("cryptography", reason="needs the extra 'tls'")
 
 from examples.bank import bank
 from stillframe.eventlog.reader import epochs
-from stillframe.runtime.addresses import COORDINATOR_PORT
+from stillframe.runtime.network.addresses import COORDINATOR_PORT
 from stillframe.store.store import Store
 from tests import calm
 from tests.analytics.test_log_checks import faults_in, found_in
 from tests.cli.conftest import Call
 from tests.cli.test_runs import ROOT, Program
 from tests.ports import free_port
-from tests.runtime.papers import papers, shifted
-from tests.runtime.test_noting import check_log
+from tests.runtime.certificate_dirs import papers, shifted
+from tests.runtime.test_event_logging import check_log
 
 PAGE = ROOT / "docs" / "machines.md"
 

@@ -52,7 +52,7 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
                 "state 1.00 s, connections 250 ms)"
             ),
         ),
-        (events.Waiting(("A", "B")), "waiting for A, B to join: start their programs"),
+        (events.AwaitingProcesses(("A", "B")), "waiting for A, B to join: start their programs"),
         (
             published(7),
             (
@@ -88,7 +88,7 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
             events.ProcessDied("P3", "it raised", "Traceback\n  line\n"),
             "process P3 died: it raised; going back to the last snapshot\nTraceback\n  line",
         ),
-        (events.ConnectionTrouble("a frame was too long"), "a frame was too long"),
+        (events.ConnectionWarning("a frame was too long"), "a frame was too long"),
     ],
 )
 def test_every_event_is_a_sentence(event: events.Event, line: str) -> None:

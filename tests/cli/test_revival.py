@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from stillframe.protocol import wire
-from stillframe.runtime import running
-from stillframe.runtime.addresses import ANY_PORT
-from stillframe.runtime.os_process import myself, wait_for
+from stillframe.runtime import run_file
+from stillframe.runtime.network.addresses import ANY_PORT
+from stillframe.runtime.os_process import current_process, wait_for
 from stillframe.store.history import NEWER
 from stillframe.store.store import Store
 from tests.calm import BANK, bank
@@ -88,7 +88,7 @@ def test_resume_starts_what_has_nothing_to_go_on_from(
     path = tmp_path / "money"
     begun = start("run", BANK, "--store", path, "--every", "never")
     begun.until("epoch 1: the system runs")
-    left = running.find(path)
+    left = run_file.find_running(path)
     begun.process.kill()
     begun.process.wait()
     for child in left.children.values():
@@ -112,11 +112,11 @@ def test_a_part_of_a_pipeline_is_not_brought_back_alone(call: Call, tmp_path: Pa
     path = tmp_path / "money"
     description = bank.description
     Store.create(path, description=description, reference=BANK).close()
-    running.announce(
+    run_file.write_run_file(
         path,
-        running.RunningSystem(
-            supervisor=msgspec.structs.replace(myself(), start_ticks=1),
-            directory=running.identity(path),
+        run_file.RunFile(
+            supervisor=msgspec.structs.replace(current_process(), start_ticks=1),
+            directory=run_file.identity(path),
             epoch=0,
             topology_hash=description.hash,
             coordinator=ANY_PORT,
@@ -140,11 +140,11 @@ def test_a_system_of_another_version_takes_no_command(
 ) -> None:
     """Exit 2 names both versions and what to do; nothing is started in its place."""
     theirs = wire.VERSION + 1
-    running.announce(
+    run_file.write_run_file(
         money,
-        running.RunningSystem(
-            supervisor=myself(),
-            directory=running.identity(money),
+        run_file.RunFile(
+            supervisor=current_process(),
+            directory=run_file.identity(money),
             epoch=1,
             topology_hash=Store.open(money).description.hash,
             coordinator=ANY_PORT,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.eventlog.to_trace import read_trace
-from stillframe.runtime.running import left_behind
+from stillframe.runtime.run_file import find_stale
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
 
@@ -93,7 +93,7 @@ def test_a_command_that_says_that_it_supervises_can_be_told_to_stop(
     system.until("this command supervises the system of")
     code, _, err = system.end(signal.SIGTERM)
     assert code == 0, err
-    assert left_behind(path) is None
+    assert find_stale(path) is None
 
 
 def test_a_slow_import_is_waited_for_in_words(start: Start, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_ctrl_c_while_the_topology_is_imported(command: str, start: Start, tmp_p
     code, _, err = start("run", "slow:bank", "--store", path, "--for", "1ms", cwd=tmp_path).end()
     assert code == 0, err
     slow.write_text(
-        f"{bank}if 'stillframe.runtime.fork_server' not in sys.orig_argv:\n"
+        f"{bank}if 'stillframe.runtime.process.fork_server' not in sys.orig_argv:\n"
         "    import time; print('importing', file=sys.stderr, flush=True); time.sleep(1000)\n"
     )
     program = start(command, path, cwd=tmp_path)

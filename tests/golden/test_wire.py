@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from stillframe.protocol import handshake, wire
-from stillframe.runtime import commands, control, events
+from stillframe.runtime import control, events
+from stillframe.runtime.supervisor import admin_socket
 from stillframe.store import history
 from stillframe.trace import Step
 from tests.golden import recording, travelling
@@ -34,8 +35,8 @@ def test_bytes_are_what_they_were(name: str) -> None:
     [
         (control.FromProcess, travelling.FROM_PROCESS),
         (control.ToProcess, travelling.TO_PROCESS),
-        (commands.Request, travelling.REQUESTS),
-        (commands.Answer, travelling.ANSWERS),
+        (admin_socket.Request, travelling.REQUESTS),
+        (admin_socket.Answer, travelling.ANSWERS),
         (history.HistoryEvent, travelling.HISTORY),
         (Step, travelling.STEPS),
         (events.Event, travelling.TOLD),

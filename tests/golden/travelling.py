@@ -49,11 +49,12 @@ from stillframe.protocol import handshake, stragglers, wire
 from stillframe.protocol.aligner import Mode
 from stillframe.protocol.recorder import Phase
 from stillframe.restore import Start
-from stillframe.runtime import commands, control, events
-from stillframe.runtime.addresses import Address
+from stillframe.runtime import control, events
+from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimeline
+from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.os_process import OsProcess
-from stillframe.runtime.running import RunningSystem
-from stillframe.runtime.waves import Wave
+from stillframe.runtime.run_file import RunFile
+from stillframe.runtime.supervisor import admin_socket
 from stillframe.store import history
 from stillframe.store.fragments import FragmentManifest, FragmentTopology, Received
 from stillframe.store.manifest import Entry, FileRecord, Head, Manifest
@@ -100,7 +101,7 @@ UNDER_WAY = stragglers.UnderWay(
     ("P2",),
     (stragglers.Straggler("P2", stragglers.Cause.HELD, 1001.5, (CHANNEL,), 300, ("P1",)),),
 )
-WAVE = Wave(P1_17, 1000.25, 1000.75, True, {"P1": TIMES}, {"P1": 1000.5}, 3)
+WAVE = SnapshotTimeline(P1_17, 1000.25, 1000.75, True, {"P1": TIMES}, {"P1": 1000.5}, 3)
 ENTRY = Entry(
     id=P1_17,
     sequence=5,
@@ -185,45 +186,45 @@ FRAMES: dict[str, tuple[Any, bytes | bytearray]] = {
 """Frames, and how they are encoded if they are no greetings."""
 
 FROM_PROCESS: dict[str, control.FromProcess] = {
-    "is new": control.Joining(),
-    "comes back": control.Returning(is_connected=True),
-    "listens": control.Listening(Address("127.0.0.1", 8641)),
-    "is connected": control.Running(),
-    "rows": control.PartRows(P1_17, "accounts", KeyedRows(1, b"\x91\xa1a", b"\x91\x07")),
-    "bytes of a state": control.PartPiece(P1_17, b"\x01\x02"),
-    "fragment": control.Part(FRAGMENT),
-    "could not record": control.CouldNotRecord(P1_17, "no"),
-    "wants a snapshot": control.Wanted(),
-    "answers": control.Answer(9, STANDING),
-    "trouble with a connection": control.Trouble("a frame was cut short"),
-    "trouble with the event log": control.LogTrouble("the disk is full"),
+    "is new": control.JoinRequest(),
+    "comes back": control.RejoinRequest(is_connected=True),
+    "listens": control.ListeningOn(Address("127.0.0.1", 8641)),
+    "is connected": control.Ready(),
+    "rows": control.FragmentRows(P1_17, "accounts", KeyedRows(1, b"\x91\xa1a", b"\x91\x07")),
+    "bytes of a state": control.FragmentChunk(P1_17, b"\x01\x02"),
+    "fragment": control.FragmentComplete(FRAGMENT),
+    "could not record": control.SnapshotDeclined(P1_17, "no"),
+    "wants a snapshot": control.SnapshotRequested(),
+    "answers": control.StatusReply(9, STANDING),
+    "trouble with a connection": control.ConnectionWarning("a frame was cut short"),
+    "trouble with the event log": control.OutputFailed("the disk is full"),
     "fails": control.Failure("KeyError: 'x'", "Traceback"),
 }
 TO_PROCESS: dict[str, control.ToProcess] = {
     "set up": control.Setup(
         3, "a run", Start("Account", b"\x80", {"P2": 7}, INCOMING, P1_17), 0.005
     ),
-    "taken back": control.Resumed(18, P1_17, OS_PROCESS, 0.005),
-    "over": control.Over("this epoch is over"),
+    "taken back": control.Rejoined(18, P1_17, OS_PROCESS, 0.005),
+    "over": control.Dismissed("this epoch is over"),
     "addresses": control.Addresses({"P1": Address("127.0.0.1", 8641)}),
     "initiate": control.Initiate(P1_17),
     "abandon": control.Abandon(P1_17),
-    "ask": control.Ask(9, (P1_17, P2_18), has_quantities=True),
+    "ask": control.StatusRequest(9, (P1_17, P2_18), has_quantities=True),
     "published": control.Published(P1_17),
-    "in the store": control.InStore(P1_17),
+    "in the store": control.SnapshotDurable(P1_17),
 }
-REQUESTS: dict[str, commands.Request] = {
-    "take": commands.TakeSnapshot("P1"),
-    "go back": commands.RestoreSnapshot(P1_17),
-    "save": commands.Save(P1_17, "gold"),
-    "drop": commands.Drop("gold"),
-    "look": commands.Look(),
-    "observe": commands.Observe(1000.5),
+REQUESTS: dict[str, admin_socket.Request] = {
+    "take": admin_socket.TriggerSnapshot("P1"),
+    "go back": admin_socket.RestoreSnapshot(P1_17),
+    "save": admin_socket.CreateSavepoint(P1_17, "gold"),
+    "drop": admin_socket.DropSnapshot("gold"),
+    "look": admin_socket.GetPendingSnapshots(),
+    "observe": admin_socket.GetStatus(1000.5),
 }
-ANSWERS: dict[str, commands.Answer] = {
-    "observed": commands.Observed(3, True, {"P1": STANDING}, (UNDER_WAY,), (WAVE,), 1001.5),
-    "done": commands.Done(3, "it is needed", ENTRY, ABANDONED, (UNDER_WAY,), 1001.5),
-    "failed": commands.Failed("there is no such snapshot", is_usage=True),
+ANSWERS: dict[str, admin_socket.Answer] = {
+    "observed": admin_socket.SystemStatus(3, True, {"P1": STANDING}, (UNDER_WAY,), (WAVE,), 1001.5),
+    "done": admin_socket.Done(3, "it is needed", ENTRY, ABANDONED, (UNDER_WAY,), 1001.5),
+    "failed": admin_socket.Failed("there is no such snapshot", is_usage=True),
 }
 HISTORY: dict[str, history.HistoryEvent] = {
     "epoch": history.EpochBegan(3, P1_17),
@@ -248,16 +249,16 @@ TOLD: dict[str, events.Event] = {
     "epoch": events.EpochBegan(3, P1_17),
     "not shared": events.NotShared("it has 3 threads"),
     "code changed": events.CodeChanged(P1_17, (Change("class Account", "rate is new", True),)),
-    "taken over": events.TakenOver(3, 1.5),
-    "ended": events.OrphansEnded(("P1",), "one is missing"),
-    "waits": events.Waiting(("P1",)),
+    "taken over": events.SupervisorReplaced(3, 1.5),
+    "ended": events.OrphansKilled(("P1",), "one is missing"),
+    "waits": events.AwaitingProcesses(("P1",)),
     "published": events.SnapshotPublished(ENTRY),
     "abandoned": events.SnapshotAbandoned(ABANDONED, P2_18),
     "skipped": events.SnapshotSkipped(P1_17),
     "death": events.ProcessDied("P1", "it was ended by SIGKILL", "Traceback"),
-    "trouble with the store": events.StoreTrouble("the disk is full"),
-    "trouble with a connection": events.ConnectionTrouble("a frame was cut short"),
-    "trouble with the event log": events.LogTrouble("the disk is full"),
+    "trouble with the store": events.StoreUnavailable("the disk is full"),
+    "trouble with a connection": events.ConnectionWarning("a frame was cut short"),
+    "trouble with the event log": events.OutputFailed("the disk is full"),
 }
 """What ``run --json`` writes."""
 
@@ -367,7 +368,7 @@ SEALED: dict[str, msgspec.Struct] = {
     ),
 }
 PLAIN: dict[str, msgspec.Struct] = {
-    "running.json": RunningSystem(
+    "running.json": RunFile(
         supervisor=OS_PROCESS,
         directory="65024:4711",
         epoch=3,
@@ -397,9 +398,11 @@ def cases() -> dict[str, Case]:
     for name, told in TO_PROCESS.items():
         found[f"to a process, {name}"] = _packed(told, control.ToProcess)
     for name, request in REQUESTS.items():
-        found[f"command, {name}"] = Case(request, commands._encode, commands._decode_request)
+        found[f"command, {name}"] = Case(
+            request, admin_socket._encode, admin_socket._decode_request
+        )
     for name, answer in ANSWERS.items():
-        found[f"answer, {name}"] = Case(answer, commands._encode, commands._decode_answer)
+        found[f"answer, {name}"] = Case(answer, admin_socket._encode, admin_socket._decode_answer)
     for name, what in HISTORY.items():
         line = history.HistoryRecord(1000.5, what)
         found[f"history, {name}"] = Case(line, _encode_line, _decode_line)

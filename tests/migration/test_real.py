@@ -14,10 +14,10 @@ from examples import shards
 from stillframe.detect.conservation import places_of, total
 from stillframe.detect.view import view_of
 from stillframe.errors import UsageError
+from stillframe.imports import load_topology
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.runtime import events
-from stillframe.runtime.loading import load_topology
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.runtime.watch import Watch, take
 

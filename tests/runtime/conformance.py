@@ -12,8 +12,8 @@ from stillframe import Channel, Message, Process, Topology, every
 from stillframe.model import Fragment, SnapshotId
 from stillframe.protocol.recorder import Phase
 from stillframe.runtime import control
-from stillframe.runtime.ends import FRAME_EXTRA_BYTES, WINDOW_BYTES
-from stillframe.runtime.handlers import BURST_COUNT, HandlerHost
+from stillframe.runtime.process.endpoints import FRAME_EXTRA_BYTES, WINDOW_BYTES
+from stillframe.runtime.process.handlers import BURST_COUNT, HandlerHost
 from tests.nightly import by_night
 
 CALL_COUNT = by_night(1500, check=300)
@@ -224,7 +224,7 @@ def _collect_parts(host: HandlerHost) -> dict[SnapshotId, Fragment]:
     parts: dict[SnapshotId, Fragment] = {}
 
     def report(message: control.FromProcess) -> None:
-        if isinstance(message, control.Part):
+        if isinstance(message, control.FragmentComplete):
             parts[message.fragment.snapshot] = message.fragment
 
     host.captures.report = report

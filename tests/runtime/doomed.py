@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stillframe.runtime.coordinator import Coordinator
-from stillframe.runtime.member import ORPHANED_S
-from stillframe.runtime.supervisor import Supervisor
-from stillframe.runtime.traces import Traces
+from stillframe.runtime.control import OutputDirs
+from stillframe.runtime.coordinator.coordinator import Coordinator
+from stillframe.runtime.process.process_runtime import ORPHANED_S
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store import snapshot_directory
 from stillframe.store.history import History, HistoryEvent, SnapshotBegan, SnapshotPublished
 from stillframe.store.store import Store
@@ -70,7 +70,7 @@ async def main(
     """Run until killed."""
     store = new_store(Path(directory), name)
     patience_s = float(orphaned_s or ORPHANED_S)
-    traces = Traces(fragments=fragments or None)
+    traces = OutputDirs(fragments=fragments or None)
     async with Supervisor(program(name), store, orphaned_s=patience_s, traces=traces) as system:
         if moment:
             await take(system)

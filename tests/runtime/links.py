@@ -8,13 +8,13 @@ from pathlib import Path
 
 from stillframe.errors import StillframeError
 from stillframe.process import Process
-from stillframe.runtime.addresses import ANY_PORT
-from stillframe.runtime.dialling import keep_connected
-from stillframe.runtime.door import Door
-from stillframe.runtime.ends import Incoming, Outgoing, Transport
-from stillframe.runtime.handlers import HandlerHost
-from stillframe.runtime.host import Host
-from stillframe.runtime.link import Credentials, ListeningLink
+from stillframe.runtime.network.acceptor import Acceptor
+from stillframe.runtime.network.addresses import ANY_PORT
+from stillframe.runtime.network.connection import Credentials, Transport
+from stillframe.runtime.process.endpoints import IncomingEndpoint, OutgoingEndpoint
+from stillframe.runtime.process.handlers import HandlerHost
+from stillframe.runtime.process.host import Host
+from stillframe.runtime.process.link import ListeningLink, keep_connected
 from stillframe.topology import Topology
 from tests.runtime.memory import MemoryNetwork, hosted
 
@@ -104,12 +104,12 @@ async def memory_pair(topology: Topology, marker_wait_s: float = 0.0) -> AsyncIt
     yield MemoryPair(topology, random.Random(864), marker_wait_s)
 
 
-def carrier(end: Incoming | Outgoing) -> Transport | None:
+def carrier(end: IncomingEndpoint | OutgoingEndpoint) -> Transport | None:
     """Return what carries one end of a channel now."""
-    return end.transport if isinstance(end, Incoming) else end._transport
+    return end.transport if isinstance(end, IncomingEndpoint) else end._transport
 
 
-def ends(host: Host) -> list[Incoming | Outgoing]:
+def ends(host: Host) -> list[IncomingEndpoint | OutgoingEndpoint]:
     """Return the ends of all channels of `host`."""
     return [*host.incoming.values(), *host.outgoing.values()]
 
@@ -136,7 +136,9 @@ class TcpPair:
 
     async def listen(self) -> None:
         """Begin to listen, and connect."""
-        self._doors = {name: Door(self._answer(name), self.troubles.append) for name in self.hosts}
+        self._doors = {
+            name: Acceptor(self._answer(name), self.troubles.append) for name in self.hosts
+        }
         self._addresses = {
             n: await d.open(ANY_PORT, self._certificates) for n, d in self._doors.items()
         }

@@ -11,14 +11,14 @@ from stillframe.process import Process, attach
 from stillframe.protocol.policy import Policy
 from stillframe.restore import Start
 from stillframe.runtime import control, events
-from stillframe.runtime.addresses import ANY_PORT, LOOPBACK, Address
-from stillframe.runtime.coordinator import Coordinator
-from stillframe.runtime.handlers import HandlerHost
-from stillframe.runtime.host import Host
-from stillframe.runtime.link import Credentials
-from stillframe.runtime.member import Member
-from stillframe.runtime.traces import NO_TRACES, Traces
-from stillframe.runtime.turns import Driver, TurnHost, has_async_handlers
+from stillframe.runtime.control import NO_OUTPUT, OutputDirs
+from stillframe.runtime.coordinator.coordinator import Coordinator
+from stillframe.runtime.network.addresses import ANY_PORT, LOOPBACK, Address
+from stillframe.runtime.network.connection import Credentials
+from stillframe.runtime.process.handlers import HandlerHost
+from stillframe.runtime.process.host import Host
+from stillframe.runtime.process.loop_host import AsyncHandlerDriver, LoopHost, has_async_handlers
+from stillframe.runtime.process.process_runtime import ProcessRuntime
 from stillframe.store.history import History
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -29,7 +29,7 @@ Detour = Callable[[int], int]
 """Takes the port on which a process listens, returns the one that is made known instead."""
 
 
-class LocalMember(Member):
+class LocalMember(ProcessRuntime):
     """A member whose port can be made known as that of a proxy."""
 
     def __init__(self, me: Credentials, coordinator: Address, detour: Detour) -> None:
@@ -39,9 +39,9 @@ class LocalMember(Member):
 
     def report(self, message: control.FromProcess) -> None:
         """Tell the coordinator, which never learns of the detour."""
-        if isinstance(message, control.Listening):
+        if isinstance(message, control.ListeningOn):
             self.port = message.address.port
-            message = control.Listening(Address(LOOPBACK, self._detour(self.port)))
+            message = control.ListeningOn(Address(LOOPBACK, self._detour(self.port)))
         super().report(message)
 
 
@@ -75,7 +75,7 @@ class LocalSystem:
         survives: bool = False,
         may_fail: bool = False,
         certificates: Path | None = None,
-        traces: Traces = NO_TRACES,
+        traces: OutputDirs = NO_OUTPUT,
     ) -> None:
         self.topology = topology
         self.store = Store.create(directory / "store", description=topology.description)
@@ -158,7 +158,7 @@ class LocalSystem:
 
     def troubles(self) -> list[str]:
         """Return what the coordinator said of connections."""
-        return [e.detail for e in self.events if isinstance(e, events.ConnectionTrouble)]
+        return [e.detail for e in self.events if isinstance(e, events.ConnectionWarning)]
 
     def credentials(self, process: ProcessId) -> Credentials:
         """Return what `process` shows on its connections."""
@@ -174,12 +174,12 @@ class LocalSystem:
         start = await member.connect()
         process = self.topology.processes[name]
         assert isinstance(process, Process)
-        host: HandlerHost | TurnHost
-        driver: HandlerHost | Driver
+        host: HandlerHost | LoopHost
+        driver: HandlerHost | AsyncHandlerDriver
         if has_async_handlers(process):
-            host = member.host(TurnHost, self.topology, process, start, traces=self._traces)
+            host = member.host(LoopHost, self.topology, process, start, traces=self._traces)
             await host.action.acquire()
-            driver = Driver(host, process)
+            driver = AsyncHandlerDriver(host, process)
         else:
             host = driver = member.host(
                 HandlerHost, self.topology, process, start, traces=self._traces
@@ -191,7 +191,7 @@ class LocalSystem:
             incoming=tuple(host.incoming),
             outgoing=tuple(host.outgoing),
             send=host.send,
-            snapshot=lambda: member.report(control.Wanted()),
+            snapshot=lambda: member.report(control.SnapshotRequested()),
         )
         member.failed.add_done_callback(lambda done: self.failures.append(done.result()))
         await member.run(

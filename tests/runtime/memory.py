@@ -16,8 +16,8 @@ from stillframe.process import Process, attach
 from stillframe.protocol import wire
 from stillframe.restore import Start
 from stillframe.runtime import control
-from stillframe.runtime.ends import Incoming, Outgoing
-from stillframe.runtime.handlers import HandlerHost
+from stillframe.runtime.process.endpoints import IncomingEndpoint, OutgoingEndpoint
+from stillframe.runtime.process.handlers import HandlerHost
 from stillframe.topology import Topology
 
 MARKER = wire.Kind.MARKER
@@ -125,8 +125,8 @@ class MemoryLink:
 
     def __init__(self, source: HandlerHost, target: HandlerHost, turn: Callable[[], int]) -> None:
         self._source, self._target, self._turn = source, target, turn
-        self._outgoing: Outgoing = source.outgoing[target.process]
-        self._incoming: Incoming = target.incoming[source.process]
+        self._outgoing: OutgoingEndpoint = source.outgoing[target.process]
+        self._incoming: IncomingEndpoint = target.incoming[source.process]
         self.forth = self.back = MemoryTransport(turn)
         self.connect()
 
@@ -267,7 +267,7 @@ def hosted(
         incoming=tuple(host.incoming),
         outgoing=tuple(host.outgoing),
         send=host.send,
-        snapshot=lambda: report(control.Wanted()),
+        snapshot=lambda: report(control.SnapshotRequested()),
     )
     return host
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 
 from stillframe.protocol import wire
-from stillframe.runtime.addresses import LOOPBACK
+from stillframe.runtime.network.addresses import LOOPBACK
 from tests.runtime.links import hang_up
 
 CHUNK_BYTES = 16 * 2**10

@@ -11,9 +11,10 @@ import pytest
 
 from stillframe.keyed import Keyed
 from stillframe.model import Fragment, ProcessState, SnapshotId
-from stillframe.runtime import captures, control
-from stillframe.runtime.captures import Aside, Captures
-from stillframe.runtime.pieces import Pieces
+from stillframe.runtime import control
+from stillframe.runtime.control import ChunkBuffer
+from stillframe.runtime.process import state_capture
+from stillframe.runtime.process.state_capture import FragmentSink, StateCapture
 from stillframe.state_codec import StateCodec
 
 S1, S2 = SnapshotId("P", 1), SnapshotId("P", 2)
@@ -43,15 +44,15 @@ class Recording:
         books: Any,
         scheduler: Any = None,
         *,
-        aside: Aside | None = None,
+        aside: FragmentSink | None = None,
         base: SnapshotId | None = None,
     ) -> None:
         self.books = books
         self.ready: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self.parts: dict[SnapshotId, Fragment] = {}
         self.refused: dict[SnapshotId, str] = {}
-        self._pieces = Pieces()
-        self.captures = Captures(
+        self._pieces = ChunkBuffer()
+        self.captures = StateCapture(
             "P",
             codec=StateCodec(type(books)),
             subject=books,
@@ -87,11 +88,11 @@ class Recording:
 
     def _hear(self, message: control.FromProcess) -> None:
         match message:
-            case control.PartRows() | control.PartPiece():
+            case control.FragmentRows() | control.FragmentChunk():
                 self._pieces.add("P", message)
-            case control.Part(fragment):
+            case control.FragmentComplete(fragment):
                 self.parts[fragment.snapshot] = self._pieces.complete(fragment)
-            case control.CouldNotRecord(snapshot, detail):
+            case control.SnapshotDeclined(snapshot, detail):
                 self.refused[snapshot] = detail
 
     def state(self, snapshot: SnapshotId) -> ProcessState:
@@ -124,10 +125,10 @@ class TimedRecording(Recording):
     def __init__(self, books: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self._now_s = 0.0
         clock = SimpleNamespace(thread_time=lambda: self._now_s, perf_counter=lambda: self._now_s)
-        monkeypatch.setattr(captures, "time", clock)
+        monkeypatch.setattr(state_capture, "time", clock)
         super().__init__(books)
 
     def _hear(self, message: control.FromProcess) -> None:
-        if isinstance(message, control.PartRows):
+        if isinstance(message, control.FragmentRows):
             self._now_s += message.rows.count / 1e6
         super()._hear(message)

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from stillframe import Process, Topology
-from stillframe.runtime import fragments as runtime_fragments
+from stillframe.runtime.process import fragment_recorder as runtime_fragments
 from stillframe.store.fragments import FragmentWriter
 
 

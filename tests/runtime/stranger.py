@@ -9,7 +9,7 @@ import msgspec
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Challenge, Declined, Hello, Proof, _proof
 from stillframe.runtime import control
-from stillframe.runtime.addresses import LOOPBACK
+from stillframe.runtime.network.addresses import LOOPBACK
 from tests.runtime.memory import parse
 
 

@@ -5,9 +5,9 @@ from dataclasses import field
 from stillframe import Channel, Message, Process, Topology, every
 from stillframe.model import Fragment, SnapshotId
 from stillframe.runtime import control
-from stillframe.runtime.ends import HOLD_BYTES, WINDOW_BYTES
-from stillframe.runtime.handlers import BURST_COUNT, SLICE_COUNT
-from stillframe.runtime.host import Delivery
+from stillframe.runtime.process.endpoints import HOLD_BYTES, WINDOW_BYTES
+from stillframe.runtime.process.handlers import BURST_COUNT, SLICE_COUNT
+from stillframe.runtime.process.host import Delivery
 from tests.runtime.memory import MemoryNetwork
 from tests.runtime.programs import Sink, Source, Tick
 
@@ -31,7 +31,7 @@ def network_of(topology: Topology, parts: list[Fragment] | None = None) -> Memor
     """Link the processes of `topology` in memory, and put what they record into `parts`."""
 
     def report(process: str, message: control.FromProcess) -> None:
-        assert isinstance(message, control.Part), message
+        assert isinstance(message, control.FragmentComplete), message
         if parts is not None:
             parts.append(message.fragment)
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from stillframe.errors import UsageError
-from stillframe.runtime.addresses import Address, check_guarded
-from stillframe.runtime.dialling import dial
-from stillframe.runtime.link import Connection
+from stillframe.runtime.network.addresses import Address, require_tls_off_loopback
+from stillframe.runtime.network.connection import Connection
+from stillframe.runtime.process.link import connect
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_a_port_can_be_demanded() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
 def test_loopback_needs_no_tls(host: str) -> None:
     """Nobody else's machine can connect there."""
-    check_guarded(Address(host, 1), None)
+    require_tls_off_loopback(Address(host, 1), None)
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "fd00::1", "localhost.example", "128.0.0.1"])
 def test_any_other_address_needs_tls(host: str) -> None:
     """Without certificates it is refused, with what to do; with them it is not."""
     with pytest.raises(UsageError, match="TLS is required; give a directory"):
-        check_guarded(Address(host, 1), None)
-    check_guarded(Address(host, 1), "certificates")
+        require_tls_off_loopback(Address(host, 1), None)
+    require_tls_off_loopback(Address(host, 1), "certificates")
 
 
 def test_a_host_that_can_be_no_name_cannot_be_reached() -> None:
@@ -68,6 +68,6 @@ def test_a_host_that_can_be_no_name_cannot_be_reached() -> None:
 
     async def main() -> None:
         with pytest.raises(OSError, match="it cannot be looked up: "):
-            await dial(Connection(), Address("a..b", 1), None, None)
+            await connect(Connection(), Address("a..b", 1), None, None)
 
     asyncio.run(main())

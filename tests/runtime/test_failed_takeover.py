@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 
 from stillframe.errors import StillframeError, StoreError, Unavailable, UsageError
-from stillframe.runtime import chronicle, events
-from stillframe.runtime import supervisor as supervisor_module
-from stillframe.runtime.addresses import LOOPBACK, Address
-from stillframe.runtime.os_process import is_there
-from stillframe.runtime.running import left_behind
-from stillframe.runtime.site import Site
-from stillframe.runtime.supervisor import Supervisor
-from stillframe.runtime.takeover import check_place
+from stillframe.runtime import events
+from stillframe.runtime.network.addresses import LOOPBACK, Address
+from stillframe.runtime.os_process import is_alive
+from stillframe.runtime.run_file import find_stale
+from stillframe.runtime.supervisor import event_dispatcher
+from stillframe.runtime.supervisor import supervisor as supervisor_module
+from stillframe.runtime.supervisor.config import Placement
+from stillframe.runtime.supervisor.recovery import check_placement
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
-from tests.runtime.papers import everybody
+from tests.runtime.certificate_dirs import everybody
 from tests.runtime.test_takeover import kill_a_supervisor, resumed
 from tests.runtime.watch import program, take
 
@@ -48,18 +49,18 @@ def test_a_supervisor_that_cannot_begin_leaves_what_it_found(
         await fails("running.json could not be written: .*: see to the space")
         in_the_way.rmdir()
         with monkeypatch.context() as patch:
-            patch.setattr(chronicle, "settle", cannot)
+            patch.setattr(event_dispatcher, "abandon_unfinished", cannot)
             await fails("there is no room")
         with monkeypatch.context() as patch:
-            patch.setattr(supervisor_module, "end_all", cannot_end)
+            patch.setattr(supervisor_module, "kill_all", cannot_end)
             await fails("process 1 does not end", takes_over=False)
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (system, watch):
-            assert watch.of(events.TakenOver)
-            left = left_behind(tmp_path / "store")
+            assert watch.of(events.SupervisorReplaced)
+            left = find_stale(tmp_path / "store")
             assert left is not None
             assert {name: known.pid for name, known in left.children.items()} == pids
             await take(system)
-        assert left_behind(tmp_path / "store") is None
+        assert find_stale(tmp_path / "store") is None
 
     asyncio.run(main())
 
@@ -70,13 +71,13 @@ def test_what_runs_is_not_ended_for_options_that_were_forgotten(tmp_path: Path) 
 
     async def main() -> None:
         await kill_a_supervisor(tmp_path, "rally", "waits")
-        left = left_behind(tmp_path / "store")
+        left = find_stale(tmp_path / "store")
         assert left is not None
         port = 1 + left.coordinator.port % 65535
         for site, what in (
-            (Site(elsewhere=("B",)), "A are the processes of this machine now, and A, B were"),
-            (Site(Address(LOOPBACK, port)), f"the coordinator is at {LOOPBACK}:{port} now"),
-            (Site(certificates=str(everybody())), "they run without TLS"),
+            (Placement(elsewhere=("B",)), "A are the processes of this machine now, and A, B were"),
+            (Placement(Address(LOOPBACK, port)), f"the coordinator is at {LOOPBACK}:{port} now"),
+            (Placement(certificates=str(everybody())), "they run without TLS"),
         ):
             with (
                 contextlib.closing(Store.open_writer(tmp_path / "store")) as store,
@@ -85,11 +86,11 @@ def test_what_runs_is_not_ended_for_options_that_were_forgotten(tmp_path: Path) 
                 async with Supervisor(program("rally"), store, takes_over=True, site=site):
                     pass
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (_, watch):
-            assert watch.of(events.TakenOver)
-            now = left_behind(tmp_path / "store")
+            assert watch.of(events.SupervisorReplaced)
+            now = find_stale(tmp_path / "store")
             assert now is not None
             assert now.children == left.children
-        assert not any(map(is_there, left.children.values()))
-        check_place(left, Site(elsewhere=("B",)), ("A",))
+        assert not any(map(is_alive, left.children.values()))
+        check_placement(left, Placement(elsewhere=("B",)), ("A",))
 
     asyncio.run(main())

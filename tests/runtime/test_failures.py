@@ -10,8 +10,9 @@ import pytest
 from stillframe import Channel, Message, Process, Topology, every
 from stillframe.errors import ApplicationError, StillframeError, UsageError
 from stillframe.model import Abandoned, Reason
-from stillframe.runtime import control, member
-from stillframe.runtime.host import Host
+from stillframe.runtime import control
+from stillframe.runtime.process import process_runtime
+from stillframe.runtime.process.host import Host
 from tests.runtime.local import LocalSystem
 from tests.runtime.programs import Sink, Source, Tick
 
@@ -313,7 +314,7 @@ def test_a_bug_in_what_listens_to_the_coordinator_ends_the_process(
     def standing(host: Host, snapshots: object) -> None:
         raise LookupError("what nobody foresaw")
 
-    monkeypatch.setattr(member, "standing_of", standing)
+    monkeypatch.setattr(process_runtime, "process_status", standing)
     topology = Topology({"A": Taker(), "B": Taker()}, [])
 
     async def main() -> None:
@@ -321,12 +322,12 @@ def test_a_bug_in_what_listens_to_the_coordinator_ends_the_process(
             asyncio.timeout(30),
             LocalSystem(topology, tmp_path, may_fail=True) as system,
         ):
-            system.coordinator.roster.say("A", control.Ask(1, ()))
+            system.coordinator.roster.say("A", control.StatusRequest(1, ()))
             await system.until(lambda: bool(system.failures))
             [failure] = system.failures
             assert str(failure) == (
                 "process A: a bug in stillframe: LookupError: what nobody foresaw"
             )
-            assert "in standing" in member.story_of(failure)
+            assert "in standing" in process_runtime.traceback_of(failure)
 
     asyncio.run(main())

@@ -17,15 +17,21 @@ import pytest
 
 from bench.measure import core_seconds
 from bench.start import private_bytes
+from stillframe.imports import load_topology
 from stillframe.runtime import events
-from stillframe.runtime.children import UNTOLD_END
-from stillframe.runtime.fork_server import Footprint, footprint, why_not_shared
-from stillframe.runtime.forking import ForkServer
-from stillframe.runtime.loading import load_topology
-from stillframe.runtime.os_process import OsProcess, identify, is_there, kill, myself, wait_for
-from stillframe.runtime.running import find
-from stillframe.runtime.started import Started
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.os_process import (
+    OsProcess,
+    current_process,
+    identify,
+    is_alive,
+    kill,
+    wait_for,
+)
+from stillframe.runtime.process.fork_server import Footprint, footprint, why_not_shared
+from stillframe.runtime.run_file import find_running
+from stillframe.runtime.supervisor.child_processes import UNTOLD_END
+from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.runtime.test_takeover import doomed, processes_of, resumed
 from tests.runtime.watch import Watch, new_store, program, take
@@ -119,8 +125,10 @@ def test_a_forked_process_has_what_one_has_that_was_started_by_itself(
     store.close()
     (tmp_path / "store").rename(tmp_path / "first")
 
-    async def start(server: ForkServer) -> Started:
-        return Started.start((sys.executable, "-m", "stillframe.runtime.child"))
+    async def start(server: ForkServer) -> WatchedProcess:
+        return WatchedProcess.start(
+            (sys.executable, "-m", "stillframe.runtime.process.process_main")
+        )
 
     monkeypatch.setattr(ForkServer, "fork", start)
     store = made()
@@ -299,7 +307,8 @@ def test_a_process_meets_nothing_that_another_import_left(made: Make) -> None:
 
 FOOTPRINTS = """
 import json, os, random, signal, socket, subprocess, sys, threading, time
-from stillframe.runtime.fork_server import footprint, why_not_shared
+from stillframe.runtime.process.fork_server import footprint
+from stillframe.runtime.process.fork_server import why_not_shared
 for act in json.loads(sys.argv[1]):
     read, write = os.pipe()
     if os.fork() == 0:
@@ -348,7 +357,7 @@ def test_what_keeps_a_topology_from_being_shared_is_named() -> None:
 def test_a_generator_of_numpy_is_seen_where_numpy_has_no_threads() -> None:
     """Its own is one of them: numpy never seeds it anew in a copy."""
     program = (
-        "import sys; from stillframe.runtime.fork_server import footprint, why_not_shared\n"
+        "import sys; from stillframe.runtime.process.fork_server import footprint, why_not_shared\n"
         "before = footprint(); import numpy.random; print(why_not_shared(before, footprint()))"
     )
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -467,7 +476,7 @@ def test_the_secret_is_told_to_each_process_and_is_nowhere_else(tmp_path: Path) 
 
     async def main() -> None:
         async with asyncio.timeout(TIMEOUT_S), rally(tmp_path) as (system, _):
-            secret = find(tmp_path / "store").secret
+            secret = find_running(tmp_path / "store").secret
             server = server_of(system)
             for child in system.children.values():
                 assert secret in memory_of(child.pid)
@@ -525,7 +534,7 @@ def test_a_system_outlives_what_its_processes_are_forked_from(tmp_path: Path) ->
             children = [identify(child.pid) for child in system.children.values()]
             return [server, other, *(child for child in children if child is not None)]
 
-    assert not any(map(is_there, asyncio.run(main())))
+    assert not any(map(is_alive, asyncio.run(main())))
 
 
 @pytest.mark.slow
@@ -540,7 +549,7 @@ def test_an_end_between_two_requests_is_made_good(tmp_path: Path) -> None:
         assert await first.wait() == 1  # until it begins it holds the connection, too
         kill(parent)
         second = await server.fork()
-        assert parent_of(second.pid) not in (parent, myself())
+        assert parent_of(second.pid) not in (parent, current_process())
         second.kill()
         assert await second.wait() == -signal.SIGKILL
         await server.close()
@@ -623,7 +632,7 @@ def test_what_forks_processes_ends_with_its_supervisor_and_they_do_not(tmp_path:
         await asyncio.to_thread(wait_for, server)
         async with asyncio.timeout(TIMEOUT_S), resumed(tmp_path, "rally") as (system, watch):
             assert {
-                name: known.pid for name, known in find(system.store.path).children.items()
+                name: known.pid for name, known in find_running(system.store.path).children.items()
             } == (pids)
             os.kill(pids["A"], signal.SIGKILL)
             await watch.until_epoch(2)
@@ -658,7 +667,7 @@ def test_a_process_whose_start_is_called_off_ends(tmp_path: Path) -> None:
         for child in children_of(parent):
             await asyncio.to_thread(wait_for, child)
         await server.close()
-        assert not is_there(parent)
+        assert not is_alive(parent)
 
     async def timed() -> None:
         async with asyncio.timeout(TIMEOUT_S):

@@ -11,11 +11,12 @@ import pytest
 from stillframe import Topology, join
 from stillframe.errors import StoreError
 from stillframe.eventlog import writer
+from stillframe.imports import load_topology
 from stillframe.model import Abandoned, ProcessId, Reason, Snapshot, SnapshotId
-from stillframe.runtime import children, epoch, events, traces
-from stillframe.runtime.loading import load_topology
-from stillframe.runtime.supervisor import Supervisor
-from stillframe.runtime.traces import Traces
+from stillframe.runtime import control, events
+from stillframe.runtime.control import OutputDirs
+from stillframe.runtime.supervisor import child_processes, epoch
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.fragments import FragmentManifest, FragmentPlace
 from stillframe.store.manifest import CHANNELS, Entry
 from stillframe.store.parquet import read_parquet
@@ -23,7 +24,7 @@ from stillframe.store.store import Store
 from tests.runtime.local import LocalSystem
 from tests.runtime.programs import Books, Player, Relay, Sink, Source, joining
 from tests.runtime.test_async_handlers import Teller
-from tests.runtime.test_joined import pass_on, waiting_system
+from tests.runtime.test_join import pass_on, waiting_system
 from tests.runtime.test_keyed_systems import Branch, SlowBranch, bank
 from tests.runtime.test_system import fill_up, small_disk  # noqa: F401 - a fixture
 from tests.runtime.test_takeover import kill_a_supervisor, resumed
@@ -91,7 +92,7 @@ def test_the_fragments_are_what_is_published(tmp_path: Path, name: str) -> None:
     topology, directory = SYSTEMS[name](), tmp_path / "fragments"
 
     async def main() -> None:
-        system = LocalSystem(topology, tmp_path, traces=Traces(fragments=str(directory)))
+        system = LocalSystem(topology, tmp_path, traces=OutputDirs(fragments=str(directory)))
         async with asyncio.timeout(60), system:
             begun = [system.coordinator.begin(process) for process in topology.processes]
             await system.until(lambda: all(future.done() for future in begun))
@@ -111,7 +112,7 @@ def test_the_fragments_are_what_is_published(tmp_path: Path, name: str) -> None:
 
 def troubles(told: list[events.Event]) -> list[str]:
     """Return what was said of what cannot be written."""
-    return [event.detail for event in told if isinstance(event, events.LogTrouble)]
+    return [event.detail for event in told if isinstance(event, events.OutputFailed)]
 
 
 def test_what_the_coordinator_gives_up_is_there(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_what_the_coordinator_gives_up_is_there(tmp_path: Path) -> None:
         raise StoreError("the disk failed")
 
     async def main() -> SnapshotId:
-        system = LocalSystem(topology, tmp_path, traces=Traces(fragments=str(directory)))
+        system = LocalSystem(topology, tmp_path, traces=OutputDirs(fragments=str(directory)))
         async with asyncio.timeout(60), system:
             await system.take()
             publish, system.store.publish = system.store.publish, refuse  # type: ignore[method-assign]
@@ -149,7 +150,7 @@ def test_a_directory_that_cannot_be_is_told_once(tmp_path: Path) -> None:
     topology, directory = SYSTEMS["players"](), tmp_path / "file" / "fragments"
 
     async def main() -> None:
-        system = LocalSystem(topology, tmp_path, traces=Traces(fragments=str(directory)))
+        system = LocalSystem(topology, tmp_path, traces=OutputDirs(fragments=str(directory)))
         async with asyncio.timeout(60), system:
             for _ in range(3):
                 await system.take()
@@ -171,7 +172,7 @@ def test_a_full_disk_costs_what_is_lost(
     directory, filler = small_disk / "fragments", small_disk / "filler"
 
     async def main() -> tuple[SnapshotId, SnapshotId]:
-        system = LocalSystem(bank(), tmp_path, traces=Traces(fragments=str(directory)))
+        system = LocalSystem(bank(), tmp_path, traces=OutputDirs(fragments=str(directory)))
         async with asyncio.timeout(60), system:
             await system.take()
             await system.until(lambda: len(list(directory.glob("e1/*/A-*"))) == 3)
@@ -212,7 +213,7 @@ def test_a_process_that_is_ended_leaves_whole_fragments(
 
     async def main() -> None:
         watch, store = Watch(), new_store(tmp_path, "rally")
-        traces = Traces(fragments=str(directory))
+        traces = OutputDirs(fragments=str(directory))
         async with (
             asyncio.timeout(60),
             Supervisor(program("rally"), store, traces=traces, emit=watch.emit) as system,
@@ -240,7 +241,10 @@ def test_a_stop_waits_until_fragments_are_written(tmp_path: Path) -> None:
     directory = tmp_path / "fragments"
 
     async def main() -> SnapshotId:
-        reference, traces = "tests.runtime.slow_disk:slow_disk", Traces(fragments=str(directory))
+        reference, traces = (
+            "tests.runtime.slow_disk:slow_disk",
+            OutputDirs(fragments=str(directory)),
+        )
         description = load_topology(reference).description
         store = Store.create(tmp_path / "store", description=description, reference=reference)
         async with asyncio.timeout(60), Supervisor(reference, store, traces=traces) as it:
@@ -254,7 +258,7 @@ def test_a_stop_waits_until_fragments_are_written(tmp_path: Path) -> None:
 
 def test_a_process_has_as_long_as_it_waits_for_its_disk() -> None:
     """It gives up before it is killed: what it has to write for longer than that is lost."""
-    assert children.LOG_END_S > writer.CLOSE_S_MAX + traces.CLOSE_S_MAX
+    assert child_processes.LOG_END_S > writer.CLOSE_S_MAX + control.CLOSE_S_MAX
 
 
 @pytest.mark.slow
@@ -287,13 +291,13 @@ def test_who_is_taken_over_goes_on_writing(tmp_path: Path) -> None:
 
     async def main() -> None:
         await kill_a_supervisor(tmp_path, "rally", "waits", "60", str(directory))
-        traces = Traces(fragments=str(directory))
+        traces = OutputDirs(fragments=str(directory))
         async with (
             asyncio.timeout(60),
             resumed(tmp_path, "rally", traces=traces) as (system, watch),
         ):
             await take(system)
-            assert len(watch.of(events.TakenOver)) == 1
+            assert len(watch.of(events.SupervisorReplaced)) == 1
 
     asyncio.run(main())
     found = check_store(directory, tmp_path / "store")

@@ -21,14 +21,14 @@ from stillframe.model import Abandoned, Channel, Reason, Snapshot
 from stillframe.process import Message, Process, every
 from stillframe.restore import start_states
 from stillframe.runtime.events import SystemRunning
-from stillframe.runtime.supervisor import Supervisor
-from stillframe.runtime.turns import Participant
+from stillframe.runtime.process.join import Participant
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.runtime.local import LocalSystem
 from tests.runtime.programs import Shelf, Tick, shelving
-from tests.runtime.test_joined import waiting_system
+from tests.runtime.test_join import waiting_system
 from tests.runtime.watch import Watch, take
 
 ACCOUNT_COUNT = 1_000

@@ -7,9 +7,9 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from stillframe import Topology
+from tests.runtime.certificate_dirs import everybody
 from tests.runtime.conformance import MakePair, check_link
 from tests.runtime.links import TcpPair, memory_pair, tcp_pair
-from tests.runtime.papers import everybody
 
 MARKER_WAIT_S = 0.0001
 

@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 import uvloop
 
-from stillframe.runtime.commands import serve_commands
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.supervisor.admin_socket import serve_commands
+from stillframe.runtime.supervisor.supervisor import Supervisor
 
 LOOPS = [asyncio.run, uvloop.run]
 TIMEOUT_S = 30.0
@@ -23,7 +23,7 @@ Run = Callable[[Coroutine[None, None, None]], None]
 def test_who_gives_a_command_while_the_system_ends_is_hung_up_on(run: Run, tmp_path: Path) -> None:
     """At whatever step its connection was; nothing of it stays open."""
     path = tmp_path / "commands"
-    system = cast(Supervisor, SimpleNamespace(commands_path=path))
+    system = cast(Supervisor, SimpleNamespace(socket_path=path))
     for step_count in range(10):
 
         async def main(somebody: socket.socket, step_count: int) -> None:

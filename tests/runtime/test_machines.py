@@ -17,8 +17,8 @@ from examples.bank import TOTAL, Transfer
 from stillframe.model import Snapshot
 from stillframe.store.store import Store
 from tests.nightly import Figure, seeds
+from tests.runtime.certificate_dirs import make
 from tests.runtime.network import Machine, Wire, machines, why_impossible
-from tests.runtime.papers import make
 
 ROOT = Path(__file__).parent.parent.parent
 DELAY_S = 0.05

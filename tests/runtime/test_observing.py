@@ -11,15 +11,21 @@ import pytest
 
 from stillframe import Process, Topology
 from stillframe.errors import ProtocolViolation, Unavailable
+from stillframe.imports import load_topology
 from stillframe.model import Abandoned, Fragment, MarkerTimes, ProcessState, SnapshotId
 from stillframe.protocol.stragglers import NAME_CHARS_MAX, QUANTITY_COUNT_MAX
-from stillframe.runtime import inquiry
-from stillframe.runtime.commands import Observed, TakeSnapshot, command, observe, serve_commands
-from stillframe.runtime.loading import load_topology
-from stillframe.runtime.marking import Marking
-from stillframe.runtime.standing import QUICK_S
-from stillframe.runtime.supervisor import Supervisor
-from stillframe.runtime.waves import WAVE_COUNT_MAX, Waves
+from stillframe.runtime.coordinator import snapshot_monitor
+from stillframe.runtime.coordinator.snapshot_monitor import TIMELINE_COUNT_MAX, SnapshotTimelines
+from stillframe.runtime.process.state_capture import MarkerTimer
+from stillframe.runtime.process.status import QUICK_S
+from stillframe.runtime.supervisor.admin_socket import (
+    SystemStatus,
+    TriggerSnapshot,
+    query_status,
+    send_command,
+    serve_commands,
+)
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.calm import BANK, TOTAL
 from tests.runtime.local import LocalSystem
@@ -31,10 +37,10 @@ TIMEOUT_S = 60
 @pytest.fixture(autouse=True)
 def _all_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for answers longer than somebody who looks would: the machine may be busy."""
-    monkeypatch.setattr(inquiry, "ANSWER_S", 5.0)
+    monkeypatch.setattr(snapshot_monitor, "ANSWER_S", 5.0)
 
 
-def counts(observed: Observed) -> list[int]:
+def counts(observed: SystemStatus) -> list[int]:
     """Return how much every end of every channel has sent or received."""
     standings = observed.standings.values()
     return [
@@ -55,20 +61,20 @@ def test_a_running_bank_is_observed(tmp_path: Path) -> None:
             Supervisor(BANK, store) as system,
             serve_commands(system),
         ):
-            done = await command(store.path, TakeSnapshot("P2"))
+            done = await send_command(store.path, TriggerSnapshot("P2"))
             assert done.entry is not None
-            first = second = await observe(store.path)
+            first = second = await query_status(store.path)
             while not all(
                 now > then for now, then in zip(counts(second), counts(first), strict=True)
             ):
-                second = await observe(store.path)
+                second = await query_status(store.path)
             (wave,) = second.waves
             killed = system.children["P3"].pid
             os.kill(killed, signal.SIGKILL)
-            while (await observe(store.path)).epoch == first.epoch:
+            while (await query_status(store.path)).epoch == first.epoch:
                 pass
             await system.until_running()
-            again = await observe(store.path)
+            again = await query_status(store.path)
         assert first.is_running
         assert first.standings.keys() == description.processes.keys()
         for channel in description.channels:
@@ -93,7 +99,7 @@ def test_a_running_bank_is_observed(tmp_path: Path) -> None:
         assert [w.snapshot for w in again.waves] == [wave.snapshot]  # of the epoch that ended
         assert wave.epoch == first.epoch
         with pytest.raises(Unavailable):
-            await observe(store.path)
+            await query_status(store.path)
         store.close()
 
     asyncio.run(main())
@@ -149,10 +155,10 @@ def test_a_process_that_cannot_say_what_it_has_says_why(tmp_path: Path) -> None:
 def test_only_the_waves_of_the_last_snapshots_are_kept() -> None:
     """Also of those that never end; what a process says of channels it does not have is refused."""
     description = Topology({"A": Source(), "B": Sink()}, [("A", "B")]).description
-    waves = Waves()
-    for number in range(WAVE_COUNT_MAX + 5):
+    waves = SnapshotTimelines()
+    for number in range(TIMELINE_COUNT_MAX + 5):
         waves.began(SnapshotId("A", number), float(number), 1)
-    assert [wave.snapshot.number for wave in waves.latest()] == [*range(5, WAVE_COUNT_MAX + 5)]
+    assert [wave.snapshot.number for wave in waves.latest()] == [*range(5, TIMELINE_COUNT_MAX + 5)]
     part = Fragment(SnapshotId("A", 9), ProcessState("B", "Sink", b""), {}, ())
     for times in (
         MarkerTimes(1.0, "B", {}),
@@ -172,7 +178,7 @@ def test_only_the_waves_of_the_last_snapshots_are_kept() -> None:
 
 def test_what_is_noted_of_a_snapshot_is_forgotten_with_it() -> None:
     """When its part went, when it was given up, and when another coordinator came."""
-    marking = Marking()
+    marking = MarkerTimer()
     for number in (1, 2, 3):
         marking.step(SnapshotId("A", number), None, is_cut=True)
         marking.step(SnapshotId("A", number), "B", is_cut=False)

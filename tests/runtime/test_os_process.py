@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from stillframe.runtime.os_process import (
+    current_process,
     identify,
+    is_alive,
     is_stopped,
-    is_there,
     kill,
-    myself,
     open_process,
     wait_for,
 )
@@ -37,9 +37,9 @@ def test_a_process_is_ended(sleeper: Sleeper) -> None:
     """It is gone when ``kill`` returns, though nobody has waited for it; again is no error."""
     known = identify(sleeper.pid)
     assert known is not None
-    assert is_there(known)
+    assert is_alive(known)
     kill(known)
-    assert not is_there(known)
+    assert not is_alive(known)
     kill(known)
     wait_for(known)
     assert sleeper.wait() == -signal.SIGKILL
@@ -53,18 +53,18 @@ def test_a_later_process_with_the_same_number_is_not_hit(
     known = identify(sleeper.pid)
     assert known is not None
     former = msgspec.structs.replace(known, **change)
-    assert not is_there(former)
+    assert not is_alive(former)
     assert open_process(former) is None
     kill(former)
-    assert is_there(known)
+    assert is_alive(known)
 
 
 @pytest.mark.parametrize("pid", [-1, 0, 2**22 + 1, 2**70])
 def test_a_number_without_a_process_is_none(pid: int) -> None:
     """Whatever somebody wrote into a file: nothing is there, and nothing is ended."""
     assert identify(pid) is None
-    stranger = msgspec.structs.replace(myself(), pid=pid)
-    assert not is_there(stranger)
+    stranger = msgspec.structs.replace(current_process(), pid=pid)
+    assert not is_alive(stranger)
     kill(stranger)
 
 
@@ -76,4 +76,4 @@ def test_a_stopped_process_stands_still(sleeper: Sleeper) -> None:
     os.kill(sleeper.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
     assert is_stopped(known)
-    assert is_there(known)
+    assert is_alive(known)

@@ -13,8 +13,8 @@ from stillframe.errors import StillframeError
 from stillframe.model import Abandoned, Reason
 from stillframe.protocol.policy import TRY_COUNT_MAX, Policy
 from stillframe.runtime import control, events
-from stillframe.runtime.host import Host
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.process.host import Host
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.state_codec import StateCodec
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store

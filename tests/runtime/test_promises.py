@@ -15,10 +15,9 @@ from stillframe.errors import Damaged, StillframeError, StoreError, Unavailable
 from stillframe.model import Abandoned, Reason
 from stillframe.restore import start_states
 from stillframe.runtime import events
-from stillframe.runtime.coordinator import PENDING_COUNT_MAX
-from stillframe.runtime.periodic import take_periodically
-from stillframe.runtime.running import find
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.coordinator.coordinator import PENDING_COUNT_MAX
+from stillframe.runtime.run_file import find_running
+from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
 from stillframe.store.manifest import Entry
 from tests.runtime.local import LocalSystem
 from tests.runtime.watch import Watch, new_store, program
@@ -279,7 +278,7 @@ def test_periodic_snapshots_outlive_a_crowd(tmp_path: Path) -> None:
             first = next(iter(store.description.processes))
             crowd = [system.coordinator.begin(first) for _ in range(PENDING_COUNT_MAX)]
             periodic = asyncio.create_task(
-                take_periodically(system, every_s=0.01, initiators=[first], emit=watch.emit)
+                trigger_periodically(system, every_s=0.01, initiators=[first], emit=watch.emit)
             )
             await watch.until(lambda: bool(watch.of(events.SnapshotSkipped)))
             await asyncio.wait(crowd)
@@ -323,10 +322,10 @@ def test_a_copy_of_a_store_is_not_the_running_system(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with asyncio.timeout(TIMEOUT_S), Supervisor(program("rally"), store):
-            assert find(store.path).epoch == 1
+            assert find_running(store.path).epoch == 1
             shutil.copytree(store.path, tmp_path / "copy")
             with pytest.raises(Unavailable, match=r"no system is running on the store .*copy"):
-                find(tmp_path / "copy")
+                find_running(tmp_path / "copy")
 
     try:
         asyncio.run(main())
@@ -360,7 +359,7 @@ def test_a_full_disk_makes_the_system_wait_not_end(
             await system.snapshot()
             next(iter(system.children.values())).kill()
             await watch.until_epoch(2)
-        assert len(watch.of(events.StoreTrouble)) == 2
+        assert len(watch.of(events.StoreUnavailable)) == 2
 
     try:
         asyncio.run(main())

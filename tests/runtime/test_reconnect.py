@@ -13,8 +13,8 @@ from stillframe.protocol.handshake import (
     Proof,
     Welcome,
 )
-from stillframe.runtime.addresses import LOOPBACK, Address
-from stillframe.runtime.dialling import keep_connected
+from stillframe.runtime.network.addresses import LOOPBACK, Address
+from stillframe.runtime.process.link import keep_connected
 from tests.runtime.conformance import Call, Caller
 from tests.runtime.links import SECRET, TcpPair, hang_up
 from tests.runtime.memory import parse

@@ -13,7 +13,11 @@ from stillframe.model import Marker, SnapshotId, encode_array
 from stillframe.protocol import wire
 from stillframe.protocol.recorder import Phase
 from stillframe.protocol.session import ReceiveSession
-from stillframe.runtime.ends import BATCH_BYTES_MAX, FRAME_EXTRA_BYTES, Outgoing
+from stillframe.runtime.process.endpoints import (
+    BATCH_BYTES_MAX,
+    FRAME_EXTRA_BYTES,
+    OutgoingEndpoint,
+)
 from tests.runtime.local import LocalSystem
 from tests.runtime.memory import MARKED_MESSAGES, MARKER, MemoryNetwork, MemoryTransport, parse
 
@@ -38,7 +42,7 @@ class Source:
     """
 
     def __init__(self) -> None:
-        self.outgoing = Outgoing(Channel("A", "B"), frozenset({Tick}), 0, is_on_cycle=False)
+        self.outgoing = OutgoingEndpoint(Channel("A", "B"), frozenset({Tick}), 0, is_on_cycle=False)
         self.sent: list[int | SnapshotId] = []
         self.received: list[int | SnapshotId] = []
         self.seen: Counter[int] = Counter()

@@ -12,7 +12,7 @@ from stillframe import Topology
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Hello
 from stillframe.runtime import control
-from stillframe.runtime.door import REPORT_COUNT_MAX
+from stillframe.runtime.network.acceptor import REPORT_COUNT_MAX
 from tests.runtime.links import SECRET
 from tests.runtime.local import LocalSystem
 from tests.runtime.programs import Sink, Source
@@ -93,7 +93,7 @@ def test_who_takes_the_place_of_a_process_that_is_there_is_sent_away(tmp_path: P
         async with stranger(system.port) as other:
             assert await other.knock(hello_of_a(system, None), SECRET) == ""
             reason = "process 'A' is already there: each can join once"
-            assert await other.say(control.Joining()) == control.Over(reason)
+            assert await other.say(control.JoinRequest()) == control.Dismissed(reason)
         await system.until(lambda: len(system.troubles()) == 1)
         assert f"the connection of A to the coordinator was closed: {reason}" in system.troubles()
 
@@ -106,7 +106,7 @@ def test_who_speaks_before_it_has_come_in_is_sent_away(tmp_path: Path) -> None:
     async def body(system: LocalSystem) -> None:
         async with stranger(system.port) as other:
             assert await other.knock(hello_of_a(system, None), SECRET) == ""
-            assert await other.say(control.Running()) is None
+            assert await other.say(control.Ready()) is None
         await system.until(lambda: len(system.troubles()) == 1)
         assert "speaks before it has said whether it is new" in system.troubles()[0]
 

@@ -12,10 +12,9 @@ import pytest
 from stillframe.errors import ApplicationError, Unavailable, UsageError
 from stillframe.model import Abandoned, Reason, Snapshot
 from stillframe.runtime import events
-from stillframe.runtime.patience import FAILURE_COUNT_MAX
-from stillframe.runtime.periodic import take_periodically
-from stillframe.runtime.running import find
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.run_file import find_running
+from stillframe.runtime.supervisor.recovery import FAILURE_COUNT_MAX
+from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from tests.runtime.watch import Watch, new_store, program, take
@@ -120,7 +119,7 @@ def test_a_program_that_keeps_failing_is_given_up_with_the_cause(
         assert "Traceback" in deaths[0].story
         assert words.rpartition(": ")[2] in deaths[0].story
         with pytest.raises(Unavailable, match="no system is running"):
-            find(store.path)
+            find_running(store.path)
         store.close()
 
     asyncio.run(main())
@@ -197,7 +196,7 @@ def test_a_periodic_snapshot_is_skipped_while_one_is_under_way(tmp_path: Path) -
             Supervisor(program("rally"), store, emit=watch.emit) as system,
         ):
             periodic = asyncio.get_running_loop().create_task(
-                take_periodically(system, every_s=0.02, initiators=["A", "B"], emit=watch.emit)
+                trigger_periodically(system, every_s=0.02, initiators=["A", "B"], emit=watch.emit)
             )
             await watch.until(lambda: len(watch.of(events.SnapshotSkipped)) >= 3)
             assert watch.of(events.SnapshotPublished) == []

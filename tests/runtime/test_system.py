@@ -90,7 +90,7 @@ def test_a_snapshot_by_nobody_or_one_too_many_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error lists the processes, or says to wait; what is under way goes on."""
-    monkeypatch.setattr("stillframe.runtime.coordinator.PENDING_COUNT_MAX", 3)
+    monkeypatch.setattr("stillframe.runtime.coordinator.coordinator.PENDING_COUNT_MAX", 3)
 
     async def main() -> None:
         players = Topology.mesh({"A": Player(serves=True), "B": Player()})

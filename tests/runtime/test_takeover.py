@@ -20,13 +20,14 @@ import pytest
 from stillframe import join
 from stillframe.errors import Refused, Unavailable
 from stillframe.model import Reason, Snapshot
-from stillframe.runtime import coordinator, events
-from stillframe.runtime.children import UNKNOWN_END
-from stillframe.runtime.os_process import is_there
-from stillframe.runtime.running import find, left_behind
-from stillframe.runtime.supervisor import Supervisor
-from stillframe.runtime.traces import NO_TRACES, Traces
-from stillframe.runtime.turns import Participant
+from stillframe.runtime import events
+from stillframe.runtime.control import NO_OUTPUT, OutputDirs
+from stillframe.runtime.coordinator import coordinator
+from stillframe.runtime.os_process import is_alive
+from stillframe.runtime.process.join import Participant
+from stillframe.runtime.run_file import find_running, find_stale
+from stillframe.runtime.supervisor.child_processes import UNKNOWN_END
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import (
     EpochBegan,
     ProcessDied,
@@ -40,7 +41,7 @@ from stillframe.store.store import Store
 from tests.nightly import by_night
 from tests.runtime.links import until
 from tests.runtime.programs import Books, joining
-from tests.runtime.test_joined import check_books, pass_on
+from tests.runtime.test_join import check_books, pass_on
 from tests.runtime.watch import Watch, program, take
 
 pytestmark = pytest.mark.slow
@@ -78,7 +79,7 @@ async def kill_a_supervisor(place: Path, *arguments: str, waits: bool = True) ->
 
 @contextlib.asynccontextmanager
 async def resumed(
-    place: Path, name: str, *, return_s: float = 15.0, traces: Traces = NO_TRACES
+    place: Path, name: str, *, return_s: float = 15.0, traces: OutputDirs = NO_OUTPUT
 ) -> AsyncIterator[tuple[Supervisor, Watch]]:
     """Take over what runs on the store in `place`."""
     watch, store = Watch(), Store.open_writer(place / "store")
@@ -137,9 +138,9 @@ def test_a_system_goes_on_when_its_supervisor_dies_in_a_snapshot(
     async def main() -> None:
         pids = await kill_a_supervisor(tmp_path, "rally", moment, waits=False)
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (system, watch):
-            (taken_over,) = watch.of(events.TakenOver)
+            (taken_over,) = watch.of(events.SupervisorReplaced)
             assert taken_over.epoch == 1
-            left = left_behind(tmp_path / "store")
+            left = find_stale(tmp_path / "store")
             assert left is not None
             assert {name: known.pid for name, known in left.children.items()} == pids
             abandoned = [event.abandoned for event in watch.of(events.SnapshotAbandoned)]
@@ -207,7 +208,7 @@ def test_a_system_outlives_one_supervisor_after_another(tmp_path: Path) -> None:
             assert any("TakenOver" in line for line in lines)
             assert not any("EpochBegan" in line for line in lines)
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (system, _):
-            left = left_behind(tmp_path / "store")
+            left = find_stale(tmp_path / "store")
             assert left is not None
             assert {name: known.pid for name, known in left.children.items()} == pids
             for entry in system.store.entries():
@@ -224,7 +225,7 @@ def test_a_process_that_died_meanwhile_takes_all_back(tmp_path: Path) -> None:
 
     async def main() -> None:
         pids = await kill_a_supervisor(tmp_path, "rally", "waits")
-        left = left_behind(tmp_path / "store")
+        left = find_stale(tmp_path / "store")
         assert left is not None
         os.kill(pids["A"], signal.SIGKILL)
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (system, watch):
@@ -232,8 +233,8 @@ def test_a_process_that_died_meanwhile_takes_all_back(tmp_path: Path) -> None:
             assert str(running.restored_from) == "A-1"
             (died,) = watch.of(events.ProcessDied)
             assert (died.process, died.cause) == ("A", UNKNOWN_END)
-            assert watch.of(events.TakenOver) == []
-            assert not is_there(left.children["B"])
+            assert watch.of(events.SupervisorReplaced) == []
+            assert not is_alive(left.children["B"])
             await take(system)
         deaths = [line.what for line in read_history(tmp_path / "store")]
         assert ProcessDied("A", UNKNOWN_END) in deaths
@@ -251,9 +252,9 @@ def test_a_system_of_which_nothing_runs_any_more_goes_back(tmp_path: Path) -> No
             await asyncio.to_thread(until_ended, pid)
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (_, watch):
             assert str((await watch.until_epoch(2)).restored_from) == "A-1"
-            assert not watch.of(events.TakenOver)
+            assert not watch.of(events.SupervisorReplaced)
             assert not watch.of(events.ProcessDied)
-            assert not watch.of(events.OrphansEnded)
+            assert not watch.of(events.OrphansKilled)
 
     asyncio.run(main())
 
@@ -269,7 +270,7 @@ def test_processes_end_when_nobody_takes_over(tmp_path: Path) -> None:
             for pid in pids.values():
                 await asyncio.to_thread(until_ended, pid)
             with pytest.raises(Unavailable, match="bring it back with 'stillframe resume "):
-                find(place / "store")
+                find_running(place / "store")
 
     asyncio.run(main())
 
@@ -292,17 +293,17 @@ def test_a_new_epoch_begins_only_when_the_old_processes_are_ended(tmp_path: Path
 
     async def main() -> None:
         await kill_a_supervisor(tmp_path, "rally", "waits")
-        left = left_behind(tmp_path / "store")
+        left = find_stale(tmp_path / "store")
         assert left is not None
-        assert all(map(is_there, left.children.values()))
+        assert all(map(is_alive, left.children.values()))
         watch, store = Watch(), Store.open_writer(tmp_path / "store")
         async with (
             asyncio.timeout(60),
             Supervisor(program("rally"), store, emit=watch.emit) as system,
         ):
             kinds = [type(event) for event in watch.events]
-            assert kinds == [events.OrphansEnded, events.EpochBegan, events.SystemRunning]
-            assert not any(map(is_there, left.children.values()))
+            assert kinds == [events.OrphansKilled, events.EpochBegan, events.SystemRunning]
+            assert not any(map(is_alive, left.children.values()))
             assert not Path(left.commands).parent.exists()
             await take(system)
         store.close()
@@ -315,16 +316,16 @@ def test_a_port_in_strange_hands_ends_what_would_come_back_to_it(tmp_path: Path)
 
     async def main() -> None:
         await kill_a_supervisor(tmp_path, "rally", "waits")
-        left = left_behind(tmp_path / "store")
+        left = find_stale(tmp_path / "store")
         assert left is not None
         where = ("127.0.0.1", left.coordinator.port)
         with socket.create_server(where):
             async with asyncio.timeout(60), resumed(tmp_path, "rally") as (_, watch):
-                (ended,) = watch.of(events.OrphansEnded)
+                (ended,) = watch.of(events.OrphansKilled)
                 assert ended.processes == ("A", "B")
                 assert f"('127.0.0.1', {left.coordinator.port})" in ended.reason
                 assert str((await watch.until_epoch(2)).restored_from) == "A-1"
-                assert find(tmp_path / "store").coordinator.port != left.coordinator.port
+                assert find_running(tmp_path / "store").coordinator.port != left.coordinator.port
 
     asyncio.run(main())
 
@@ -332,8 +333,8 @@ def test_a_port_in_strange_hands_ends_what_would_come_back_to_it(tmp_path: Path)
 def is_announced(place: Path) -> bool:
     """Return whether a supervisor runs that has said where it can be reached."""
     with contextlib.suppress(FileNotFoundError):
-        left = left_behind(place)
-        return left is not None and is_there(left.supervisor)
+        left = find_stale(place)
+        return left is not None and is_alive(left.supervisor)
     return False
 
 
@@ -361,9 +362,9 @@ def test_a_joined_program_goes_on_and_comes_back(tmp_path: Path) -> None:
             before = books.received
             await until(lambda: books.received > before)
             async with resumed(tmp_path, "joining") as (system, watch):
-                assert len(watch.of(events.TakenOver)) == 1
+                assert len(watch.of(events.SupervisorReplaced)) == 1
                 check_books(await take(system))
-                os.kill(find(place).children["S"].pid, signal.SIGKILL)
+                os.kill(find_running(place).children["S"].pid, signal.SIGKILL)
                 with pytest.raises(Unavailable, match="this epoch of the system is over"):
                     await passing
                 await watch.until(lambda: len(watch.of(events.EpochBegan)) == 1)
@@ -388,7 +389,7 @@ def test_a_joined_program_that_begins_anew_ends_the_epoch(tmp_path: Path) -> Non
         with pytest.raises(Refused, match="'J' began anew: join again"):
             async with join("J", topology=joining, store=place, state=Books()):
                 raise AssertionError("it joined")
-        await watch.until(lambda: bool(watch.of(events.Waiting)))
+        await watch.until(lambda: bool(watch.of(events.AwaitingProcesses)))
         async with join("J", topology=joining, store=place, state=Books()):
             await starting
         await system.__aexit__()

@@ -173,7 +173,7 @@ class Run:
             host.initiate(snapshot)
 
     def _report(self, process: str, message: control.FromProcess) -> None:
-        assert isinstance(message, control.Part), message
+        assert isinstance(message, control.FragmentComplete), message
         outcome = self._assembler.add(message.fragment, now=0.0)
         assert not isinstance(outcome, Abandoned), str(outcome)
         if outcome is not None:

@@ -14,18 +14,19 @@ import pytest
 from stillframe.errors import Refused, StillframeError
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Declined
-from stillframe.runtime import commands, events, running, takeover
-from stillframe.runtime import supervisor as supervisor_module
-from stillframe.runtime.addresses import ANY_PORT, LOOPBACK, Address
-from stillframe.runtime.member import Member
-from stillframe.runtime.os_process import is_there, myself
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime import events, run_file
+from stillframe.runtime.network.addresses import ANY_PORT, LOOPBACK, Address
+from stillframe.runtime.os_process import current_process, is_alive
+from stillframe.runtime.process.process_runtime import ProcessRuntime
+from stillframe.runtime.supervisor import admin_socket, recovery
+from stillframe.runtime.supervisor import supervisor as supervisor_module
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.runtime.links import until
 from tests.runtime.local import LocalSystem
 from tests.runtime.rally import beside_players, players
 from tests.runtime.stranger import stranger
-from tests.runtime.test_commands import announced
+from tests.runtime.test_admin_socket import announced
 from tests.runtime.test_takeover import kill_a_supervisor, resumed
 from tests.runtime.watch import Watch, program
 
@@ -111,7 +112,7 @@ def test_who_joins_a_coordinator_of_another_version_is_refused(
     async def main() -> None:
         async with asyncio.timeout(30), listener_of(version) as port:
             me = LocalSystem(players(), tmp_path).credentials("A")
-            member = Member(me, Address(LOOPBACK, port), ANY_PORT)
+            member = ProcessRuntime(me, Address(LOOPBACK, port), ANY_PORT)
             with pytest.raises(Refused) as caught:
                 await member.connect()
             check_words(caught.value, version)
@@ -150,7 +151,7 @@ def test_a_supervisor_of_another_version_takes_nothing_over(
 
     async def main() -> None:
         await kill_a_supervisor(tmp_path, "rally", "waits")
-        left = running.left_behind(tmp_path / "store")
+        left = run_file.find_stale(tmp_path / "store")
         assert left is not None
         for version in OTHERS:
             with (
@@ -162,10 +163,10 @@ def test_a_supervisor_of_another_version_takes_nothing_over(
                     async with Supervisor(program("rally"), store, takes_over=True):
                         pass
             check_words(caught.value, OURS, version)
-            assert all(map(is_there, left.children.values()))
+            assert all(map(is_alive, left.children.values()))
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (_, watch):
-            assert watch.of(events.TakenOver)
-            now = running.left_behind(tmp_path / "store")
+            assert watch.of(events.SupervisorReplaced)
+            now = run_file.find_stale(tmp_path / "store")
             assert now is not None
             assert now.children == left.children
 
@@ -185,12 +186,12 @@ def test_what_comes_back_to_a_supervisor_of_another_version_is_refused(
     watch = Watch()
 
     def refused() -> list[str]:
-        told = [event.detail for event in watch.of(events.ConnectionTrouble)]
+        told = [event.detail for event in watch.of(events.ConnectionWarning)]
         return [detail for detail in told if "speaks version" in detail]
 
     async def main() -> None:
         await kill_a_supervisor(tmp_path, "rally", "waits")
-        left = running.left_behind(tmp_path / "store")
+        left = run_file.find_stale(tmp_path / "store")
         assert left is not None
         speak(monkeypatch, version)
         monkeypatch.setattr(supervisor_module, "check_release", lambda left, store: None)
@@ -198,7 +199,7 @@ def test_what_comes_back_to_a_supervisor_of_another_version_is_refused(
             system = Supervisor(program("rally"), store, takes_over=True, emit=watch.emit)
             starting = asyncio.ensure_future(system.__aenter__())
             await until(lambda: len(refused()) >= len(left.children))
-            await until(lambda: not any(map(is_there, left.children.values())))
+            await until(lambda: not any(map(is_alive, left.children.values())))
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError, StillframeError):
                 await starting
@@ -214,24 +215,29 @@ def test_what_comes_back_to_a_supervisor_of_another_version_is_refused(
 @pytest.mark.parametrize("version", OTHERS)
 def test_nothing_that_runs_no_more_is_of_another_version(tmp_path: Path, version: int) -> None:
     """If no process runs any more, any release may begin with the last snapshot."""
-    gone = msgspec.structs.replace(myself(), start_ticks=1)
+    gone = msgspec.structs.replace(current_process(), start_ticks=1)
     left = msgspec.structs.replace(
-        announced(tmp_path / "store", myself()), protocol_version=version, children={"P1": gone}
+        announced(tmp_path / "store", current_process()),
+        protocol_version=version,
+        children={"P1": gone},
     )
     store = Store.open(tmp_path / "store")
     everybody = dict.fromkeys(store.description.processes, gone)
-    takeover.check_release(msgspec.structs.replace(left, children=everybody), store)
+    recovery.check_release(msgspec.structs.replace(left, children=everybody), store)
     with pytest.raises(Refused, match="what runs of the system"):
-        takeover.check_release(left, store)  # those that are not here may run elsewhere
+        recovery.check_release(left, store)  # those that are not here may run elsewhere
 
 
 @pytest.mark.parametrize("version", OTHERS)
 def test_a_command_of_another_version_is_not_sent(tmp_path: Path, version: int) -> None:
     """The run file says which version the system speaks."""
     path = tmp_path / "store"
-    system = announced(path, myself())
-    running.announce(path, msgspec.structs.replace(system, protocol_version=version))
-    for request in (commands.command(path, commands.Look()), commands.observe(path)):
+    system = announced(path, current_process())
+    run_file.write_run_file(path, msgspec.structs.replace(system, protocol_version=version))
+    for request in (
+        admin_socket.send_command(path, admin_socket.GetPendingSnapshots()),
+        admin_socket.query_status(path),
+    ):
         with pytest.raises(Refused) as caught:
             asyncio.run(request)
         check_words(caught.value, version)
@@ -242,13 +248,13 @@ def test_a_command_of_another_version_is_not_sent(tmp_path: Path, version: int) 
 def test_a_command_of_another_version_is_not_carried_out(version: int) -> None:
     """Nor read: the command hears why, in the form of every answer."""
 
-    async def main() -> commands.Answer:
+    async def main() -> admin_socket.Answer:
         reader = asyncio.StreamReader()
         reader.feed_data(b'{"type":"SomethingNew","protocol_version":%d}\n' % version)
-        return await commands._carry_out(cast(Supervisor, None), reader)
+        return await admin_socket._carry_out(cast(Supervisor, None), reader)
 
     answer = asyncio.run(main())
-    assert isinstance(answer, commands.Failed)
+    assert isinstance(answer, admin_socket.Failed)
     check_words(answer.detail, version)
     assert not answer.is_usage
 
@@ -256,7 +262,7 @@ def test_a_command_of_another_version_is_not_carried_out(version: int) -> None:
 def test_a_command_says_which_version_it_speaks(tmp_path: Path) -> None:
     """Beside the request as it always was: who does not look at the version understands it."""
     path, lines = tmp_path / "store", list[bytes]()
-    announced(path, myself())
+    announced(path, current_process())
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lines.append(await reader.readline())
@@ -265,7 +271,9 @@ def test_a_command_says_which_version_it_speaks(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with await asyncio.start_unix_server(answer, path / "commands"):
-            assert (await commands.command(path, commands.Drop("gold"))).epoch == 3
+            assert (
+                await admin_socket.send_command(path, admin_socket.DropSnapshot("gold"))
+            ).epoch == 3
 
     asyncio.run(main())
     assert json.loads(lines[0]) == {"type": "Drop", "text": "gold", "protocol_version": OURS}
@@ -276,8 +284,8 @@ def test_a_run_file_that_says_no_version_is_of_the_one_before_it_was_written(
 ) -> None:
     """Its system was started by a release that spoke version 2."""
     path = tmp_path / "store"
-    announced(path, myself())
-    document = json.loads((path / running.FILE).read_bytes())
+    announced(path, current_process())
+    document = json.loads((path / run_file.FILE).read_bytes())
     del document["protocol_version"]
-    (path / running.FILE).write_text(json.dumps(document))
-    assert running.find(path).protocol_version == 2
+    (path / run_file.FILE).write_text(json.dumps(document))
+    assert run_file.find_running(path).protocol_version == 2

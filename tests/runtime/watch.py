@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from stillframe.imports import load_topology
 from stillframe.model import Snapshot
 from stillframe.runtime import events
-from stillframe.runtime.loading import load_topology
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 

@@ -39,7 +39,7 @@ from tests.soak.chaos_shops import check_snapshot
 MODULE = "tests.soak.chaos"
 REFERENCE = "tests.soak.chaos_shops:shops"
 OPTIONS = ("--every", "200ms", "--timeout", "3s", "--keep", "5", "--json")
-PROCESS = "stillframe.runtime.fork_server"
+PROCESS = "stillframe.runtime.process.fork_server"
 """The command of the processes, and of what they are forked from, which may be hit as well."""
 STORE_FILES = ("store.json", "lock", "history.ndjson", "history.1.ndjson", "savepoints.json")
 RECOVERY_TIMEOUT_S = 120.0

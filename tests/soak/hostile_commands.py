@@ -15,8 +15,8 @@ import msgspec
 
 from stillframe.errors import Unavailable
 from stillframe.model import Abandoned, ProcessId, SnapshotId
-from stillframe.runtime import commands
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.supervisor import admin_socket
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from tests.soak.hostile_files import fragment_state
@@ -29,13 +29,13 @@ _NAMES = ("../x", "x/..", ".", "A-1", "A-7", "-", "n" * 65, "\x00", "store.json"
 LINES = [
     msgspec.json.encode(request) + b"\n"
     for request in (
-        commands.TakeSnapshot(None),
-        commands.TakeSnapshot("A"),
-        commands.RestoreSnapshot(None),
-        commands.RestoreSnapshot(_FIRST),
-        commands.Save(_FIRST, "before"),
-        commands.Drop("before"),
-        commands.Look(),
+        admin_socket.TriggerSnapshot(None),
+        admin_socket.TriggerSnapshot("A"),
+        admin_socket.RestoreSnapshot(None),
+        admin_socket.RestoreSnapshot(_FIRST),
+        admin_socket.CreateSavepoint(_FIRST, "before"),
+        admin_socket.DropSnapshot("before"),
+        admin_socket.GetPendingSnapshots(),
     )
 ]
 
@@ -94,16 +94,16 @@ def _system() -> System:
 async def anybody_at_commands(trial: Trial, data: bytes, piece: int) -> str:
     """At the socket for commands of a system, of which only the store is there."""
     system = _system()
-    reader = asyncio.StreamReader(limit=commands.LINE_BYTES_MAX)
+    reader = asyncio.StreamReader(limit=admin_socket.LINE_BYTES_MAX)
     for at in range(0, len(data), piece):
         reader.feed_data(data[at : at + piece])
     reader.feed_eof()
-    answer = await commands._carry_out(cast(Supervisor, system), reader)
-    encoded = commands._encode(answer)
-    if commands._decode_answer(encoded) != answer or b"\n" in encoded:
+    answer = await admin_socket._carry_out(cast(Supervisor, system), reader)
+    encoded = admin_socket._encode(answer)
+    if admin_socket._decode_answer(encoded) != answer or b"\n" in encoded:
         raise Found(f"an answer that cannot be read: {encoded!r}")
     system.check()
-    if isinstance(answer, commands.Failed):
+    if isinstance(answer, admin_socket.Failed):
         if not answer.detail.strip():
             raise Found("a refusal that says nothing")
         return "refused: UsageError" if answer.is_usage else "refused: another StillframeError"

@@ -24,9 +24,9 @@ from stillframe.model import (
     SnapshotId,
 )
 from stillframe.restore import start_states
-from stillframe.runtime import running
-from stillframe.runtime.addresses import ANY_PORT
-from stillframe.runtime.os_process import myself
+from stillframe.runtime import run_file
+from stillframe.runtime.network.addresses import ANY_PORT
+from stillframe.runtime.os_process import current_process
 from stillframe.store.manifest import FILES, MANIFEST
 from stillframe.store.parquet import read_parquet
 from stillframe.store.store import Store
@@ -67,9 +67,9 @@ class Sample:
             store.raise_epoch(None)
             for number in range(1, SNAPSHOT_COUNT + 1):
                 store.publish(fragment_state(number))
-        identity = running.identity(self.store)
-        system = running.RunningSystem(
-            supervisor=myself(),
+        identity = run_file.identity(self.store)
+        system = run_file.RunFile(
+            supervisor=current_process(),
             directory=identity,
             epoch=1,
             topology_hash="0" * 64,
@@ -77,10 +77,10 @@ class Sample:
             has_tls=False,
             secret=b"s" * 32,
             commands="commands",
-            children={"A": myself()},
+            children={"A": current_process()},
             pipeline=None,
         )
-        running.announce(self.store, system)
+        run_file.write_run_file(self.store, system)
         message = MessageId(Channel("A", "B"), 1)
         steps = [Event("A", "pays", sent=(message,)), Event("B", "gets", accepted=(message,))]
         tracefile.write(self.store / TRACE, Trace(["A", "B"], steps))
@@ -197,7 +197,7 @@ class Sample:
             yield lambda snapshot=snapshot: Store.open(path).verify(snapshot)  # type: ignore[misc]
             yield lambda snapshot=snapshot: Store.open(path).tables(snapshot)  # type: ignore[misc]
         yield lambda: Store.open_writer(path).close()
-        yield lambda: running.find(path)
+        yield lambda: run_file.find_running(path)
         yield lambda: tracefile.read(path / TRACE)
 
     def _changed_snapshots(self) -> list[SnapshotId]:

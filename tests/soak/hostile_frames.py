@@ -32,12 +32,12 @@ from stillframe.protocol.recorder import Phase
 from stillframe.protocol.stragglers import EndpointStatus, ProcessStatus, RecordingStatus
 from stillframe.restore import Start
 from stillframe.runtime import control
-from stillframe.runtime.addresses import ANY_PORT
-from stillframe.runtime.coordinator import Coordinator
-from stillframe.runtime.coordinator_line import CoordinatorLine
-from stillframe.runtime.handlers import HandlerHost
-from stillframe.runtime.link import ConnectingLink, Connection
-from stillframe.runtime.member import Member
+from stillframe.runtime.coordinator.coordinator import Coordinator
+from stillframe.runtime.network.addresses import ANY_PORT
+from stillframe.runtime.network.connection import Connection
+from stillframe.runtime.process.handlers import HandlerHost
+from stillframe.runtime.process.link import ConnectingLink
+from stillframe.runtime.process.process_runtime import CoordinatorConnection, ProcessRuntime
 from stillframe.store.history import History, HistoryEvent
 from stillframe.store.manifest import Entry
 from stillframe.store.snapshot_directory import check_described
@@ -122,9 +122,9 @@ async def process_at_coordinator(trial: Trial, data: bytes, piece: int) -> str:
     trial.watch(line)
     introduce(trial, line, trial.hello("A", None))
     for connection in (other, line):
-        feed(connection, wire.encode_control(control.Joining()), 2**20)
+        feed(connection, wire.encode_control(control.JoinRequest()), 2**20)
     result = coordinator.begin("A")
-    feed(other, wire.encode_control(control.Part(part("B"))), 2**20)
+    feed(other, wire.encode_control(control.FragmentComplete(part("B"))), 2**20)
     question = coordinator.inquiry.ask(coordinator.under_way)
     feed(line, data, piece)
     for under_way in coordinator.inquiry.close(question, coordinator.under_way):
@@ -143,22 +143,22 @@ async def process_at_coordinator(trial: Trial, data: bytes, piece: int) -> str:
 
 async def stranger_at_line(trial: Trial, data: bytes, piece: int) -> str:
     """Before the handshake, at a process that looks for its coordinator."""
-    line = CoordinatorLine(trial.credentials("A"), control.Joining)
+    line = CoordinatorConnection(trial.credentials("A"), control.JoinRequest)
     trial.watch(line)
     feed(line, data, piece)
     return trial.end(line)
 
 
-class AloneMember(Member):
+class AloneMember(ProcessRuntime):
     """A process to which no coordinator comes back."""
 
-    async def _come_back(self) -> control.Resumed:
+    async def _come_back(self) -> control.Rejoined:
         raise Unavailable(HUNG_UP)
 
 
 async def coordinator_at_process(trial: Trial, data: bytes, piece: int) -> str:
     """After the handshake, at a process that does what its coordinator says."""
-    line = CoordinatorLine(trial.credentials("A"), control.Joining)
+    line = CoordinatorConnection(trial.credentials("A"), control.JoinRequest)
     trial.watch(line)
     listen_to(trial, line, None)
     member = AloneMember(trial.credentials("A"), ANY_PORT, ANY_PORT)
@@ -174,7 +174,7 @@ async def coordinator_at_process(trial: Trial, data: bytes, piece: int) -> str:
     return trial.end(line)
 
 
-async def obey(trial: Trial, member: Member) -> None:
+async def obey(trial: Trial, member: ProcessRuntime) -> None:
     """Begin where the coordinator says, and do what it says then, until it has said all."""
     setup = await member._hear(control.Setup)
     subject = copy.copy(trial.topology.processes["A"])

@@ -9,8 +9,8 @@ from stillframe.model import ARRAY32, Batch, Marker, SnapshotId
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Challenge, Declined, Hello, Proof, Welcome
 from stillframe.runtime import control
-from stillframe.runtime.addresses import LOOPBACK, Address
-from stillframe.runtime.os_process import myself
+from stillframe.runtime.network.addresses import LOOPBACK, Address
+from stillframe.runtime.os_process import current_process
 from tests.soak import hostile_commands
 from tests.soak import hostile_frames as frames
 from tests.soak.hostile_shop import MESSAGES, shop
@@ -46,19 +46,19 @@ ACKS = [wire.encode_ack(number) for number in range(4)]
 TO_COORDINATOR = [
     wire.encode_control(message)
     for message in (
-        control.Part(frames.part("A")),
-        control.Part(frames.part_with_changes("A")),
-        control.PartRows(frames.SNAPSHOT, "rows", frames.ROWS),
-        control.PartPiece(frames.SNAPSHOT, b"\x83\xa5count\x07"),
-        control.Listening(ADDRESS),
-        control.Running(),
-        control.CouldNotRecord(frames.SNAPSHOT, "why"),
-        control.Wanted(),
-        control.Trouble("some"),
+        control.FragmentComplete(frames.part("A")),
+        control.FragmentComplete(frames.part_with_changes("A")),
+        control.FragmentRows(frames.SNAPSHOT, "rows", frames.ROWS),
+        control.FragmentChunk(frames.SNAPSHOT, b"\x83\xa5count\x07"),
+        control.ListeningOn(ADDRESS),
+        control.Ready(),
+        control.SnapshotDeclined(frames.SNAPSHOT, "why"),
+        control.SnapshotRequested(),
+        control.ConnectionWarning("some"),
         control.Failure("it", "story"),
-        control.Joining(),
-        control.Returning(is_connected=True),
-        control.Answer(1, frames.STANDING),
+        control.JoinRequest(),
+        control.RejoinRequest(is_connected=True),
+        control.StatusReply(1, frames.STANDING),
     )
 ]
 _BEGINNINGS = [
@@ -74,11 +74,11 @@ FROM_COORDINATOR = [
             control.Initiate(frames.SNAPSHOT),
             control.Abandon(frames.SNAPSHOT),
             control.Published(frames.SNAPSHOT),
-            control.InStore(frames.SNAPSHOT),
-            control.InStore(None),
-            control.Ask(1, (frames.SNAPSHOT,)),
-            control.Over("why"),
-            control.Resumed(1, frames.SNAPSHOT, myself(), 0.0),
+            control.SnapshotDurable(frames.SNAPSHOT),
+            control.SnapshotDurable(None),
+            control.StatusRequest(1, (frames.SNAPSHOT,)),
+            control.Dismissed("why"),
+            control.Rejoined(1, frames.SNAPSHOT, current_process(), 0.0),
         )
     ),
 ]
@@ -107,9 +107,9 @@ def giants() -> list[bytes]:
         frame(wire.Kind.MARKER, bytes(8) + deep),
         frame(wire.Kind.MESSAGES, batch_head(1, 1, 1) + deep),
         bytes(wire.encode_messages(1, 1, [msgspec.Raw(b"\x92\xa4Wide" + deep)])),
-        wire.encode_control(control.Trouble("x" * 10_000_000)),
-        wire.encode_control(control.Listening(Address("x" * 300, 2**63))),
-        wire.encode_control(control.Part(_with_name("A" * 10_000_000))),
+        wire.encode_control(control.ConnectionWarning("x" * 10_000_000)),
+        wire.encode_control(control.ListeningOn(Address("x" * 300, 2**63))),
+        wire.encode_control(control.FragmentComplete(_with_name("A" * 10_000_000))),
         wire.encode_marker(1, Marker(SnapshotId("A" * 10_000_000, 2**63))),
         frame(wire.Kind.MESSAGES, batch_head(1, 1, 2**32 - 1)),
         frame(wire.Kind.MESSAGES, batch_head(2**64 - 1, 2**64 - 1, 1) + b"\xc0"),

@@ -9,8 +9,9 @@ from stillframe.process import Process
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Hello
 from stillframe.restore import Start
-from stillframe.runtime.handlers import HandlerHost
-from stillframe.runtime.link import Connection, Credentials, ListeningLink
+from stillframe.runtime.network.connection import Connection, Credentials
+from stillframe.runtime.process.handlers import HandlerHost
+from stillframe.runtime.process.link import ListeningLink
 from tests.runtime.links import SECRET
 from tests.runtime.memory import VirtualScheduler, hosted
 from tests.soak.hostile_shop import shop

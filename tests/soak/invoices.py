@@ -24,7 +24,7 @@ import uvloop
 from examples.invoices import Due, Payment, connect, settle
 from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.soak import invoices_shop
 

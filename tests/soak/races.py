@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from stillframe.errors import Unavailable
-from stillframe.runtime.os_process import OsProcess, is_there
-from stillframe.runtime.running import find, left_behind
+from stillframe.runtime.os_process import OsProcess, is_alive
+from stillframe.runtime.run_file import find_running, find_stale
 from stillframe.store.store import Store
 
 ROOT = Path(__file__).parent.parent.parent
@@ -162,7 +162,7 @@ def _published(store: Path) -> str:
 def _signal(store: Path, number: signal.Signals) -> None:
     """Send a signal to whoever supervises the system of `store`."""
     try:
-        os.kill(find(store).supervisor.pid, number)
+        os.kill(find_running(store).supervisor.pid, number)
     except (Unavailable, ProcessLookupError):
         pass  # nobody does: that is a race as well
 
@@ -179,10 +179,10 @@ def _end_all(racers: list[Racer]) -> None:
 
 def _leave_nothing(store: Path) -> None:
     """End the processes that a killed supervisor has left."""
-    left = left_behind(store)
+    left = find_stale(store)
     children: list[OsProcess] = [] if left is None else list(left.children.values())
     for child in children:
-        if is_there(child):
+        if is_alive(child):
             os.kill(child.pid, signal.SIGKILL)
 
 

@@ -19,7 +19,7 @@ import uvloop
 
 from stillframe.model import Abandoned, Reason, Snapshot
 from stillframe.runtime import events
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from tests.soak.ledger import TOTAL, amount_in_transit, bank
@@ -80,7 +80,7 @@ class Soak:
             case events.SystemRunning(epoch, seconds, _):
                 if epoch > 1:
                     self.recoveries_s.append(seconds)
-            case events.ConnectionTrouble(detail):
+            case events.ConnectionWarning(detail):
                 raise AssertionError(detail)
 
     async def snapshot(self, system: Supervisor) -> None:

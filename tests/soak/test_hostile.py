@@ -83,7 +83,7 @@ def test_an_answer_that_names_others_closes_the_line() -> None:
     """It is the fault of the process that says so; who holds a snapshot up is told without it."""
     strange = msgspec.structs.replace(STANDING, incoming={"C": STANDING.incoming["B"]})
     for standing, became in ((STANDING, "legal"), (strange, "refused: ProtocolViolation")):
-        data = wire.encode_control(control.Answer(1, standing))
+        data = wire.encode_control(control.StatusReply(1, standing))
         assert answer("a process at the coordinator", data) == became
 
 
@@ -91,8 +91,8 @@ def test_what_is_sent_ahead_of_a_part_is_bounded_also_if_it_is_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Pieces without bytes count, and so do the names of fields."""
-    monkeypatch.setattr("stillframe.runtime.pieces.PART_BYTES_MAX", 10_000)
-    piece = wire.encode_control(control.PartPiece(part("A").snapshot, b""))
+    monkeypatch.setattr("stillframe.runtime.control.FRAGMENT_BYTES_MAX", 10_000)
+    piece = wire.encode_control(control.FragmentChunk(part("A").snapshot, b""))
     assert answer("a process at the coordinator", piece * 10) == "legal"
     assert answer("a process at the coordinator", piece * 100) == "refused: ProtocolViolation"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.runtime.os_process import OsProcess, is_there, kill
-from stillframe.runtime.running import left_behind
+from stillframe.runtime.os_process import OsProcess, is_alive, kill
+from stillframe.runtime.run_file import find_stale
 from stillframe.store.history import (
     SnapshotAbandoned,
     SnapshotBegan,
@@ -82,11 +82,11 @@ def test_a_system_survives_kill_9_of_its_supervisor(
     former: dict[str, OsProcess] = {}
     for number in range(ROUND_COUNT):
         run_and_kill(command, chance)
-        left = left_behind(store)
+        left = find_stale(store)
         assert left is not None
         assert former in ({}, left.children)
         former = left.children
-        assert all(map(is_there, former.values()))
+        assert all(map(is_alive, former.values()))
         with contextlib.closing(Store.open_writer(store)) as opened:
             assert opened.epoch == epoch
             entries = opened.entries()

@@ -21,9 +21,9 @@ import msgspec
 
 from stillframe.cli import watch_page
 from stillframe.errors import StillframeError
-from stillframe.runtime.addresses import Address
-from stillframe.runtime.commands import TakeSnapshot, command
-from stillframe.runtime.running import RunningSystem, find
+from stillframe.runtime.network.addresses import Address
+from stillframe.runtime.run_file import RunFile, find_running
+from stillframe.runtime.supervisor.admin_socket import TriggerSnapshot, send_command
 from stillframe.watch.server import serve
 from stillframe.watch.target import Target
 
@@ -81,15 +81,15 @@ def takes_snapshot(store: Path) -> bool:
     """Take a snapshot of the system on `store`; return False if it takes no commands yet."""
     try:
         with ThreadPoolExecutor(1) as thread:  # the browser's event loop runs in this one
-            done = thread.submit(asyncio.run, command(store, TakeSnapshot(None))).result()
+            done = thread.submit(asyncio.run, send_command(store, TriggerSnapshot(None))).result()
     except StillframeError:
         return False
     return done.entry is not None
 
 
-def running(store: Path) -> RunningSystem:
+def running(store: Path) -> RunFile:
     """Return where the system on `store` is."""
-    return find(store)
+    return find_running(store)
 
 
 def shown(path: Path, *, otlp: str | None = None) -> AbstractContextManager[Target]:

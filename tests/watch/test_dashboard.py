@@ -11,9 +11,9 @@ import promql_parser
 import pytest
 import yaml
 
-from stillframe.runtime.commands import serve_commands
-from stillframe.runtime.loading import load_topology
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.imports import load_topology
+from stillframe.runtime.supervisor.admin_socket import serve_commands
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from tests.calm import BANK

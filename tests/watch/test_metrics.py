@@ -17,11 +17,16 @@ from typer.testing import CliRunner
 from stillframe import Topology
 from stillframe.cli.app import app
 from stillframe.errors import StillframeError, Unavailable
+from stillframe.imports import load_topology
 from stillframe.protocol.stragglers import EndpointStatus, ProcessStatus
-from stillframe.runtime import inquiry
-from stillframe.runtime.commands import Observed, RestoreSnapshot, command, serve_commands
-from stillframe.runtime.loading import load_topology
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.coordinator import snapshot_monitor
+from stillframe.runtime.supervisor.admin_socket import (
+    RestoreSnapshot,
+    SystemStatus,
+    send_command,
+    serve_commands,
+)
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import EventCounts
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -125,7 +130,7 @@ async def live_through(system: Supervisor, store: Store, watcher: Watcher) -> Sc
     back = await watcher.until("epoch", 2)
     assert back.of("restores_total") == 1
     back = await until_messages_flow(watcher, flowing)
-    await command(store.path, RestoreSnapshot(new[0].id))
+    await send_command(store.path, RestoreSnapshot(new[0].id))
     restored = await watcher.until("epoch", 3)
     assert restored.of("restores_total") == 2
     assert [e async for e in taken(system, 2)]
@@ -146,7 +151,7 @@ async def taken(system: Supervisor, count: int) -> AsyncIterator[Entry]:
 def test_a_life_of_a_bank_in_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is scraped is what the store says; counters go up only, through a death, a restore and
     another watcher; and when the system is stopped that is told as well."""
-    monkeypatch.setattr(inquiry, "ANSWER_S", 0.9 * ANSWER_S_MAX)  # the machine may be busy
+    monkeypatch.setattr(snapshot_monitor, "ANSWER_S", 0.9 * ANSWER_S_MAX)  # the machine may be busy
 
     async def main() -> None:
         description = load_topology(BANK).description
@@ -276,7 +281,7 @@ def test_a_system_that_cannot_be_asked_is_trouble_and_one_that_was_stopped_is_no
 ) -> None:
     """The scrape comes all the same."""
 
-    async def observe(*_: object) -> Observed:
+    async def observe(*_: object) -> SystemStatus:
         if how == "broken":
             raise StillframeError("what it says cannot be read")
         if how == "stopped":
@@ -284,7 +289,7 @@ def test_a_system_that_cannot_be_asked_is_trouble_and_one_that_was_stopped_is_no
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr(system_target, "observe", observe)
+    monkeypatch.setattr(system_target, "query_status", observe)
     monkeypatch.setattr(system_target, "ANSWER_S_MAX", 0.01)
     scrape = parsed(asyncio.run(target_of(tmp_path).metrics()))
     assert scrape.of("up") == 0
@@ -312,7 +317,7 @@ def test_series_are_bounded_and_what_is_left_out_is_added_up() -> None:
     for count in (100, 103):
         end = EndpointStatus(is_connected=True, unhandled_bytes=2, count=count)
         behind = EndpointStatus(is_connected=True, unhandled_bytes=5, count=count - 1)
-        observed = Observed(
+        observed = SystemStatus(
             1,
             is_running=True,
             standings={

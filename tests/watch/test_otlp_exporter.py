@@ -7,7 +7,7 @@ import pytest
 
 from stillframe.errors import UsageError
 from stillframe.model import MarkerTimes, SnapshotId
-from stillframe.runtime.waves import Wave
+from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimeline
 from stillframe.store.history import SnapshotPublished
 from stillframe.watch import otlp_exporter
 from stillframe.watch.event_feed import SnapshotOutcome
@@ -30,7 +30,7 @@ def trace(number: int, part_count: int = 1, marker_count: int = 1) -> SnapshotTr
     sources = [f"S{index}" for index in range(marker_count)]
     times = MarkerTimes(10.0, sources[0], {s: i / 1e4 for i, s in enumerate(sources)})
     processes = [f"P{index}" for index in range(part_count)]
-    wave = Wave(
+    wave = SnapshotTimeline(
         *(snapshot, 9.0, 12.0, True),
         dict.fromkeys(processes, times),
         dict.fromkeys(processes, 11.0),

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Dialog, Page, expect
 from stillframe import Process, Topology
 from stillframe.model import GlobalState, ProcessState, Snapshot, SnapshotId
 from stillframe.protocol.stragglers import EndpointStatus, ProcessStatus
-from stillframe.runtime.commands import Observed, observe
+from stillframe.runtime.supervisor.admin_socket import SystemStatus, query_status
 from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
 from stillframe.watch import system_target
@@ -220,7 +220,7 @@ def test_the_page_is_for_everybody(page: Page, system: Running) -> None:
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-def told(topology: Topology) -> Observed:
+def told(topology: Topology) -> SystemStatus:
     """Return what a system says of itself whose processes all run, and were never sent anything."""
     description, end = topology.description, EndpointStatus(is_connected=True, unhandled_bytes=0)
     standings = {
@@ -233,13 +233,13 @@ def told(topology: Topology) -> Observed:
         )
         for name, process in topology.processes.items()
     }
-    return Observed(1, is_running=True, standings=standings)
+    return SystemStatus(1, is_running=True, standings=standings)
 
 
-def said(store: Path) -> Observed:
+def said(store: Path) -> SystemStatus:
     """Return what the system that runs on `store` says of itself."""
     with ThreadPoolExecutor(1) as thread:  # the browser's event loop runs in this one
-        return thread.submit(asyncio.run, observe(store)).result()
+        return thread.submit(asyncio.run, query_status(store)).result()
 
 
 def test_what_is_told_looks_like_what_a_system_says(running_system: Running) -> None:
@@ -258,10 +258,10 @@ def running_as_told(
     """Return what makes a store whose system says of itself that it runs, and is not there."""
 
     def make(topology: Topology, reference: str) -> Store:
-        async def observe(*_: object) -> Observed:
+        async def observe(*_: object) -> SystemStatus:
             return told(topology)
 
-        monkeypatch.setattr(system_target, "observe", observe)
+        monkeypatch.setattr(system_target, "query_status", observe)
         description = topology.description
         store = Store.create(tmp_path / "store", description=description, reference=reference)
         store.raise_epoch(None)

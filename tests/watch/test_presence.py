@@ -13,10 +13,10 @@ import pytest
 import uvloop
 
 from stillframe.errors import StillframeError
-from stillframe.runtime.addresses import Address
-from stillframe.runtime.commands import Observed
+from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.os_process import OsProcess, identify, is_stopped
-from stillframe.runtime.running import RunningSystem, announce, identity
+from stillframe.runtime.run_file import RunFile, identity, write_run_file
+from stillframe.runtime.supervisor.admin_socket import SystemStatus
 from stillframe.store.store import Store
 from stillframe.watch import system_target, target
 from stillframe.watch.metrics import MetricSet, exposition
@@ -42,7 +42,7 @@ def target_of(directory: Path, supervisor: OsProcess) -> SystemTarget:
     """Return what observes a system whose supervisor has announced it, and takes no commands."""
     new_store(directory).close()
     store = Store.open(directory / "store")
-    system = RunningSystem(
+    system = RunFile(
         supervisor=supervisor,
         directory=identity(store.path),
         epoch=1,
@@ -54,7 +54,7 @@ def target_of(directory: Path, supervisor: OsProcess) -> SystemTarget:
         children={},
         pipeline=None,
     )
-    announce(store.path, system)
+    write_run_file(store.path, system)
     return SystemTarget(store, PredicateMonitor(store, (), REFERENCE), None)
 
 
@@ -119,22 +119,22 @@ def test_who_scrapes_while_somebody_looks_is_told_what_was_seen_last(
     watched = target_of(tmp_path, supervisor)
     read = watched._read
 
-    async def fails(*_: object) -> Observed:
+    async def fails(*_: object) -> SystemStatus:
         raise StillframeError("what it says cannot be read")
 
-    async def hangs(*_: object) -> Observed:
+    async def hangs(*_: object) -> SystemStatus:
         await asyncio.Event().wait()
         raise AssertionError
 
     async def main() -> Scrape:
         async def read_while_somebody_looks() -> None:
-            monkeypatch.setattr(system_target, "observe", hangs)
+            monkeypatch.setattr(system_target, "query_status", hangs)
             looking.append(asyncio.ensure_future(watched.poll()))
             await asyncio.sleep(0)
             await read()
 
         looking: list[asyncio.Future[None]] = []
-        monkeypatch.setattr(system_target, "observe", fails)
+        monkeypatch.setattr(system_target, "query_status", fails)
         monkeypatch.setattr(watched, "_read", read_while_somebody_looks)
         text, _ = exposition(await watched.metrics(), OPEN_METRICS)
         looking[0].cancel()

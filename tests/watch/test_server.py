@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from stillframe.cli.app import app
 from stillframe.cli.watch_page import token_for
-from stillframe.runtime.addresses import Address
+from stillframe.runtime.network.addresses import Address
 from stillframe.store.store import Store
 from stillframe.watch.pipeline_target import PipelineTarget
 from stillframe.watch.predicate_status import PredicateMonitor

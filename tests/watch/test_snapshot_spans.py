@@ -14,11 +14,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from stillframe.cli import watch_page
 from stillframe.errors import UsageError
+from stillframe.imports import load_topology
 from stillframe.model import Abandoned, MarkerTimes, SnapshotId
-from stillframe.runtime.commands import Observed, serve_commands
-from stillframe.runtime.loading import load_topology
-from stillframe.runtime.supervisor import Supervisor
-from stillframe.runtime.waves import WAVE_COUNT_MAX, Wave
+from stillframe.runtime.coordinator.snapshot_monitor import TIMELINE_COUNT_MAX, SnapshotTimeline
+from stillframe.runtime.supervisor.admin_socket import SystemStatus, serve_commands
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -187,7 +187,7 @@ def test_snapshots_in_quick_succession_are_all_traced_and_what_was_missed_is_cou
 ) -> None:
     """More than the system remembers: each has a trace, and the count says how many are bare."""
     count = by_night(100, check=40)
-    assert count > WAVE_COUNT_MAX
+    assert count > TIMELINE_COUNT_MAX
 
     async def main() -> float:
         description = load_topology(BANK).description
@@ -247,7 +247,7 @@ def test_an_endpoint_that_is_not_there_costs_one_line(
 def test_clocks_that_differ_leave_times_in_order() -> None:
     """The times of a process are moved to where the coordinator's clock has room for them."""
     waves = [
-        Wave(
+        SnapshotTimeline(
             *(FIRST, 100.0, 102.0, True),
             {"P2": MarkerTimes(cut_at, "P1", {"P1": 0.0, "P3": 5.0})},
             {"P2": 101.0},
@@ -292,9 +292,13 @@ def test_what_the_system_has_forgotten_is_traced_as_the_history_has_it() -> None
         third: SnapshotOutcome(SnapshotPublished(third), 5.0, 6.0, ""),
     }
     assert builder.update(old, None) == 0
-    assert builder.update(old | new, Observed(2, is_running=False)) == 0
-    waves = (Wave(third, 5.0, 6.0, True, epoch=3), Wave(fourth, 7.0, 8.0, True), Wave(FIRST, 9.0))
-    running = Observed(3, is_running=True, waves=waves)
+    assert builder.update(old | new, SystemStatus(2, is_running=False)) == 0
+    waves = (
+        SnapshotTimeline(third, 5.0, 6.0, True, epoch=3),
+        SnapshotTimeline(fourth, 7.0, 8.0, True),
+        SnapshotTimeline(FIRST, 9.0),
+    )
+    running = SystemStatus(3, is_running=True, waves=waves)
     assert builder.update(old | new, running) == 2
     assert builder.update(old | new, None) == 0
     late = {fourth: SnapshotOutcome(SnapshotPublished(fourth), 7.1, 8.1, "")}

@@ -6,8 +6,8 @@ from stillframe import Channel, Topology
 from stillframe.model import MarkerTimes, SnapshotId
 from stillframe.protocol.recorder import Phase
 from stillframe.protocol.stragglers import EndpointStatus, ProcessStatus, RecordingStatus, UnderWay
-from stillframe.runtime.commands import Observed
-from stillframe.runtime.waves import Wave
+from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimeline
+from stillframe.runtime.supervisor.admin_socket import SystemStatus
 from stillframe.watch import system_document as document
 from tests.runtime.programs import Sink, Source
 
@@ -33,9 +33,9 @@ def standing(
     )
 
 
-def observed(**standings: ProcessStatus) -> Observed:
+def observed(**standings: ProcessStatus) -> SystemStatus:
     """Return the answer of a system that runs."""
-    return Observed(3, is_running=True, standings=standings)
+    return SystemStatus(3, is_running=True, standings=standings)
 
 
 def test_a_channel_is_told_of_by_both_ends() -> None:
@@ -79,7 +79,7 @@ def test_each_process_has_one_status() -> None:
     nobody: frozenset[str] = frozenset()
     some = observed(A=standing(is_busy=True))
     assert document.process_statuses(DESCRIPTION, some, nobody) == ["busy", "silent"]
-    starting = Observed(4, is_running=False)
+    starting = SystemStatus(4, is_running=False)
     assert document.process_statuses(DESCRIPTION, starting, frozenset("B")) == ["starting", "dead"]
     assert document.process_statuses(DESCRIPTION, None, frozenset("B")) == ["stopped", "stopped"]
     unheard = document.process_statuses(DESCRIPTION, None, frozenset("B"), unreachable="silent")
@@ -108,7 +108,7 @@ def test_a_snapshot_under_way_says_who_is_awaited() -> None:
     )
     under_way = UnderWay(S, initiated_at=10.0, deadline=20.0, missing=("B",))
     (told,) = document.pending_snapshots(
-        Observed(3, True, answers.standings, under_way=(under_way,), now=11.0)
+        SystemStatus(3, True, answers.standings, under_way=(under_way,), now=11.0)
     )
     assert told["phases"] == {"A": "recorded", "B": "recording"}
     assert told["waits_for"] == {"B": ("A",)}
@@ -118,7 +118,7 @@ def test_a_snapshot_under_way_says_who_is_awaited() -> None:
 @pytest.mark.parametrize("shift", [0.0, -5.0])
 def test_a_wave_is_told_in_seconds_after_its_beginning(shift: float) -> None:
     """Never before it, whatever the clock of a process says."""
-    wave = Wave(
+    wave = SnapshotTimeline(
         S,
         100.0,
         ended_at=100.5,

@@ -99,10 +99,10 @@ def _in_batches(
 
 def _answers(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Rows:
     def evaluate(view: "View") -> tuple[bool, str]:
-        from stillframe.runtime.judging import predicate_of
+        from stillframe.detect.registry import load_predicate
 
         # The user's module is imported once: Python keeps it from then on.
-        verdict = predicate_of(spec.predicate, lambda: spec.expected)(view)
+        verdict = load_predicate(spec.predicate, lambda: spec.expected)(view)
         return verdict.holds, verdict.sentence
 
     for snapshot, found, (failure, why) in _evaluated(spec, batches, evaluate):
@@ -175,10 +175,10 @@ def _opened(spec: PredicateSpec) -> "tuple[Store, Topology]":
     from stillframe.errors import Unavailable
 
     try:
-        from stillframe.runtime.here import look_here
+        from stillframe.imports import add_cwd_to_path
         from stillframe.store.store import Store
 
-        look_here(spec.here)
+        add_cwd_to_path(spec.here)
         topology = _topology(spec.reference, spec.topology)
     except ModuleNotFoundError as error:
         raise Unavailable(
@@ -196,7 +196,7 @@ def _opened(spec: PredicateSpec) -> "tuple[Store, Topology]":
 @functools.lru_cache(maxsize=8)
 def _topology(reference: str, expected: str) -> "Topology":
     """Return the topology, which is loaded once for each that is expected."""
-    from stillframe.runtime.loading import load_topology
+    from stillframe.imports import load_topology
 
     topology = load_topology(reference)
     if topology.description.hash != expected:

@@ -34,9 +34,9 @@ from stillframe.analytics.predicate_eval import (
 from stillframe.analytics.verified_parquet import first_line
 from stillframe.analytics.wait_for_graphs import deadlocks
 from stillframe.detect.predicate import NO_DEADLOCK, Sighting, Verdict, is_sql, not_stable
+from stillframe.detect.registry import check_predicate_name, initial_places, topology_of_store
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
-from stillframe.runtime.judging import check_named, places_at_first, topology_of
 from stillframe.spark.session import add_package
 from stillframe.store.chain import reachable
 from stillframe.store.manifest import FILES, Manifest
@@ -219,9 +219,9 @@ def _evaluate_in_tasks(
     store = Store.open(published.path)
     present = _present(published)
     newest = max(entries, key=lambda entry: (entry.id in present, entry.sequence))
-    known, topology = topology_of(store, reference, published.description(newest.id).hash)
-    check_named(predicate)
-    expected = places_at_first(store, topology, entries) if predicate == "loss" else {}
+    known, topology = topology_of_store(store, reference, published.description(newest.id).hash)
+    check_predicate_name(predicate)
+    expected = initial_places(store, topology, entries) if predicate == "loss" else {}
     spec = PredicateSpec(
         store=str(published.path),
         reference=known,

@@ -26,7 +26,7 @@ from stillframe.cuts import (
 )
 from stillframe.detect.evaluate import yes_or_no
 from stillframe.errors import UsageError
-from stillframe.runtime.here import load_function, look_here
+from stillframe.imports import add_cwd_to_path, load_function
 from stillframe.trace import Cut, Position, Trace
 
 _POSITION = re.compile(r"(?P<process>[^=,#\s]+)#(?P<index>[0-9]{1,18})")
@@ -63,7 +63,7 @@ def answer(path: Path, question: Question, *, is_json: bool) -> None:
     if sum(value is not None for value in msgspec.structs.asdict(question).values()) > 1:
         options = ", ".join(f"--{name}" for name in Question.__struct_fields__)
         raise UsageError(f"ask one question at a time: {options}")
-    look_here()
+    add_cwd_to_path()
     predicate = None if question.where is None else load_function(question.where)
     trace = tracefile.read(path)
     if question.cut is not None:

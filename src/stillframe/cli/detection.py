@@ -8,8 +8,8 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 from stillframe.cli import output, quantities
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.detect.predicate import Sighting, not_stable
+from stillframe.detect.registry import Evaluate, if_present, resolve_predicate, topology_of_store
 from stillframe.errors import UsageError
-from stillframe.runtime.judging import Look, look_for, topology_of, unless_dropped
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
@@ -26,9 +26,9 @@ def detect(path: Path, name: str, reference: str | None, *, is_json: bool) -> No
     entries = _present(store)
 
     def load() -> Topology:
-        return topology_of(store, reference, store.description_of(entries[0].id).hash)[1]
+        return topology_of_store(store, reference, store.description_of(entries[0].id).hash)[1]
 
-    look = look_for(name, store, load)
+    look = resolve_predicate(name, store, load)
     sightings = _look_at_all(look, entries)
     held = [seen for seen in sightings if seen.verdict.holds]
     broken = not_stable(sightings)
@@ -84,14 +84,14 @@ def _present(store: Store) -> list[Entry]:
     return present
 
 
-def _look_at_all(look: Look, entries: list[Entry]) -> list[Sighting]:
+def _look_at_all(look: Evaluate, entries: list[Entry]) -> list[Sighting]:
     console = output.words()
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         seen = [
-            unless_dropped(entry, look)
+            if_present(entry, look)
             for entry in bar.track(entries, description="looking at snapshots")
         ]
     sightings = [sighting for sighting in seen if sighting is not None]

@@ -12,9 +12,8 @@ from stillframe.cli import output
 from stillframe.cli.rules import Network, Rules, recorder_of
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
+from stillframe.imports import add_cwd_to_path, load_topology
 from stillframe.model import ProcessId, SnapshotId
-from stillframe.runtime.here import look_here
-from stillframe.runtime.loading import load_topology
 from stillframe.sim import choices, explore
 from stillframe.sim.systems import pair
 from stillframe.topology import Description, Topology
@@ -56,7 +55,7 @@ def explore_all(reference: str | None, limits: Limits, *, is_json: bool) -> None
         typer.Exit: with 1; a property that should hold always does not.
         UsageError: there is no such topology, process or action, or there is too much to visit.
     """
-    look_here()
+    add_cwd_to_path()
     topology = pair() if reference is None else load_topology(reference)
     system = _system(topology, limits)
     console = output.words()

@@ -10,15 +10,14 @@ import uvloop
 from stillframe.cli import output
 from stillframe.cli.supervision import Stop
 from stillframe.errors import UsageError
-from stillframe.runtime.addresses import COORDINATOR_PORT, Address
-from stillframe.runtime.certificates import check_own
-from stillframe.runtime.child import Launch
-from stillframe.runtime.here import look_here
-from stillframe.runtime.joining import stay_joined
-from stillframe.runtime.link import Credentials
-from stillframe.runtime.member import ORPHANED_S
-from stillframe.runtime.os_process import myself
-from stillframe.runtime.traces import Traces
+from stillframe.imports import add_cwd_to_path
+from stillframe.runtime.control import LaunchSpec, OutputDirs
+from stillframe.runtime.network.addresses import COORDINATOR_PORT, Address
+from stillframe.runtime.network.certificates import check_own
+from stillframe.runtime.network.connection import Credentials
+from stillframe.runtime.os_process import current_process
+from stillframe.runtime.process.process_runtime import ORPHANED_S
+from stillframe.runtime.supervisor.child_processes import run_until_stopped
 
 
 def join(
@@ -27,7 +26,7 @@ def join(
     coordinator: str,
     listen: str,
     tls: Path,
-    traces: Traces,
+    traces: OutputDirs,
     *,
     is_json: bool,
 ) -> None:
@@ -37,16 +36,16 @@ def join(
         UsageError: an address is none, or the certificates are not what they must be.
         typer.Exit: it was refused.
     """
-    look_here()
+    add_cwd_to_path()
     tls = tls.absolute()
     check_own(tls, process)
-    launch = Launch(
+    launch = LaunchSpec(
         me=Credentials(process, 0, "", b"", str(tls)),
         reference=reference,
         search_path=sys.path,
         coordinator=Address.parse(coordinator, port=COORDINATOR_PORT),
         listen=Address.parse(listen, port=0),
-        supervisor=myself(),
+        supervisor=current_process(),
         orphaned_s=ORPHANED_S,
         traces=traces,
         is_elsewhere=True,
@@ -58,7 +57,7 @@ def join(
         output.say(f"process {process}: {words}")
 
     async def until_stop() -> int:
-        return await stay_joined(launch, Stop().asked, emit)
+        return await run_until_stopped(launch, Stop().asked, emit)
 
     if code := uvloop.run(until_stop()):
         raise typer.Exit(code)
@@ -72,9 +71,9 @@ def make_certificates(directory: Path, processes: list[str], days: int, *, is_js
     """
     if importlib.util.find_spec("cryptography") is None:
         raise UsageError("certificates need the extra 'tls': pip install 'stillframe[tls]'")
-    from stillframe.runtime.issuing import CA_KEY_FILE, issue  # noqa: PLC0415 - needs the extra
+    from stillframe.runtime.network.certificate_authority import CA_KEY_FILE, issue_certificates  # noqa: PLC0415 - needs the extra
 
-    folders = issue(directory, processes, days=days)
+    folders = issue_certificates(directory, processes, days=days)
     if is_json:
         output.put_json({"folders": [str(folder) for folder in folders], "days": days})
     else:

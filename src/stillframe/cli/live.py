@@ -16,7 +16,7 @@ from rich.text import Text
 from stillframe.cli import output, quantities
 from stillframe.model import SnapshotId
 from stillframe.protocol.stragglers import UnderWay
-from stillframe.runtime.commands import Look, command
+from stillframe.runtime.supervisor.admin_socket import GetPendingSnapshots, send_command
 from stillframe.store.layout import is_published
 from stillframe.store.store import Store
 
@@ -42,7 +42,7 @@ def show_live(path: Path, *, is_json: bool) -> None:
 
 
 async def _put_once(path: Path) -> None:
-    done = await command(path, Look(), notice=output.say)
+    done = await send_command(path, GetPendingSnapshots(), notice=output.say)
     output.put_json({"epoch": done.epoch, "under_way": done.under_way})
 
 
@@ -64,7 +64,7 @@ async def _looks(path: Path, console: Console) -> AsyncIterator[Looks]:
     each snapshot how it ended."""
     before: Shown = ()
     while True:
-        done = await command(path, Look(), notice=output.say)
+        done = await send_command(path, GetPendingSnapshots(), notice=output.say)
         shown = done.under_way
         present = {under_way.snapshot for under_way in shown}
         for under_way in before:

@@ -26,13 +26,20 @@ def on_site(
     Raises:
         UsageError: the address cannot be listened on without TLS, or is none.
     """
-    from stillframe.runtime.addresses import ANY_PORT, COORDINATOR_PORT, Address, check_guarded
-    from stillframe.runtime.site import Site
+    from stillframe.runtime.network.addresses import (
+        ANY_PORT,
+        COORDINATOR_PORT,
+        Address,
+        require_tls_off_loopback,
+    )
+    from stillframe.runtime.supervisor.config import Placement
 
     address = ANY_PORT if listen is None else Address.parse(listen, port=COORDINATOR_PORT)
     certificates = None if tls is None else str(tls.absolute())
-    check_guarded(address, certificates)
-    return msgspec.structs.replace(plan, site=Site(address, certificates, tuple(elsewhere or ())))
+    require_tls_off_loopback(address, certificates)
+    return msgspec.structs.replace(
+        plan, site=Placement(address, certificates, tuple(elsewhere or ()))
+    )
 
 
 @app.command(

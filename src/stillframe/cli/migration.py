@@ -4,11 +4,10 @@ from pathlib import Path
 
 from stillframe.cli import output, quantities
 from stillframe.errors import UsageError
+from stillframe.imports import add_cwd_to_path, load_topology
 from stillframe.migration.migrate import Migration, migrate
 from stillframe.model import SnapshotId
-from stillframe.runtime.beginning import needs_agreement
-from stillframe.runtime.here import look_here
-from stillframe.runtime.loading import load_topology
+from stillframe.runtime.supervisor.recovery import needs_agreement
 from stillframe.store.store import Store
 
 
@@ -27,7 +26,7 @@ def foretell(path: Path, name: str | None, pipeline: Path | None, *, is_json: bo
         raise UsageError(
             f"the store {path} holds no snapshot yet: start the system with 'stillframe run'"
         )
-    look_here()
+    add_cwd_to_path()
     topology = load_topology(reference_of(store))
     migration = migrate(store.load(entry.id), store.description_of(entry.id), topology)
     is_agreed = not needs_agreement(store, entry.id, topology)

@@ -29,15 +29,15 @@ def sentence(event: events.Event) -> str:
             text = f"snapshot {snapshot} was taken of other code:{lines}"
         case events.SystemRunning():
             text = _running(event)
-        case events.TakenOver(epoch, seconds):
+        case events.SupervisorReplaced(epoch, seconds):
             text = (
                 f"epoch {epoch}: the system had gone on without its supervisor; all processes came "
                 f"back, after {quantities.duration(seconds)}"
             )
-        case events.OrphansEnded(processes, reason):
+        case events.OrphansKilled(processes, reason):
             names = ", ".join(processes)
             text = f"{names} had gone on without their supervisor and were ended: {reason}"
-        case events.Waiting(processes):
+        case events.AwaitingProcesses(processes):
             text = f"waiting for {', '.join(processes)} to join: start their programs"
         case events.SnapshotPublished(entry):
             text = published(entry)
@@ -50,9 +50,9 @@ def sentence(event: events.Event) -> str:
             text = f"process {process} died: {cause}; going back to the last snapshot{lines}"
         case (
             events.NotShared(detail)
-            | events.ConnectionTrouble(detail)
-            | events.StoreTrouble(detail)
-            | events.LogTrouble(detail)
+            | events.ConnectionWarning(detail)
+            | events.StoreUnavailable(detail)
+            | events.OutputFailed(detail)
         ):
             text = detail
         case _:
@@ -110,7 +110,7 @@ class Narrator:
         match event:
             case events.EpochBegan(epoch):
                 self._epoch, self._is_running = epoch, False
-            case events.SystemRunning(epoch) | events.TakenOver(epoch):
+            case events.SystemRunning(epoch) | events.SupervisorReplaced(epoch):
                 self._epoch, self._is_running = epoch, True
             case events.ProcessDied():
                 self._is_running = False

@@ -5,7 +5,7 @@ from pathlib import Path
 from stillframe.cli import quantities
 from stillframe.cli.supervision import Plan
 from stillframe.protocol.policy import Policy
-from stillframe.runtime.traces import Traces
+from stillframe.runtime.control import OutputDirs
 
 MARKER_WAIT_S_MAX = 1.0
 
@@ -53,10 +53,10 @@ def plan_of(
     )
 
 
-def traces_of(log: Path | None, fragments: Path | None) -> Traces:
+def traces_of(log: Path | None, fragments: Path | None) -> OutputDirs:
     """Return what ``--log`` and ``--fragments`` say; processes are in the same directories, or in
     others of the same name elsewhere."""
-    return Traces(
+    return OutputDirs(
         log=None if log is None else str(log.absolute()),
         fragments=None if fragments is None else str(fragments.absolute()),
     )

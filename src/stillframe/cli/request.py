@@ -9,7 +9,7 @@ import uvloop
 from stillframe.cli import output, quantities
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.model import ProcessId, SnapshotId
-from stillframe.runtime.commands import TakeSnapshot, command
+from stillframe.runtime.supervisor.admin_socket import TriggerSnapshot, send_command
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 
@@ -21,7 +21,7 @@ def take_snapshot(path: Path, initiator: ProcessId | None, *, is_json: bool) -> 
         typer.Exit: with 1; the snapshot was abandoned.
     """
     Store.open(path)  # says so if there is none
-    done = uvloop.run(command(path, TakeSnapshot(initiator), notice=output.say))
+    done = uvloop.run(send_command(path, TriggerSnapshot(initiator), notice=output.say))
     if is_json:
         output.put_json({"epoch": done.epoch, "entry": done.entry, "abandoned": done.abandoned})
     if done.abandoned is not None:

@@ -20,15 +20,14 @@ from stillframe.cli.supervision import NOT_NEEDED, Plan, keep_running
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.cli.watching import Watch
 from stillframe.detect.predicate import not_stable
+from stillframe.detect.registry import check_predicate_name
 from stillframe.errors import StillframeError, Unavailable, UsageError
+from stillframe.imports import add_cwd_to_path, load_topology
 from stillframe.model import SnapshotId
 from stillframe.runtime import events
-from stillframe.runtime.commands import NOTICE_S, RestoreSnapshot, command
-from stillframe.runtime.here import look_here
-from stillframe.runtime.judging import check_named
-from stillframe.runtime.loading import load_topology
-from stillframe.runtime.running import explain_use, left_behind
-from stillframe.runtime.supervisor import Supervisor
+from stillframe.runtime.run_file import describe_owner, find_stale
+from stillframe.runtime.supervisor.admin_socket import NOTICE_S, RestoreSnapshot, send_command
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import readable_history
 from stillframe.store.store import Store
 from stillframe.topology import Description, Topology
@@ -38,11 +37,11 @@ _STDOUT, _STDERR = 1, 2
 
 def run(reference: str, path: Path, plan: Plan) -> None:
     """Start the topology of `reference` afresh, with a new store at `path`."""
-    look_here()
+    add_cwd_to_path()
     topology = _load_topology(reference)
     _check_initiators(plan, topology.description)
     if plan.until is not None:
-        check_named(plan.until)
+        check_predicate_name(plan.until)
     _refuse_used(path)
     with contextlib.closing(
         Store.create(path, description=topology.description, reference=reference)
@@ -88,9 +87,9 @@ def restore(path: Path, name: str | None, plan: Plan) -> None:
 def resume(path: Path, plan: Plan) -> None:
     """Go on with the processes that the supervisor of the store at `path` left when it died; or,
     if that is not possible, from its last snapshot."""
-    look_here()
+    add_cwd_to_path()
     with contextlib.closing(_open_writer(path)) as store:
-        left = left_behind(path)
+        left = find_stale(path)
         if left is not None and left.pipeline is not None:
             raise UsageError(
                 f"the system of {path} is part of the pipeline {left.pipeline}, and goes back with "
@@ -102,7 +101,7 @@ def resume(path: Path, plan: Plan) -> None:
 
 def _restore_live(path: Path, wish: SnapshotId | None, *, is_json: bool) -> None:
     began = time.monotonic()
-    done = uvloop.run(command(path, RestoreSnapshot(wish), notice=output.say))
+    done = uvloop.run(send_command(path, RestoreSnapshot(wish), notice=output.say))
     seconds = time.monotonic() - began
     for damage in readable_history(path)[1]:
         output.say(f"warning: {damage}; {NOT_NEEDED}")
@@ -116,7 +115,7 @@ def _restore_live(path: Path, wish: SnapshotId | None, *, is_json: bool) -> None
 
 
 def _restore_stopped(path: Path, wish: SnapshotId | None, plan: Plan) -> None:
-    look_here()
+    add_cwd_to_path()
     with contextlib.closing(_open_writer(path)) as store:
         _supervise(reference_of(store), store, wish, plan, None)
 
@@ -125,7 +124,7 @@ def _open_writer(path: Path) -> Store:
     try:
         return Store.open_writer(path)
     except Unavailable as error:
-        if use := explain_use(path):
+        if use := describe_owner(path):
             raise Unavailable(f"the store {path} is in use: {use}") from error
         raise
 

@@ -14,7 +14,12 @@ from stillframe.cli.request import published
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import Unavailable
 from stillframe.model import ProcessId
-from stillframe.runtime.commands import Drop, Save, TakeSnapshot, command
+from stillframe.runtime.supervisor.admin_socket import (
+    CreateSavepoint,
+    DropSnapshot,
+    TriggerSnapshot,
+    send_command,
+)
 from stillframe.store.store import Store
 
 
@@ -29,7 +34,7 @@ def savepoint(
     store = Store.open(path)
     store.check_savepoint(name)
     if of is None:
-        done = uvloop.run(command(path, TakeSnapshot(initiator), notice=output.say))
+        done = uvloop.run(send_command(path, TriggerSnapshot(initiator), notice=output.say))
         if done.entry is None:
             if is_json:
                 output.put_json({"savepoint": None, "abandoned": done.abandoned})
@@ -39,7 +44,7 @@ def savepoint(
     else:
         snapshot = store.find(of)
     try:
-        uvloop.run(command(path, Save(snapshot, name), notice=output.say))
+        uvloop.run(send_command(path, CreateSavepoint(snapshot, name), notice=output.say))
     except Unavailable:
         with contextlib.closing(Store.open_writer(path)) as writer:
             writer.save(snapshot, name)
@@ -55,7 +60,7 @@ def drop(path: Path, text: str, *, is_json: bool) -> None:
     """Let go of the snapshot or savepoint `text` of the store at `path`."""
     snapshot = Store.open(path).find(text)
     try:
-        reason = uvloop.run(command(path, Drop(text), notice=output.say)).detail
+        reason = uvloop.run(send_command(path, DropSnapshot(text), notice=output.say)).detail
     except Unavailable:
         with contextlib.closing(Store.open_writer(path)) as writer:
             reason = writer.drop(text)

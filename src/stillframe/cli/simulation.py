@@ -15,8 +15,7 @@ from stillframe.cli.extras import Extras, serve
 from stillframe.cli.rules import Network, Rules, recorder_of
 from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
-from stillframe.runtime.here import look_here
-from stillframe.runtime.loading import load_topology
+from stillframe.imports import add_cwd_to_path, load_topology
 from stillframe.sim.campaign import COVERAGE, Tally, run_seeds
 from stillframe.sim.narration import Narrator
 from stillframe.sim.run import (
@@ -43,7 +42,7 @@ class Subject(msgspec.Struct, frozen=True):
 
     def config(self) -> RunConfig:
         """Return the config; called in each process that takes part."""
-        look_here()
+        add_cwd_to_path()
         return RunConfig(
             topology=None if self.topology is None else load_topology(self.topology),
             network=self.network,

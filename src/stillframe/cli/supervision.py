@@ -17,11 +17,10 @@ from stillframe.model import Abandoned, ProcessId
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
 from stillframe.protocol.policy import Policy
-from stillframe.runtime.commands import NOTICE_S, serve_commands
-from stillframe.runtime.periodic import take_periodically
-from stillframe.runtime.site import ALL_HERE, Site
-from stillframe.runtime.supervisor import Supervisor
-from stillframe.runtime.traces import NO_TRACES, Traces
+from stillframe.runtime.control import NO_OUTPUT, OutputDirs
+from stillframe.runtime.supervisor.admin_socket import NOTICE_S, serve_commands
+from stillframe.runtime.supervisor.config import LOCAL, Placement
+from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
 
 WRITE_S = 5.0
 """How long writing the last snapshot may take, in seconds, after all processes recorded it."""
@@ -54,10 +53,10 @@ class Plan(msgspec.Struct, frozen=True):
     marker_wait_s: float = 0.0
     may_migrate: bool = False
     keep_count: int | None = None
-    site: Site = ALL_HERE
+    site: Placement = LOCAL
     policy: Policy = Policy.ABANDON
     tolerated_count: int | None = None
-    traces: Traces = NO_TRACES
+    traces: OutputDirs = NO_OUTPUT
 
 
 class Stop:
@@ -140,7 +139,7 @@ async def _periodic_snapshots(
         yield
         return
     taking = asyncio.ensure_future(
-        take_periodically(
+        trigger_periodically(
             system,
             every_s=plan.every_s,
             initiators=plan.initiators,

@@ -10,11 +10,11 @@ from pathlib import Path
 import uvloop
 
 from stillframe.cli import output
+from stillframe.detect.registry import check_predicate_name
 from stillframe.errors import StillframeError, StoreError, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.metadata import PIPELINE_FILE
-from stillframe.runtime.addresses import Address
-from stillframe.runtime.judging import check_named
+from stillframe.runtime.network.addresses import Address
 from stillframe.store.layout import HEAD as STORE_HEAD
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -78,7 +78,7 @@ def _target(
         return
     store = Store.open(path)
     for name in predicates:
-        check_named(name)
+        check_predicate_name(name)
     monitor = PredicateMonitor(store, predicates or DEFAULT_PREDICATES, reference)
     with _trace_builder(store, otlp) as traces:
         yield SystemTarget(store, monitor, log, traces)

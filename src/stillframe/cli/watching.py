@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 from stillframe.detect.predicate import Sighting
+from stillframe.detect.registry import Evaluate, if_present, resolve_predicate
 from stillframe.runtime import events
-from stillframe.runtime.judging import Look, look_for, unless_dropped
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
@@ -32,7 +32,7 @@ class Watch:
         self.sightings: list[Sighting] = []
         self._path = path
         self._topology = topology
-        self._look: Look | None = None
+        self._look: Evaluate | None = None
         self._epoch = 0
         self._published: asyncio.Queue[Entry] = asyncio.Queue()
         self._asking = threading.Lock()
@@ -111,8 +111,10 @@ class Watch:
     def _judge(self, entry: Entry) -> Sighting | None:
         """Ask of a snapshot; None if it was dropped while one before was asked of."""
         if self._look is None:
-            self._look = look_for(self.name, Store.open(self._path), lambda: self._topology)
-        seen = unless_dropped(entry, self._look)
+            self._look = resolve_predicate(
+                self.name, Store.open(self._path), lambda: self._topology
+            )
+        seen = if_present(entry, self._look)
         if seen is not None:
             self.sightings.append(seen)
         return seen

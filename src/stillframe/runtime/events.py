@@ -44,14 +44,14 @@ class CodeChanged(msgspec.Struct, frozen=True, tag=True):
     changes: tuple[Change, ...]
 
 
-class TakenOver(msgspec.Struct, frozen=True, tag=True):
+class SupervisorReplaced(msgspec.Struct, frozen=True, tag="TakenOver"):
     """The supervisor had died, its processes went on and have come back, after `seconds`."""
 
     epoch: int
     seconds: float
 
 
-class OrphansEnded(msgspec.Struct, frozen=True, tag=True):
+class OrphansKilled(msgspec.Struct, frozen=True, tag="OrphansEnded"):
     """The supervisor had died, and these processes, which had gone on, were ended; `reason` says
     why they could not go on."""
 
@@ -59,7 +59,7 @@ class OrphansEnded(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Waiting(msgspec.Struct, frozen=True, tag=True):
+class AwaitingProcesses(msgspec.Struct, frozen=True, tag="Waiting"):
     """The system waits for these processes to join."""
 
     processes: tuple[ProcessId, ...]
@@ -92,19 +92,19 @@ class ProcessDied(msgspec.Struct, frozen=True, tag=True):
     story: str = ""
 
 
-class StoreTrouble(msgspec.Struct, frozen=True, tag=True):
+class StoreUnavailable(msgspec.Struct, frozen=True, tag="StoreTrouble"):
     """The store cannot be written to, and the system waits until it can."""
 
     detail: str
 
 
-class ConnectionTrouble(msgspec.Struct, frozen=True, tag=True):
+class ConnectionWarning(msgspec.Struct, frozen=True, tag="ConnectionTrouble"):
     """A connection broke the rules and was closed; nothing was lost."""
 
     detail: str
 
 
-class LogTrouble(msgspec.Struct, frozen=True, tag=True):
+class OutputFailed(msgspec.Struct, frozen=True, tag="LogTrouble"):
     """The event log of a process cannot be written; the process goes on."""
 
     detail: str
@@ -115,14 +115,14 @@ Event = (
     | CodeChanged
     | EpochBegan
     | SystemRunning
-    | TakenOver
-    | OrphansEnded
-    | Waiting
+    | SupervisorReplaced
+    | OrphansKilled
+    | AwaitingProcesses
     | SnapshotPublished
     | SnapshotAbandoned
     | SnapshotSkipped
     | ProcessDied
-    | StoreTrouble
-    | ConnectionTrouble
-    | LogTrouble
+    | StoreUnavailable
+    | ConnectionWarning
+    | OutputFailed
 )

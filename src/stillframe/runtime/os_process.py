@@ -38,7 +38,7 @@ def identify(pid: int) -> OsProcess | None:
     return OsProcess(pid, int(status[_START_TICKS]), _BOOT_ID.read_text().strip())
 
 
-def myself() -> OsProcess:
+def current_process() -> OsProcess:
     """Return the process that this is."""
     found = identify(os.getpid())
     assert found is not None
@@ -48,10 +48,10 @@ def myself() -> OsProcess:
 def is_stopped(process: OsProcess) -> bool:
     """Return whether `process` was stopped by a signal (SIGSTOP) and stands still."""
     status = _status(process.pid)
-    return status is not None and status[_STATUS] == _STOPPED and is_there(process)
+    return status is not None and status[_STATUS] == _STOPPED and is_alive(process)
 
 
-def is_there(process: OsProcess) -> bool:
+def is_alive(process: OsProcess) -> bool:
     """Return whether `process` has not ended."""
     descriptor = open_process(process)
     if descriptor is None:

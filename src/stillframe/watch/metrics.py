@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
 
 from stillframe.model import Channel, Reason, SnapshotId
-from stillframe.runtime.commands import Observed
+from stillframe.runtime.supervisor.admin_socket import SystemStatus
 from stillframe.store.history import EventCounts
 from stillframe.store.manifest import Entry
 from stillframe.topology import Description
@@ -317,7 +317,7 @@ class SystemCounters:
             for name, figure in _FIGURES.items():
                 self._histograms[name].observe(figure(entry))
 
-    def add_messages(self, status: Observed) -> None:
+    def add_messages(self, status: SystemStatus) -> None:
         """Count the messages that the processes report."""
         for process, answer in status.standings.items():
             for target, end in answer.outgoing.items():
@@ -328,7 +328,7 @@ class SystemCounters:
                 counter.update(status.epoch, end.count)
 
     def channels(
-        self, description: Description, status: Observed | None
+        self, description: Description, status: SystemStatus | None
     ) -> dict[Channel, ChannelStatus]:
         """Return the channels with any count: their status, with the totals of both counters."""
         answers = {} if status is None else status.standings
@@ -393,7 +393,7 @@ class SystemSample(NamedTuple):
 
     description: Description
     epoch: int
-    status: Observed | None
+    status: SystemStatus | None
     process_statuses: Sequence[str]
     counts: EventCounts
     predicates: PredicateStatus | None

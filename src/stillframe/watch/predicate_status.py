@@ -8,10 +8,10 @@ import msgspec
 
 from stillframe.detect.conservation import Number, places_of, total
 from stillframe.detect.predicate import StablePredicate, Verdict, evaluate_sql, is_sql
+from stillframe.detect.registry import initial_places, load_predicate, topology_of_store
 from stillframe.detect.view import View, view_of
 from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
-from stillframe.runtime.judging import places_at_first, predicate_of, topology_of
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
@@ -107,13 +107,13 @@ class PredicateMonitor:
         if is_sql(name):
             return evaluate_sql(name, view.snapshot, self._store.tables(view.snapshot))
         if name not in self._predicates:
-            self._predicates[name] = predicate_of(
-                name, lambda: places_at_first(self._store, topology, self._store.entries())
+            self._predicates[name] = load_predicate(
+                name, lambda: initial_places(self._store, topology, self._store.entries())
             )
         return self._predicates[name](view)
 
     def _load(self, snapshot: SnapshotId) -> Topology:
         expected = self._store.description_of(snapshot).hash
         if self._topology is None or self._topology.description.hash != expected:
-            _, self._topology = topology_of(self._store, self._reference, expected)
+            _, self._topology = topology_of_store(self._store, self._reference, expected)
         return self._topology

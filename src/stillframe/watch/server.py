@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.pages.self_contained_page import bundle, read, style_sheet
-from stillframe.runtime.addresses import Address
+from stillframe.runtime.network.addresses import Address
 from stillframe.watch.access_control import AccessControl
 from stillframe.watch.metrics import exposition
 from stillframe.watch.sse import EventStream

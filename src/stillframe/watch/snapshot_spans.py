@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from stillframe.model import MarkerTimes, ProcessId, SnapshotId
-from stillframe.runtime.commands import Observed
-from stillframe.runtime.waves import WAVE_COUNT_MAX, Wave
+from stillframe.runtime.coordinator.snapshot_monitor import TIMELINE_COUNT_MAX, SnapshotTimeline
+from stillframe.runtime.supervisor.admin_socket import SystemStatus
 from stillframe.store.history import SnapshotAbandoned
 from stillframe.store.manifest import Entry
 from stillframe.watch.event_feed import SnapshotOutcome
@@ -45,7 +45,7 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "stillframe.source": "The process at the other end of the channel on which it came.",
     },
 }
-TIMELINE_COUNT_MAX = 1000
+PENDING_COUNT_MAX = 1000
 """How many timelines are kept of snapshots that are not in the history yet."""
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
 
@@ -76,7 +76,9 @@ class SnapshotTrace(NamedTuple):
     fragments: tuple[FragmentSpan, ...]
 
 
-def to_trace(timeline: Wave, outcome: SnapshotOutcome, entry: Entry | None) -> SnapshotTrace:
+def to_trace(
+    timeline: SnapshotTimeline, outcome: SnapshotOutcome, entry: Entry | None
+) -> SnapshotTrace:
     """Return the trace of a snapshot that has ended, given its entry in the store, if any."""
     snapshot, started_at = timeline.snapshot, timeline.initiated_at
     seed = f"{snapshot} {started_at}"
@@ -173,12 +175,12 @@ class TraceBuilder:
         self.exporter = exporter
         self._entry_of = entry_of
         self._warn = warn
-        self._timelines: dict[SnapshotId, Wave] = {}
+        self._timelines: dict[SnapshotId, SnapshotTimeline] = {}
         self._traced: dict[SnapshotId, None] = {}
         self._is_first = True
 
     def update(
-        self, outcomes: Mapping[SnapshotId, SnapshotOutcome], status: Observed | None
+        self, outcomes: Mapping[SnapshotId, SnapshotOutcome], status: SystemStatus | None
     ) -> int:
         """Trace what has ended.
 
@@ -206,11 +208,11 @@ class TraceBuilder:
             self._traced[snapshot] = None
         self._is_first = False
         self._traced = {snapshot: None for snapshot in self._traced if snapshot in outcomes}
-        while len(self._timelines) > TIMELINE_COUNT_MAX:
+        while len(self._timelines) > PENDING_COUNT_MAX:
             del self._timelines[next(iter(self._timelines))]
         return self.traced_count - before
 
-    def _trace(self, timeline: Wave, outcome: SnapshotOutcome) -> None:
+    def _trace(self, timeline: SnapshotTimeline, outcome: SnapshotOutcome) -> None:
         self.traced_count += 1
         self.exporter.put(to_trace(timeline, outcome, self._entry_of(timeline.snapshot)))
 
@@ -219,11 +221,11 @@ class TraceBuilder:
         if self.missed_count == 1:
             self._warn(
                 f"the marker timeline of snapshot {snapshot} is not known: the system was stopped, "
-                f"or started {WAVE_COUNT_MAX} more snapshots before it was polled; the trace is "
-                "without processes. The metric stillframe_traced_snapshots_missed_total counts "
+                f"or started {TIMELINE_COUNT_MAX} more snapshots before it was polled; the trace "
+                "is without processes. The metric stillframe_traced_snapshots_missed_total counts "
                 "such snapshots"
             )
         entry = self._entry_of(snapshot)
         started_at = outcome.started_at if entry is None else entry.initiated_at
         is_published = not isinstance(outcome.record, SnapshotAbandoned)
-        self._trace(Wave(snapshot, started_at, None, is_published), outcome)
+        self._trace(SnapshotTimeline(snapshot, started_at, None, is_published), outcome)

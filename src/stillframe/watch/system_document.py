@@ -14,8 +14,8 @@ from stillframe.detect.conservation import Number, total
 from stillframe.model import Channel, ProcessId
 from stillframe.protocol.recorder import Phase
 from stillframe.protocol.stragglers import ProcessStatus
-from stillframe.runtime.commands import Observed
-from stillframe.runtime.waves import Wave
+from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimeline
+from stillframe.runtime.supervisor.admin_socket import SystemStatus
 from stillframe.topology import Description
 from stillframe.watch.predicate_status import PredicateStatus
 
@@ -53,7 +53,7 @@ class ChannelStatus(NamedTuple):
 
 def process_statuses(
     description: Description,
-    status: Observed | None,
+    status: SystemStatus | None,
     dead: frozenset[ProcessId],
     *,
     unreachable: str = STOPPED,
@@ -65,7 +65,7 @@ def process_statuses(
     return [_process_status(process, status, dead) for process in description.processes]
 
 
-def _process_status(process: ProcessId, status: Observed, dead: frozenset[ProcessId]) -> str:
+def _process_status(process: ProcessId, status: SystemStatus, dead: frozenset[ProcessId]) -> str:
     if not status.is_running:
         return DEAD if process in dead else STARTING
     answer = status.standings.get(process)
@@ -75,7 +75,7 @@ def _process_status(process: ProcessId, status: Observed, dead: frozenset[Proces
 
 
 def channel_columns(
-    description: Description, status: Observed, before: Observed | None
+    description: Description, status: SystemStatus, before: SystemStatus | None
 ) -> dict[str, list[float | int | None]]:
     """Return what is known of each channel, given the last answer and the one before it.
 
@@ -124,7 +124,7 @@ def predicate_document(status: PredicateStatus) -> dict[str, Any]:
     return document
 
 
-def naive_totals(description: Description, status: Observed) -> dict[str, Number]:
+def naive_totals(description: Description, status: SystemStatus) -> dict[str, Number]:
     """Return the sums of what all processes report; nothing if one did not answer. They are not
     the true totals: no answer includes what is in flight, and no two are of the same moment."""
     amounts: dict[str, dict[str, Number]] = {}
@@ -137,13 +137,13 @@ def naive_totals(description: Description, status: Observed) -> dict[str, Number
     return {quantity: total(places) for quantity, places in amounts.items()}
 
 
-def quantities_error(status: Observed) -> str:
+def quantities_error(status: SystemStatus) -> str:
     """Return why a process cannot tell its conserved amounts; empty if all can."""
     reported = (answer.quantities for answer in status.standings.values())
     return next((text for text in reported if isinstance(text, str)), "")
 
 
-def pending_snapshots(status: Observed) -> list[dict[str, Any]]:
+def pending_snapshots(status: SystemStatus) -> list[dict[str, Any]]:
     """Return the pending snapshots: the phase of each process, the stragglers, and why."""
     found = []
     for snapshot in status.under_way:
@@ -167,7 +167,7 @@ def pending_snapshots(status: Observed) -> list[dict[str, Any]]:
     return found
 
 
-def timeline_document(timeline: Wave) -> dict[str, Any]:
+def timeline_document(timeline: SnapshotTimeline) -> dict[str, Any]:
     """Return the marker timeline of a snapshot; all times are seconds after it was initiated.
 
     A process reports by its own clock when it recorded its state, so between machines these times

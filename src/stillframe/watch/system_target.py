@@ -16,17 +16,16 @@ from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import SnapshotId
 from stillframe.pages.store_documents import diff_document, snapshot_document
 from stillframe.protocol.stragglers import SENTENCE_COUNT_MAX
-from stillframe.runtime.commands import (
-    Observed,
-    RestoreSnapshot,
-    Save,
-    TakeSnapshot,
-    command,
-    observe,
-)
+from stillframe.runtime.coordinator.snapshot_monitor import TIMELINE_COUNT_MAX
 from stillframe.runtime.os_process import is_stopped
-from stillframe.runtime.running import supervisor_of
-from stillframe.runtime.waves import WAVE_COUNT_MAX
+from stillframe.runtime.run_file import supervisor_of
+from stillframe.runtime.supervisor import admin_socket
+from stillframe.runtime.supervisor.admin_socket import (
+    RestoreSnapshot,
+    SystemStatus,
+    query_status,
+    send_command,
+)
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Description
@@ -96,7 +95,7 @@ class SystemTarget(Target):
     ) -> None:
         super().__init__(StoreSnapshots(store), SYSTEM, STORE, PREDICATES)
         self.store = store
-        self.status: Observed | None = None
+        self.status: SystemStatus | None = None
         self.unreachable = document.STOPPED
         self.explanation = ""
         self.evaluated: dict[str, PredicateStatus] = {}
@@ -155,7 +154,7 @@ class SystemTarget(Target):
                 chosen = await asyncio.to_thread(
                     lambda: self.store.entry(self.store.find(snapshot))
                 )
-                done = await command(self.store.path, RestoreSnapshot(chosen.id))
+                done = await send_command(self.store.path, RestoreSnapshot(chosen.id))
                 return action_result(
                     f"epoch {done.epoch}: the system was rolled back to snapshot {chosen.id}"
                 )
@@ -165,7 +164,7 @@ class SystemTarget(Target):
     async def _trigger_snapshot(self, initiator: str | None, name: str | None) -> dict[str, Any]:
         if name is not None:
             await asyncio.to_thread(self.store.check_savepoint, name)
-        done = await command(self.store.path, TakeSnapshot(initiator))
+        done = await send_command(self.store.path, admin_socket.TriggerSnapshot(initiator))
         if done.entry is None:
             return action_result(str(done.abandoned), is_done=False)
         if name is not None:
@@ -173,7 +172,7 @@ class SystemTarget(Target):
         return action_result(_published_sentence(done.entry), snapshot=str(done.entry.id))
 
     async def _create_savepoint(self, snapshot: SnapshotId, name: str) -> dict[str, Any]:
-        await command(self.store.path, Save(snapshot, name))
+        await send_command(self.store.path, admin_socket.CreateSavepoint(snapshot, name))
         sentence = f"snapshot {snapshot} is kept as {name!r}"
         return action_result(sentence, snapshot=str(snapshot))
 
@@ -255,16 +254,16 @@ class SystemTarget(Target):
             return document.STOPPED
         return document.SILENT if is_stopped(supervisor) else document.STARTING
 
-    async def _observe(self) -> Observed:
+    async def _observe(self) -> SystemStatus:
         """Poll the system; the marker timelines of the last answer are not sent again."""
         known = () if self.status is None else self.status.waves
         after = max((timeline.ended_at or 0.0 for timeline in known), default=0.0)
-        status = await observe(self.store.path, after)
+        status = await query_status(self.store.path, after)
         timelines = {timeline.snapshot: timeline for timeline in (*known, *status.waves)}
-        latest = tuple(timelines.values())[-WAVE_COUNT_MAX:]
+        latest = tuple(timelines.values())[-TIMELINE_COUNT_MAX:]
         return msgspec.structs.replace(status, waves=latest)
 
-    def _system_document(self, before: Observed | None) -> dict[str, Any]:
+    def _system_document(self, before: SystemStatus | None) -> dict[str, Any]:
         status, now = self.status, time.time()
         found: dict[str, Any] = {
             "at": now,
@@ -305,7 +304,7 @@ class SystemTarget(Target):
             await self.poll()
             if not self.polls.errors[SYSTEM]:
                 count = await asyncio.to_thread(traces.update, outcomes, self.status)
-                is_close = count > WAVE_COUNT_MAX // 4
+                is_close = count > TIMELINE_COUNT_MAX // 4
                 pause_s = max(pause_s / 2, PAUSE_S_MIN) if is_close else min(pause_s * 1.2, POLL_S)
             await asyncio.sleep(pause_s)
 

@@ -1,0 +1,87 @@
+"""Finds a topology by its reference, ``module:attribute``."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from stillframe.errors import UsageError
+from stillframe.topology import Topology
+
+
+def add_cwd_to_path(directory: str | None = None) -> None:
+    """Put a directory on Python's path, first; by default the current one."""
+    here = str(Path.cwd()) if directory is None else directory
+    if sys.path[:1] != [here]:
+        sys.path.insert(0, here)
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """Import the module of `reference` and return its function, a predicate; what the module prints
+    goes to stderr.
+
+    Args:
+        reference: for example ``predicates:terminated``; the module is looked for on ``sys.path``.
+
+    Raises:
+        UsageError: there is no such module or function, or the import fails.
+    """
+    module_name, colon, name = reference.partition(":")
+    if not colon or not module_name or not name or "/" in reference:
+        raise UsageError(
+            f"{reference!r} does not name a predicate: write MODULE:FUNCTION, for example "
+            "'predicates:terminated' for the function terminated in predicates.py"
+        )
+    try:
+        with redirect_stdout(sys.stderr):
+            module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}; it is "
+            "looked for in this directory"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"{module_name} has no function {name!r}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def load_topology(reference: str) -> Topology:
+    """Import the module of `reference` and return its topology.
+
+    Args:
+        reference: for example ``examples.bank:bank``; the module is looked for on ``sys.path``.
+
+    Raises:
+        UsageError: there is no such module, attribute or topology, or the import fails.
+    """
+    module_name, colon, attribute = reference.partition(":")
+    if not colon or not module_name or not attribute or "/" in reference:
+        raise UsageError(
+            f"{reference!r} does not name a topology: write MODULE:TOPOLOGY, "
+            "for example 'bank:bank' for the name bank in bank.py"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module_name.startswith(error.name):
+            raise UsageError(
+                f"there is no module {module_name!r} here: run from the directory that holds it"
+            ) from error
+        raise UsageError(f"module {module_name!r} cannot be imported: {error}") from error
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    topology = getattr(module, attribute, None)
+    if not isinstance(topology, Topology):
+        names = sorted(n for n, value in vars(module).items() if isinstance(value, Topology))
+        raise UsageError(
+            f"{module_name} has no topology {attribute!r}; it has {', '.join(names) or 'none'}"
+        )
+    return topology

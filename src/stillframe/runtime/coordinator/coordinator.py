@@ -1,0 +1,481 @@
+"""Asks for snapshots, collects their parts, gives up in time, publishes. One epoch each.
+
+The coordinator decides nothing about what a snapshot is: ``protocol/assembler.py`` does. Writing
+happens in a thread, one snapshot after the other, so that asking and collecting go on meanwhile.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import assert_never
+
+from stillframe.errors import (
+    ProtocolViolation,
+    StillframeError,
+    StoreError,
+    Unavailable,
+    UsageError,
+    describe,
+)
+from stillframe.model import (
+    Abandoned,
+    Fragment,
+    ProcessId,
+    ProcessState,
+    Reason,
+    Snapshot,
+    SnapshotId,
+)
+from stillframe.protocol.assembler import Assembler
+from stillframe.protocol.exclusion import LastRecorded, LastStates
+from stillframe.protocol.policy import Policy, PublicationNotices, next_initiator
+from stillframe.restore import Start
+from stillframe.runtime import control, events
+from stillframe.runtime.control import ChunkBuffer
+from stillframe.runtime.coordinator.membership import RETURN_S, Membership
+from stillframe.runtime.coordinator.snapshot_monitor import (
+    Deadlines,
+    SnapshotTimelines,
+    StatusPoller,
+)
+from stillframe.runtime.os_process import current_process
+from stillframe.store.history import History, SnapshotBegan
+from stillframe.store.manifest import Entry
+from stillframe.store.store import Store
+
+PENDING_COUNT_MAX = 64
+"""So many snapshots may be under way at once; more are refused."""
+STOPPING = "the system is being stopped, and its last snapshot comes first: none begins any more"
+
+
+class Coordinator:
+    """Takes snapshots of the processes of one epoch.
+
+    Args:
+        store: where snapshots are published; open for writing.
+        check: raises a UsageError if a recorded state could not be restored.
+        secret: the secret of this epoch.
+        starts: where each process begins; None for a fresh start.
+        first_number: the number of the first snapshot.
+        timeout_s: how long a snapshot may take until it is abandoned.
+        marker_wait_s: how long a marker may wait for messages to ride on; 0 sends it at once.
+        policy: what to do with one for which a part is missing.
+        emit: takes what happens.
+        departed: called with a process that is gone for good, and with its last words.
+        history: told of each snapshot before anybody else is.
+        runs: whether the operating-system process that was started for a process still runs here.
+        is_taken_over: whether the epoch goes on, and every process is to come back.
+        return_s: how long a process is waited for that may come back, in seconds.
+        waves: of the epochs before; None if there are none.
+
+    Attributes:
+        inquiry: asks the processes how far they are.
+        waves: how the markers of the last snapshots went.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        check: Callable[[ProcessState], None],
+        secret: bytes,
+        starts: dict[ProcessId, Start] | None,
+        first_number: int,
+        timeout_s: float,
+        marker_wait_s: float,
+        policy: Policy,
+        emit: Callable[[events.Event], None],
+        departed: Callable[[ProcessId, control.Failure | None], None],
+        history: History,
+        runs: Callable[[ProcessId], bool] = lambda process: False,
+        is_taken_over: bool = False,
+        return_s: float = RETURN_S,
+        waves: SnapshotTimelines | None = None,
+    ) -> None:
+        self.store = store
+        self.emit = emit
+        self.next_number = first_number
+        self._check = check
+        self._timeout_s = timeout_s
+        self._marker_wait_s = marker_wait_s
+        self._policy = policy
+        self._description = store.description
+        self.roster = Membership(
+            store.description,
+            epoch=store.epoch,
+            secret=secret,
+            starts=starts,
+            marker_wait_s=marker_wait_s,
+            emit=emit,
+            heard=self._heard,
+            departed=departed,
+            runs=runs,
+            returned=self._returned,
+            is_taken_over=is_taken_over,
+            return_s=return_s,
+        )
+        self._history = history
+        self._told = announced_before(store) if is_taken_over else {}
+        self._assembler = Assembler(self._description, store.epoch)
+        self._pieces = ChunkBuffer()
+        self.waves = SnapshotTimelines() if waves is None else waves
+        self.inquiry = StatusPoller(
+            self._description, self._assembler, say=self.roster.say, now=self.now
+        )
+        self._deadlines = Deadlines(
+            self._assembler,
+            self.inquiry,
+            timeout_s=timeout_s,
+            now=self.now,
+            late=self._give_up_late,
+        )
+        self._last_states = LastStates(self._description, last_recorded_states(store, starts))
+        self._announcements = PublicationNotices()
+        self._excluded: dict[SnapshotId, frozenset[ProcessId]] = {}
+        self._wanted: set[ProcessId] = set()
+        self._results: dict[SnapshotId, asyncio.Future[Entry | Abandoned]] = {}
+        self._tried: dict[SnapshotId, tuple[ProcessId, ...]] = {}
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self._writing: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self._last: tuple[ProcessId, asyncio.Future[Entry | Abandoned]] | None = None
+        self._is_last_begun = False
+        # Wall time that goes on evenly, and never back in an epoch: a clock that is set must move
+        # no deadline, and make no snapshot look as if it was begun before an earlier one.
+        earlier = store.listing()[0] if is_taken_over else []
+        ended_at = [entry.completed_at for entry in earlier if entry.epoch == store.epoch]
+        self._clock_offset_s = max(time.time(), *ended_at, 0.0) - time.monotonic()
+        store.clock = self.now
+
+    @property
+    def under_way(self) -> tuple[SnapshotId, ...]:
+        """The snapshots that have begun and are neither published nor abandoned, oldest first."""
+        return tuple(self._results)
+
+    def missing(self, snapshot: SnapshotId) -> tuple[ProcessId, ...]:
+        """Return the processes that a snapshot under way waits for."""
+        return self._assembler.missing(snapshot) if snapshot in self._assembler.pending else ()
+
+    def begin(self, initiator: ProcessId) -> asyncio.Future[Entry | Abandoned]:
+        """Begin a snapshot; the future has its entry in the store, or why it was abandoned.
+
+        If it is tried again, as the policy may say, that is of the last try.
+
+        Raises:
+            UsageError: there is no such process, or too many snapshots are under way.
+        """
+        self._description.check_process(initiator)
+        if self._last is not None:
+            raise Unavailable(STOPPING)
+        if len(self._results) >= PENDING_COUNT_MAX:
+            raise UsageError(
+                f"{PENDING_COUNT_MAX} snapshots are under way already: wait until one has ended"
+            )
+        result: asyncio.Future[Entry | Abandoned] = asyncio.get_running_loop().create_future()
+        self._begin(initiator, result, ())
+        return result
+
+    def begin_last(self, initiator: ProcessId) -> asyncio.Future[Entry | Abandoned]:
+        """Begin the last snapshot of this epoch as soon as no other is in progress.
+
+        One that overlaps another could not be a restore point. Those in progress are therefore
+        waited for, and abandoned when a snapshot's timeout has passed. From now on no other begins.
+
+        Returns:
+            a future with the entry in the store, or why it was abandoned.
+
+        Raises:
+            UsageError: there is no such process.
+        """
+        self._description.check_process(initiator)
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[Entry | Abandoned] = loop.create_future()
+        self._last = initiator, result
+        self._wanted.clear()
+        self._begin_last_if_alone()
+        if not self._is_last_begun:
+            loop.call_later(self._timeout_s, self._abandon_others)
+        return result
+
+    def _begin_last_if_alone(self) -> None:
+        # One that is complete and being written overlaps nothing that begins now.
+        if self._last is None or self._is_last_begun or self._is_closed:
+            return
+        if self._assembler.pending or self._last[1].done():
+            return
+        self._is_last_begun = True
+        self._begin(*self._last, ())
+
+    def _abandon_others(self) -> None:
+        if not self._is_last_begun and not self._is_closed:
+            for snapshot in self._assembler.pending:
+                self._give_up(snapshot, Reason.STOPPED)
+
+    def _begin(
+        self,
+        initiator: ProcessId,
+        result: asyncio.Future[Entry | Abandoned],
+        tried: tuple[ProcessId, ...],
+    ) -> SnapshotId:
+        """Begin a try of what `result` is to tell of, after those of the initiators `tried`."""
+        snapshot = SnapshotId(initiator, self.next_number)
+        self.next_number += 1
+        self._results[snapshot] = result
+        self._tried[snapshot] = (*tried, initiator)
+        began_at = self.now()
+        self._assembler.begin(snapshot, began_at, timeout_s=self._timeout_s)
+        self.waves.began(snapshot, began_at, self.store.epoch)
+        self._deadlines.set_timer()
+        try:
+            self._history.append(SnapshotBegan(snapshot))
+        except StoreError as error:
+            # In the next turn of the loop: whoever waits for it must know it first.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._give_up, snapshot, Reason.NOT_PUBLISHED, str(error))
+            return snapshot
+        for process in self._description.initiators(initiator):
+            self.roster.say(process, control.Initiate(snapshot))
+        return snapshot
+
+    def _returned(self, process: ProcessId) -> None:
+        """Tell a process that has come back what it missed. Of what it had begun to send some may
+        be lost: those snapshots are over."""
+        resumed = control.Rejoined(
+            last_number=self.next_number - 1,
+            published=self._told.get(process),
+            supervisor=current_process(),
+            marker_wait_s=self._marker_wait_s,
+        )
+        self.roster.say(process, resumed)
+        self.inquiry.returned(process)
+        for snapshot in self._assembler.pending:
+            if process in self._assembler.missing(snapshot):
+                detail = f"{process} came back with a new one"
+                self._give_up(snapshot, Reason.CONNECTION_BROKE, detail)
+
+    def _heard(self, process: ProcessId, message: control.SnapshotMessage) -> None:
+        self.inquiry.heard(process)
+        match message:
+            case control.FragmentRows() | control.FragmentChunk():
+                if message.snapshot in self._assembler.pending:
+                    self._pieces.add(process, message)
+            case control.FragmentComplete(fragment):
+                self._take_part(process, fragment)
+            case control.SnapshotDeclined(snapshot, detail):
+                self._cannot_record(process, snapshot, f"{process}: {detail}")
+            case control.StatusReply():
+                self.inquiry.answered(process, message)
+            case control.SnapshotRequested():
+                self._begin_for(process)
+            case _:
+                assert_never(message)
+
+    def _begin_for(self, process: ProcessId) -> None:
+        """Begin a snapshot that a process wants; one more after its own that is under way."""
+        if self._last is not None:
+            return
+        if any(snapshot.initiator == process for snapshot in self._results):
+            self._wanted.add(process)
+        elif len(self._results) < PENDING_COUNT_MAX:
+            _ = self.begin(process)
+
+    def _take_part(self, process: ProcessId, fragment: Fragment) -> None:
+        if fragment.state.process != process:
+            raise ProtocolViolation(f"it speaks for {fragment.state.process!r}")
+        now = self.now()
+        self.waves.took(fragment, now, self._description)
+        self._complete(self._assembler.add(self._pieces.complete(fragment), now))
+
+    def _cannot_record(self, process: ProcessId, snapshot: SnapshotId, detail: str) -> None:
+        """Go on without `process`, if the policy and its channels allow it, or give up."""
+        if self._go_without((process,), snapshot):
+            return
+        if self._policy is Policy.EXCLUDE:
+            detail = f"{detail}; {self._last_states.refusal(process)}"
+        self._give_up(snapshot, Reason.NOT_RECORDED, detail, at_fault=(process,))
+
+    def _go_without(self, processes: tuple[ProcessId, ...], snapshot: SnapshotId) -> bool:
+        """Let what `processes` recorded last stand for their parts; False if that is no way."""
+        found = [self._last_states.of(process) for process in processes]
+        last = [recorded for recorded in found if recorded is not None]
+        if self._policy is not Policy.EXCLUDE or len(last) < len(processes):
+            return False
+        for recorded in last:
+            self._complete(self._assembler.exclude(snapshot, recorded, self.now()))
+            # Its own cut is not in the snapshot: it must not take that for safe.
+            self.roster.say(recorded.state.process, control.Abandon(snapshot))
+        return True
+
+    async def close(self) -> None:
+        """Abandon what is under way, finish what is being written, and hang up."""
+        self._is_closed = True
+        self.roster.expect_departures()
+        self._deadlines.close()
+        for snapshot in self._assembler.pending:
+            self._give_up(snapshot, Reason.STOPPED)
+        await asyncio.gather(*self._writing)
+        if self._last is not None and not self._last[1].done():
+            self._last[1].set_exception(
+                Unavailable("this epoch of the system ended before it began")
+            )
+        self.roster.hang_up()
+        self._writer.shutdown()
+
+    def process_died(self) -> None:
+        """Abandon every snapshot under way: one process will not record its part any more."""
+        for snapshot in self._assembler.pending:
+            self._give_up(snapshot, Reason.PROCESS_DIED)
+
+    def _complete(self, outcome: Snapshot | Abandoned | None) -> None:
+        match outcome:
+            case Snapshot():
+                self._announce(self._announcements.ended(outcome.id))
+                task = asyncio.get_running_loop().create_task(self._publish(outcome))
+                self._writing.add(task)
+                task.add_done_callback(self._writing.discard)
+                self._begin_last_if_alone()
+            case Abandoned():
+                self._end(outcome.snapshot, outcome)
+        self._deadlines.set_timer()
+
+    async def _publish(self, snapshot: Snapshot) -> None:
+        loop = asyncio.get_running_loop()
+        outcome: Entry | Abandoned
+        try:
+            outcome = await loop.run_in_executor(self._writer, self._write, snapshot)
+        except Exception as error:
+            detail = str(error) if isinstance(error, StillframeError) else describe(error)
+            outcome = Abandoned(snapshot.id, Reason.NOT_PUBLISHED, (), detail)
+        # A snapshot that cannot be written because one that it is based on is not there would be
+        # followed by others like it. Which error that is need not be known: to record everything
+        # once is right after any.
+        if isinstance(outcome, Entry):
+            self._say_but(snapshot.excluded, control.SnapshotDurable(snapshot.id))
+        else:
+            self.roster.say_to_all(control.SnapshotDurable(None))
+        if isinstance(outcome, Entry) and outcome.is_restore_point:
+            self._last_states.published(snapshot)
+            self._excluded[snapshot.id] = frozenset(snapshot.excluded)
+            under_way = self._assembler.pending
+            self._announce(self._announcements.published(snapshot.id, under_way))
+        self._end(snapshot.id, outcome)
+
+    def _announce(self, snapshots: Iterable[SnapshotId]) -> None:
+        for snapshot in snapshots:
+            excluded = self._excluded.pop(snapshot)
+            self._told |= {p: snapshot for p in self._description.processes if p not in excluded}
+            self._say_but(excluded, control.Published(snapshot))
+
+    def _say_but(self, excluded: Collection[ProcessId], message: control.ToProcess) -> None:
+        """Tell all whose cut is in a snapshot: of the `excluded` it holds an older state."""
+        for process in self._description.processes:
+            if process not in excluded:
+                self.roster.say(process, message)
+
+    def _write(self, snapshot: Snapshot) -> Entry | Abandoned:
+        """Publish a snapshot that can be restored. Runs in the writer's thread."""
+        for state in snapshot.state.processes:
+            try:
+                self._check(state)
+            except UsageError as error:
+                detail = f"{state.process}: {error}"
+                return Abandoned(snapshot.id, Reason.NOT_RECORDED, (), detail)
+        return self.store.publish(snapshot)
+
+    def _give_up(
+        self,
+        snapshot: SnapshotId,
+        reason: Reason,
+        detail: str = "",
+        *,
+        at_fault: tuple[ProcessId, ...] = (),
+    ) -> None:
+        abandoned = self._assembler.abandon(snapshot, reason, detail)
+        if abandoned is not None:
+            self._end(snapshot, abandoned, at_fault)
+
+    def _end(
+        self,
+        snapshot: SnapshotId,
+        outcome: Entry | Abandoned,
+        at_fault: tuple[ProcessId, ...] = (),
+    ) -> None:
+        self._deadlines.findings(snapshot)
+        self._pieces.forget(snapshot)
+        self.waves.ended(snapshot, self.now(), is_published=isinstance(outcome, Entry))
+        if isinstance(outcome, Abandoned):
+            self.roster.say_to_all(control.Abandon(snapshot))
+            self._announce(self._announcements.ended(snapshot))
+        retried_as = self._try_again(snapshot, outcome, at_fault)
+        result, _ = self._results.pop(snapshot), self._tried.pop(snapshot)
+        if not result.done() and retried_as is None:
+            result.set_result(outcome)
+        if snapshot.initiator in self._wanted and not self._is_closed:
+            self._wanted.discard(snapshot.initiator)
+            self._begin_for(snapshot.initiator)
+        if isinstance(outcome, Abandoned):
+            self.emit(events.SnapshotAbandoned(outcome, retried_as))
+        else:
+            self.emit(events.SnapshotPublished(outcome))
+        self._begin_last_if_alone()
+
+    def now(self) -> float:
+        """Return seconds since 1970 by the clock of this epoch, which only goes forward."""
+        return self._clock_offset_s + time.monotonic()
+
+    def _give_up_late(self, snapshot: SnapshotId) -> None:
+        """Go on without who is missing, if that is the policy and no lie, or say who it was."""
+        missing = self._assembler.missing(snapshot)
+        is_all = len(missing) == len(self._description.processes)
+        if not is_all and self._go_without(missing, snapshot):
+            return
+        details, at_fault = [], missing
+        if (under_way := self._deadlines.findings(snapshot)) is not None:
+            details, at_fault = under_way.sentences(self.now()), under_way.at_fault
+        if self._policy is Policy.EXCLUDE and not is_all:
+            refused = next(p for p in missing if self._last_states.of(p) is None)
+            details.append(self._last_states.refusal(refused))
+        self._give_up(snapshot, Reason.DEADLINE, "; ".join(details), at_fault=at_fault)
+
+    def _try_again(
+        self, snapshot: SnapshotId, outcome: Entry | Abandoned, at_fault: tuple[ProcessId, ...]
+    ) -> SnapshotId | None:
+        """Begin the next try of what ended, if the policy says so and somebody waits for it."""
+        result = self._results[snapshot]
+        if self._is_closed or not isinstance(outcome, Abandoned) or result.done():
+            return None
+        if self._last is not None and result is not self._last[1]:
+            return None  # the last one takes its place
+        tried = self._tried[snapshot]
+        initiator = next_initiator(
+            self._policy,
+            outcome,
+            tried=tried,
+            at_fault=at_fault,
+            description=self._description,
+        )
+        return None if initiator is None else self._begin(initiator, result, tried)
+
+
+def last_recorded_states(
+    store: Store, starts: dict[ProcessId, Start] | None
+) -> dict[ProcessId, LastRecorded]:
+    """Return with what each process begins, and from which snapshot; nothing if afresh."""
+    origin = store.restored_from
+    if starts is None or origin is None:
+        return {}
+    return {
+        process: LastRecorded(ProcessState(process, start.kind, start.encoded), origin)
+        for process, start in starts.items()
+    }
+
+
+def announced_before(store: Store) -> dict[ProcessId, SnapshotId]:
+    """Return of what each process may know that went on without a coordinator: the newest restore
+    point of the epoch, if its cut is in there."""
+    current = store.current()
+    if current is None or current.epoch != store.epoch:
+        return {}
+    processes = store.description.processes
+    return {process: current.id for process in processes if process not in current.excluded}

@@ -1,0 +1,345 @@
+"""Which processes of one epoch are connected to the coordinator, and where they listen.
+
+The coordinator takes snapshots; this is its ear and its mouth. The order of things at the start of
+an epoch: a process says hello and is told where to begin; it says where it listens; when all have,
+everybody is told where the others are; each says that its channels are connected; then all run.
+
+A process whose connection breaks, or whose coordinator was replaced, goes on and comes back. It is
+waited for, unless it is known to be gone: what was started here has exited, or the kernel of the
+machine where it ran has closed the connection.
+"""
+
+import asyncio
+import errno
+import secrets
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from stillframe.errors import ProtocolViolation, Refused, StillframeError, describe
+from stillframe.model import DECODING_ERRORS, ProcessId
+from stillframe.protocol import wire
+from stillframe.protocol.handshake import (
+    NONCE_BYTES,
+    Declined,
+    Greeting,
+    Hello,
+    Listener,
+    Welcome,
+)
+from stillframe.restore import Start
+from stillframe.runtime import control, events
+from stillframe.runtime.network.acceptor import Acceptor
+from stillframe.runtime.network.addresses import Address
+from stillframe.runtime.network.connection import Connection
+from stillframe.topology import Description
+
+_decode = msgspec.msgpack.Decoder(control.FromProcess).decode
+RUN_BYTES = 16
+RETURN_S = 15.0
+"""So long a process is waited for whose connection broke, until it is taken for dead, in seconds.
+"""
+_NETWORK_ERRORS = frozenset(
+    (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN)
+)
+EPOCH_OVER = "this epoch of the system is over: it was stopped, or goes on in a new one"
+
+
+class MemberConnection(Connection):
+    """The coordinator's end of the connection to one process."""
+
+    def __init__(self, roster: "Membership", listener: Listener) -> None:
+        super().__init__()
+        self.process: ProcessId | None = None
+        self._roster = roster
+        self._listener = listener
+        self._is_dropped = False
+        self._has_spoken = False
+
+    def take(self, frame: wire.Frame) -> None:
+        """Hand on what the process says."""
+        if isinstance(frame, wire.Control):
+            assert self.process is not None
+            if not self._has_spoken:
+                self._has_spoken = True
+                self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
+            try:
+                message = _decode(frame.encoded)
+            except DECODING_ERRORS as error:
+                raise ProtocolViolation(f"its message cannot be read: {error}") from error
+            self._roster.heard(self.process, message, self)
+            return
+        if isinstance(frame, Hello):
+            self.check_certificate(frame.source)
+        answer = self._listener.receive(cast(Greeting, frame))
+        if not isinstance(answer, str):
+            self.write_greeting(answer)
+            return
+        self.process = answer
+        # Its first word belongs to the handshake: who is silent, however often, is not kept.
+        self.reader.open(wire.Kind.CONTROL, frame_bytes_max=wire.GREETING_BYTES_MAX)
+        self.write_greeting(Welcome(0))
+
+    def say(self, message: control.ToProcess) -> None:
+        """Tell the process."""
+        if self.transport is not None:
+            self.transport.write(wire.encode_control(message))
+
+    def refuse(self, detail: str) -> None:
+        """Tell a process that there is no place for it, and hang up."""
+        self.say(control.Dismissed(detail))
+        self.broken(Refused(detail))
+        self.close()
+
+    def broken(self, error: StillframeError) -> None:
+        """Say why a stranger is refused, or why a process is dropped."""
+        self._is_dropped = True
+        if self.process is None and isinstance(error, Refused):
+            self.write_greeting(Declined(str(error)[:1000]))
+        who = self.process or self.peer
+        detail = f"the connection of {who} to the coordinator was closed: {error}"
+        if self.process is None:
+            self._roster.door.refused(detail)
+        else:
+            self._roster.emit(events.ConnectionWarning(detail))
+
+    def crashed(self, error: Exception) -> None:
+        """Drop the process: it would only meet the bug again."""
+        self._is_dropped = True
+        self._roster.emit(events.ConnectionWarning(f"a bug in stillframe: {describe(error)}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The process is gone, or will come back, or was never one."""
+        super().connection_lost(exc)
+        if self.process is not None:
+            is_cut = isinstance(exc, OSError) and exc.errno in _NETWORK_ERRORS
+            self._roster.lost(self.process, self, is_cut=is_cut, is_dropped=self._is_dropped)
+
+
+class Membership:
+    """The processes of one epoch, as far as they have come.
+
+    Args:
+        description: which processes there are.
+        epoch: the epoch that they must name.
+        secret: the secret of this epoch.
+        starts: where each process begins; None for a fresh start.
+        marker_wait_s: how long a marker may wait for messages to ride on; 0 sends it at once.
+        emit: takes what happens.
+        heard: takes what a process says about snapshots.
+        departed: called with a process that is gone for good, and with its last words.
+        runs: whether the operating-system process that was started for a process still runs here.
+        returned: called with a process that has come back; what it hears first is ``Resumed``.
+        is_taken_over: whether the epoch goes on: every process has been there, and is to come back.
+        return_s: how long a process is waited for that may come back, in seconds.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        *,
+        epoch: int,
+        secret: bytes,
+        starts: dict[ProcessId, Start] | None,
+        marker_wait_s: float,
+        emit: Callable[[events.Event], None],
+        heard: Callable[[ProcessId, control.SnapshotMessage], None],
+        departed: Callable[[ProcessId, control.Failure | None], None],
+        runs: Callable[[ProcessId], bool],
+        returned: Callable[[ProcessId], None],
+        is_taken_over: bool,
+        return_s: float,
+    ) -> None:
+        self.emit = emit
+        self.running = asyncio.Event()
+        self.door = Acceptor(self._answer, lambda detail: emit(events.ConnectionWarning(detail)))
+        self._description = description
+        self._epoch = epoch
+        self._run = secrets.token_hex(RUN_BYTES)
+        self._secret = secret
+        self._starts = starts
+        self._marker_wait_s = marker_wait_s
+        self._heard = heard
+        self._departed = departed
+        self._runs = runs
+        self._returned = returned
+        self._return_s = return_s
+        self._lines: dict[ProcessId, MemberConnection] = {}
+        self._is_taken_over = is_taken_over
+        self._met = set(description.processes) if is_taken_over else set[ProcessId]()
+        self._awaited: dict[ProcessId, asyncio.TimerHandle] = {}
+        self._addresses: dict[ProcessId, Address] = {}
+        self._connected: set[ProcessId] = set()
+        self._failures: dict[ProcessId, control.Failure] = {}
+        self._is_over = False
+
+    async def listen(self, listen: Address, certificates: str | None) -> Address:
+        """Listen, and await the processes that are to return; return where (``Acceptor.open``)."""
+        found = await self.door.open(listen, certificates)
+        for process in self._met:
+            self._await(process)
+        return found
+
+    def is_there(self, process: ProcessId) -> bool:
+        """Return whether `process` is connected: then the end of its connection tells its end."""
+        return process in self._lines
+
+    @property
+    def not_listening(self) -> tuple[ProcessId, ...]:
+        """The processes that have not said yet where they listen."""
+        return tuple(p for p in self._description.processes if p not in self._addresses)
+
+    @property
+    def missing(self) -> tuple[ProcessId, ...]:
+        """The processes that are not there, or have not said yet where they listen."""
+        return tuple(
+            process
+            for process in self._description.processes
+            if process not in self._lines or not (process in self._addresses or self._is_taken_over)
+        )
+
+    def say(self, process: ProcessId, message: control.ToProcess) -> None:
+        """Tell one process, if it is there."""
+        if process in self._lines:
+            self._lines[process].say(message)
+
+    def say_to_all(self, message: control.ToProcess) -> None:
+        """Tell every process that is there."""
+        for line in self._lines.values():
+            line.say(message)
+
+    def expect_departures(self) -> None:
+        """The epoch is over: a process that goes is no news from now on."""
+        self._is_over = True
+        for waiting in self._awaited.values():
+            waiting.cancel()
+
+    def hang_up(self) -> None:
+        """Tell everybody that the epoch is over, and close every connection."""
+        self.door.close()
+        for line in self._lines.values():
+            line.say(control.Dismissed(EPOCH_OVER))
+            line.close()
+
+    def lost(
+        self, process: ProcessId, line: MemberConnection, *, is_cut: bool, is_dropped: bool
+    ) -> None:
+        """A connection of `process` has ended.
+
+        Args:
+            process: whose.
+            line: which.
+            is_cut: the network broke, so nothing is known of the process.
+            is_dropped: we closed it, because of what came on it.
+        """
+        if self._is_over or self._lines.get(process) is not line:
+            return
+        del self._lines[process]
+        may_return = not is_dropped and process not in self._failures
+        if may_return and (is_cut or self._runs(process)):
+            if is_cut:
+                detail = f"the connection of {process} to the coordinator broke: it is waited for"
+                self.emit(events.ConnectionWarning(detail))
+            self._await(process)
+        else:
+            self._gone(process, self._failures.get(process))
+
+    def heard(
+        self, process: ProcessId, message: control.FromProcess, line: MemberConnection
+    ) -> None:
+        """Act on what a process says of itself; hand on what it says about snapshots.
+
+        Raises:
+            ProtocolViolation: it speaks before it has said whether it is new.
+        """
+        if self._is_over and self._lines.get(process) is not line:
+            # It was let in too late to hear it with the others: it is to find the next epoch.
+            line.close()
+            return
+        match message:
+            case control.JoinRequest():
+                self._join(process, line)
+                return
+            case control.RejoinRequest(is_connected):
+                self._take_back(process, line, is_connected=is_connected)
+                return
+        if self._lines.get(process) is not line:
+            raise ProtocolViolation("it speaks before it has said whether it is new")
+        match message:
+            case control.ListeningOn(address):
+                self._note_address(process, address)
+            case control.Ready():
+                self._note_connected(process)
+            case control.ConnectionWarning(detail):
+                self.emit(events.ConnectionWarning(detail))
+            case control.OutputFailed(detail):
+                self.emit(events.OutputFailed(detail))
+            case control.Failure():
+                self._failures[process] = message
+            case _:
+                self._heard(process, message)
+
+    def _gone(self, process: ProcessId, failure: control.Failure | None) -> None:
+        # This epoch ends: whoever comes now is to find the next one.
+        self.door.close()
+        self._departed(process, failure)
+
+    def _join(self, process: ProcessId, line: MemberConnection) -> None:
+        """Let a process in that is new, and tell it where to begin."""
+        if process in self._lines:
+            line.refuse(f"process {process!r} is already there: each can join once")
+        elif process in self._met:
+            line.refuse(f"{EPOCH_OVER}, because process {process!r} began anew: join again")
+            detail = f"process {process}: it began anew, and did not go on where it was"
+            self._gone(process, control.Failure(detail, ""))
+        else:
+            self._met.add(process)
+            self._lines[process] = line
+            start = self._starts[process] if self._starts else None
+            line.say(control.Setup(self._epoch, self._run, start, self._marker_wait_s))
+
+    def _take_back(self, process: ProcessId, line: MemberConnection, *, is_connected: bool) -> None:
+        """Let a process in that went on, and tell it what happened meanwhile."""
+        if process not in self._met:
+            line.refuse(EPOCH_OVER)
+            return
+        if process in self._awaited:
+            self._awaited.pop(process).cancel()
+        if process in self._lines:
+            self._lines[process].close()
+        self._lines[process] = line
+        self._returned(process)
+        if is_connected:
+            self._note_connected(process)
+
+    def _await(self, process: ProcessId) -> None:
+        def give_up() -> None:
+            detail = f"it did not come back within {self._return_s:.0f} s"
+            self._gone(process, control.Failure(f"process {process}: {detail}", ""))
+
+        loop = asyncio.get_running_loop()
+        self._awaited[process] = loop.call_later(self._return_s, give_up)
+
+    def _note_address(self, process: ProcessId, address: Address) -> None:
+        self._addresses[process] = address
+        if not self.not_listening:
+            self.say_to_all(control.Addresses(self._addresses))
+
+    def _note_connected(self, process: ProcessId) -> None:
+        self._connected.add(process)
+        if len(self._connected) == len(self._description.processes):
+            self.running.set()
+
+    def _answer(self) -> MemberConnection:
+        return MemberConnection(
+            self,
+            Listener(
+                secret=self._secret,
+                epoch=self._epoch,
+                topology_hash=self._description.hash,
+                target=None,
+                sources=tuple(self._description.processes),
+                nonce=secrets.token_bytes(NONCE_BYTES),
+            ),
+        )

@@ -1,0 +1,1 @@
+"""What carries bytes between programs: addresses, certificates, connections, plain and over TLS."""

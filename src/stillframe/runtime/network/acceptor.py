@@ -1,0 +1,142 @@
+"""Where connections come in: how many may be at their handshake, and how much is said of strangers.
+
+Whoever has not proved who it is costs a bounded number of descriptors, a bounded time and a bounded
+number of words, however often it comes.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from stillframe.errors import Unavailable
+from stillframe.runtime.network.addresses import Address, require_tls_off_loopback
+from stillframe.runtime.network.certificates import explain_unreadable
+from stillframe.runtime.network.connection import Connection
+from stillframe.runtime.network.tls import TlsTransport
+
+GREETING_COUNT_MAX = 256
+"""So many connections may be at their handshake at once; one more takes the place of the oldest."""
+REPORT_COUNT_MAX = 20
+REPORT_PERIOD_S = 10.0
+"""Of so many refused connections in such a time it is said why; the others are counted."""
+
+
+class Acceptor:
+    """The listener of a process or of the coordinator.
+
+    Args:
+        answer: makes what speaks on a new connection.
+        report: takes a sentence about a connection that was refused.
+    """
+
+    def __init__(self, answer: Callable[[], Connection], report: Callable[[str], None]) -> None:
+        self.refused_count = 0
+        self._answer = answer
+        self._report = report
+        self._greeting: dict[Connection, Connection | TlsTransport] = {}
+        self._listener: asyncio.Server | None = None
+        self._is_closed = False
+        self._period_end = 0.0
+        self._reported_count = 0
+
+    async def open(self, listen: Address, certificates: str | None) -> Address:
+        """Begin to listen; return where, with the port that it came to be.
+
+        Args:
+            listen: where.
+            certificates: the directory of ours, None for no TLS.
+
+        Raises:
+            UsageError: other machines could connect without TLS.
+            Unavailable: the address is not this machine's, the port is taken, or the machine has no
+                port or no descriptor left.
+        """
+        require_tls_off_loopback(listen, certificates)
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM)
+            self._listener = await loop.create_server(
+                lambda: self._let_in(certificates), str(found[0][4][0]), listen.port
+            )
+        except OSError as error:
+            advice = (
+                "end programs that keep many ports or files open, or raise the limit (ulimit -n)"
+                if listen.is_loopback and not listen.port
+                else "is it an address of this machine, and the port free?"
+            )
+            raise Unavailable(
+                f"no connection can be taken on {listen.host if not listen.port else listen}: "
+                f"{error}; {advice}"
+            ) from error
+        return Address(listen.host, self._listener.sockets[0].getsockname()[1])
+
+    def refused(self, detail: str) -> None:
+        """Say that a connection was refused, and why, unless enough was said lately."""
+        self.refused_count += 1
+        now = asyncio.get_running_loop().time()
+        if now >= self._period_end:
+            silent_count = max(0, self._reported_count - REPORT_COUNT_MAX)
+            self._period_end, self._reported_count = now + REPORT_PERIOD_S, 0
+            if silent_count:
+                self._report(f"{silent_count} more connections were refused, for such reasons")
+        self._reported_count += 1
+        if self._reported_count <= REPORT_COUNT_MAX:
+            self._report(detail)
+
+    def close(self) -> None:
+        """Let nobody in any more, also nobody who is at the handshake, or was accepted and is yet
+        to come there; who is in stays."""
+        self._is_closed = True
+        if self._listener is not None:
+            close_gracefully(self._listener)
+        for connection in tuple(self._greeting.values()):
+            connection.abort()
+
+    def _let_in(self, certificates: str | None) -> asyncio.BufferedProtocol:
+        if self._is_closed:
+            return _AcceptorClosed()
+        inner = self._answer()
+        outer: Connection | TlsTransport = inner
+        if certificates is not None:
+            try:
+                outer = TlsTransport(inner, Path(certificates), is_listening=True)
+            except OSError as error:
+                self.refused(explain_unreadable(Path(certificates), error))
+                return _AcceptorClosed()
+        self._greeting[inner] = outer
+        inner.settled = lambda: self._greeting.pop(inner, None)
+        if len(self._greeting) > GREETING_COUNT_MAX:
+            oldest = next(iter(self._greeting))
+            self._greeting.pop(oldest).abort()
+            self.refused(
+                f"a connection from {oldest.peer} was closed: {GREETING_COUNT_MAX} newer ones have "
+                "not said either who they are"
+            )
+        return outer
+
+
+class _AcceptorClosed(asyncio.BufferedProtocol):
+    """A connection that nobody can answer."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(bytearray(1))
+
+
+def close_gracefully(server: asyncio.Server) -> None:
+    """Let a server take no more connections; those that it has taken are made first.
+
+    CPython's own loop needs some steps to make a connection and loses it, open, if its server is
+    closed meanwhile (https://github.com/python/cpython/issues/109564). So the server takes nobody
+    more from now on, and closes when who was taken is in.
+    """
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, asyncio.SelectorEventLoop):
+        for listener in server.sockets:
+            loop.remove_reader(listener)
+        loop.call_soon(server.close)
+    else:
+        server.close()

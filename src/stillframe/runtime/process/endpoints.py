@@ -1,0 +1,281 @@
+"""The two ends of a channel inside a process, without the connection that carries it.
+
+Back-pressure has one measure: what is sent and not yet handled. Above `WINDOW_BYTES` on any
+outgoing channel a process takes no action by itself. Above `HOLD_BYTES` it handles no message
+either, but only if the target cannot reach it: two processes that hold each other up would do so
+for ever. On a cycle a process goes on handling, up to `LIMIT_BYTES`, where it fails and says so.
+
+A marker may wait for the next batch of its channel and ride on it. Its place is fixed from the
+beginning: it waits behind everything that was sent before it, and all that comes later is written
+with it or after it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stillframe.errors import ProtocolViolation, UsageError
+from stillframe.model import DECODING_ERRORS, Batch, Channel, Marker, ProcessId
+from stillframe.process import Message, is_immutable
+from stillframe.protocol import wire
+from stillframe.protocol.session import ReceiveSession, SendSession
+from stillframe.runtime.network.connection import Transport
+
+if TYPE_CHECKING:  # loaded only by a process that writes an event log
+    from stillframe.runtime.process.event_logging import EventLogger
+
+WINDOW_BYTES = 64 * 2**10
+HOLD_BYTES = 4 * 2**20
+LIMIT_BYTES = 256 * 2**20
+ACKNOWLEDGE_BYTES = WINDOW_BYTES // 4
+FRAME_EXTRA_BYTES = 128
+"""More than a frame has besides messages, and more than a marker's frame: so a target counts at
+least what its source counts, and acknowledges before the source's window is full. A frame of
+messages on which a marker rides counts twice as much."""
+BATCH_BYTES_MAX = 64 * 2**10
+ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+
+
+class OutgoingEndpoint:
+    """The source's end of one channel."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        accepts: frozenset[type[Message]],
+        sent_count: int,
+        *,
+        is_on_cycle: bool,
+    ) -> None:
+        self.channel = channel
+        self.is_on_cycle = is_on_cycle
+        self.accepts = accepts
+        self.pending: list[Message | msgspec.Raw] = []
+        self.session = SendSession()
+        self.sent_count = sent_count
+        self._transport: Transport | None = None
+        self._waiting: Marker | None = None
+
+    def attach(self, transport: Transport, received: int) -> None:
+        """Go on over `transport`, after the frame `received`: send again what may be lost."""
+        for frame in self.session.resume(received):
+            transport.write(frame)
+        self._transport = transport
+
+    def detach(self, transport: Transport | None) -> None:
+        """`transport` is gone: frames are kept until there is another, if there is not already."""
+        if self._transport is transport:
+            self._transport = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether something carries the channel."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send_marker(self, marker: Marker, *, may_wait: bool) -> None:
+        """Put `marker` behind all that was sent; nothing may be pending.
+
+        If it `may_wait`, it leaves with the next batch, or by itself when `release` is called.
+        """
+        assert not self.pending, self.channel
+        if self._waiting is not None:
+            self.release(self._waiting)
+        if may_wait:
+            self._waiting = marker
+        else:
+            self._write(wire.encode_marker(self.session.sequence + 1, marker))
+
+    def release(self, marker: Marker) -> None:
+        """Send `marker` by itself if it still waits."""
+        if self._waiting is marker:
+            self._waiting = None
+            self._write(wire.encode_marker(self.session.sequence + 1, marker))
+
+    def _write(self, frame: bytes | bytearray) -> None:
+        """Send a frame that was encoded with the session's next number."""
+        self.session.add(frame)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
+
+    def flush(self) -> None:
+        """Send the pending messages, in one batch if they are not too large for that."""
+        self._write_batch(self.pending)
+        self.pending.clear()
+
+    def _write_batch(self, messages: list[Message | msgspec.Raw]) -> None:
+        session, first = self.session, self.sent_count + 1
+        try:
+            frame = wire.encode_messages(session.sequence + 1, first, messages, self._waiting)
+        except ENCODING_ERRORS as error:
+            raise self._unsendable(messages) from error
+        size, count = len(frame), len(messages)
+        if size > BATCH_BYTES_MAX:
+            if count > 1:
+                self._write_batch(messages[: count // 2])
+                self._write_batch(messages[count // 2 :])
+                return
+            if self._waiting is not None:
+                # The largest message fills a frame without it.
+                self.release(self._waiting)
+                self._write_batch(messages)
+                return
+            if size > wire.FRAME_BYTES_MAX:
+                raise UsageError(
+                    f"channel {self.channel}: message {first} has {size:,} bytes; at most "
+                    f"{wire.FRAME_BYTES_MAX:,} are possible: send it in parts"
+                )
+        self._waiting = None
+        self.sent_count += count
+        self._write(frame)
+
+    def _unsendable(self, messages: list[Message | msgspec.Raw]) -> UsageError:
+        for message in messages:
+            try:
+                msgspec.msgpack.encode(message)
+            except ENCODING_ERRORS as error:
+                return UsageError(
+                    f"channel {self.channel}: {message!r} cannot be encoded: {error}; give its "
+                    "fields values of the types that they are declared with"
+                )
+        raise AssertionError("each message can be encoded, but not all together")
+
+
+class IncomingEndpoint:
+    """The target's end of one channel."""
+
+    def __init__(self, channel: Channel, accepts: tuple[type[Message], ...]) -> None:
+        self.channel = channel
+        self.source = channel.source
+        self.session = ReceiveSession(ACKNOWLEDGE_BYTES)
+        self.transport: Transport | None = None
+        self.violation_count = 0
+        self._acknowledged = 0
+        self._decoder: msgspec.msgpack.Decoder[list[Message]] | None = None
+        if accepts:
+            union: Any = accepts[0]
+            for message in accepts[1:]:
+                union = union | message
+            self._decoder = msgspec.msgpack.Decoder(list[union])
+
+    def attach(self, transport: Transport) -> None:
+        """Acknowledge over `transport` from now on.
+
+        The last acknowledgement is sent again: if it was lost with an earlier connection, the
+        source may be waiting for it.
+        """
+        self.transport = transport
+        if self._acknowledged:
+            self.acknowledge(self._acknowledged)
+
+    def detach(self, transport: Transport | None) -> None:
+        """`transport` is gone; does nothing if another has taken its place already."""
+        if self.transport is transport:
+            self.transport = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether something carries the channel."""
+        return self.transport is not None and not self.transport.is_closing()
+
+    def decode(self, batch: Batch) -> list[Message]:
+        """Return the messages of `batch`.
+
+        Raises:
+            ProtocolViolation: they are not of the classes that the target accepts.
+        """
+        if self._decoder is None:
+            raise ProtocolViolation(
+                f"channel {self.channel}: {self.channel.target} accepts no message"
+            )
+        try:
+            return self._decoder.decode(batch.encoded)
+        except DECODING_ERRORS as error:
+            raise ProtocolViolation(
+                f"channel {self.channel}: messages {batch.first} to {batch.last} are not what "
+                f"{self.channel.target} accepts: {error}"
+            ) from error
+
+    def acknowledge(self, sequence: int) -> None:
+        """Tell the source that all frames up to `sequence` were handled."""
+        self._acknowledged = sequence
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(wire.encode_ack(sequence))
+
+
+Send = Callable[[ProcessId, Message], None]
+
+
+def make_send(
+    process: ProcessId, outgoing: Mapping[ProcessId, OutgoingEndpoint], log: "EventLogger | None"
+) -> Send:
+    """Return the function that applications call: two lookups and an append.
+
+    What cannot change is encoded with its batch, which is much faster than one by one; what holds a
+    list or the like is encoded at once, because it could.
+
+    Args:
+        process: who sends.
+        outgoing: the channels, by target.
+        log: where each message is noted, if there is an event log.
+    """
+    entries = {
+        target: {kind: _enqueuer(kind, channel.pending) for kind in channel.accepts}
+        for target, channel in outgoing.items()
+    }
+
+    def send(target: ProcessId, message: Message) -> None:
+        try:
+            entries[target][message.__class__](message)
+        except (KeyError, TypeError, *ENCODING_ERRORS) as error:
+            raise _invalid_send(process, outgoing, target, message, error) from error
+
+    if log is None:
+        return send
+    note = log.note
+    entries_with_code = {
+        target: {kind: (keep, log.sending[target]) for kind, keep in keepers.items()}
+        for target, keepers in entries.items()
+    }
+
+    def send_and_note(target: ProcessId, message: Message) -> None:
+        try:
+            keep, code = entries_with_code[target][message.__class__]
+            keep(message)
+        except (KeyError, TypeError, *ENCODING_ERRORS) as error:
+            raise _invalid_send(process, outgoing, target, message, error) from error
+        note(code)
+
+    return send_and_note
+
+
+def _enqueuer(
+    kind: type[Message], pending: list[Message | msgspec.Raw]
+) -> Callable[[Message], None]:
+    """Return what puts a message of class `kind` behind the pending ones, safe from changes."""
+    if is_immutable(kind):
+        return pending.append
+    encode = msgspec.msgpack.Encoder().encode
+    return lambda message: pending.append(msgspec.Raw(encode(message)))
+
+
+def _invalid_send(
+    process: ProcessId,
+    outgoing: Mapping[ProcessId, OutgoingEndpoint],
+    target: object,
+    message: object,
+    error: Exception,
+) -> UsageError:
+    channel = outgoing.get(str(target))
+    if channel is None:
+        return UsageError(
+            f"process {process} has no channel to {target!r}; "
+            f"outgoing: {', '.join(outgoing) or 'none'}"
+        )
+    if not isinstance(message, tuple(channel.accepts)):
+        accepted = ", ".join(sorted(kind.__name__ for kind in channel.accepts))
+        return UsageError(
+            f"channel {channel.channel}: {target} accepts {accepted or 'no message'}, "
+            f"not {type(message).__name__}; add it to the annotation of its receive()"
+        )
+    return UsageError(f"channel {channel.channel}: {message!r} cannot be encoded: {error}")

@@ -1,0 +1,144 @@
+"""What a host notes in the event log of its process, and when it hands that over."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from stillframe.errors import UsageError
+from stillframe.eventlog.reader import epochs
+from stillframe.eventlog.row_encoder import BY_ITSELF, StepRow
+from stillframe.eventlog.segments import MARKER_ACCEPTED, MARKER_SENT, RECORDED
+from stillframe.eventlog.writer import HAND_OVER_S, Writer
+from stillframe.model import Batch, ProcessId, SnapshotId
+from stillframe.protocol.recorder import Effect, Recorded, Recorder, SendMarker
+from stillframe.runtime.process.endpoints import OutgoingEndpoint
+
+OpenLog = Callable[[Recorder, Mapping[ProcessId, OutgoingEndpoint]], "EventLogger"]
+"""Begins a log, given what counts the messages that are received and sent."""
+
+
+def check_epoch_unused(log: Path, epoch: int) -> None:
+    """Check that a system may write epochs from `epoch` on into the event log `log`.
+
+    Raises:
+        UsageError: it holds one of them already, or is no directory.
+        Damaged: something there is of no event log.
+    """
+    if (newest := max(epochs(log), default=0)) >= epoch:
+        raise UsageError(
+            f"{log} holds the event log of epoch {newest} already, and nothing there is "
+            f"overwritten: this system begins epoch {epoch}; give --log another directory"
+        )
+
+
+def log_opener(
+    log: Path, process: ProcessId, epoch: int, trouble: Callable[[str], None]
+) -> OpenLog:
+    """Return what begins the log of `process` in `epoch`, in the directory `log`."""
+
+    def open_log(recorder: Recorder, outgoing: Mapping[ProcessId, OutgoingEndpoint]) -> EventLogger:
+        received, sent = recorder.received_counts, _sent_counts(outgoing)
+        writer = Writer(log, process, epoch, received, sent, on_error=trouble)
+        return EventLogger(writer, recorder, outgoing)
+
+    return open_log
+
+
+class EventLogger:
+    """Notes what a process does. Everything is told here in the step in which it happens.
+
+    Args:
+        writer: of the log.
+        recorder: of the process; it counts what was received.
+        outgoing: its channels, by target; they count what was sent.
+
+    Attributes:
+        is_time: whether to hand over at the next opportunity what was noted.
+        note: takes the code of what happens.
+        accepting: source -> the code of an action that begins with a message from there.
+        sending: target -> the code of a message that is sent there.
+        hand_over_s: how often what was noted is to be handed over, in seconds.
+    """
+
+    hand_over_s = HAND_OVER_S
+
+    def __init__(
+        self, writer: Writer, recorder: Recorder, outgoing: Mapping[ProcessId, OutgoingEndpoint]
+    ) -> None:
+        self.is_time = False
+        self._writer = writer
+        self._recorder = recorder
+        self._outgoing = outgoing
+        self.note = writer.note
+        self.accepting, self.sending = writer.accepting, writer.sending
+
+    def begins_by_itself(self) -> None:
+        """An atomic action begins that no message began."""
+        self.note(BY_ITSELF)
+
+    def step(
+        self,
+        snapshot: SnapshotId,
+        source: ProcessId | None,
+        effects: list[Effect],
+        *,
+        is_cut: bool,
+        took_s: float,
+    ) -> None:
+        """Note a step of a snapshot, before its markers are sent.
+
+        A marker comes, and the state is that, when the step begins; it sends its markers when the
+        state is recorded.
+
+        Args:
+            snapshot: which one.
+            source: from where the marker came; None if the process initiates.
+            effects: what comes of it.
+            is_cut: whether nothing was known of the snapshot here before.
+            took_s: how long ago the step began, in seconds.
+        """
+        sent_at, name = time.time(), str(snapshot)
+        at = sent_at - took_s
+        complete = [effect.fragment for effect in effects if isinstance(effect, Recorded)]
+        progress = self._recorder.progress(snapshot)
+        if source is not None:
+            closed: Mapping[ProcessId, tuple[Batch, ...]] = {}
+            if complete:
+                closed = {record.source: record.batches for record in complete[0].incoming}
+            elif progress is not None:
+                closed = progress.closed
+            recorded = _range(closed[source]) if source in closed else None
+            code = self.accepting[source]
+            self._writer.note_step(StepRow(MARKER_ACCEPTED, code, name, at, recorded))
+        if is_cut and (complete or progress is not None):
+            self._writer.note_step(StepRow(RECORDED, BY_ITSELF, name, at))
+        for effect in effects:
+            if isinstance(effect, SendMarker):
+                code = self.sending[effect.target]
+                self._writer.note_step(StepRow(MARKER_SENT, code, name, sent_at))
+        if is_cut or complete:
+            # So that the log has it by the time that the snapshot is published, whatever comes.
+            self.is_time = True
+
+    def between_actions(self) -> None:
+        """Hand over what was noted, if it is time or much. No action is going on, and all that was
+        sent is counted."""
+        if self._writer.is_much() or self.is_time:
+            self.is_time = False
+            self._writer.hand_over(self._recorder.received_counts, _sent_counts(self._outgoing))
+
+    def close(self) -> None:
+        """Write what was noted, and end."""
+        self._writer.close()
+
+
+def _sent_counts(outgoing: Mapping[ProcessId, OutgoingEndpoint]) -> dict[ProcessId, int]:
+    return {target: channel.sent_count for target, channel in outgoing.items()}
+
+
+def _range(batches: tuple[Batch, ...]) -> list[tuple[int, int]]:
+    """Return the numbers of the messages, which follow each other: one range, or none."""
+    if not batches:
+        return []
+    first = batches[0].first
+    return [(first, batches[-1].last - first + 1)]

@@ -1,0 +1,159 @@
+"""A process's own parts of snapshots, put aside as they go to the coordinator.
+
+The process never waits for the disk: a thread writes, and what it cannot write in time is lost,
+which is told once. That costs a snapshot here, never the process.
+"""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from stillframe.errors import StillframeError, describe
+from stillframe.model import Fragment, SnapshotId
+from stillframe.runtime import control
+from stillframe.runtime.control import CLOSE_S_MAX, ChunkBuffer
+from stillframe.store.chain import CHAIN_LENGTH_MAX
+from stillframe.store.fragments import (
+    KEPT_COUNT,
+    FragmentSource,
+    FragmentTopology,
+    FragmentWriter,
+    check_own_unused,
+)
+from stillframe.topology import Description
+
+WAITING_COUNT_MAX = 8
+"""So many may wait to be written; what comes then is lost."""
+
+
+class _Complete(NamedTuple):
+    fragment: Fragment
+    moment_s: float
+    recorded_at: float
+    completed_at: float
+
+
+class FragmentRecorder:
+    """Writes what a process records of snapshots. Call ``close`` at its end.
+
+    Args:
+        directory: where the fragments of all processes go.
+        life: whose these are.
+        description: of the topology that it takes part in.
+        reference: where that is, ``module:attribute``; None if this process does not know.
+        trouble: called by the thread with a sentence for people, once for each time that something
+            keeps it from writing.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        life: FragmentSource,
+        description: Description,
+        reference: str | None,
+        *,
+        trouble: Callable[[str], None],
+    ) -> None:
+        self._process = life.process
+        self._directory = directory
+        self._trouble = trouble
+        self._pieces = ChunkBuffer()
+        self._bases: dict[SnapshotId, SnapshotId | None] = {}
+        self._lost: deque[SnapshotId] = deque()
+        self._is_told = False
+        self._queue: queue.SimpleQueue[_Complete | None] = queue.SimpleQueue()
+        # Made in the thread: that takes a while, and a process is to begin at once.
+        topology = FragmentTopology(reference=reference, description=description)
+        make_writer = partial(_make_writer, directory, life, topology)
+        self._thread = threading.Thread(
+            target=self._work, args=(make_writer,), name="fragments", daemon=True
+        )
+        self._thread.start()
+
+    def takes_changes(self, base: SnapshotId) -> bool:
+        """Whether a fragment can be read that holds what changed since `base`: that one was put
+        aside, like all that it needs, and there are not too many of them."""
+        self._forget_lost()
+        link: SnapshotId | None = base
+        for _ in range(CHAIN_LENGTH_MAX):
+            if link not in self._bases:
+                return False
+            link = self._bases[link]
+            if link is None:
+                return True
+        return False
+
+    def ahead(self, message: control.FragmentRows | control.FragmentChunk) -> None:
+        """Take what belongs to a fragment to come."""
+        self._pieces.add(self._process, message)
+
+    def complete(self, fragment: Fragment, moment_s: float) -> None:
+        """Take a fragment, of which all that is large was said ahead.
+
+        Args:
+            fragment: what else there is of it.
+            moment_s: when the process recorded its state, by ``time.perf_counter``.
+        """
+        whole = self._pieces.complete(fragment)
+        self._forget_lost()
+        if self._queue.qsize() >= WAITING_COUNT_MAX:
+            self._lose(whole, f"{WAITING_COUNT_MAX} snapshots wait for that already")
+            return
+        self._bases[whole.snapshot] = whole.state.base
+        if len(self._bases) > KEPT_COUNT:
+            del self._bases[next(iter(self._bases))]
+        now, ago_s = time.time(), time.perf_counter() - moment_s
+        self._queue.put(_Complete(whole, moment_s, now - ago_s, now))
+
+    def forget(self, snapshot: SnapshotId) -> None:
+        """Drop what was said ahead: there will be no fragment."""
+        self._pieces.forget(snapshot)
+
+    def close(self) -> None:
+        """Write what was put aside, and end; wait for that, but not for long."""
+        self._queue.put(None)
+        self._thread.join(CLOSE_S_MAX)
+
+    def _forget_lost(self) -> None:
+        while self._lost:
+            self._bases.pop(self._lost.popleft(), None)
+
+    def _work(self, make_writer: Callable[[], FragmentWriter]) -> None:
+        writer: FragmentWriter | None = None
+        while (item := self._queue.get()) is not None:
+            try:
+                writer = writer or make_writer()
+                writer.write(
+                    item.fragment,
+                    moment_s=item.moment_s,
+                    recorded_at=item.recorded_at,
+                    completed_at=item.completed_at,
+                )
+            except StillframeError as error:
+                self._lose(item.fragment, str(error))
+            except Exception as error:  # a bug of ours, or no memory: the process is to go on
+                self._lose(item.fragment, describe(error))
+            else:
+                # Not before it has caught up: one that is too slow is told once, too.
+                self._is_told = self._is_told and not self._queue.empty()
+
+    def _lose(self, fragment: Fragment, why: str) -> None:
+        self._lost.append(fragment.snapshot)
+        if not self._is_told:
+            self._is_told = True
+            self._trouble(
+                f"what process {self._process} records cannot be written into {self._directory}: "
+                f"{why}; the process goes on, and snapshots are incomplete there"
+            )
+
+
+def _make_writer(
+    directory: Path, life: FragmentSource, topology: FragmentTopology
+) -> FragmentWriter:
+    check_own_unused(directory, life)
+    return FragmentWriter(directory, life, topology)

@@ -1,0 +1,242 @@
+"""The host that calls the plain-function handlers of a ``Process``, as fast as messages come.
+
+Whatever a handler raises, ``SystemExit`` too, ends the process and is reported: a message that was
+not handled to the end must not be passed over.
+"""
+
+from collections.abc import Callable
+from operator import length_hint
+from typing import TYPE_CHECKING, Any, cast
+
+from stillframe.errors import ApplicationError, StillframeError, describe
+from stillframe.model import SnapshotId
+from stillframe.process import Action, Message, Process
+from stillframe.runtime.process.host import Delivery, Host, forks, leave
+
+if TYPE_CHECKING:  # loaded only by the service of a pipeline
+    from stillframe.runtime.process.pipeline_logs import PipelineLogs
+
+SLICE_COUNT = 256
+SLICE_S = 0.005
+"""A batch is handled in slices of so many messages; after so long, others get their turn."""
+BURST_COUNT = 64
+"""How often at most an ``every(ms=0)`` action is taken before messages get their turn."""
+RETURNED = (
+    "it returned something: a handler returns nothing, and one that awaits is declared 'async def'"
+)
+POLL_S = 0.01
+"""How often a process looks for new records, and for the beginning of a snapshot."""
+IDLE_RETRY_S = 0.001
+"""When an ``every(ms=0)`` action that sent nothing is tried again."""
+
+
+class HandlerHost(Host):
+    """Runs a ``Process`` whose handlers are plain functions. See ``Host`` for the arguments."""
+
+    # True while a step is taken, and until ``begin``: nothing may come before ``start``.
+    _is_stepping = True
+    _burst_count = 1
+    _waiting: tuple[Callable[[], None], ...] = ()
+
+    def begin(self, *, is_fresh: bool) -> None:
+        """Call ``start`` on a fresh start, handle what is replayed, then act and receive for ever.
+
+        Args:
+            is_fresh: whether the system starts afresh, rather than from a snapshot.
+        """
+        process = self._application = cast(Process, self.subject)
+        self._receive = process.receive
+        self._is_stepping = False
+        if is_fresh:
+            self._call(process.start, "start")
+            self.schedule_flush()
+        self._handle_replayed()
+        self.wake()
+        for action in process.actions:
+            if action.period_ms == 0:
+                self.scheduler.call_soon(self._act_freely, action)
+            else:
+                due = self.scheduler.time() + action.period_ms / 1000
+                self.scheduler.call_later(action.period_ms / 1000, self._act_on_time, action, due)
+
+    def read_logs(self, logs: "PipelineLogs") -> None:
+        """Handle the records of a pipeline's logs as well, from the next turn of the loop on."""
+        self.on_cut = logs.recorded
+        self.scheduler.call_soon(self._read_log, logs)
+
+    def _read_log(self, logs: "PipelineLogs") -> None:
+        """Take part in a snapshot of the pipeline, or handle the next records; come back."""
+        if self.error is not None:
+            return
+        try:
+            found = logs.poll(self.initiate, may_read=self.has_room)
+        except BaseException as error:
+            self.fail(error)
+            return
+        if found is None:
+            self.scheduler.call_later(POLL_S, self._read_log, logs)
+        elif self._call(self._application.receive_records, "receive_records", *found):
+            self.schedule_flush()
+            self.scheduler.call_soon(self._read_log, logs)
+
+    def _handle_replayed(self) -> None:
+        """Deliver what was on the channels at the cut: all of it, before any action."""
+        try:
+            while self.replayed_count:
+                item = self.mailbox.popleft()
+                assert isinstance(item, Delivery)
+                self._hand_over(item, item.messages, 0)
+                self._finish(item)
+                self.replayed_count -= item.batch.count
+        except BaseException as error:
+            self.fail(error)
+
+    def published(self, snapshot: SnapshotId) -> None:
+        """Tell the application that `snapshot` is in the store."""
+        self._call(self._application.on_published, "on_published", snapshot)
+        self.schedule_flush()
+
+    def wake(self) -> None:
+        """Handle what is in the mailbox, as far as back-pressure lets us."""
+        if self._is_stepping or self.error is not None:
+            return
+        self._is_stepping = True
+        deadline = 0.0
+        try:
+            while self.mailbox and self.error is None:
+                if self.is_held and isinstance(self.mailbox[0], Delivery):
+                    break
+                item = self.mailbox.popleft()
+                if not isinstance(item, Delivery):
+                    self.step(item)
+                    continue
+                if item.batch.count <= SLICE_COUNT:
+                    self._hand_over(item, item.messages, 0)
+                    self._finish(item)
+                    if not self.mailbox:
+                        break
+                deadline = deadline or self.scheduler.time() + SLICE_S
+                if item.batch.count > SLICE_COUNT:
+                    self._deliver_in_slices(item, deadline)
+                if self.scheduler.time() > deadline:
+                    self.scheduler.call_soon(self.wake)
+                    break
+        except BaseException as error:
+            self.fail(error)
+        finally:
+            self._is_stepping = False
+        if not self._is_flush_scheduled:
+            self.schedule_flush()
+        if self._waiting and self.has_room:
+            self._go_on_acting()
+
+    def _go_on_acting(self) -> None:
+        """There is room again for the actions that found none."""
+        for act in self._waiting:
+            self.scheduler.call_soon(act)
+        self._waiting = ()
+
+    def _deliver_in_slices(self, item: Delivery, deadline: float) -> None:
+        """Hand messages to the application until time runs out; the rest goes back."""
+        messages, done = item.messages, 0
+        while done < len(messages) and (not done or self.scheduler.time() < deadline):
+            self._hand_over(item, messages[done : done + SLICE_COUNT], done)
+            done = min(done + SLICE_COUNT, len(messages))
+        if done == len(messages):
+            self._finish(item)
+            return
+        handled, rest = item.batch.split(done)
+        self.recorder.receive(item.incoming.source, handled)
+        self.mailbox.appendleft(Delivery(item.incoming, messages[done:], rest, item.frame_bytes))
+
+    def _finish(self, item: Delivery) -> None:
+        """All messages of `item` were handed over."""
+        incoming, size = item.incoming, item.frame_bytes
+        self.recorder.receive(incoming.source, item.batch)
+        if size is not None and (sequence := incoming.session.handle(size)):
+            incoming.acknowledge(sequence)
+
+    def _hand_over(self, item: Delivery, messages: list[Message], offset: int) -> None:
+        receive, channel = self._receive, item.incoming.channel
+        remaining = iter(messages)
+        try:
+            if self.log is None:
+                for message in remaining:
+                    if receive(channel, message) is not None:
+                        raise TypeError(RETURNED)
+            else:
+                note, code = self.log.note, self.log.accepting[channel.source]
+                for message in remaining:
+                    note(code)
+                    if receive(channel, message) is not None:
+                        raise TypeError(RETURNED)
+            if forks.is_child:
+                leave(self.process, f"receive() on channel {channel}")
+        except BaseException as error:
+            if forks.is_child:
+                leave(self.process, f"receive() on channel {channel}")
+            index = len(messages) - length_hint(remaining) - 1
+            raise ApplicationError(
+                f"process {self.process}: receive() raised on message "
+                f"{item.batch.first + offset + index} of channel {channel}, {messages[index]!r}: "
+                f"{describe(error)}"
+            ) from error
+
+    def _call(self, function: Callable[..., Any], name: str, *arguments: object) -> bool:
+        """Take one atomic action; False if it failed, which ends this process."""
+        if self.error is not None:
+            return False
+        if self.log is not None:
+            self.log.begins_by_itself()
+        try:
+            if function(*arguments) is not None:
+                raise TypeError(RETURNED)
+            if forks.is_child:
+                leave(self.process, f"{name}()")
+        except BaseException as error:
+            if forks.is_child:
+                leave(self.process, f"{name}()")
+            failure: StillframeError = ApplicationError(
+                f"process {self.process}: {name}() raised {describe(error)}"
+            )
+            failure.__cause__ = error
+            self.fail(failure)
+            return False
+        return True
+
+    def _act_freely(self, action: Action) -> None:
+        """Take an ``every(ms=0)`` action in a burst, and come back."""
+        if not self.has_room:
+            self._waiting += (lambda: self._act_freely(action),)
+            return
+        before = self._sent_total()
+        function = getattr(self._application, action.name)
+        for _ in range(self._burst_count):
+            if not self._call(function, action.name):
+                return
+        self.flush()
+        # How much one action sends is not known beforehand: feel for it, from one action up.
+        self._burst_count = (
+            min(BURST_COUNT, self._burst_count * 2)
+            if self.has_room
+            else max(1, self._burst_count // 2)
+        )
+        if self._sent_total() == before:
+            self.scheduler.call_later(IDLE_RETRY_S, self._act_freely, action)
+        else:
+            self.scheduler.call_soon(self._act_freely, action)
+
+    def _act_on_time(self, action: Action, due: float) -> None:
+        """Take an action that is due, or that was and found the channels full; plan the next."""
+        if not self.has_room:
+            self._waiting += (lambda: self._act_on_time(action, due),)
+            return
+        if not self._call(getattr(self._application, action.name), action.name):
+            return
+        self.schedule_flush()
+        now, period_s = self.scheduler.time(), action.period_ms / 1000
+        due += period_s * max(1, int((now - due) / period_s) + 1)
+        self.scheduler.call_later(due - now, self._act_on_time, action, due)
+
+    def _sent_total(self) -> int:
+        return sum(outgoing.session.sequence for outgoing in self.outgoing.values())

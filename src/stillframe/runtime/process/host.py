@@ -1,0 +1,434 @@
+"""One process: its mailbox, its recorder, its outgoing batches. Everything happens in atomic steps.
+
+A host owns no socket. Links hand it what came (`Host.arrived`), and it writes frames into the
+transports that links have attached to its channels. Two kinds of host differ only in who drives:
+
+* ``HandlerHost`` (``handlers.py``) calls the plain-function handlers of a ``Process`` by itself;
+* ``LoopHost`` (``loop_host.py``) is polled for the next message, by a program with its own event
+  loop or by the driver of a ``Process`` with ``async`` handlers.
+"""
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, assert_never
+
+import msgspec
+
+from stillframe.errors import ApplicationError, StillframeError, UsageError, describe
+from stillframe.model import Batch, Channel, Marker, ProcessId, ProcessState, SnapshotId
+from stillframe.process import Message, Process
+from stillframe.protocol import wire
+from stillframe.protocol.recorder import (
+    Effect,
+    NotRecorded,
+    Phase,
+    Recorded,
+    Recorder,
+    SendMarker,
+)
+from stillframe.restore import Start
+from stillframe.runtime import control
+from stillframe.runtime.process import state_capture
+from stillframe.runtime.process.endpoints import (
+    FRAME_EXTRA_BYTES,
+    HOLD_BYTES,
+    LIMIT_BYTES,
+    WINDOW_BYTES,
+    IncomingEndpoint,
+    OutgoingEndpoint,
+    Send,
+    make_send,
+)
+from stillframe.runtime.process.state_capture import MarkerTimer
+from stillframe.state_codec import StateCodec
+
+if TYPE_CHECKING:  # loaded only by a process that writes an event log
+    from stillframe.runtime.process.event_logging import EventLogger, OpenLog
+
+EXIT_RETURNED = 70
+_STDERR = 2
+
+
+class _Forks:
+    """Attributes:
+    is_child: whether this was forked off the process in which the host was made.
+    """
+
+    def __init__(self) -> None:
+        self.is_child = False
+        self._has_host = False
+
+    def host_made(self) -> None:
+        """Note that a host belongs to this very process: children of it are strangers to it."""
+        self.is_child, self._has_host = False, True
+
+    def forked(self) -> None:
+        """Note, in the child, that it was forked."""
+        self.is_child = self._has_host
+
+
+forks = _Forks()
+os.register_at_fork(after_in_child=forks.forked)
+
+
+def leave(process: ProcessId, handler: str) -> NoReturn:
+    """Say on stderr which handler forked, and end this child at once."""
+    words = (
+        f"process {process}: {handler} called os.fork(), and the child (operating-system process "
+        f"{os.getpid()}) returned from it: only the parent may. The child was ended before it "
+        "could use the connections of its parent. End it with os._exit() inside the handler, or "
+        "use the module subprocess\n"
+    )
+    with contextlib.suppress(OSError):
+        os.write(_STDERR, words.encode())
+    os._exit(EXIT_RETURNED)
+
+
+class Scheduler(state_capture.Scheduler, Protocol):
+    """The part of an asyncio event loop that a host uses."""
+
+    def call_later(self, delay: float, callback: Callable[..., Any], /, *args: Any) -> Any:
+        """Call after `delay` seconds."""
+
+    def time(self) -> float:
+        """Return a clock's seconds; only differences mean anything."""
+
+
+class Delivery(msgspec.Struct, gc=False):
+    """Messages in the mailbox; `frame_bytes` is None if no frame ends with them."""
+
+    incoming: IncomingEndpoint
+    messages: list[Message]
+    batch: Batch
+    frame_bytes: int | None
+
+
+class MarkerArrival(msgspec.Struct, gc=False):
+    """A marker in the mailbox; `frame_bytes` is None if it rode on messages, which come next."""
+
+    incoming: IncomingEndpoint
+    marker: Marker
+    frame_bytes: int | None
+
+
+Item = Delivery | MarkerArrival | SnapshotId
+"""What a mailbox holds; a bare snapshot id is the request to initiate it."""
+
+
+class Host:
+    """What both kinds of host share.
+
+    Args:
+        process: who this is.
+        codec: captures and restores the state of `subject`.
+        subject: the object whose fields are the recorded state.
+        incoming: source -> the message classes that we accept.
+        outgoing: target -> the message classes that it accepts.
+        cyclic: the targets that a chain of channels leads back from, to this process.
+        start: where to begin after a restore; None for a fresh start.
+        report: takes what the coordinator must hear.
+        fail: called once with the error after which this process cannot go on.
+        scheduler: the event loop.
+        marker_wait_s: how long a marker may wait for messages to ride on, in seconds; 0 sends it
+            at once.
+        open_log: begins the event log of this process; None if it writes none.
+        fragments: takes what it records of snapshots, if anything does; it is closed with the log.
+    """
+
+    def __init__(
+        self,
+        process: ProcessId,
+        *,
+        codec: StateCodec,
+        subject: object,
+        incoming: Mapping[ProcessId, tuple[type[Message], ...]],
+        outgoing: Mapping[ProcessId, tuple[type[Message], ...]],
+        cyclic: frozenset[ProcessId],
+        start: Start | None,
+        report: Callable[[control.FromProcess], None],
+        fail: Callable[[StillframeError], None],
+        scheduler: Scheduler,
+        marker_wait_s: float,
+        open_log: "OpenLog | None" = None,
+        fragments: state_capture.FragmentSink | None = None,
+    ) -> None:
+        forks.host_made()
+        self.process = process
+        self.incoming = {s: IncomingEndpoint(Channel(s, process), a) for s, a in incoming.items()}
+        self.report = report
+        self.scheduler = scheduler
+        self.mailbox: deque[Item] = deque()
+        self.error: StillframeError | None = None
+        self.is_held = False
+        self.has_room = True
+        self.on_cut: Callable[[SnapshotId, ProcessState], None] | None = None
+        self._fail = fail
+        self.marker_wait_s = marker_wait_s
+        self.subject = subject
+        self._is_flush_scheduled = False
+        self.replayed_count = 0
+        self.quantities_from_s = 0.0
+        sent = start.sent_counts if start else dict.fromkeys(outgoing, 0)
+        received = (
+            {record.source: record.received_count for record in start.incoming}
+            if start
+            else dict.fromkeys(incoming, 0)
+        )
+        self.outgoing = {
+            t: OutgoingEndpoint(Channel(process, t), frozenset(a), sent[t], is_on_cycle=t in cyclic)
+            for t, a in outgoing.items()
+        }
+        self._outgoing = tuple(self.outgoing.values())
+        self.recorder = Recorder(process, incoming=received, outgoing=sent, capture=self._capture)
+        if start is not None:
+            codec.restore(subject, start.encoded)
+            self._replay(start)
+        self._cutting: SnapshotId
+        self.marking = MarkerTimer()
+        self.captures = state_capture.StateCapture(
+            process,
+            codec=codec,
+            subject=subject,
+            base=None if start is None else start.base,
+            scheduler=scheduler,
+            report=report,
+            aside=fragments,
+        )
+        self._fragments = fragments
+        self.log: EventLogger | None = None
+        if open_log is not None:
+            self.log = open_log(self.recorder, self.outgoing)
+            scheduler.call_later(self.log.hand_over_s, self._tend_log)
+        self.send = self.make_send()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an atomic action is going on that the event loop goes round in."""
+        return False
+
+    def wake(self) -> None:
+        """Something is in the mailbox, or there is room again: go on."""
+        raise NotImplementedError
+
+    def arrived(self, incoming: IncomingEndpoint, frame: wire.Messages | wire.Marked) -> None:
+        """Take a frame from a link. It is checked whole before it counts as received.
+
+        Raises:
+            ProtocolViolation: the frame breaks the rules; nothing of it was taken.
+        """
+        item: Item
+        rider: MarkerArrival | None = None
+        if isinstance(frame, wire.Messages):
+            batch = frame.batch
+            size = len(batch.encoded) + FRAME_EXTRA_BYTES
+            if frame.marker is not None:
+                size += FRAME_EXTRA_BYTES
+                rider = MarkerArrival(incoming, frame.marker, None)
+            item = Delivery(incoming, incoming.decode(batch), batch, size)
+        else:
+            item = MarkerArrival(incoming, frame.marker, FRAME_EXTRA_BYTES)
+        if incoming.session.accept(frame.sequence):
+            if rider is not None:
+                self.mailbox.append(rider)
+            self.mailbox.append(item)
+            self.wake()
+
+    def acknowledged(self, outgoing: OutgoingEndpoint, sequence: int) -> None:
+        """Take an acknowledgement from a link."""
+        outgoing.session.acknowledge(sequence)
+        if not self.has_room:
+            self.flush()
+            self.wake()
+
+    def initiate(self, snapshot: SnapshotId) -> None:
+        """Begin `snapshot` at the next boundary between atomic actions."""
+        self.mailbox.appendleft(snapshot)
+        self.wake()
+
+    def abandon(self, snapshot: SnapshotId) -> None:
+        """Stop recording `snapshot`."""
+        self.recorder.abandon(snapshot)
+        self.captures.abandon(snapshot)
+        self.marking.take(snapshot)
+
+    def settle(self, last_number: int) -> None:
+        """Stop recording every snapshot up to `last_number`. What was published of them is not
+        known: so the next one records everything."""
+        self.recorder.settle(last_number)
+        self.captures.settle(last_number)
+        self.marking.settle(last_number)
+
+    def fail(self, error: BaseException) -> None:
+        """Stop for good: no further step is taken."""
+        if self.error is not None:
+            return
+        if not isinstance(error, StillframeError):
+            wrapped = ApplicationError(f"process {self.process}: {describe(error)}")
+            wrapped.__cause__ = error
+            error = wrapped
+        self.error = error
+        self.captures.close()
+        self._fail(error)
+
+    def step(self, item: MarkerArrival | SnapshotId) -> None:
+        """Handle a marker, or a request to initiate: one atomic step."""
+        began = time.perf_counter()
+        self.flush()
+        if self.error is not None:
+            return
+        for outgoing in self._outgoing:
+            self.recorder.sent(outgoing.channel.target, outgoing.sent_count)
+        snapshot = item if isinstance(item, SnapshotId) else item.marker.snapshot
+        self._cutting = snapshot
+        is_first = self.recorder.phase(snapshot) is Phase.IDLE
+        if isinstance(item, SnapshotId):
+            effects = self.recorder.initiate(item)
+        else:
+            effects = self.recorder.marker(item.incoming.source, item.marker)
+        source = None if isinstance(item, SnapshotId) else item.incoming.source
+        if is_first:
+            self._tell_cut(snapshot, effects)
+            self.captures.stood_still(snapshot, time.perf_counter() - began)
+        self.marking.step(snapshot, source, is_cut=is_first)
+        if self.log is not None:
+            took_s = time.perf_counter() - began
+            self.log.step(snapshot, source, effects, is_cut=is_first, took_s=took_s)
+        self._carry_out(effects)
+        if not isinstance(item, SnapshotId):
+            size = item.frame_bytes
+            if size is not None and (sequence := item.incoming.session.handle(size)):
+                item.incoming.acknowledge(sequence)
+
+    def flush(self) -> None:
+        """Send everything that the application has sent, in as few writes as possible.
+
+        A message that cannot be sent ends this process.
+        """
+        self._is_flush_scheduled = False
+        if forks.is_child:  # of a program with a loop of its own
+            leave(self.process, "its program")
+        has_room, is_held = True, False
+        for outgoing in self._outgoing:
+            if outgoing.pending:
+                try:
+                    outgoing.flush()
+                except UsageError as error:
+                    self.fail(error)
+            if outgoing.session.unacknowledged_bytes >= WINDOW_BYTES:
+                has_room = False
+                is_held = is_held or self._is_too_full(outgoing)
+        self.has_room, self.is_held = has_room, is_held
+        if self.log is not None and self.error is None and not self.is_busy:
+            self.log.between_actions()
+
+    def _is_too_full(self, outgoing: OutgoingEndpoint) -> bool:
+        """Return whether to wait for the target before handling more; fail if that is no way."""
+        size = outgoing.session.unacknowledged_bytes
+        if not outgoing.is_on_cycle:
+            return size >= HOLD_BYTES
+        if size >= LIMIT_BYTES:
+            self.fail(
+                ApplicationError(
+                    f"channel {outgoing.channel}: {size:,} bytes were sent that "
+                    f"{outgoing.channel.target} has not handled yet, and at most {LIMIT_BYTES:,} "
+                    "are kept: send less in one action, or less for each message received"
+                )
+            )
+        return False
+
+    def schedule_flush(self) -> None:
+        """Flush at the end of the next turn of the loop.
+
+        Not of this one: the loop looks at its sockets once more in between, and what has come by
+        then is answered in the same frames. With many channels that is a sixth more messages.
+        """
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            self.scheduler.call_soon(self.scheduler.call_soon, self.flush)
+
+    def make_send(self) -> Send:
+        """Return the function that applications call to send."""
+        return make_send(self.process, self.outgoing, self.log)
+
+    def close_logs(self) -> None:
+        """Write what is still to be written of the event log and of fragments, if there are: this
+        process will do no more."""
+        if self.log is not None:
+            self.log.is_time = True
+            if self.error is None and not self.is_busy:
+                self.flush()
+            self.log.close()
+            self.log = None
+        if self._fragments is not None:
+            self._fragments.close()
+            self._fragments = None
+
+    def _tend_log(self) -> None:
+        """Hand over what was noted, now or when the action is over that is going on."""
+        if self.log is not None and self.error is None:
+            self.log.is_time = True
+            if not self.is_busy:
+                self.flush()
+            self.scheduler.call_later(self.log.hand_over_s, self._tend_log)
+
+    def _tell_cut(self, snapshot: SnapshotId, effects: list[Effect]) -> None:
+        """The state was recorded just now: tell the logs, which record what belongs to the same
+        cut, and the application."""
+        progress = self.recorder.progress(snapshot)
+        recorded = [effect.fragment.state for effect in effects if isinstance(effect, Recorded)]
+        for state in recorded if progress is None else [progress.state]:
+            if self.on_cut is not None:
+                self.on_cut(snapshot, state)
+            if isinstance(self.subject, Process):
+                self._tell_application(self.subject, snapshot)
+
+    def _tell_application(self, process: Process, snapshot: SnapshotId) -> None:
+        try:
+            try:
+                returned: object = process.on_cut(snapshot)  # type: ignore[func-returns-value]
+            finally:
+                if forks.is_child:
+                    leave(self.process, "on_cut()")
+            if returned is not None:
+                raise TypeError("it returned something: it is a plain function and returns nothing")
+            if any(outgoing.pending for outgoing in self._outgoing):
+                raise TypeError("it sent a message: a snapshot must not change what a process does")
+        except Exception as error:
+            raise ApplicationError(
+                f"process {self.process}: on_cut() raised {describe(error)}"
+            ) from error
+
+    def _capture(self) -> ProcessState:
+        return self.captures.begin(self._cutting, is_whole=self.on_cut is not None)
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendMarker(target, marker):
+                    self._send_marker(self.outgoing[target], marker)
+                case Recorded(fragment):
+                    times = self.marking.take(fragment.snapshot)
+                    self.captures.recorded(msgspec.structs.replace(fragment, marker_times=times))
+                case NotRecorded(snapshot, detail):
+                    self.marking.take(snapshot)
+                    self.captures.abandon(snapshot)
+                    self.report(control.SnapshotDeclined(snapshot, detail))
+                case _:
+                    assert_never(effect)
+
+    def _send_marker(self, outgoing: OutgoingEndpoint, marker: Marker) -> None:
+        wait_s = self.marker_wait_s
+        outgoing.send_marker(marker, may_wait=wait_s > 0)
+        if wait_s:
+            self.scheduler.call_later(wait_s, outgoing.release, marker)
+
+    def _replay(self, start: Start) -> None:
+        """Put the recorded messages of every channel into the mailbox, first of all."""
+        for record in start.incoming:
+            incoming = self.incoming[record.source]
+            for batch in record.batches:
+                self.mailbox.append(Delivery(incoming, incoming.decode(batch), batch, None))
+                self.replayed_count += batch.count

@@ -1,0 +1,176 @@
+"""``join``: take the place of a process from a program that has its own loop."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from stillframe.durable_files import local_path
+from stillframe.errors import UsageError
+from stillframe.model import Channel, ProcessId
+from stillframe.process import Message
+from stillframe.runtime.control import OutputDirs
+from stillframe.runtime.network.addresses import ANY_PORT, COORDINATOR_PORT, Address
+from stillframe.runtime.network.connection import Credentials
+from stillframe.runtime.process.loop_host import LoopHost
+from stillframe.runtime.process.process_runtime import ProcessRuntime
+from stillframe.runtime.run_file import find_running
+from stillframe.topology import Joined, Topology
+
+
+class Participant:
+    """A joined program's view of its process: ``async for`` to receive, ``send`` to send.
+
+    One turn of the loop is one atomic action. Between actions, and only there, a snapshot may
+    record the state; a program that sends without receiving calls ``boundary`` to say where.
+    """
+
+    def __init__(self, host: LoopHost) -> None:
+        self._host = host
+        self.id: ProcessId = host.process
+        self.incoming = tuple(host.incoming)
+        self.outgoing = tuple(host.outgoing)
+
+    async def send(self, target: ProcessId, message: Message) -> None:
+        """Send `message` on the channel to `target`. It is part of the current action.
+
+        Raises:
+            UsageError: there is no such channel, or the message does not fit it.
+        """
+        self._host.send(target, message)
+        self._host.schedule_flush()
+
+    async def boundary(self) -> None:
+        """End the current action and begin another: here the state may be recorded.
+
+        Waits until the outgoing channels have room. Call it between actions in a loop of your own.
+
+        Raises:
+            StillframeError: the process cannot go on: the system was stopped or restored.
+        """
+        self._host.end()
+        try:
+            await asyncio.sleep(0)
+            await self._host.begin_by_itself()
+        except BaseException:
+            await self._go_on()
+            raise
+
+    async def __aiter__(self) -> AsyncIterator[tuple[Channel, Message]]:
+        """Yield channel and message, one atomic action a turn."""
+        while True:
+            self._host.end()
+            try:
+                channel, message = await self._host.begin_with_message()
+            except BaseException:
+                await self._go_on()
+                raise
+            yield channel, message
+
+    async def _go_on(self) -> None:
+        """The wait failed or was cut short: the program goes on, and so inside an action."""
+        if not self._host.action.locked():
+            await self._host.action.acquire()
+            if self._host.error is None:
+                self._host.acts_by_itself()
+
+
+@contextlib.asynccontextmanager
+async def join(
+    process: ProcessId,
+    *,
+    topology: Topology,
+    state: object,
+    store: str | Path | None = None,
+    coordinator: str | None = None,
+    listen: str | None = None,
+    tls: str | Path | None = None,
+    log: str | Path | None = None,
+    fragments: str | Path | None = None,
+) -> AsyncIterator[Participant]:
+    """Join a system as `process`: the one that is running on `store`, or on another machine the one
+    of `coordinator`.
+
+    ``async with join("P1", topology=bank, store="bank.store", state=books) as me`` gives a
+    `Participant`: send with ``await me.send(...)``, receive with ``async for channel, message in
+    me``. The body is one atomic action up to the first turn of that loop.
+
+    Args:
+        process: its name; the topology has ``Joined(...)`` in its place.
+        topology: the same topology that the system was started with.
+        state: the object whose fields are recorded, of the class that ``Joined`` names. After a
+            restore its fields are set before the body begins.
+        store: the directory of its store, if that is on this machine.
+        coordinator: where the system's coordinator listens, such as ``10.0.0.1:8640``; `listen`
+            and `tls` are needed too then.
+        listen: the address of this machine at which the other processes reach it, such as
+            ``10.0.0.2``; with a port, or on any that is free.
+        tls: the directory of our certificates: ``ca.pem``, ``cert.pem``, ``key.pem``.
+        log: the directory of the event log in which to write what this program does, one action a
+            turn; the same as the system's, if that is on this machine.
+        fragments: the directory in which to write what this program records of each snapshot; the
+            same as the system's, if that is on this machine.
+
+    Raises:
+        UsageError: the topology has no such process to join, `state` is of another class, a
+            directory is an address such as ``s3://bucket/x``, or the certificates are not what
+            they must be.
+        Unavailable: no system is running there; or, inside the body, this epoch is over because
+            the system was stopped or restored: join again.
+        Refused: the system runs another topology, the process has already joined, or a
+            certificate was refused.
+    """
+    topology.description.check_process(process)
+    place = topology.processes[process]
+    if not isinstance(place, Joined):
+        raise UsageError(
+            f"process {process!r} is started by the system itself: its place in the topology is "
+            f"{type(place).__name__}(...), not Joined(...)"
+        )
+    if type(state) is not place.state:
+        raise UsageError(
+            f"process {process!r} records a {place.state.__name__}, not a {type(state).__name__}"
+        )
+    traces = OutputDirs(
+        log=None if log is None else str(local_path(log)),
+        fragments=None if fragments is None else str(local_path(fragments)),
+    )
+    hash_ = topology.description.hash
+    if store is not None and (coordinator, listen, tls) == (None, None, None):
+        member = _member_here(process, hash_, local_path(store))
+    elif store is None and coordinator is not None and listen is not None and tls is not None:
+        member = _member_elsewhere(process, hash_, coordinator, listen, local_path(tls))
+    else:
+        raise UsageError(
+            "say where the system is: store=... if it runs on this machine, else coordinator=..., "
+            "listen=... and tls=..."
+        )
+    try:
+        start = await member.connect()
+        host = member.host(LoopHost, topology, state, start, traces=traces)
+        await host.action.acquire()
+        host.acts_by_itself()
+        await member.run(host, begin=lambda: None, published=lambda snapshot: None)
+        yield Participant(host)
+        host.end()
+    finally:
+        await member.close()
+
+
+def _member_here(process: ProcessId, topology_hash: str, store: Path) -> ProcessRuntime:
+    system = find_running(store)
+    if system.has_tls:
+        raise UsageError(
+            f"the system of {store} uses TLS: join it with coordinator='{system.coordinator}', "
+            "listen=... and tls=... instead of store=..."
+        )
+    me = Credentials(process, system.epoch, topology_hash, system.secret)
+    return ProcessRuntime(me, system.coordinator, ANY_PORT)
+
+
+def _member_elsewhere(
+    process: ProcessId, topology_hash: str, coordinator: str, listen: str, tls: Path
+) -> ProcessRuntime:
+    me = Credentials(process, 0, topology_hash, b"", str(tls.absolute()))
+    there = Address.parse(coordinator, port=COORDINATOR_PORT)
+    return ProcessRuntime(me, there, Address.parse(listen, port=0))

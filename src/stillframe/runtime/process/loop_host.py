@@ -1,0 +1,297 @@
+"""A host that is asked for the next turn, and ``join``: for programs that have their own loop.
+
+The program is inside an atomic action except while it waits in ``async for``, or in ``boundary``:
+only there can a marker be handled or a state be recorded. A ``Process`` with ``async`` handlers is
+driven the same way.
+"""
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+from stillframe.errors import ApplicationError, StillframeError, describe
+from stillframe.model import Channel, ProcessId, SnapshotId
+from stillframe.process import Action, Message, Process
+from stillframe.runtime.process.endpoints import Send
+from stillframe.runtime.process.handlers import RETURNED, SLICE_S
+from stillframe.runtime.process.host import Delivery, Host, forks, leave
+
+
+class LoopHost(Host):
+    """Hands out one message at a time, between boundaries. See ``Host`` for the arguments.
+
+    `action` is held while an atomic action is going on. Whoever releases it calls `boundary` first.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.action = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._slice_end = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an atomic action is going on."""
+        return self.action.locked()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop for good; whoever waits for a turn gets the error."""
+        super().fail(error)
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Handle markers if no action is going on, and tell who waits."""
+        if not self.action.locked():
+            self.boundary()
+        self._changed.set()
+
+    def boundary(self) -> None:
+        """No action is going on: send what was sent, and handle markers up to the next message."""
+        if self.error is not None:
+            return
+        try:
+            self.flush()
+            while self.mailbox and not isinstance(self.mailbox[0], Delivery):
+                item = self.mailbox.popleft()
+                assert not isinstance(item, Delivery)
+                self.step(item)
+            if self.log is not None and self.error is None:
+                self.log.between_actions()
+        except Exception as error:
+            self.fail(error)
+
+    async def begin_with_message(self) -> tuple[Channel, Message]:
+        """Wait for the next message, begin its action (`action` is held then) and return it.
+
+        Raises:
+            StillframeError: the process cannot go on.
+        """
+        if self.scheduler.time() > self._slice_end:
+            # Messages that are there already must not keep the loop from what comes in.
+            await asyncio.sleep(0)
+            self._slice_end = self.scheduler.time() + SLICE_S
+        while True:
+            while (self.is_held or not self.mailbox) and self.error is None:
+                self._changed.clear()
+                await self._changed.wait()
+            await self.action.acquire()
+            self.boundary()
+            if self.mailbox and not self.is_held and self.error is None:
+                return self._take()
+            self.action.release()
+            if self.error is not None:
+                raise self.error
+
+    async def begin_by_itself(self) -> None:
+        """Wait until the channels have room, and begin an action (`action` is held then).
+
+        Raises:
+            StillframeError: the process cannot go on.
+        """
+        while True:
+            while not self.has_room and self.error is None:
+                self._changed.clear()
+                await self._changed.wait()
+            await self.action.acquire()
+            self.boundary()
+            if self.has_room and self.error is None:
+                self.acts_by_itself()
+                return
+            self.action.release()
+            if self.error is not None:
+                raise self.error
+
+    def acts_by_itself(self) -> None:
+        """An action has begun that no message began: note it, if there is an event log."""
+        if self.log is not None:
+            self.log.begins_by_itself()
+
+    def make_send(self) -> Send:
+        """Return the function that applications call to send. What is sent between two actions, by
+        a task of the application's own, is an action for the event log."""
+        send = super().make_send()
+        if self.log is None:
+            return send
+
+        def send_at_any_time(target: ProcessId, message: Message) -> None:
+            if not self.is_busy:
+                self.acts_by_itself()
+            send(target, message)
+
+        return send_at_any_time
+
+    def end(self) -> None:
+        """End the action that was begun."""
+        self.boundary()
+        self.action.release()
+        self._changed.set()
+
+    def _take(self) -> tuple[Channel, Message]:
+        item = self.mailbox.popleft()
+        assert isinstance(item, Delivery)
+        incoming, message = item.incoming, item.messages[0]
+        batch = item.batch
+        if len(item.messages) > 1:
+            singles = _singles(item)
+            batch = singles[0].batch
+            self.mailbox.extendleft(reversed(singles[1:]))
+            item = singles[0]
+        self.recorder.receive(incoming.source, batch)
+        if self.log is not None:
+            self.log.note(self.log.accepting[incoming.source])
+        if item.frame_bytes is not None and (sequence := incoming.session.handle(item.frame_bytes)):
+            incoming.acknowledge(sequence)
+        return incoming.channel, message
+
+
+def _singles(item: Delivery) -> list[Delivery]:
+    """Return one delivery a message; the last one ends the frame."""
+    deliveries = [
+        Delivery(item.incoming, [message], batch, None)
+        for message, batch in zip(item.messages, item.batch.singles(), strict=True)
+    ]
+    deliveries[-1].frame_bytes = item.frame_bytes
+    return deliveries
+
+
+def has_async_handlers(process: Process) -> bool:
+    """Return whether any handler of `process` is a coroutine function."""
+    names = ["start", "receive", "on_published", *(action.name for action in process.actions)]
+    return any(inspect.iscoroutinefunction(getattr(process, name)) for name in names)
+
+
+class _Watched(Coroutine[Any, Any, None]):
+    """Runs handlers, and looks each time they wait whether this is the child of a fork of theirs.
+
+    Args:
+        inner: runs them.
+        driver: of the handlers.
+    """
+
+    def __init__(self, inner: Coroutine[Any, Any, None], driver: "AsyncHandlerDriver") -> None:
+        self._inner = inner
+        self._driver = driver
+
+    def send(self, value: Any, /) -> Any:
+        """Go on until something is waited for."""
+        try:
+            return self._inner.send(value)
+        finally:
+            self._check()
+
+    def throw(self, *error: Any) -> Any:
+        """Go on with an error until something is waited for."""
+        try:
+            return self._inner.throw(*error)
+        finally:
+            self._check()
+
+    def close(self) -> None:
+        """End the handler."""
+        self._inner.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._inner.__await__()
+
+    def _check(self) -> None:
+        if forks.is_child:
+            leave(self._driver.process_id, self._driver.where)
+
+
+class AsyncHandlerDriver:
+    """Drives a ``Process`` with ``async`` handlers: one action at a time, from start to end.
+
+    Args:
+        host: the host whose turns it takes.
+        process: the subject, attached to that host.
+
+    Attributes:
+        process_id: of that process.
+        where: which handler was called last.
+    """
+
+    def __init__(self, host: LoopHost, process: Process) -> None:
+        self._host = host
+        self._process = process
+        self.process_id = host.process
+        self.where = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, *, is_fresh: bool) -> None:
+        """Call ``start`` on a fresh start, then receive and act until this process ends.
+
+        The host's `action` must be held: nothing may come before ``start``.
+        """
+        self._spawn(self._run(is_fresh=is_fresh))
+
+    def published(self, snapshot: SnapshotId) -> None:
+        """Tell the application that `snapshot` is in the store."""
+        self._spawn(self._by_itself(self._process.on_published, "on_published", snapshot))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        async def until_failure() -> None:
+            with contextlib.suppress(StillframeError):  # the host has it, and has reported it
+                await coroutine
+
+        watched = _Watched(until_failure(), self)
+        task = asyncio.get_running_loop().create_task(watched)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, *, is_fresh: bool) -> None:
+        if is_fresh:
+            self._host.acts_by_itself()
+            await self._call(self._process.start, "start()")
+        self._host.end()
+        for _ in range(self._host.replayed_count):
+            await self._receive_one()
+        for action in self._process.actions:
+            self._spawn(self._act(action))
+        while True:
+            await self._receive_one()
+
+    async def _receive_one(self) -> None:
+        channel, message = await self._host.begin_with_message()
+        where = f"receive() on channel {channel}, {message!r}"
+        await self._call(self._process.receive, where, channel, message)
+        self._host.end()
+
+    async def _act(self, action: Action) -> None:
+        loop = asyncio.get_running_loop()
+        period_s = action.period_ms / 1000
+        due = loop.time() + period_s
+        while True:
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            await self._by_itself(getattr(self._process, action.name), action.name)
+            due = max(due + period_s, loop.time())
+
+    async def _by_itself(self, function: Any, name: str, *arguments: object) -> None:
+        await self._host.begin_by_itself()
+        await self._call(function, f"{name}()", *arguments)
+        self._host.end()
+
+    async def _call(self, function: Any, where: str, *arguments: object) -> None:
+        self.where = where
+        try:
+            result = function(*arguments)
+            if inspect.isawaitable(result):
+                result = await result
+            if forks.is_child:
+                leave(self._host.process, where)
+            if result is not None:
+                raise TypeError(RETURNED)
+        except BaseException as error:
+            # A handler may meet the cancellation of something that it waits for; ours is another.
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            if forks.is_child:
+                leave(self._host.process, where)
+            failure = ApplicationError(
+                f"process {self._host.process}: {where} raised {describe(error)}"
+            )
+            failure.__cause__ = error
+            self._host.fail(failure)
+            raise failure from error

@@ -1,0 +1,132 @@
+"""The logs of a pipeline at one process of a system: records in, records out, one cut for both.
+
+A process that is a service of a pipeline has channels of two kinds: over TCP to the other processes
+of its system, and logs. When it records its state for a snapshot of the system that belongs to one
+of the pipeline, it puts the barrier on its logs in the same atomic step. When a barrier is in sight
+in a log, it begins the system's snapshot itself, as if a marker had come.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from stillframe.errors import Unavailable, UsageError
+from stillframe.model import ProcessState, SnapshotId
+from stillframe.pipeline.locks import participant_lock
+from stillframe.pipeline.metadata import Metadata, read_metadata
+from stillframe.pipeline.pending_snapshot import (
+    Request,
+    ServiceState,
+    has_recorded,
+    system_cut,
+    under_way,
+)
+from stillframe.pipeline.service_logs import ServiceLogs
+from stillframe.pipeline.snapshot_manifest import read_manifest
+from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_service_record
+
+
+def check_unused(root: Path, head: Metadata, service: str) -> None:
+    """Refuse to run a service as a process of a system if it ran by itself in the present epoch: a
+    system begins where the epoch began, and would do everything a second time.
+
+    Raises:
+        UsageError: it did, and left.
+        NotAtRest: it did, or was the process of a system, and died.
+    """
+    resting = stopped_service(root, head, service)
+    if resting is None:
+        return
+    if head.restored_from is not None:
+        part = read_manifest(root, head.restored_from).fragment(service)
+        if resting == (head.starts[service], part.service):
+            return
+    raise UsageError(
+        f"service {service} ran by itself in the present epoch of the pipeline {root}, and left: "
+        "as a process of a system it would begin again where the epoch began; run it by itself "
+        "again, or restore the pipeline from a snapshot of the system with 'stillframe spark "
+        f"restore {root}'"
+    )
+
+
+class PipelineLogs:
+    """The logs that one process of a system reads and writes.
+
+    Args:
+        root: the pipeline.
+        process: who reads and writes; a service of the pipeline.
+        system: the name of the system (``pipeline.systems``).
+
+    Raises:
+        UsageError: the pipeline has no such service, or it ran by itself in this epoch, and left.
+        NotAtRest: it died in this epoch, and its state with it.
+        Unavailable: another program runs it.
+        Damaged: an item that it has still to read is missing.
+    """
+
+    def __init__(self, root: Path, process: str, *, system: str) -> None:
+        self._root = root
+        self._process = process
+        self._system = system
+        self._head: Metadata = read_metadata(root)
+        self._head.dataflow.check_participant(process, "service")
+        self._lock = participant_lock(root, process)
+        if not self._lock.acquire():
+            raise Unavailable(f"service {process} is run by another program: end that one first")
+        try:
+            check_unused(root, self._head, process)
+            self._ends = ServiceLogs(root, process, self._head, self._head.starts[process])
+            write_service_record(root, process, ServiceRecord(epoch=self._head.epoch))
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def append(self, log: str, records: pa.Table) -> None:
+        """Append records to a log. It is part of the current action.
+
+        Raises:
+            UsageError: this process writes no such log, or the columns are not the declared ones.
+            StoreError: the disk is full or failed; nothing was appended.
+        """
+        self._ends.append(log, records)
+
+    def poll(
+        self, initiate: Callable[[SnapshotId], None], *, may_read: bool
+    ) -> tuple[str, pa.Table] | None:
+        """Return the next records to handle, and from which log; None if there are none now.
+
+        Call it between two atomic actions; what it returned counts as received.
+
+        Args:
+            initiate: begins a snapshot of the system at this process, if it has not recorded it.
+            may_read: whether there is room for what the process may send in answer.
+
+        Raises:
+            Refused: the pipeline was restored: this epoch of the system is over.
+        """
+        self._ends.report()
+        wanted: list[Request] = []
+        ends = self._ends.at_boundary(is_patient=False, record=wanted.append)
+        for request in wanted:
+            cut = system_cut(self._root, request.snapshot, self._system)
+            if cut is not None:
+                initiate(cut.snapshot)
+            if not has_recorded(self._root, request.snapshot, self._process):
+                return None  # nothing more is read until the state before it is recorded
+        return self._ends.take(ends) if may_read else None
+
+    def recorded(self, snapshot: SnapshotId, state: ProcessState) -> None:
+        """Put the barrier on every log that is written, and hand in the part.
+
+        Called in the step in which the process recorded its state and sent its markers. Does
+        nothing for a snapshot of the system that belongs to none of the pipeline.
+        """
+        request = under_way(self._root)
+        if request is None or request.epoch != self._head.epoch:
+            return
+        cut = system_cut(self._root, request.snapshot, self._system)
+        if cut is None or cut.snapshot != snapshot:
+            return
+        encoded = ServiceState(state.kind, state.encoded)
+        self._ends.submit(request, encoded, system=self._system)

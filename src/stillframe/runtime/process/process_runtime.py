@@ -1,0 +1,452 @@
+"""One process's side of the system: its listener, its channels, and its line to the coordinator.
+
+Every operating-system process of a system has one ``ProcessRuntime``: one that the supervisor
+started (``process_main.py``), and a program that joined (``join.py``). It greets the coordinator,
+receives its initial state, listens, receives the addresses of the others, connects, and runs.
+
+From then on the process needs the coordinator for snapshots only. When the line to it ends without
+a word, the process goes on, and tries to reach it again, or the one that takes its place.
+"""
+
+import asyncio
+import contextlib
+import traceback
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import msgspec
+
+from stillframe.errors import ProtocolViolation, Refused, StillframeError, Unavailable, describe
+from stillframe.model import DECODING_ERRORS, Channel, SnapshotId
+from stillframe.protocol import wire
+from stillframe.protocol.handshake import Connector, Greeting, Proof, Welcome
+from stillframe.restore import Start, check_start
+from stillframe.runtime import control
+from stillframe.runtime.control import NO_OUTPUT, OutputDirs
+from stillframe.runtime.network.acceptor import Acceptor
+from stillframe.runtime.network.addresses import Address
+from stillframe.runtime.network.certificates import check_own
+from stillframe.runtime.network.connection import Connection, Credentials, StreamTransport
+from stillframe.runtime.os_process import OsProcess
+from stillframe.runtime.process.host import Host
+from stillframe.runtime.process.link import (
+    RETRY_S_MAX,
+    RETRY_S_MIN,
+    ListeningLink,
+    connect,
+    keep_connected,
+)
+from stillframe.runtime.process.status import process_status
+from stillframe.topology import Topology
+
+if TYPE_CHECKING:  # loaded only by a process that writes an event log
+    from stillframe.runtime.process.event_logging import OpenLog
+
+_decode: Callable[[bytes], control.ToProcess] = msgspec.msgpack.Decoder(control.ToProcess).decode
+
+
+class CoordinatorConnection(Connection):
+    """The connection to the coordinator: what it says goes into `heard`, None when it is gone.
+
+    Args:
+        me: who this is, and how to prove it.
+        first: asked for what to say first of all, when the coordinator has let us in.
+    """
+
+    def __init__(self, me: Credentials, first: Callable[[], control.FirstMessage]) -> None:
+        super().__init__()
+        self.is_open = False
+        self._first = first
+        self.heard: asyncio.Queue[control.ToProcess | StillframeError | None] = asyncio.Queue()
+        self.gone = asyncio.Event()
+        self._connector = Connector(me.hello(None), me.secret)
+
+    def begin(self, carrier: StreamTransport) -> None:
+        """Begin the handshake."""
+        super().begin(carrier)
+        self.write_greeting(self._connector.hello)
+
+    def take(self, frame: wire.Frame) -> None:
+        """Queue what the coordinator says; answer in the handshake."""
+        if isinstance(frame, wire.Control):
+            self.heard.put_nowait(_decode_control(frame))
+            return
+        match self._connector.receive(cast(Greeting, frame)):
+            case Proof() as proof:
+                self.write_greeting(proof)
+            case Welcome():
+                self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
+                self.is_open = True
+                self.say(self._first())
+
+    def say(self, message: control.FromProcess) -> None:
+        """Tell the coordinator; silently nothing while it is not there, which `heard` tells."""
+        if self.is_open and self.transport is not None:
+            self.transport.write(wire.encode_control(message))
+
+    def broken(self, error: StillframeError) -> None:
+        """Pass on why the connection ends."""
+        self.heard.put_nowait(error)
+
+    def crashed(self, error: Exception) -> None:
+        """Pass on what we did not expect."""
+        self.heard.put_nowait(StillframeError(describe(error)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass on that it ended."""
+        self.is_open = False
+        self.heard.put_nowait(None)
+        self.gone.set()
+        super().connection_lost(exc)
+
+
+def _decode_control(frame: wire.Control) -> control.ToProcess:
+    try:
+        return _decode(frame.encoded)
+    except DECODING_ERRORS as error:
+        raise ProtocolViolation(f"the coordinator's message cannot be read: {error}") from error
+
+
+SomeHost = TypeVar("SomeHost", bound=Host)
+Expected = TypeVar("Expected", control.Setup, control.Addresses, control.Rejoined)
+ORPHANED_S = 60.0
+"""So long a process goes on without a coordinator; if none comes back by then, it ends."""
+
+
+class RetryLater(Refused):
+    """The coordinator knows us, and has no place for us now; it may have one later."""
+
+
+class ProcessRuntime:
+    """A process's place in one epoch of the system.
+
+    Args:
+        me: who this is, and how to prove it.
+        coordinator: where the coordinator listens.
+        listen: where this process listens, at an address at which the others can reach it.
+        orphaned_s: how long to go on without a coordinator, in seconds.
+        supervised: told who watches over this process, each time that it has come back.
+
+    Attributes:
+        failed: why this process cannot go on, when it cannot.
+        close_logs: writes the event log and fragments to their end, if there are: call it last of
+            all.
+    """
+
+    def __init__(
+        self,
+        me: Credentials,
+        coordinator: Address,
+        listen: Address,
+        *,
+        orphaned_s: float = ORPHANED_S,
+        supervised: Callable[[OsProcess], None] = lambda supervisor: None,
+    ) -> None:
+        self.me = me
+        self._orphaned_s = orphaned_s
+        self._supervised = supervised
+        self._unconnected: set[Channel] = set()
+        self._last_published: SnapshotId | None = None
+        self._coordinator = coordinator
+        self._listen = listen
+        self._marker_wait_s = 0.0
+        self._run = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closers: list[Callable[[], None]] = []
+        self.close_logs: Callable[[], None] = lambda: None
+        self.failed: asyncio.Future[StillframeError] = asyncio.get_running_loop().create_future()
+
+    async def connect(self) -> Start | None:
+        """Say hello; return where to begin, None for a fresh start.
+
+        Raises:
+            Refused: the coordinator said no, and why; or we did.
+            Unavailable: there is no coordinator.
+            UsageError: our certificates are not what they must be.
+        """
+        if self.me.certificates is not None:
+            check_own(Path(self.me.certificates), self.me.process)
+        self._line = await self._reach(control.JoinRequest)
+        self._closers.append(self._hang_up)
+        setup = await self._hear(control.Setup)
+        self._marker_wait_s = setup.marker_wait_s
+        self._run = setup.run
+        self.me = msgspec.structs.replace(self.me, epoch=setup.epoch)
+        return setup.start
+
+    def host(
+        self,
+        kind: type[SomeHost],
+        topology: Topology,
+        subject: object,
+        start: Start | None,
+        *,
+        traces: OutputDirs = NO_OUTPUT,
+        reference: str | None = None,
+    ) -> SomeHost:
+        """Return a host of class `kind` for this member's process.
+
+        Args:
+            kind: HandlerHost or TurnHost.
+            topology: which channels there are, and which messages they take.
+            subject: the object whose fields are the recorded state.
+            start: what `connect` returned.
+            traces: what it writes of itself.
+            reference: where the topology is, ``module:attribute``, if that is known.
+        """
+        process, description = self.me.process, topology.description
+        if start is not None:
+            check_start(start, process, description)
+        open_log: OpenLog | None = None
+        fragments = None
+        trouble = self._log_trouble()
+        if traces.log is not None:
+            # Loaded only here, as what writes fragments is: most processes write neither, and are
+            # to start quickly.
+            from stillframe.runtime.process.event_logging import log_opener  # noqa: PLC0415
+
+            open_log = log_opener(Path(traces.log), process, self.me.epoch, trouble)
+        if traces.fragments is not None:
+            from stillframe.runtime.process.fragment_recorder import FragmentRecorder  # noqa: PLC0415
+            from stillframe.store.fragments import FragmentSource  # noqa: PLC0415
+
+            began_from = None if start is None else start.base
+            life = FragmentSource(process, self.me.epoch, self._run, began_from)
+            where = Path(traces.fragments)
+            fragments = FragmentRecorder(where, life, description, reference, trouble=trouble)
+        host = kind(
+            process,
+            codec=topology.codecs[process],
+            subject=subject,
+            incoming=dict.fromkeys(description.incoming(process), topology.accepts[process]),
+            outgoing={t: topology.accepts[t] for t in description.outgoing(process)},
+            cyclic=description.cyclic_targets(process),
+            start=start,
+            report=self.report,
+            fail=self.fail,
+            scheduler=asyncio.get_running_loop(),
+            marker_wait_s=self._marker_wait_s,
+            open_log=open_log,
+            fragments=fragments,
+        )
+        self.close_logs = host.close_logs
+        return host
+
+    async def run(
+        self,
+        host: Host,
+        *,
+        begin: Callable[[], None],
+        published: Callable[[SnapshotId], None],
+    ) -> None:
+        """Listen, learn where the others are, connect, and begin; returns when all has begun.
+
+        Args:
+            host: made with this member's `report` and `fail`.
+            begin: called when messages may flow.
+            published: called with each snapshot that was published.
+        """
+        self.door = door = Acceptor(
+            lambda: ListeningLink(host, self.me, trouble=self._trouble, refused=door.refused),
+            self._trouble,
+        )
+        try:
+            address = await door.open(self._listen, self.me.certificates)
+        except Unavailable as error:
+            raise Unavailable(f"process {self.me.process}: {error}") from error
+        self._closers.append(door.close)
+        self._closers.append(host.captures.close)
+        self.report(control.ListeningOn(address))
+        addresses = await self._hear(control.Addresses)
+        if missing := sorted(host.outgoing.keys() - addresses.addresses.keys()):
+            raise ProtocolViolation(f"the coordinator has no address of {', '.join(missing)}")
+        self._unconnected = {outgoing.channel for outgoing in host.outgoing.values()}
+        if not self._unconnected:
+            self.report(control.Ready())
+            # A handler that never returns must not keep it from being sent: the loop does that.
+            await asyncio.sleep(0)
+        begin()
+
+        def connected(channel: Channel) -> None:
+            if channel in self._unconnected:
+                self._unconnected.remove(channel)
+                if not self._unconnected:
+                    self.report(control.Ready())
+
+        for target, outgoing in host.outgoing.items():
+            self._spawn(
+                keep_connected(
+                    host,
+                    outgoing,
+                    self.me,
+                    address=addresses.addresses[target],
+                    trouble=self._trouble,
+                    connected=connected,
+                )
+            )
+        self._spawn(self._listen_to_coordinator(host, published))
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the coordinator is there to hear what this process says."""
+        return self._line.is_open
+
+    def report(self, message: control.FromProcess) -> None:
+        """Tell the coordinator, if it is there."""
+        self._line.say(message)
+
+    def fail(self, error: StillframeError) -> None:
+        """Tell the coordinator that this process cannot go on, and why; sets `failed`."""
+        self.report(control.Failure(str(error), traceback_of(error)))
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+    async def leave(self) -> None:
+        """Wait until the coordinator has been sent everything that we reported, and hang up."""
+        self._hang_up()
+        await self._line.gone.wait()
+
+    async def close(self) -> None:
+        """Close everything that this member opened."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)  # `_ended` has told of those
+        for close in (*self._closers, self.close_logs):
+            close()
+
+    def _hang_up(self) -> None:
+        self._line.close()
+
+    def _trouble(self, detail: str) -> None:
+        self.report(control.ConnectionWarning(detail))
+
+    def _log_trouble(self) -> Callable[[str], None]:
+        """Return what any thread may call with a sentence when a log cannot be written."""
+        loop = asyncio.get_running_loop()
+
+        def trouble(detail: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is reported now
+                loop.call_soon_threadsafe(self.report, control.OutputFailed(detail))
+
+        return trouble
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """A process that has become deaf must not go on as if it heard."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            failure = StillframeError(
+                f"process {self.me.process}: a bug in stillframe: {describe(error)}"
+            )
+            failure.__cause__ = error
+            self.fail(failure)
+
+    async def _reach(self, first: Callable[[], control.FirstMessage]) -> CoordinatorConnection:
+        line = CoordinatorConnection(self.me, first)
+        try:
+            return await connect(line, self._coordinator, self.me.certificates, None)
+        except OSError as error:
+            reason = str(error) or "no answer"
+            raise Unavailable(
+                f"the coordinator does not answer at {self._coordinator}: {reason}; "
+                "is the system running?"
+            ) from error
+
+    async def _hear(self, kind: type[Expected]) -> Expected:
+        message = await self._line.heard.get()
+        if isinstance(message, StillframeError):
+            raise message
+        if isinstance(message, control.Dismissed):
+            raise RetryLater(message.detail)
+        if not isinstance(message, kind):
+            raise Unavailable(
+                "the coordinator closed the connection"
+                if message is None
+                else f"the coordinator said {type(message).__name__} out of turn"
+            )
+        return message
+
+    async def _listen_to_coordinator(
+        self, host: Host, published: Callable[[SnapshotId], None]
+    ) -> None:
+        while host.error is None:
+            match await self._line.heard.get():
+                case control.Initiate(snapshot):
+                    host.initiate(snapshot)
+                case control.Abandon(snapshot):
+                    host.abandon(snapshot)
+                case control.SnapshotDurable(base):
+                    host.captures.in_store(base)
+                case control.Published(snapshot):
+                    self._last_published = snapshot
+                    published(snapshot)
+                case control.StatusRequest() as asked:
+                    self.report(control.StatusReply(asked.number, process_status(host, asked)))
+                case None:
+                    await self._outlive_coordinator(host, published)
+                case control.Dismissed(detail):
+                    host.fail(Unavailable(detail))
+                case other:
+                    host.fail(Unavailable(f"the coordinator's connection broke: {other}"))
+
+    async def _outlive_coordinator(
+        self, host: Host, published: Callable[[SnapshotId], None]
+    ) -> None:
+        """Go on until there is a coordinator again, or end this process; not if it has failed."""
+        if host.error is not None:
+            return
+        try:
+            resumed = await self._come_back()
+        except StillframeError as error:
+            host.fail(error)
+            return
+        host.marker_wait_s = resumed.marker_wait_s
+        host.settle(resumed.last_number)
+        # The newest is told again to whoever comes back.
+        newest = resumed.published
+        if newest is not None and newest != self._last_published:
+            self._last_published = newest
+            published(newest)
+
+    async def _come_back(self) -> control.Rejoined:
+        """Reach the coordinator again, or the one that takes its place.
+
+        Raises:
+            Refused: it says that there is no place for this process any more.
+            Unavailable: none came in time.
+        """
+        retry_s = RETRY_S_MIN
+        try:
+            async with asyncio.timeout(self._orphaned_s):
+                while True:
+                    try:
+                        self._line = await self._reach(self._returning)
+                        resumed = await self._hear(control.Rejoined)
+                    except Refused:
+                        raise
+                    except StillframeError:  # nobody is there yet, or somebody else is
+                        self._line.close()
+                        await asyncio.sleep(retry_s)
+                        retry_s = min(retry_s * 2, RETRY_S_MAX)
+                    else:
+                        self._supervised(resumed.supervisor)
+                        return resumed
+        except TimeoutError:
+            raise Unavailable(
+                "the coordinator is gone: this epoch of the system is over, because nobody took "
+                f"its place within {self._orphaned_s:.0f} s"
+            ) from None
+
+    def _returning(self) -> control.RejoinRequest:
+        return control.RejoinRequest(is_connected=not self._unconnected)
+
+
+def traceback_of(error: StillframeError) -> str:
+    """Return the traceback of what caused `error`; nothing if nothing did."""
+    cause = error.__cause__
+    return "".join(traceback.format_exception(cause)) if cause else ""

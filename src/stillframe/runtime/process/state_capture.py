@@ -1,0 +1,606 @@
+"""The recorded state of one process, on its way from the cut to the coordinator.
+
+At a cut a process stands still only for what cannot be put off: the sets of changed keys are put
+aside, and the fields that are not keyed are encoded, or a process is forked that does so. What is
+left is encoded in slices, in turns with the messages, and sent piece by piece. When all of that is
+done and the recorder has its part too, the part goes to the coordinator.
+"""
+
+import contextlib
+import gc
+import math
+import os
+import signal
+import struct
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from stillframe.errors import UsageError
+from stillframe.keyed import KeySet
+from stillframe.keyed_changes import KeyedChanges, KeyedChangesCut
+from stillframe.model import Fragment, MarkerTimes, ProcessId, ProcessState, SnapshotId
+from stillframe.runtime import control
+from stillframe.runtime.control import FRAGMENT_BYTES_MAX, MESSAGE_EXTRA_BYTES
+from stillframe.state_codec import StateCodec
+
+READ_BYTES = 2**18
+_HEADER = struct.Struct("<?dQ")  # whether it is the state, seconds, bytes that follow
+_FD_MAX = 2**20
+
+
+class Watcher(Protocol):
+    """The part of an event loop that waits for descriptors."""
+
+    def add_reader(self, fd: int, callback: Callable[..., Any], /, *args: Any) -> Any:
+        """Call whenever `fd` can be read."""
+
+    def remove_reader(self, fd: int, /) -> Any:
+        """Call no more."""
+
+
+class ForkedEncoder:
+    """One forked process.
+
+    Args:
+        encode: what to do there; raises a UsageError if it cannot be done.
+        watcher: the event loop.
+        take: takes what was encoded, in pieces.
+        ended: called once: with None and the seconds of processor time that `encode` took, when all
+            of it was taken; or with the cause, when there will be no more.
+
+    Raises:
+        OSError: no process can be forked.
+        NotImplementedError: `watcher` cannot wait for descriptors.
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[], bytes],
+        *,
+        watcher: Watcher,
+        take: Callable[[bytes], None],
+        ended: Callable[[str | None, float], None],
+    ) -> None:
+        self._watcher = watcher
+        self._take = take
+        self._ended: Callable[[str | None, float], None] | None = ended
+        self._header = b""
+        self._is_state = False
+        self._took_s = 0.0
+        self._missing_bytes = 0
+        self._refusal = b""
+        self._pipe, inlet = os.pipe()
+        try:
+            watcher.add_reader(self._pipe, self._read)
+            with warnings.catch_warnings():
+                # Of threads in a process that forks: the child uses nothing that they may hold.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._pid = os.fork()
+            if self._pid == 0:
+                _encode_and_exit(encode, inlet)
+            self._pidfd = self._open_pidfd()
+        except BaseException:
+            self._close_pipe()
+            raise
+        finally:
+            os.close(inlet)
+        watcher.add_reader(self._pidfd, self._reap)
+
+    def _open_pidfd(self) -> int:
+        try:
+            return os.pidfd_open(self._pid)
+        except OSError:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            raise
+
+    def cancel(self) -> None:
+        """End it; nothing is called any more."""
+        self._ended = None
+        self._close_pipe()
+        if self._pidfd >= 0:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Return when a cancelled one is gone: for those who will not run the loop any more."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+            self._close_pidfd()
+
+    def _read(self) -> None:
+        piece = os.read(self._pipe, READ_BYTES)
+        if not piece:
+            self._close_pipe()
+            return
+        if len(self._header) < _HEADER.size:
+            missing = _HEADER.size - len(self._header)
+            self._header, piece = self._header + piece[:missing], piece[missing:]
+            if len(self._header) < _HEADER.size:
+                return
+            self._is_state, self._took_s, self._missing_bytes = _HEADER.unpack(self._header)
+        self._missing_bytes -= len(piece)
+        if not self._is_state:
+            self._refusal += piece
+        elif piece:
+            self._take(piece)
+
+    def _reap(self) -> None:
+        """It has ended: take what is left in the pipe, and tell."""
+        status = 0
+        with contextlib.suppress(ChildProcessError):  # the program itself has waited for it
+            _, status = os.waitpid(self._pid, 0)
+        self._close_pidfd()
+        while self._pipe >= 0:
+            self._read()
+        if self._ended is None:
+            return
+        if len(self._header) < _HEADER.size or self._missing_bytes:
+            how = os.waitstatus_to_exitcode(status)
+            self._ended(
+                "the forked process that encoded the state ended before it was done, "
+                + (f"by signal {-how} (9: is there memory enough?)" if how < 0 else f"with {how}"),
+                self._took_s,
+            )
+        elif self._is_state:
+            self._ended(None, self._took_s)
+        else:
+            self._ended(self._refusal.decode(), self._took_s)
+
+    def _close_pipe(self) -> None:
+        if self._pipe >= 0:
+            self._watcher.remove_reader(self._pipe)
+            os.close(self._pipe)
+            self._pipe = -1
+
+    def _close_pidfd(self) -> None:
+        self._watcher.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process has; 0 where the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _encode_and_exit(encode: Callable[[], bytes], inlet: int) -> None:
+    """Do the child's part. Never returns, whatever happens."""
+    status = 1
+    try:
+        gc.disable()
+        os.closerange(0, inlet)
+        os.closerange(inlet + 1, _FD_MAX)
+        began = time.thread_time()
+        is_state = True
+        try:
+            encoded = encode()
+        except UsageError as error:
+            is_state, encoded = False, str(error).encode()
+        header = _HEADER.pack(is_state, time.thread_time() - began, len(encoded))
+        for part in (header, encoded):
+            rest = memoryview(part)
+            while rest:
+                rest = rest[os.write(inlet, rest) :]
+        status = 0
+    finally:
+        os._exit(status)
+
+
+class _MarkerTimes:
+    """What was noted of one snapshot."""
+
+    def __init__(self, marked_by: ProcessId | None) -> None:
+        self.cut_at = time.time()
+        self.moment_s = time.perf_counter()
+        self.marked_by = marked_by
+        self.came_s = {} if marked_by is None else {marked_by: 0.0}
+
+
+class MarkerTimer:
+    """The marker times of the snapshots that a process is recording."""
+
+    def __init__(self) -> None:
+        self._noted: dict[SnapshotId, _MarkerTimes] = {}
+
+    def step(self, snapshot: SnapshotId, source: ProcessId | None, *, is_cut: bool) -> None:
+        """Note a step of the process in a snapshot: the marker of `source` came, or it initiated;
+        `is_cut` if it records its state now."""
+        if is_cut:
+            self._noted[snapshot] = _MarkerTimes(source)
+        elif source is not None and (noted := self._noted.get(snapshot)) is not None:
+            noted.came_s[source] = time.perf_counter() - noted.moment_s
+
+    def take(self, snapshot: SnapshotId) -> MarkerTimes | None:
+        """Return what was noted of a snapshot, and forget it."""
+        noted = self._noted.pop(snapshot, None)
+        return None if noted is None else MarkerTimes(noted.cut_at, noted.marked_by, noted.came_s)
+
+    def settle(self, last_number: int) -> None:
+        """Forget every snapshot up to `last_number`."""
+        for snapshot in tuple(self._noted):
+            if snapshot.number <= last_number:
+                del self._noted[snapshot]
+
+
+CHUNK_BYTES = 2**18
+SLICE_S = 0.0005
+"""A slice may take so long; the number of keys in one is felt for, within these bounds."""
+SLICE_COUNT_MIN, SLICE_COUNT_FIRST = 16, 256
+SLICE_COUNT_MAX = 2**17
+SPENT_COUNT = 4096
+"""So many keys are let go in a slice."""
+PATIENCE_S = 0.5
+"""After so long a capture's slices grow with its age: a process that is always busy must not keep
+it from ending before the deadline."""
+IN_PLACE_S = 0.005
+"""A state whose encoding takes longer than this is encoded in a forked process, if that pays."""
+LARGE_BYTES = 2**28
+"""A process with more memory than this may have a large state, if it has no keyed field: the first
+time nobody knows."""
+
+
+class Scheduler(Watcher, Protocol):
+    """The part of an event loop that captures use."""
+
+    def call_soon(self, callback: Callable[..., Any], /, *args: Any) -> Any:
+        """Call later in this turn, or in the next."""
+
+
+class FragmentSink(Protocol):
+    """Where a process puts aside what it reports of its state (``fragment_recorder.py``)."""
+
+    def takes_changes(self, base: SnapshotId) -> bool:
+        """Whether a capture may be put aside that is based on `base`."""
+
+    def ahead(self, message: control.FragmentRows | control.FragmentChunk) -> None:
+        """Take what belongs to a part to come."""
+
+    def complete(self, fragment: Fragment, moment_s: float) -> None:
+        """Take a part, whose state was recorded at `moment_s` of ``time.perf_counter``."""
+
+    def forget(self, snapshot: SnapshotId) -> None:
+        """There will be no part of `snapshot`."""
+
+    def close(self) -> None:
+        """Finish: nothing more will come."""
+
+
+class _Capture:
+    """One capture that is under way.
+
+    Attributes:
+        state: what was recorded; its `encoded` is empty if that goes in pieces.
+        cut: the keyed fields, until they are encoded.
+        rest: what has still to go in pieces.
+        forked: the process that encodes the fields that are not keyed, while there is one.
+        fragment: the recorder's part, when it is complete.
+        byte_count: how much went before the part itself.
+        slice_count: how many keys the next slice has.
+        pause_s: how long the process stood still for it.
+        capture_s: how long it took from the cut until all was encoded, if it is.
+    """
+
+    def __init__(
+        self, snapshot: SnapshotId, state: ProcessState, cut: KeyedChangesCut | None
+    ) -> None:
+        self.snapshot = snapshot
+        self.state = state
+        self.cut = cut
+        self.rest = memoryview(b"")
+        self.forked: ForkedEncoder | None = None
+        self.fragment: Fragment | None = None
+        self.byte_count = 0
+        self.slice_count = SLICE_COUNT_FIRST
+        self.began = time.perf_counter()
+        self.pause_s = 0.0
+        self.capture_s: float | None = None
+
+    @property
+    def is_to_go_on(self) -> bool:
+        """Whether there is something to do in slices."""
+        return self.cut is not None or bool(self.rest)
+
+
+class StateCapture:
+    """The captures of one process. It is told what happens and reports parts.
+
+    Args:
+        process: whose state this is.
+        codec: captures the state of `subject`.
+        subject: the object whose fields are the recorded state.
+        base: the published snapshot that `subject` was restored from just now; None if none.
+        scheduler: the event loop.
+        report: takes what the coordinator must hear.
+        aside: takes the same, if anything does.
+    """
+
+    def __init__(
+        self,
+        process: ProcessId,
+        *,
+        codec: StateCodec,
+        subject: object,
+        base: SnapshotId | None,
+        scheduler: Scheduler,
+        report: Callable[[control.FromProcess], None],
+        aside: FragmentSink | None = None,
+    ) -> None:
+        self._process = process
+        self._codec = codec
+        self._subject = subject
+        self._scheduler = scheduler
+        self.report = report
+        self._aside = aside
+        self._changes = KeyedChanges(codec, subject, base)
+        self._open: dict[SnapshotId, _Capture] = {}
+        self._spent: list[KeySet[Any]] = []
+        self._is_scheduled = False
+        self._in_place_s: float | None = None
+        self._fork_s = 0.0
+
+    def begin(self, snapshot: SnapshotId, *, is_whole: bool) -> ProcessState:
+        """Record the state as it is now. Nothing else happens in the process meanwhile.
+
+        Args:
+            snapshot: which it is for.
+            is_whole: encode all of it here and now: a log wants it so.
+
+        Returns:
+            what is known of it by now.
+
+        Raises:
+            UsageError: a field holds what cannot be encoded.
+        """
+        kind = self._codec.kind.__name__
+        if is_whole:
+            state = ProcessState(self._process, kind, self._codec.capture(self._subject))
+            self._open[snapshot] = _Capture(snapshot, state, None)
+            self._finish(self._open[snapshot])
+            return state
+        base = self._changes.base
+        if self._aside is not None and base is not None and not self._aside.takes_changes(base):
+            self.in_store(None)
+        others = self._codec.others(self._subject)
+        cut = self._changes.cut(snapshot)
+        capture = _Capture(snapshot, ProcessState(self._process, kind, b"", cut.base), cut)
+        self._open[snapshot] = capture
+        try:
+            if not self._fork(capture, others):
+                self._encode(capture, others)
+            while capture.cut is not None and cut.total_count <= SLICE_COUNT_FIRST:
+                self._take_rows(capture)
+        except UsageError:
+            self.abandon(snapshot)
+            raise
+        self._finish(capture)
+        self._go_on_later()
+        return capture.state
+
+    def _encode(self, capture: _Capture, others: dict[str, Any]) -> None:
+        """Encode the fields that are not keyed, here and now."""
+        began = time.thread_time()
+        encoded = self._codec.encode(others)
+        self._in_place_s = time.thread_time() - began
+        self._fork_s /= 2  # what was slow once is tried again some time
+        if len(encoded) <= CHUNK_BYTES:
+            capture.state = msgspec.structs.replace(capture.state, encoded=encoded)
+        else:
+            capture.rest = memoryview(encoded)
+
+    def _fork(self, capture: _Capture, others: dict[str, Any]) -> bool:
+        """Let a forked process encode them, if that pays and can be done."""
+        in_place_s = self._in_place_s
+        if in_place_s is None:
+            is_large = not self._codec.keyed and resident_bytes() > LARGE_BYTES
+            in_place_s = math.inf if is_large else 0.0
+        if in_place_s < IN_PLACE_S or self._fork_s > in_place_s / 2:
+            return False
+
+        def ended(error: str | None, took_s: float) -> None:
+            # What it took there it would take here. Of one that died nothing is known, and the
+            # next state is encoded in place: that needs less memory.
+            self._in_place_s = took_s
+            capture.forked = None
+            if error is None:
+                self._finish(capture)
+            else:
+                self._refuse(capture, error)
+
+        def take(piece: bytes) -> None:
+            try:
+                self._send_piece(capture, piece)
+            except UsageError as error:
+                self._refuse(capture, str(error))
+
+        began = time.thread_time()
+        try:
+            capture.forked = ForkedEncoder(
+                lambda: self._codec.encode(others),
+                watcher=self._scheduler,
+                take=take,
+                ended=ended,
+            )
+        except (OSError, NotImplementedError):
+            return False
+        self._fork_s = time.thread_time() - began
+        return True
+
+    def stood_still(self, snapshot: SnapshotId, pause_s: float) -> None:
+        """Note how long the step took in which the state was recorded, in seconds."""
+        if snapshot in self._open:
+            self._open[snapshot].pause_s = pause_s
+
+    def age_s(self, snapshot: SnapshotId) -> float:
+        """Return how many seconds ago the state was recorded; 0 if nothing of it is under way."""
+        capture = self._open.get(snapshot)
+        return 0.0 if capture is None else time.perf_counter() - capture.began
+
+    def recorded(self, fragment: Fragment) -> None:
+        """Take what the recorder has; report it when the state is encoded too."""
+        capture = self._open.get(fragment.snapshot)
+        if capture is not None:
+            capture.fragment = fragment
+            self._finish(capture)
+
+    def abandon(self, snapshot: SnapshotId) -> None:
+        """Stop capturing for `snapshot`, if that is under way."""
+        capture = self._open.pop(snapshot, None)
+        if capture is not None:
+            self._close(capture)
+            if self._aside is not None:
+                self._aside.forget(snapshot)
+
+    def abandon_all(self) -> None:
+        """Stop capturing for every snapshot that is under way."""
+        for snapshot in tuple(self._open):
+            self.abandon(snapshot)
+
+    def settle(self, last_number: int) -> None:
+        """Stop capturing for every snapshot up to `last_number`. What was published of them is not
+        known: so the next one records everything."""
+        for snapshot in tuple(self._open):
+            if snapshot.number <= last_number:
+                self.abandon(snapshot)
+        self.in_store(None)
+
+    def in_store(self, snapshot: SnapshotId | None) -> None:
+        """Note that `snapshot` was published: only what changes since need be recorded. None: what
+        we took for published is not there, so the next snapshot records everything."""
+        spent = self._changes.in_store(snapshot)
+        if all(capture.cut is None for capture in self._open.values()):
+            self._spent += spent
+            self._go_on_later()
+
+    def close(self) -> None:
+        """End everything that is under way. Closing twice does nothing."""
+        forks = [c.forked for c in self._open.values() if c.forked is not None]
+        self.abandon_all()
+        for forked in forks:
+            forked.wait()
+
+    def _close(self, capture: _Capture) -> None:
+        if capture.cut is not None:
+            capture.cut.close()
+            capture.cut = None
+        if capture.forked is not None:
+            capture.forked.cancel()
+
+    def _go_on_later(self) -> None:
+        is_more = self._spent or any(c.is_to_go_on for c in self._open.values())
+        if is_more and not self._is_scheduled:
+            self._is_scheduled = True
+            self._scheduler.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Encode or send one slice of the oldest capture that has some left, or clear up."""
+        self._is_scheduled = False
+        capture = next((c for c in self._open.values() if c.is_to_go_on), None)
+        if capture is None:
+            self._let_go()
+            self._go_on_later()
+            return
+        try:
+            if capture.cut is not None:
+                self._take_rows(capture)
+            else:
+                self._send_piece(capture, bytes(capture.rest[:CHUNK_BYTES]))
+                capture.rest = capture.rest[CHUNK_BYTES:]
+        except UsageError as error:
+            self._refuse(capture, str(error))
+        else:
+            self._finish(capture)
+        self._go_on_later()
+
+    def _let_go(self) -> None:
+        """Let some keys go that nobody needs any more."""
+        if self._spent:
+            keys = self._spent[-1]
+            for _ in range(min(len(keys), SPENT_COUNT)):
+                keys.popitem()
+            if not keys:
+                self._spent.pop()
+
+    def _take_rows(self, capture: _Capture) -> None:
+        assert capture.cut is not None
+        began = time.thread_time()  # what others keep us from must not make slices smaller
+        taken = capture.cut.take(capture.slice_count)
+        if taken is None:
+            capture.state = msgspec.structs.replace(capture.state, keyed=capture.cut.removals())
+            capture.cut = None
+            return
+        field, rows = taken
+        size = len(field) + len(rows.keys) + len(rows.values)
+        self._send(capture, control.FragmentRows(capture.snapshot, field, rows), size)
+        took_s = time.thread_time() - began
+        age_s = time.perf_counter() - capture.began
+        wanted_s = 0.8 * SLICE_S * max(1.0, age_s / PATIENCE_S)
+        factor = min(max(wanted_s / max(took_s, 1e-6), 0.5), 2.0)
+        if factor < 1 or rows.count * 2 > capture.slice_count:
+            wanted_count = int(capture.slice_count * factor)
+            capture.slice_count = min(max(wanted_count, SLICE_COUNT_MIN), SLICE_COUNT_MAX)
+
+    def _send_piece(self, capture: _Capture, piece: bytes) -> None:
+        self._send(capture, control.FragmentChunk(capture.snapshot, piece), len(piece))
+
+    def _send(
+        self, capture: _Capture, message: control.FragmentRows | control.FragmentChunk, size: int
+    ) -> None:
+        """Send something ahead of a part, unless that has too much then."""
+        capture.byte_count += size + MESSAGE_EXTRA_BYTES
+        _check_size(capture.byte_count)
+        self.report(message)
+        if self._aside is not None:
+            self._aside.ahead(message)
+
+    def _finish(self, capture: _Capture) -> None:
+        """Report the part, if nothing of it is missing any more."""
+        if capture.is_to_go_on or capture.forked is not None:
+            return
+        if capture.capture_s is None:
+            capture.capture_s = time.perf_counter() - capture.began
+        if capture.fragment is None:
+            return
+        fragment = msgspec.structs.replace(
+            capture.fragment,
+            state=capture.state,
+            pause_s=capture.pause_s,
+            capture_s=capture.capture_s,
+        )
+        del self._open[capture.snapshot]
+        size = (
+            capture.byte_count
+            + len(capture.state.encoded)
+            + sum(len(b.encoded) for record in fragment.incoming for b in record.batches)
+        )
+        try:
+            _check_size(size)
+        except UsageError as error:
+            self.report(control.SnapshotDeclined(fragment.snapshot, str(error)))
+            if self._aside is not None:
+                self._aside.forget(fragment.snapshot)
+        else:
+            self.report(control.FragmentComplete(fragment))
+            if self._aside is not None:
+                self._aside.complete(fragment, capture.began)
+
+    def _refuse(self, capture: _Capture, detail: str) -> None:
+        self.abandon(capture.snapshot)
+        self.report(control.SnapshotDeclined(capture.snapshot, detail))
+
+
+def _check_size(size: int) -> None:
+    if size > FRAGMENT_BYTES_MAX:
+        raise UsageError(
+            f"its state and channels have {size:,} bytes or more; a part of a snapshot may have "
+            f"{FRAGMENT_BYTES_MAX:,}"
+        )

@@ -1,0 +1,185 @@
+"""What a running system leaves in its store for others to find it: ``running.json``.
+
+Only the owner may read it: it holds the secret of the run.
+"""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Unavailable
+from stillframe.model import DECODING_ERRORS, ProcessId
+from stillframe.protocol.wire import check_version
+from stillframe.runtime.network.addresses import Address
+from stillframe.runtime.os_process import OsProcess, current_process, is_alive, is_stopped
+from stillframe.store.layout import explain_io_errors
+
+FILE = "running.json"
+VERSION_BEFORE_IT_WAS_WRITTEN = 2
+"""The version of the protocol of a program that does not say which it speaks."""
+_BYTES_MAX = 2**20
+_COMMANDS = "commands"
+_COMMANDS_PREFIX = "stillframe-"
+_TMPDIR_LENGTH_MAX = 70
+
+
+class RunFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a running system can be reached, and what is left of it if its supervisor is gone.
+
+    `coordinator` is where it listens, for processes that join or come back, and `has_tls` whether
+    they need certificates; `commands` is the path of the socket that takes commands, for people.
+    `directory` is the store itself, as the file system knows it: a copy of the store has this file
+    as well, and is another store. `children` are the processes that were started on this machine.
+    `pipeline` is the directory of the pipeline that the system is part of. `snapshot_s` is how long
+    a snapshot may take, in seconds. `protocol_version` is of the protocol that all of them speak.
+    """
+
+    supervisor: OsProcess
+    directory: str
+    epoch: int
+    topology_hash: str
+    coordinator: Address
+    has_tls: bool
+    secret: bytes
+    commands: str
+    children: dict[ProcessId, OsProcess]
+    pipeline: str | None
+    snapshot_s: float = 0.0
+    protocol_version: int = VERSION_BEFORE_IT_WAS_WRITTEN
+
+
+def make_socket_dir() -> tempfile.TemporaryDirectory[str]:
+    """Make the directory for the socket that takes commands; the caller removes it."""
+    # The path of a socket may have about a hundred bytes, wherever TMPDIR leads.
+    is_long = len(tempfile.gettempdir()) > _TMPDIR_LENGTH_MAX
+    short = "/tmp" if is_long else None  # noqa: S108 - a directory of our own is made in it
+    return tempfile.TemporaryDirectory(prefix=_COMMANDS_PREFIX, dir=short)
+
+
+def socket_path(directory: str) -> Path:
+    """Return where in `directory` the socket belongs."""
+    return Path(directory) / _COMMANDS
+
+
+def remove_socket(system: RunFile) -> None:
+    """Remove the socket of a supervisor that died, and its directory if nothing else is there."""
+    socket = Path(system.commands)
+    if socket.name == _COMMANDS and socket.parent.name.startswith(_COMMANDS_PREFIX):
+        with contextlib.suppress(OSError):
+            socket.unlink(missing_ok=True)
+            socket.parent.rmdir()
+
+
+def write_run_file(store: Path, system: RunFile) -> None:
+    """Write where `system` can be reached, readable by the owner alone, in one step.
+
+    Raises:
+        StoreError: the disk is full or failed; what was written before is still there.
+    """
+    partial = store / f".{FILE}.partial"
+    with explain_io_errors(store / FILE, "written"):
+        partial.unlink(missing_ok=True)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(system))
+        partial.rename(store / FILE)
+
+
+def remove_run_file(store: Path) -> None:
+    """The system that this program announced is no longer running. What another one announced
+    stays: its processes may run, and whoever comes next must know of them."""
+    with contextlib.suppress(Unavailable):
+        system = _read(store)
+        if system is not None and system.supervisor == current_process():
+            (store / FILE).unlink()
+
+
+def find_running(store: Path) -> RunFile:
+    """Return where the system of `store` can be reached.
+
+    Raises:
+        Unavailable: it is not running, or stands still, with what to do.
+        Refused: it speaks another version of the protocol, with what to do.
+    """
+    system = _read(store)
+    if system is None:
+        raise Unavailable(
+            f"no system is running on the store {store}: start it with 'stillframe run' or, "
+            "to go on from a snapshot, with 'stillframe restore'"
+        )
+    if not is_alive(system.supervisor):
+        again = " and the options --listen, --tls and --elsewhere of its start"
+        raise Unavailable(
+            f"no system is running on the store {store}: its supervisor, process "
+            f"{system.supervisor.pid}, died; bring it back with 'stillframe resume {store}'"
+            f"{again if system.has_tls else ''}"
+        )
+    if is_stopped(system.supervisor):
+        raise Unavailable(
+            f"the system on the store {store} cannot answer: {_still(system.supervisor)}"
+        )
+    check_version(system.protocol_version, f"the system on the store {store}")
+    return system
+
+
+def supervisor_of(store: Path) -> OsProcess | None:
+    """Return the supervisor of the system of `store`, None if it has none; it takes no commands
+    while the system starts or ends."""
+    try:
+        system = _read(store)
+    except Unavailable:
+        return None
+    return None if system is None or not is_alive(system.supervisor) else system.supervisor
+
+
+def find_stale(store: Path) -> RunFile | None:
+    """Return the system of `store` whose supervisor died; None if the last one was stopped in
+    order. The caller has the store open for writing: so no supervisor is there.
+
+    Raises:
+        Unavailable: what it left cannot be read.
+    """
+    return _read(store)
+
+
+def describe_owner(store: Path) -> str:
+    """Return who has `store` open for writing, for the error of who may not; "" if unknown."""
+    try:
+        system = _read(store)
+    except Unavailable:
+        return ""
+    if system is None or not is_alive(system.supervisor):
+        return ""
+    if is_stopped(system.supervisor):
+        return _still(system.supervisor)
+    return f"its supervisor, process {system.supervisor.pid}, runs: there is nothing to bring back"
+
+
+def _still(supervisor: OsProcess) -> str:
+    pid = supervisor.pid
+    return (
+        f"its supervisor, process {pid}, was stopped by a signal and stands still: let it go on "
+        f"(kill -CONT {pid}), or end it first (kill -9 {pid})"
+    )
+
+
+def _read(store: Path) -> RunFile | None:
+    path = store / FILE
+    try:
+        with path.open("rb") as file:
+            encoded = file.read(_BYTES_MAX + 1)
+        system = msgspec.json.decode(encoded, type=RunFile)
+        return system if system.directory == identity(store) else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, *DECODING_ERRORS) as error:
+        raise Unavailable(f"{path} cannot be read: {error}; if nothing runs, delete it") from error
+
+
+def identity(store: Path) -> str:
+    """Return what tells the directory of a store from every other on this machine."""
+    status = store.stat()
+    return f"{status.st_dev}:{status.st_ino}"

@@ -1,0 +1,1 @@
+"""What starts the processes of a system, and restores it when one of them dies."""

@@ -1,0 +1,321 @@
+"""Commands from people to a running system, over a socket that only its owner can reach.
+
+One request, one answer, each a line of JSON; a request says which version of the protocol the
+command speaks. The socket lies in a directory with mode 0700, so the
+file system does the authentication.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+
+from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, UsageError
+from stillframe.model import DECODING_ERRORS, Abandoned, ProcessId, SnapshotId
+from stillframe.protocol import wire
+from stillframe.protocol.policy import TRY_COUNT_MAX
+from stillframe.protocol.stragglers import ProcessStatus, UnderWay
+from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimeline
+from stillframe.runtime.network.acceptor import close_gracefully
+from stillframe.runtime.run_file import VERSION_BEFORE_IT_WAS_WRITTEN, RunFile, find_running
+from stillframe.runtime.supervisor.supervisor import Supervisor
+from stillframe.store.manifest import Entry
+
+LINE_BYTES_MAX = 2**20
+NOTICE_S = 0.8
+"""How long a command waits for the system, in seconds, before it says what it waits for."""
+DEADLINE_S = 60.0
+"""How long a command waits for the system at most, in seconds, beside what a snapshot may take."""
+ANSWER_BYTES_MAX = 2**26
+"""A system of hundreds of processes says something of each end of each channel."""
+
+
+class TriggerSnapshot(msgspec.Struct, frozen=True, tag="TakeSnapshot"):
+    """Take a snapshot now; `initiator` None leaves the choice to the system."""
+
+    initiator: ProcessId | None
+
+
+class RestoreSnapshot(msgspec.Struct, frozen=True, tag=True):
+    """Take the system back to `snapshot`; None for the last one published."""
+
+    snapshot: SnapshotId | None
+
+
+class CreateSavepoint(msgspec.Struct, frozen=True, tag="Save"):
+    """Keep a snapshot under a name, as a savepoint."""
+
+    snapshot: SnapshotId
+    name: str
+
+
+class DropSnapshot(msgspec.Struct, frozen=True, tag="Drop"):
+    """Remove a snapshot by its id, or a savepoint by its name."""
+
+    text: str
+
+
+class GetPendingSnapshots(msgspec.Struct, frozen=True, tag="Look"):
+    """Say which snapshots are under way, and who holds each of them up."""
+
+
+class GetStatus(msgspec.Struct, frozen=True, tag="Observe"):
+    """Say how everything is, for those who look on: answered at once, also while nothing runs.
+
+    Of the snapshots that ended not later than `waves_after`, by the coordinator's clock, those who
+    ask know already how their markers went.
+    """
+
+    waves_after: float = 0.0
+
+
+class SystemStatus(msgspec.Struct, frozen=True, tag="Observed"):
+    """How the system is, in its `epoch`.
+
+    `is_running` is false while processes start, or start again; then nothing else is known.
+    `standings` has what each process says of itself; one that is not in it did not answer in time.
+    `under_way` are the snapshots under way and who holds them up, `waves` how the markers of the
+    last that ended went. `now` is the time by the clock of the snapshots.
+    """
+
+    epoch: int
+    is_running: bool
+    standings: dict[ProcessId, ProcessStatus] = {}
+    under_way: tuple[UnderWay, ...] = ()
+    waves: tuple[SnapshotTimeline, ...] = ()
+    now: float = 0.0
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The request was carried out; the system is in `epoch`.
+
+    `detail` is why a snapshot stays whose name was dropped. `now` is the time by the clock of the
+    snapshots that are under way.
+    """
+
+    epoch: int
+    detail: str | None = None
+    entry: Entry | None = None
+    abandoned: Abandoned | None = None
+    under_way: tuple[UnderWay, ...] = ()
+    now: float = 0.0
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """It was not, and why; `is_usage` if the request itself was wrong."""
+
+    detail: str
+    is_usage: bool
+
+
+class _Spoken(msgspec.Struct, frozen=True):
+    """What every request says beside what is wanted."""
+
+    protocol_version: int = VERSION_BEFORE_IT_WAS_WRITTEN
+
+
+Request = (
+    TriggerSnapshot
+    | RestoreSnapshot
+    | CreateSavepoint
+    | DropSnapshot
+    | GetPendingSnapshots
+    | GetStatus
+)
+Answer = Done | SystemStatus | Failed
+# An entry names its directory: a path, which JSON has no word for.
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_decode_spoken = msgspec.json.Decoder(_Spoken).decode
+_decode_request = msgspec.json.Decoder(Request).decode
+_decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(
+    Answer, dec_hook=lambda kind, text: kind(text)
+).decode
+
+
+@contextlib.asynccontextmanager
+async def serve_commands(system: Supervisor) -> AsyncIterator[None]:
+    """Answer commands for `system` while the body runs."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            writer.write(_encode(await _carry_out(system, reader)) + b"\n")
+            await writer.drain()
+
+    def let_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering = asyncio.ensure_future(answer(reader, writer))
+        tasks.add(answering)
+        answering.add_done_callback(tasks.discard)
+        # Not in the task: one that is called off before its first step does nothing at all.
+        answering.add_done_callback(lambda _: writer.close())
+
+    tasks: set[asyncio.Future[None]] = set()
+    server = await asyncio.start_unix_server(let_in, system.socket_path, limit=LINE_BYTES_MAX)
+    try:
+        yield
+    finally:
+        close_gracefully(server)
+
+
+async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Answer:
+    try:
+        line = await reader.readline()
+        wire.check_version(_decode_spoken(line).protocol_version, "the command")
+        request = _decode_request(line)
+        if isinstance(request, RestoreSnapshot):
+            await system.restore(request.snapshot)
+            return Done(system.store.epoch)
+        if isinstance(request, CreateSavepoint):
+            await asyncio.to_thread(system.store.save, request.snapshot, request.name)
+            return Done(system.store.epoch)
+        if isinstance(request, DropSnapshot):
+            reason = await asyncio.to_thread(system.store.drop, request.text)
+            return Done(system.store.epoch, reason)
+        if isinstance(request, GetPendingSnapshots):
+            await system.until_running()
+            assert system.coordinator is not None
+            coordinator = system.coordinator
+            under_way = await coordinator.inquiry.look()
+            return Done(system.store.epoch, under_way=under_way, now=coordinator.now())
+        if isinstance(request, GetStatus):
+            return await _observe(system, request.waves_after)
+        outcome = await system.snapshot(request.initiator)
+        if isinstance(outcome, Abandoned):
+            return Done(system.store.epoch, abandoned=outcome)
+        return Done(system.store.epoch, entry=outcome)
+    except StillframeError as error:
+        return Failed(str(error), isinstance(error, UsageError))
+    except (ValueError, *DECODING_ERRORS) as error:
+        return Failed(f"the command cannot be read: {error}", is_usage=True)
+
+
+async def _observe(system: Supervisor, waves_after: float) -> SystemStatus:
+    coordinator = system.coordinator
+    if not system.is_running or coordinator is None:
+        return SystemStatus(system.store.epoch, is_running=False)
+    under_way, standings = await coordinator.inquiry.observe()
+    latest = coordinator.waves.latest()
+    waves = tuple(w for w in latest if w.ended_at is not None and w.ended_at > waves_after)
+    return SystemStatus(
+        coordinator.store.epoch,
+        is_running=True,
+        standings=standings,
+        under_way=under_way,
+        waves=waves,
+        now=coordinator.now(),
+    )
+
+
+async def query_status(store: Path, waves_after: float = 0.0) -> SystemStatus:
+    """Ask the system that runs on `store` how everything is; raises as ``command`` does."""
+    answer = await _ask(store, GetStatus(waves_after))
+    assert isinstance(answer, SystemStatus), answer
+    return answer
+
+
+async def send_command(
+    store: Path, request: Request, *, notice: Callable[[str], None] = lambda words: None
+) -> Done:
+    """Ask the system that runs on `store` to do something, and wait until it is done.
+
+    Args:
+        store: its directory.
+        request: what is to be done.
+        notice: called once if that takes a while, with what is waited for.
+
+    Raises:
+        Unavailable: no system is running there, or it ended before it answered.
+        UsageError: it says that the request was wrong.
+        Refused: it speaks another version of the protocol.
+        StillframeError: it could not carry the request out, or has not by the deadline.
+    """
+    system = find_running(store)
+    deadline_s = DEADLINE_S + TRY_COUNT_MAX * system.snapshot_s
+    waiting_for = f"the supervisor of {store}, process {system.supervisor.pid}, {_what(request)}"
+    asking = asyncio.ensure_future(_ask(store, request))
+    try:
+        await asyncio.wait({asking}, timeout=NOTICE_S)
+        if not asking.done():
+            notice(f"waiting for {waiting_for}; at most {deadline_s:.0f} s")
+            await asyncio.wait({asking}, timeout=deadline_s - NOTICE_S)
+        if not asking.done():
+            find_running(store)  # if the supervisor is gone or stopped, that is what to say
+            raise StillframeError(
+                f"waited {deadline_s:.0f} s for {waiting_for}, and it has not: it may do so yet; "
+                f"'stillframe history {store}' says what happened"
+            )
+        answer = asking.result()
+    finally:
+        asking.cancel()
+        await asyncio.wait({asking})
+    assert isinstance(answer, Done), answer
+    return answer
+
+
+def _what(request: Request) -> str:
+    """Return what the supervisor is to do, as a sentence goes on after "waiting for" it."""
+    match request:
+        case TriggerSnapshot():
+            words = "to publish a snapshot"
+        case RestoreSnapshot(None):
+            words = "to take the system back to the last snapshot"
+        case RestoreSnapshot(snapshot):
+            words = f"to take the system back to snapshot {snapshot}"
+        case CreateSavepoint(snapshot, name):
+            words = f"to keep snapshot {snapshot} as savepoint {name}"
+        case DropSnapshot(text):
+            words = f"to drop {text}"
+        case GetPendingSnapshots() | GetStatus():
+            words = "to answer"
+        case _:
+            assert_never(request)
+    return words
+
+
+async def _ask(store: Path, request: Request) -> Done | SystemStatus:
+    system = find_running(store)
+    try:
+        reader, writer = await asyncio.open_unix_connection(system.commands, limit=ANSWER_BYTES_MAX)
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise Unavailable(
+            f"the system on the store {store} does not answer ({error}): it is still starting, "
+            "waits for processes to join, or ends; try again when it runs"
+        ) from error
+    except OSError as error:
+        raise _taken_by_nobody(store, system, error) from error
+    try:
+        spoken = _Spoken(wire.VERSION)
+        builtins = msgspec.to_builtins(request) | msgspec.to_builtins(spoken)
+        writer.write(_encode(builtins) + b"\n")
+        line = await reader.readline()
+    except ConnectionError as error:
+        raise Unavailable(
+            f"the system on the store {store} ended before it answered ({error})"
+        ) from error
+    except OSError as error:
+        raise _taken_by_nobody(store, system, error) from error
+    except ValueError as error:
+        raise ProtocolViolation(
+            f"the system's answer has more than {ANSWER_BYTES_MAX:,} bytes"
+        ) from error
+    finally:
+        writer.close()
+    if not line:
+        raise Unavailable(f"the system on the store {store} ended before it answered")
+    try:
+        answer = _decode_answer(line)
+    except DECODING_ERRORS as error:
+        raise ProtocolViolation(f"the system's answer cannot be read: {error}") from error
+    if not isinstance(answer, Failed):
+        return answer
+    raise UsageError(answer.detail) if answer.is_usage else StillframeError(answer.detail)
+
+
+def _taken_by_nobody(store: Path, system: RunFile, error: OSError) -> StillframeError:
+    """Return the error for a connection that waits to be taken, with no more room to wait."""
+    return StillframeError(
+        f"the system on the store {store} takes no connection ({error}): its supervisor, process "
+        f"{system.supervisor.pid}, hangs, or too many ask at once"
+    )

@@ -1,0 +1,330 @@
+"""One epoch of a running system: who takes part, how all begin, and what ends it."""
+
+import asyncio
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillframe.errors import StoreError, Unavailable
+from stillframe.model import ProcessId, SnapshotId
+from stillframe.protocol import wire
+from stillframe.protocol.policy import Policy
+from stillframe.restore import Start
+from stillframe.runtime import control, events
+from stillframe.runtime.control import LaunchSpec, OutputDirs
+from stillframe.runtime.coordinator.coordinator import Coordinator
+from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimelines
+from stillframe.runtime.network.addresses import Address
+from stillframe.runtime.network.connection import Credentials
+from stillframe.runtime.os_process import current_process
+from stillframe.runtime.run_file import RunFile, identity, write_run_file
+from stillframe.runtime.supervisor.child_processes import LOG_END_S, ChildProcesses
+from stillframe.runtime.supervisor.config import Placement
+from stillframe.runtime.supervisor.fork_client import ForkServer
+from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
+from stillframe.store.history import History
+from stillframe.store.store import Store
+from stillframe.topology import Topology
+
+
+class ProcessFailed(msgspec.Struct, frozen=True):
+    """A process is gone for good; `failure` is what it said last, if it said why."""
+
+    process: ProcessId
+    failure: control.Failure | None
+
+
+class RestoreRequested(msgspec.Struct, frozen=True):
+    """Somebody wants the system at `snapshot`; None is the one that a death would go back to."""
+
+    snapshot: SnapshotId | None
+
+
+class ShutdownRequested(msgspec.Struct, frozen=True):
+    """Somebody wants the system to end."""
+
+
+Cause = ProcessFailed | RestoreRequested | ShutdownRequested
+"""What ends an epoch of a system."""
+SECRET_BYTES = 32
+START_TIMEOUT_S = 60.0
+"""A process that does not come to listen within so long after its start is taken for dead."""
+
+
+class EpochConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What is the same in every epoch that one supervisor sees; see ``Supervisor``. `started_here`
+    are the processes that are started on this machine, `server` forks them, `waves` is how the
+    markers of the last snapshots went."""
+
+    reference: str
+    topology: Topology
+    server: ForkServer
+    store: Store
+    history: History
+    timeout_s: float
+    marker_wait_s: float
+    policy: Policy
+    site: Placement
+    started_here: tuple[ProcessId, ...]
+    orphaned_s: float
+    return_s: float
+    attachment: PipelineBinding | None
+    traces: OutputDirs
+    commands: Path
+    emit: Callable[[events.Event], None]
+    waves: SnapshotTimelines = msgspec.field(default_factory=SnapshotTimelines)
+
+
+class Epoch:
+    """The processes of one epoch, with their coordinator.
+
+    Args:
+        terms: what is the same in every epoch.
+        first_number: the number of the first snapshot.
+        listen: where to listen: where the epoch before did, if there was one.
+        ending: called when something has ended the epoch, before anything else happens.
+
+    Attributes:
+        ended: what ended it; whoever waits for that calls ``close`` then.
+        coordinator: once it has begun.
+        started_here: the processes that it starts on this machine.
+        forked_at: when all of those were there, by ``time.monotonic``.
+    """
+
+    def __init__(
+        self, terms: EpochConfig, *, first_number: int, listen: Address, ending: Callable[[], None]
+    ) -> None:
+        grace_s = LOG_END_S if terms.traces.are_written else 0.0
+        self.children = ChildProcesses(terms.server, self._child_exited, grace_s=grace_s)
+        self.ended: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
+        self.coordinator: Coordinator | None = None
+        self.next_number = first_number
+        self.listen = listen
+        self._terms = terms
+        self._ending = ending
+        self.started_here = terms.started_here
+        self.forked_at = 0.0
+        self._joining = tuple(n for n in terms.topology.processes if n not in self.started_here)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether every process runs and every channel is connected."""
+        coordinator = self.coordinator
+        is_connected = coordinator is not None and coordinator.roster.running.is_set()
+        return is_connected and not self.ended.done()
+
+    async def begin(
+        self, starts: dict[ProcessId, Start] | None, restored_from: SnapshotId | None
+    ) -> None:
+        """Start every process; returns when all run, or something has ended the epoch.
+
+        Args:
+            starts: where each begins; None for afresh.
+            restored_from: the snapshot that these are made from.
+        """
+        terms = self._terms
+        # With TLS a certificate says who somebody is, also of those whom we cannot hand a secret.
+        secret = b"" if terms.site.certificates is not None else secrets.token_bytes(SECRET_BYTES)
+        self.coordinator = coordinator = self._coordinate(secret, starts, is_taken_over=False)
+        await self._listen(coordinator)
+        await self._fork_all()
+        self.forked_at = time.monotonic()
+        if self.ended.done():
+            return
+        if (detail := terms.server.newly_unshared()) is not None:
+            terms.emit(events.NotShared(detail))
+        terms.emit(events.EpochBegan(terms.store.epoch, restored_from))
+        # Nobody begins before it is written down who must be ended if we die.
+        self._announce(secret)
+        for process in self.started_here:
+            self.children.launch(self._launch(process, secret))
+        if self._joining:
+            terms.emit(events.AwaitingProcesses(self._joining))
+        began = time.monotonic()
+        running = coordinator.roster.running
+        while not await first_completed(running, self.ended, timeout_s=terms.timeout_s):
+            self._name_late(coordinator, time.monotonic() - began)
+
+    async def _fork_all(self) -> None:
+        """Start every process; returns when all are there, or something has ended the epoch."""
+
+        async def one_by_one() -> None:  # if one cannot be, those before it are known and ended
+            for process in self.started_here:
+                await self.children.spawn(process)
+
+        forking = asyncio.ensure_future(one_by_one())
+        try:
+            waiting: set[asyncio.Future[Any]] = {forking, self.ended}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            forking.cancel()
+        if forking.done():
+            forking.result()
+
+    async def take_over(self, left: RunFile) -> None:
+        """Go on with what an earlier supervisor left; returns when every process has come back, or
+        something (it may be that one did not) has ended the epoch.
+
+        Raises:
+            Unavailable: the port is not to be had to which they come back.
+            StoreError: it cannot be written down who took over.
+            In each case nothing was done.
+        """
+        coordinator = self._coordinate(left.secret, None, is_taken_over=True)
+        try:
+            self.listen = await coordinator.roster.listen(
+                left.coordinator, self._terms.site.certificates
+            )
+            self.children.adopt(left.children)
+            self._announce(left.secret)
+        except (Unavailable, StoreError):
+            self.children.release()
+            await coordinator.close()
+            raise
+        self.coordinator = coordinator
+        await first_completed(coordinator.roster.running, self.ended)
+
+    @property
+    def awaited(self) -> str:
+        """What is waited for until all processes run, in words."""
+        if self.coordinator is None:
+            return "what is left of an earlier run to end"
+        missing = self.coordinator.roster.missing
+        if missing:
+            return f"{', '.join(missing)} to come"
+        return "the processes to connect to each other"
+
+    def end(self, cause: Cause) -> bool:
+        """End the epoch; return False if something else had."""
+        if self.ended.done():
+            return False
+        self._ending()
+        self.ended.set_result(cause)
+        return True
+
+    async def close(self) -> None:
+        """End every process, finish what is being written, and hang up."""
+        await self.children.end()
+        if self.coordinator is not None:
+            await self.coordinator.close()
+            self.next_number = self.coordinator.next_number
+
+    async def describe(self, death: ProcessFailed) -> events.ProcessDied:
+        """Return what is known of a death."""
+        if death.failure is not None:
+            return events.ProcessDied(death.process, death.failure.detail, death.failure.story)
+        cause = await self.children.describe_end(death.process)
+        return events.ProcessDied(death.process, cause)
+
+    def _coordinate(
+        self, secret: bytes, starts: dict[ProcessId, Start] | None, *, is_taken_over: bool
+    ) -> Coordinator:
+        terms = self._terms
+        return Coordinator(
+            terms.store,
+            check=terms.topology.check_state,
+            secret=secret,
+            starts=starts,
+            first_number=self.next_number,
+            timeout_s=terms.timeout_s,
+            marker_wait_s=terms.marker_wait_s,
+            policy=terms.policy,
+            emit=terms.emit,
+            departed=self._departed,
+            history=terms.history,
+            runs=self.children.runs,
+            is_taken_over=is_taken_over,
+            return_s=terms.return_s,
+            waves=terms.waves,
+        )
+
+    async def _listen(self, coordinator: Coordinator) -> None:
+        """Listen where the epoch before did: what is left of it, on whatever machine, knows no
+        other way back, and hears there that it is over."""
+        site = self._terms.site
+        try:
+            self.listen = await coordinator.roster.listen(self.listen, site.certificates)
+        except Unavailable:
+            if self.listen == site.listen:
+                raise
+            # The port was never promised to anybody, and somebody else has it now.
+            self.listen = await coordinator.roster.listen(site.listen, site.certificates)
+
+    def _announce(self, secret: bytes) -> None:
+        terms = self._terms
+        system = RunFile(
+            supervisor=current_process(),
+            directory=identity(terms.store.path),
+            epoch=terms.store.epoch,
+            topology_hash=terms.store.description.hash,
+            coordinator=self.listen,
+            has_tls=terms.site.certificates is not None,
+            secret=secret,
+            commands=str(terms.commands),
+            children=self.children.identities(),
+            pipeline=None if terms.attachment is None else str(terms.attachment.root),
+            snapshot_s=terms.timeout_s,
+            protocol_version=wire.VERSION,
+        )
+        write_run_file(terms.store.path, system)
+
+    def _launch(self, process: ProcessId, secret: bytes) -> LaunchSpec:
+        terms = self._terms
+        store, attachment = terms.store, terms.attachment
+        certificates = terms.site.certificates
+        me = Credentials(process, store.epoch, store.description.hash, secret, certificates)
+        launch = LaunchSpec(
+            me=me,
+            reference=terms.reference,
+            search_path=sys.path,
+            coordinator=self.listen,
+            listen=Address(self.listen.host, 0),
+            supervisor=current_process(),
+            orphaned_s=terms.orphaned_s,
+            traces=terms.traces,
+        )
+        if attachment is None or process not in attachment.services:
+            return launch
+        root, system = str(attachment.root), attachment.name
+        return msgspec.structs.replace(launch, pipeline=root, system=system)
+
+    def _name_late(self, coordinator: Coordinator, waited_s: float) -> None:
+        """Say who is waited for; a child that has not come for too long is taken for dead."""
+        waiting = coordinator.roster.not_listening
+        self._terms.emit(events.AwaitingProcesses(waiting))
+        stuck = [process for process in waiting if process in self.started_here]
+        if stuck and waited_s > START_TIMEOUT_S:
+            detail = f"it did not come to listen within {START_TIMEOUT_S:.0f} s of its start"
+            self._departed(stuck[0], control.Failure(f"process {stuck[0]}: {detail}", ""))
+
+    def _child_exited(self, process: ProcessId) -> None:
+        # A child without a connection has nothing whose end would tell; the connection of any
+        # other may still hold its last words.
+        if self.coordinator is not None and not self.coordinator.roster.is_there(process):
+            self._departed(process, None)
+
+    def _departed(self, process: ProcessId, failure: control.Failure | None) -> None:
+        assert self.coordinator is not None
+        if not self.ended.done():
+            self._ending()
+            self.coordinator.process_died()
+            self.ended.set_result(ProcessFailed(process, failure))
+
+
+async def first_completed(
+    event: asyncio.Event, other: asyncio.Future[Any], timeout_s: float | None = None
+) -> bool:
+    """Wait until `event` is set or `other` is done; return False if neither came in time."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        done, _ = await asyncio.wait(
+            {waiting, other}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        return bool(done)
+    finally:
+        waiting.cancel()

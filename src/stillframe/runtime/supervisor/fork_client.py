@@ -1,0 +1,361 @@
+"""The supervisor's end of the fork server (``fork_server.py``): asks for processes, hears of ends.
+
+What a process must know goes past the fork server: the process reads it from a pipe of its own, of
+which the fork server has seen the other end only.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from stillframe.errors import Unavailable
+from stillframe.runtime.process.fork_server import Answer, Ended, Forked, NotForked, Setup
+
+
+class WatchedProcess:
+    """One process that was started here, or by the fork server for us.
+
+    Its end is noticed while the event loop runs in which it was started.
+
+    Args:
+        pid: its number.
+        descriptor: a pidfd of it; closed here when it has ended.
+        stdin: the end of a pipe that is written to; closed here then, too.
+        code: how it ended, once that is known: its exit code, or minus the signal that ended it;
+            None if nobody can tell.
+    """
+
+    def __init__(
+        self, pid: int, descriptor: int, stdin: int, code: "asyncio.Future[int | None]"
+    ) -> None:
+        self.pid = pid
+        self._descriptor = descriptor
+        self._stdin = stdin
+        self._unwritten = b""
+        self._code = code
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        os.set_blocking(stdin, False)
+        self._loop.add_reader(descriptor, self._ended)
+
+    @classmethod
+    def start(cls, command: Sequence[str], *, keeps: Sequence[int] = ()) -> "WatchedProcess":
+        """Start `command` in a session of its own, so that no key pressed here reaches it.
+
+        Args:
+            command: the program and its arguments.
+            keeps: the descriptors that it has under the same numbers.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        # It takes a few milliseconds; from a thread it could not be called back.
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=keeps
+        )
+        assert child.stdin is not None
+        code: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        try:
+            with child.stdin as pipe:
+                stdin = os.dup(pipe.fileno())
+            try:
+                started = cls(child.pid, os.pidfd_open(child.pid), stdin, code)
+            except BaseException:
+                os.close(stdin)
+                raise
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
+        started.when_ended(lambda: code.set_result(child.wait()))
+        return started
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        return self._end.done()
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, or minus the signal that ended it; None while that is not known."""
+        return self._code.result() if self._code.done() else None
+
+    def tell(self, line: bytes) -> None:
+        """Write `line` to its standard input; lost if it has ended, or reads no more."""
+        if not self.has_ended:
+            self._unwritten += line + b"\n"
+            self._write()
+
+    async def wait(self) -> int | None:
+        """Wait until it has ended and its `returncode` is known; return that, None if nobody can
+        tell."""
+        await self.gone()
+        return await asyncio.shield(self._code)
+
+    async def gone(self) -> None:
+        """Wait until it has ended."""
+        await asyncio.shield(self._end)
+
+    def when_ended(self, act: Callable[[], None]) -> None:
+        """Call `act` in the event loop once it has ended."""
+        self._end.add_done_callback(lambda _: act())
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM); nothing if it has ended."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it (SIGKILL); nothing if it has ended. Wait for its end next."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, number)
+
+    def _write(self) -> None:
+        """Write as much as fits into the pipe, and the rest when there is room."""
+        try:
+            self._unwritten = self._unwritten[os.write(self._stdin, self._unwritten) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self._unwritten = b""
+        self._loop.remove_writer(self._stdin)
+        if self._unwritten:
+            self._loop.add_writer(self._stdin, self._write)
+
+    def _ended(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+        self._loop.remove_writer(self._stdin)
+        os.close(self._descriptor)
+        os.close(self._stdin)
+        self._end.set_result(None)
+
+
+FORK_TIMEOUT_S = 60.0
+"""A fork server that forks no process in such a time is taken for hung. It loads the topology
+first."""
+END_S = 5.0
+"""So long a fork server has to end by itself when it is no longer needed."""
+_PROGRAM = "stillframe.runtime.process.fork_server"
+_PACKET_BYTES = 2**15
+"""An answer has room for a path of 4096 characters, each of which JSON may write as six."""
+_REQUEST = b"fork"
+_FIRST_OTHER = 3
+_decode = msgspec.json.Decoder(Answer).decode
+
+
+class _Gone(Exception):
+    """The fork server ended before it answered."""
+
+
+class _Request(NamedTuple):
+    """A process that was asked for: who waits for it, and what writes to its standard input."""
+
+    answering: "asyncio.Future[WatchedProcess]"
+    told: int
+
+
+class _Channel:
+    """A fork server that was started, and the socket that connects it to us.
+
+    Attributes:
+        unshared: why the last process that it forked loads the topology by itself; None if it
+            need not.
+    """
+
+    def __init__(self, reference: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # Not a number of standard input, output or error, which may be free here.
+            number = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _FIRST_OTHER)
+        try:
+            self.program = WatchedProcess.start((sys.executable, "-m", _PROGRAM), keeps=(number,))
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            os.close(number)
+        os.set_blocking(ours.fileno(), False)
+        self._socket = ours
+        self.unshared: str | None = None
+        self._waiting: deque[_Request] = deque()
+        self._codes: dict[int, asyncio.Future[int | None]] = {}
+        self._loop.add_reader(ours.fileno(), self._read)
+        self.program.when_ended(self._read_the_rest)
+        self.program.tell(msgspec.json.encode(Setup(number, reference, sys.path, os.getpid())))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be asked for processes."""
+        return self._socket.fileno() >= 0
+
+    async def fork(self) -> WatchedProcess:
+        """Fork a process.
+
+        Raises:
+            OSError: the machine has no room for one.
+            _Gone: the fork server has ended.
+        """
+        stdin, told = os.pipe()
+        try:
+            socket.send_fds(self._socket, [_REQUEST], [stdin])
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has ended: `_read` reads the answers from before, and then the end
+        except BaseException:
+            os.close(told)
+            raise
+        finally:
+            os.close(stdin)
+        answering: asyncio.Future[WatchedProcess] = self._loop.create_future()
+        self._waiting.append(_Request(answering, told))
+        try:
+            return await answering
+        except asyncio.CancelledError:
+            if answering.done() and not answering.cancelled() and not answering.exception():
+                answering.result().kill()
+            raise
+
+    def close(self) -> None:
+        """Hang up: the fork server ends. How its processes end is not told any more."""
+        if not self.is_open:
+            return
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        for request in self._waiting:
+            os.close(request.told)
+            if not request.answering.done():
+                request.answering.set_exception(_Gone())
+        for code in self._codes.values():
+            code.set_result(None)
+        self._waiting.clear()
+        self._codes.clear()
+
+    def _read_the_rest(self) -> None:
+        """Read what it answered before it ended, and hang up. The socket alone does not show the
+        end: a process that the topology's import forked can hold it open."""
+        while self.is_open:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(self._socket, _PACKET_BYTES, 1)
+        except BlockingIOError:
+            if self.program.has_ended:
+                self.close()
+            return
+        except ConnectionError:
+            packet, descriptors = b"", []
+        if not packet:
+            self.close()
+            return
+        answer = _decode(packet)
+        if isinstance(answer, Ended):
+            if (code := self._codes.pop(answer.pid, None)) is not None:
+                code.set_result(answer.code)
+            return
+        answering, told = self._waiting.popleft()
+        if isinstance(answer, Forked) and descriptors and not answering.done():
+            self.unshared = answer.unshared
+            code = self._codes[answer.pid] = self._loop.create_future()
+            answering.set_result(WatchedProcess(answer.pid, descriptors[0], told, code))
+            return
+        os.close(told)  # a process that is told nothing ends
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if not answering.done():
+            # Without a descriptor there was no room for one here.
+            number = answer.number if isinstance(answer, NotForked) else errno.EMFILE
+            answering.set_exception(OSError(number, os.strerror(number)))
+
+
+class ForkServer:
+    """Forks the processes of one topology; starts the program that does when there is none.
+
+    Args:
+        reference: ``module:attribute`` of the topology.
+    """
+
+    def __init__(self, reference: str) -> None:
+        self._reference = reference
+        self._channel: _Channel | None = None
+        self._told: str | None = None
+
+    def warm(self) -> None:
+        """Start it, if it does not run: it is then ready sooner.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        if self._channel is None or not self._channel.is_open:
+            self._channel = _Channel(self._reference)
+
+    async def fork(self) -> WatchedProcess:
+        """Fork a process, which waits until it is told what it must know.
+
+        Raises:
+            OSError: the machine has no room for one.
+            Unavailable: the fork server ends at once, or hangs.
+        """
+        try:
+            return await self._fork()
+        except _Gone:  # it may have ended long ago
+            pass
+        try:
+            return await self._fork()
+        except _Gone as error:
+            assert self._channel is not None
+            code = await self._channel.program.wait()
+            raise Unavailable(
+                f"no process can be started: the program that forks them (python -m {_PROGRAM}) "
+                f"ended at once, with {code}; what it wrote to standard error says why"
+            ) from error
+
+    def newly_unshared(self) -> str | None:
+        """Return, in words, that each process loads the topology by itself, and why; None if none
+        need, or if the reason is the same as at the last call."""
+        reason = None if self._channel is None else self._channel.unshared
+        is_told, self._told = reason == self._told, reason
+        if reason is None or is_told:
+            return None
+        return f"each start of a process imports the topology anew, which is slower: {reason}"
+
+    async def close(self) -> None:
+        """End it, and wait until it has ended. Processes that it forked go on."""
+        if self._channel is None:
+            return
+        self._channel.close()
+        program = self._channel.program
+        try:
+            async with asyncio.timeout(END_S):
+                await program.wait()
+        except TimeoutError:
+            program.kill()
+            await program.wait()
+
+    async def _fork(self) -> WatchedProcess:
+        self.warm()
+        assert self._channel is not None
+        try:
+            async with asyncio.timeout(FORK_TIMEOUT_S):
+                return await self._channel.fork()
+        except TimeoutError:
+            self._channel.program.kill()
+            raise Unavailable(
+                f"no process can be started: the program that forks them, process "
+                f"{self._channel.program.pid}, did not answer within {FORK_TIMEOUT_S:.0f} s: does "
+                f"the import of {self._reference.partition(':')[0]} wait for something?"
+            ) from None

@@ -1,0 +1,130 @@
+"""A system whose processes are services of a pipeline: the supervisor's side of it.
+
+The pipeline's snapshots are the ones that count: for each, the system takes one of its own, so that
+both are one cut. Alone the system must not go back: the logs would not go with it. So a death ends
+it, and the way on is to restore the pipeline and to start the system again.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Unavailable, UsageError, describe
+from stillframe.model import Abandoned, SnapshotId
+from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.pending_snapshot import (
+    Outcome,
+    Request,
+    SystemCut,
+    announce_cut,
+    services_among,
+    under_way,
+)
+from stillframe.pipeline.snapshot_manifest import read_manifest
+from stillframe.runtime import events
+from stillframe.runtime.coordinator.coordinator import Coordinator
+from stillframe.runtime.process.handlers import POLL_S
+from stillframe.runtime.process.pipeline_logs import check_unused
+from stillframe.store.store import Store
+
+
+class PipelineBinding:
+    """What joins a system to a pipeline.
+
+    Args:
+        root: the pipeline.
+        store: of the system.
+
+    Raises:
+        UsageError: no process is a service of the pipeline, or there is no pipeline.
+    """
+
+    def __init__(self, root: Path, store: Store) -> None:
+        self.root = root
+        self._head = read_metadata(root)
+        self._store = store
+        self.services = services_among(self._head.dataflow, list(store.description.processes))
+        self.name = self.services[0]
+
+    def begins_with(self) -> SnapshotId | None:
+        """Return the snapshot in the system's store with which it begins; None for afresh.
+
+        Raises:
+            UsageError: the pipeline was restored from a snapshot without this system, or a process
+                ran by itself in this epoch of the pipeline, and left.
+            NotAtRest: a process died in this epoch of the pipeline: restore it first.
+        """
+        for service in self.services:
+            check_unused(self.root, self._head, service)
+        if self._head.restored_from is None:
+            return None
+        manifest = read_manifest(self.root, self._head.restored_from)
+        for cut in manifest.systems:
+            if cut.name == self.name:
+                if Path(cut.store) != self._store.path.absolute():
+                    raise UsageError(
+                        f"the pipeline {self.root} was restored from snapshot {manifest.snapshot}, "
+                        f"whose part of this system is in the store {cut.store}: use that store"
+                    )
+                return cut.snapshot
+        raise UsageError(
+            f"the pipeline {self.root} was restored from snapshot {manifest.snapshot}, in which "
+            f"{self.name} was no process of a system: run it as it ran then"
+        )
+
+    def died(self, death: events.ProcessDied) -> Unavailable:
+        """Return the error with which the system ends when a process has died."""
+        return Unavailable(
+            f"process {death.process} died: {death.cause}. The system is part of the pipeline "
+            f"{self.root} and goes back with it alone: stop what else runs of it, restore it with "
+            f"'stillframe spark restore {self.root}', and start the system with 'stillframe "
+            f"restore {self._store.path} --pipeline {self.root}'"
+        )
+
+    def refusal(self, doing: str) -> UsageError:
+        """Return the error for what the system must not do alone."""
+        return UsageError(
+            f"{doing} is not for this system alone: it is part of the pipeline {self.root}; use "
+            f"'stillframe spark' with that directory"
+        )
+
+    async def follow(self, coordinator: Coordinator, emit: Callable[[events.Event], None]) -> None:
+        """Take the system's part in each snapshot of the pipeline, until cancelled.
+
+        Args:
+            coordinator: of this epoch of the system, which runs.
+            emit: told what went wrong; the pipeline's snapshot then ends by its deadline.
+        """
+        last: SnapshotId | None = None
+        while True:
+            try:
+                request = under_way(self.root)
+                if (
+                    request is not None
+                    and request.epoch == self._head.epoch
+                    and request.snapshot != last
+                ):
+                    last = request.snapshot
+                    await self._take_part(coordinator, request)
+            except Exception as error:
+                emit(events.StoreUnavailable(describe(error)))
+            await asyncio.sleep(POLL_S)
+
+    async def _take_part(self, coordinator: Coordinator, request: Request) -> None:
+        cut = SystemCut(
+            name=self.name,
+            store=str(self._store.path.absolute()),
+            snapshot=SnapshotId(self.name, coordinator.next_number),
+        )
+        # Before any marker travels: who records for it must know what it is a part of.
+        announce_cut(self.root, request, cut)
+        outcome = await coordinator.begin(self.name)
+        is_given_up = isinstance(outcome, Abandoned)
+        ended = msgspec.structs.replace(
+            cut,
+            outcome=Outcome.ABANDONED if is_given_up else Outcome.PUBLISHED,
+            detail=str(outcome) if is_given_up else "",
+        )
+        announce_cut(self.root, request, ended)

@@ -1,0 +1,526 @@
+"""Starts the processes of a system, notices death, and takes all back to a published snapshot.
+
+A system lives through epochs. Each begins with every process at one cut (or afresh) and ends when a
+process dies, when somebody wants another snapshot restored, or when it is stopped. Between two
+epochs nothing of the old one is left: its processes are dead, its secret is void, and what it was
+still writing is written or abandoned. So a restore is a start, and there is one way to start.
+
+The processes outlive their supervisor for a while. Another one can go on with them in the same
+epoch (``recovery.py``), if all of them come back to it.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Self
+
+from stillframe.errors import StillframeError, StoreError, Unavailable, UsageError
+from stillframe.imports import load_topology
+from stillframe.model import Abandoned, ProcessId, SnapshotId
+from stillframe.protocol.policy import Policy
+from stillframe.runtime import events
+from stillframe.runtime.control import NO_OUTPUT, OutputDirs
+from stillframe.runtime.coordinator.coordinator import PENDING_COUNT_MAX, Coordinator
+from stillframe.runtime.coordinator.membership import RETURN_S
+from stillframe.runtime.process.event_logging import check_epoch_unused
+from stillframe.runtime.process.process_runtime import ORPHANED_S
+from stillframe.runtime.run_file import (
+    RunFile,
+    find_stale,
+    make_socket_dir,
+    remove_run_file,
+    remove_socket,
+    socket_path,
+)
+from stillframe.runtime.supervisor import event_dispatcher
+from stillframe.runtime.supervisor.config import LOCAL, Placement
+from stillframe.runtime.supervisor.epoch import (
+    Cause,
+    Epoch,
+    EpochConfig,
+    ProcessFailed,
+    RestoreRequested,
+    ShutdownRequested,
+    first_completed,
+)
+from stillframe.runtime.supervisor.event_dispatcher import EventDispatcher
+from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
+from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
+from stillframe.runtime.supervisor.recovery import (
+    REQUESTED,
+    RecoveryPlan,
+    RestartStrategy,
+    changed_code,
+    check_placement,
+    check_release,
+    kill_all,
+    plan_recovery,
+    takeover_obstacle,
+)
+from stillframe.store.fragments import check_fragments_unused
+from stillframe.store.history import read_history
+from stillframe.store.manifest import Entry
+from stillframe.store.store import Store
+
+TIMEOUT_S = 10.0
+DISK_RETRY_S = 1.0
+
+
+class Supervisor:
+    """A running system. Use it as an asynchronous context manager.
+
+    Args:
+        reference: ``module:attribute`` of the topology, importable here and by the processes.
+        store: where snapshots go; open for writing. The caller closes it.
+        timeout_s: how long a snapshot may take until it is abandoned, in seconds.
+        marker_wait_s: how long a marker may wait for messages to ride on; 0 sends it at once.
+        restore: the snapshot to begin with; None for the store's current one, or afresh.
+        migrate: whether it may begin with a snapshot that was taken of other code.
+        pipeline: the directory of the pipeline in which some processes are services; it then says
+            with which snapshot to begin.
+        traces: what the processes write of themselves.
+        policy: what to do with a snapshot for which a part is missing.
+        tolerated_count: how many abandoned snapshots in a row are tolerated; one more ends the
+            system. None for any number.
+        site: what of the system is on this machine.
+        takes_over: go on with what an earlier supervisor left running, if that can be done; else,
+            or if not asked for, it is ended.
+        orphaned_s: how long processes go on without a supervisor, in seconds.
+        return_s: how long one is waited for that may come back, in seconds.
+        emit: takes what happens.
+
+    Attributes:
+        is_taking_over: whether it began with processes that an earlier supervisor left running:
+            they hold work that no snapshot has.
+
+    Raises:
+        UsageError: on entering; the topology cannot be loaded, or is not the one of the store; in
+            a pipeline, which takes the snapshots, a policy of the system's own; the certificates
+            are not what they must be; what is to be taken over runs at another place; an event log
+            or fragments are there already of an epoch that is to come.
+        Refused: what is to be taken over speaks another version of the protocol.
+    """
+
+    def __init__(
+        self,
+        reference: str,
+        store: Store,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        marker_wait_s: float = 0.0,
+        restore: SnapshotId | None = None,
+        migrate: bool = False,
+        pipeline: Path | None = None,
+        traces: OutputDirs = NO_OUTPUT,
+        policy: Policy = Policy.ABANDON,
+        tolerated_count: int | None = None,
+        site: Placement = LOCAL,
+        takes_over: bool = False,
+        orphaned_s: float = ORPHANED_S,
+        return_s: float = RETURN_S,
+        emit: Callable[[events.Event], None] = lambda event: None,
+    ) -> None:
+        self.reference = reference
+        self.store = store
+        self._timeout_s = timeout_s
+        self._marker_wait_s = marker_wait_s
+        self._restore = restore
+        self._may_migrate = migrate
+        self._attachment = None if pipeline is None else PipelineBinding(pipeline, store)
+        self._traces = traces
+        self._takes_over = takes_over
+        # What belongs to a pipeline goes back with it alone: nobody can take its place.
+        self._orphaned_s = 0.0 if pipeline is not None else orphaned_s
+        self._return_s = return_s
+        self._following: asyncio.Task[None] | None = None
+        self._policy = policy
+        self._site = site
+        self._telling = EventDispatcher(
+            emit, tolerated_count=tolerated_count, end=self._end_in_order
+        )
+        self._patience = RestartStrategy()
+        self._restoring = asyncio.Lock()
+        self._has_run = False
+        self.is_taking_over = False
+        self._stop_wanted = asyncio.Event()
+        self._epoch: Epoch | None = None
+        self._running = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        """Start the system; returns when it runs."""
+        self._server = ForkServer(self.reference)
+        # First of all: it gets ready while we do.
+        self._server.warm()
+        try:
+            terms, left = self._prepare()
+            if not terms.started_here:
+                await self._server.close()
+        except BaseException:
+            await self._server.close()
+            raise
+        self.finished = asyncio.get_running_loop().create_task(self._live(terms, left))
+        try:
+            await self.until_running()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    def _prepare(self) -> tuple[EpochConfig, RunFile | None]:
+        """Check all that can be checked before anything begins; return what is the same in every
+        epoch, and what an earlier supervisor left running."""
+        self._topology = topology = load_topology(self.reference)
+        is_other = topology.description.hash != self.store.description.hash
+        if is_other and not self._may_migrate:
+            raise changed_code(self.store.path, self._restore, self.store.description, topology)
+        started_here = self._site.started_here(topology)
+        if self._attachment is not None:
+            if self._policy is not Policy.ABANDON:
+                raise self._attachment.refusal(f"the policy '{self._policy.value}'")
+            self._restore = self._attachment.begins_with()
+        if self._restore is not None:
+            self.store.entry(self._restore)
+        if self._traces.log is not None:
+            check_epoch_unused(Path(self._traces.log), self.store.epoch + 1)
+        if self._traces.fragments is not None:
+            check_fragments_unused(Path(self._traces.fragments), self.store.epoch + 1)
+        left = find_stale(self.store.path)
+        if left is not None and self._takes_over:
+            check_release(left, self.store)
+            check_placement(left, self._site, started_here)
+            if takeover_obstacle(left, self.store, self._site, started_here) is None:
+                # Which snapshots are in progress in the processes is known from it alone.
+                read_history(self.store.path)
+                self.is_taking_over = True
+        self._history = self.store.history
+        self._directory = make_socket_dir()
+        terms = EpochConfig(
+            reference=self.reference,
+            topology=topology,
+            server=self._server,
+            store=self.store,
+            history=self._history,
+            timeout_s=self._timeout_s,
+            marker_wait_s=self._marker_wait_s,
+            policy=self._policy,
+            site=self._site,
+            started_here=started_here,
+            orphaned_s=self._orphaned_s,
+            return_s=self._return_s,
+            attachment=self._attachment,
+            traces=self._traces,
+            commands=self.socket_path,
+            emit=self._emit,
+        )
+        return terms, left
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop the system; what was not recorded in a snapshot is gone."""
+        await self._stop()
+
+    @property
+    def children(self) -> dict[ProcessId, WatchedProcess]:
+        """The operating-system processes of this epoch that we started."""
+        return {} if self._epoch is None else self._epoch.children.running
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """Who takes the snapshots of this epoch."""
+        return None if self._epoch is None else self._epoch.coordinator
+
+    @property
+    def socket_path(self) -> Path:
+        """Where the socket for commands belongs (``admin_socket.py``)."""
+        return socket_path(self._directory.name)
+
+    async def snapshot(self, initiator: ProcessId | None = None) -> Entry | Abandoned:
+        """Take a snapshot; return its entry in the store, or why it was abandoned.
+
+        Args:
+            initiator: who begins; None for the first process.
+
+        Raises:
+            UsageError: there is no such process, or too many snapshots are under way.
+            StillframeError: the system has ended.
+        """
+        return await (await self.begin_snapshot(initiator))
+
+    async def begin_snapshot(
+        self, initiator: ProcessId | None = None
+    ) -> "asyncio.Future[Entry | Abandoned]":
+        """Begin a snapshot once the system runs; see ``snapshot``."""
+        if self._attachment is not None:
+            raise self._attachment.refusal("a snapshot")
+        await self.until_running()
+        assert self.coordinator is not None
+        return self.coordinator.begin(initiator or next(iter(self.store.description.processes)))
+
+    async def last_snapshot(self, initiator: ProcessId) -> Entry | Abandoned:
+        """Take the snapshot from which the system is to go on after it is stopped.
+
+        Snapshots in progress are waited for, and abandoned when they take too long; no other begins
+        in this epoch any more. So it is a restore point.
+
+        Raises:
+            UsageError: there is no such process.
+            StillframeError: the system has ended, or a process died meanwhile.
+        """
+        await self.until_running()
+        assert self.coordinator is not None
+        return await self.coordinator.begin_last(initiator)
+
+    async def restore(self, snapshot: SnapshotId | None = None) -> None:
+        """Take the running system back to `snapshot`; None for the last one published.
+
+        Returns when the system runs again.
+
+        Raises:
+            UsageError: there is no such snapshot.
+        """
+        if self._attachment is not None:
+            raise self._attachment.refusal("a restore")
+        async with self._restoring:
+            await self.until_running()
+            # Read it first: one that is damaged must not cost the running system.
+            if await asyncio.to_thread(self._load, snapshot) is None:
+                raise UsageError("no snapshot has been published yet: there is nothing to restore")
+            is_done = False
+            while not is_done:
+                epoch = self.store.epoch
+                assert self._epoch is not None
+                # A death that came first has ended this epoch already: then in the next.
+                is_first = self._epoch.end(RestoreRequested(snapshot))
+                await self.until_running()
+                is_done = is_first and self.store.epoch > epoch
+
+    @property
+    def is_running(self) -> bool:
+        """Whether every process runs and every channel is connected."""
+        return self._running.is_set()
+
+    @property
+    def awaited(self) -> str:
+        """What a system that does not run yet waits for, in words."""
+        return "its start" if self._epoch is None else self._epoch.awaited
+
+    async def until_running(self) -> None:
+        """Wait until every process runs and every channel is connected.
+
+        Raises:
+            StillframeError: the system has ended.
+        """
+        await first_completed(self._running, self.finished)
+        if self.finished.done():
+            self.finished.result()
+            raise Unavailable("the system was stopped")
+
+    def _emit(self, event: events.Event) -> None:
+        """Tell the history and the listener."""
+        what = event_dispatcher.to_history_event(event)
+        if what is not None:
+            try:
+                self._history.append(what)
+            except StoreError as error:
+                self._telling.emit(events.StoreUnavailable(str(error)))
+        self._telling.emit(event)
+
+    def _end_in_order(self) -> None:
+        """Somebody wants the system to end."""
+        if self._epoch is not None:
+            self._epoch.end(ShutdownRequested())
+
+    async def _live(self, terms: EpochConfig, left: RunFile | None) -> None:
+        """Live through epochs until the system is stopped or cannot go on; the first may be one
+        that goes on with what is `left` of an earlier supervisor."""
+        ended, ending_s = time.monotonic(), 0.0
+        cause: Cause = RestoreRequested(self._restore)
+        for abandoned in event_dispatcher.abandon_unfinished(self._history, self.store):
+            self._emit(events.SnapshotAbandoned(abandoned))
+        number = event_dispatcher.first_number(self._history, self.store)
+        listen = self._site.listen
+        if left is not None and not listen.port and left.coordinator.host == listen.host:
+            listen = left.coordinator
+        while not self._stop_wanted.is_set() and self._telling.error is None:
+            ending = self._running.clear
+            self._epoch = epoch = Epoch(terms, first_number=number, listen=listen, ending=ending)
+            began = time.monotonic()
+            try:
+                if left is None or not await self._take_over(epoch, left, ended):
+                    wish = cause.snapshot if isinstance(cause, RestoreRequested) else None
+                    await self._begin(epoch, wish, ended, ending_s)
+                left = None
+                cause = await epoch.ended
+                ended = time.monotonic()
+                if isinstance(cause, ProcessFailed):
+                    died = await epoch.describe(cause)
+                    if self._attachment is not None:
+                        raise self._attachment.died(died)
+                    self._emit(died)
+            finally:
+                self._running.clear()
+                if self._following is not None:
+                    self._following.cancel()
+                await epoch.close()
+                ending_s = time.monotonic() - ended
+                number, listen = epoch.next_number, epoch.listen
+            if isinstance(cause, ProcessFailed):
+                await self._wait_before_going_back(cause, ended - began)
+        if self._telling.error is not None:
+            raise self._telling.error
+
+    async def _begin(
+        self, epoch: Epoch, wish: SnapshotId | None, began: float, ending_s: float
+    ) -> None:
+        """Begin an epoch with `wish`.
+
+        Args:
+            epoch: which.
+            wish: the snapshot; None for the current one, or afresh.
+            began: when the last epoch ended.
+            ending_s: how long it then took to end its processes.
+        """
+        state_from = time.monotonic()
+        begins = await asyncio.to_thread(self._load, wish)
+        restored_from = None if begins is None else begins.snapshot
+        await self._raise_epoch(restored_from)
+        self._may_migrate = False
+        if begins is not None and begins.changes:
+            self._emit(events.CodeChanged(begins.snapshot, begins.changes))
+        state_until = time.monotonic()
+        await epoch.begin(None if begins is None else begins.starts, restored_from)
+        if epoch.is_running:
+            self._has_run = True
+            if self._attachment is not None:
+                assert epoch.coordinator is not None
+                following = self._attachment.follow(epoch.coordinator, self._emit)
+                self._following = asyncio.get_running_loop().create_task(following)
+            now = time.monotonic()
+            running = events.SystemRunning(
+                self.store.epoch,
+                now - began,
+                restored_from,
+                processes_s=ending_s + epoch.forked_at - state_until,
+                state_s=state_until - state_from,
+                connections_s=now - epoch.forked_at,
+            )
+            self._emit(running)
+            self._running.set()
+
+    async def _take_over(self, epoch: Epoch, left: RunFile, began: float) -> bool:
+        """Go on with what is `left`, if that is wished and possible, or else end it.
+
+        Returns:
+            whether the epoch of what is left went on, if only to end when a process did not come.
+        """
+        reason = REQUESTED
+        if self._takes_over:
+            reason = takeover_obstacle(left, self.store, self._site, epoch.started_here)
+        if reason is None:
+            try:
+                await epoch.take_over(left)
+            except Unavailable as error:
+                reason = f"they come back to a port that is not to be had: {error}"
+        if reason is not None:
+            if ended := await kill_all(left):
+                self._emit(events.OrphansKilled(ended, reason))
+            return False
+        remove_socket(left)
+        if epoch.is_running:
+            self._has_run = True
+            self._emit(events.SupervisorReplaced(self.store.epoch, time.monotonic() - began))
+            self._running.set()
+        return True
+
+    async def _raise_epoch(self, restored_from: SnapshotId | None) -> None:
+        """Raise the epoch; a system that ran before waits for a disk that is full meanwhile."""
+        while True:
+            try:
+                self.store.raise_epoch(restored_from, self._topology.description)
+            except StoreError as error:
+                if not self._has_run or self._stop_wanted.is_set():
+                    raise
+                detail = f"the system waits to go back to its last snapshot: {error}"
+                self._emit(events.StoreUnavailable(detail))
+                await self._pause(DISK_RETRY_S)
+            else:
+                return
+
+    def _load(self, wish: SnapshotId | None) -> RecoveryPlan | None:
+        is_alone = self._attachment is None
+        entry = self.store.entry(wish) if wish else self.store.current() if is_alone else None
+        if entry is None:
+            return None
+        return plan_recovery(self.store, entry.id, self._topology, may_migrate=self._may_migrate)
+
+    async def _wait_before_going_back(self, death: ProcessFailed, ran_s: float) -> None:
+        current = self.store.current()
+        pause_s = self._patience.note(
+            sequence=current.sequence if current else 0,
+            where=f"snapshot {current.id}" if current else "the start",
+            ran_s=ran_s,
+            failure=death.failure.detail if death.failure else None,
+        )
+        await self._pause(pause_s)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop_wanted.wait()
+
+    async def _stop(self) -> None:
+        """End the epoch in order: what is being written is written."""
+        self._stop_wanted.set()
+        self._end_in_order()
+        try:
+            with contextlib.suppress(StillframeError):
+                await asyncio.shield(self.finished)
+        finally:
+            remove_run_file(self.store.path)
+            self._directory.cleanup()
+            await self._server.close()
+
+
+async def trigger_periodically(
+    system: Supervisor,
+    *,
+    every_s: float,
+    initiators: Sequence[ProcessId],
+    emit: Callable[[events.Event], None],
+) -> None:
+    """Take a snapshot every `every_s` seconds until cancelled or until the system ends.
+
+    One that is due while the one before is still under way is skipped, and said so: if snapshots
+    take longer than the interval, they must not pile up. While the system is being restored none
+    is due.
+
+    Args:
+        system: a system that runs.
+        every_s: the interval, in seconds.
+        initiators: who begins, in turn.
+        emit: takes `SnapshotSkipped`.
+
+    Raises:
+        StillframeError: the system has ended.
+    """
+    loop = asyncio.get_running_loop()
+    turns = cycle(initiators)
+    due = loop.time()
+    while True:
+        await system.until_running()
+        assert system.coordinator is not None
+        result: asyncio.Future[Entry | Abandoned] | None = None
+        under_way = system.coordinator.under_way
+        if len(under_way) < PENDING_COUNT_MAX:
+            result = system.coordinator.begin(next(turns))
+            under_way = system.coordinator.under_way
+        else:
+            emit(events.SnapshotSkipped(under_way[0]))
+        while True:
+            due = max(due + every_s, loop.time())
+            await asyncio.sleep(due - loop.time())
+            if result is None or result.done():
+                break
+            emit(events.SnapshotSkipped(under_way[-1]))

@@ -1,0 +1,102 @@
+"""What a command does whose supervisor does not answer."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from examples.bank import bank
+from stillframe.errors import StillframeError, Unavailable
+from stillframe.model import SnapshotId
+from stillframe.runtime import run_file
+from stillframe.runtime.network.addresses import ANY_PORT
+from stillframe.runtime.os_process import OsProcess, current_process
+from stillframe.runtime.supervisor import admin_socket
+from stillframe.runtime.supervisor.admin_socket import RestoreSnapshot, send_command
+from stillframe.store.store import Store
+
+
+def announced(path: Path, supervisor: OsProcess) -> run_file.RunFile:
+    """Make a store, and announce a system of it that this program supervises."""
+    Store.create(path, description=bank.description).close()
+    system = run_file.RunFile(
+        supervisor=supervisor,
+        directory=run_file.identity(path),
+        epoch=1,
+        topology_hash=bank.description.hash,
+        coordinator=ANY_PORT,
+        has_tls=False,
+        secret=b"",
+        commands=str(path / "commands"),
+        children={},
+        pipeline=None,
+    )
+    run_file.write_run_file(path, system)
+    return system
+
+
+@contextlib.asynccontextmanager
+async def silent_server(path: Path) -> AsyncIterator[asyncio.Event]:
+    """Take connections and say nothing; give what is set when somebody has connected."""
+    connected, ended = asyncio.Event(), asyncio.Event()
+
+    async def be_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await ended.wait()
+        writer.close()
+
+    async with await asyncio.start_unix_server(be_silent, path / "commands"):
+        try:
+            yield connected
+        finally:
+            ended.set()
+
+
+def test_a_command_says_what_it_waits_for_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor takes the request and never answers."""
+    monkeypatch.setattr(admin_socket, "NOTICE_S", 0.01)
+    monkeypatch.setattr(admin_socket, "DEADLINE_S", 0.02)
+    path, notices = tmp_path / "store", list[str]()
+    announced(path, current_process())
+
+    async def main() -> None:
+        async with silent_server(path) as connected:
+            with pytest.raises(StillframeError) as caught:
+                await send_command(
+                    path, RestoreSnapshot(SnapshotId("P1", 3)), notice=notices.append
+                )
+            await connected.wait()
+        assert not isinstance(caught.value, Unavailable), "nothing must be started in its place"
+        awaited = (
+            f"the supervisor of {path}, process {current_process().pid}, to take the system back to"
+        )
+        assert str(caught.value).startswith(f"waited 0 s for {awaited} snapshot P1-3, and it has")
+        assert notices == [f"waiting for {awaited} snapshot P1-3; at most 0 s"]
+
+    asyncio.run(main())
+
+
+def test_a_command_whose_supervisor_is_gone_by_the_deadline_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever keeps its connection open."""
+    monkeypatch.setattr(admin_socket, "DEADLINE_S", 0.02)
+    path = tmp_path / "store"
+    system = announced(path, current_process())
+
+    def dies(words: str) -> None:
+        gone = msgspec.structs.replace(current_process(), start_ticks=1)
+        run_file.write_run_file(path, msgspec.structs.replace(system, supervisor=gone))
+
+    async def main() -> None:
+        async with silent_server(path):
+            with pytest.raises(Unavailable, match="died; bring it back with 'stillframe resume"):
+                await send_command(path, RestoreSnapshot(None), notice=dies)
+
+    monkeypatch.setattr(admin_socket, "NOTICE_S", 0.01)
+    asyncio.run(main())

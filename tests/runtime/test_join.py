@@ -1,0 +1,238 @@
+"""Programs with a loop of their own that take the place of a process."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stillframe import join
+from stillframe.errors import Refused, Unavailable, UsageError
+from stillframe.model import Abandoned, Snapshot
+from stillframe.runtime import events
+from stillframe.runtime.control import OutputDirs
+from stillframe.runtime.process.join import Participant
+from stillframe.runtime.supervisor.supervisor import Supervisor
+from stillframe.store.store import Store
+from tests.runtime.links import until
+from tests.runtime.programs import Books, Source, Tick, joining, sending
+from tests.runtime.watch import Watch, new_store, program, take
+
+
+async def pass_on(me: Participant, books: Books) -> None:
+    """Receive ticks, which must come in order, and send each on."""
+    async for channel, message in me:
+        assert channel.source == "A"
+        books.received += 1
+        assert message == Tick(books.received)
+        books.sent += 1
+        await me.send("S", message)
+
+
+def books_in(snapshot: Snapshot) -> Books:
+    """Return what J recorded."""
+    state = next(state for state in snapshot.state.processes if state.process == "J")
+    return msgspec.msgpack.decode(state.encoded, type=Books)
+
+
+def check_books(snapshot: Snapshot) -> None:
+    """Check that what J says of its channels is what was recorded of them."""
+    books = books_in(snapshot)
+    incoming, outgoing = snapshot.state.channels
+    assert incoming.received_count == books.received == books.sent == outgoing.sent_count
+
+
+@contextlib.asynccontextmanager
+async def waiting_system(
+    directory: Path, name: str, log: Path | None = None, fragments: Path | None = None
+) -> AsyncIterator[tuple[Supervisor, Watch]]:
+    """Start a system that waits for J; it runs when J has joined."""
+    watch, store = Watch(), new_store(directory, name)
+    traces = OutputDirs(
+        log=None if log is None else str(log),
+        fragments=None if fragments is None else str(fragments),
+    )
+    system = Supervisor(program(name), store, traces=traces, emit=watch.emit)
+    starting = asyncio.get_running_loop().create_task(system.__aenter__())
+    try:
+        async with asyncio.timeout(60):
+            await watch.until(lambda: bool(watch.of(events.AwaitingProcesses)))
+            assert watch.of(events.AwaitingProcesses)[0].processes == ("J",)
+            assert not starting.done()
+            yield system, watch
+    finally:
+        await asyncio.wait([starting])
+        await system.__aexit__()
+        store.close()
+
+
+async def until_the_end(me: Participant, books: Books, system: Supervisor) -> list[Snapshot]:
+    """Pass on while snapshots are taken; then kill S, and hear that the epoch is over."""
+    passing = asyncio.get_running_loop().create_task(pass_on(me, books))
+    snapshots = [await take(system) for _ in range(5)]
+    os.kill(system.children["S"].pid, signal.SIGKILL)
+    with pytest.raises(Unavailable, match="this epoch of the system is over"):
+        await passing
+    return snapshots
+
+
+@pytest.mark.slow
+def test_a_program_joins_and_joins_again_after_a_death(tmp_path: Path) -> None:
+    """The system waits for the program; snapshots hold its state between its actions; after a
+    death it hears that the epoch is over, joins again and begins with its recorded state."""
+    place, books = tmp_path / "store", Books()
+
+    async def main() -> None:
+        async with waiting_system(tmp_path, "joining") as (system, watch):
+            async with join("J", topology=joining, store=place, state=books) as me:
+                assert (me.id, me.incoming, me.outgoing) == ("J", ("A",), ("S",))
+                snapshots = await until_the_end(me, books, system)
+            for snapshot in snapshots:
+                check_books(snapshot)
+            await watch.until(lambda: len(watch.of(events.AwaitingProcesses)) == 2)
+            recorded = books_in(snapshots[-1])
+            assert books.received >= recorded.received
+            books.received = books.sent = -1
+            async with join("J", topology=joining, store=str(place), state=books) as me:
+                assert books == recorded
+                for snapshot in await until_the_end(me, books, system):
+                    check_books(snapshot)
+                assert books.received > recorded.received
+            await watch.until(lambda: len(watch.of(events.AwaitingProcesses)) == 3)
+            async with join("J", topology=joining, store=place, state=books) as me:
+                await system.until_running()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_program_that_only_sends_says_where_its_actions_end(tmp_path: Path) -> None:
+    """A snapshot records its state at a ``boundary`` and nowhere else; when the system has ended,
+    ``boundary`` says so, as often as it is called."""
+    books = Books()
+
+    async def main() -> None:
+        async with (
+            waiting_system(tmp_path, "sending") as (system, _),
+            join("J", topology=sending, store=tmp_path / "store", state=books) as me,
+        ):
+            for number in range(1, 6):
+                wanted = await system.begin_snapshot("J")
+                while not wanted.done():
+                    books.received = number
+                    await asyncio.sleep(0)
+                    books.sent += 1
+                    await me.send("S", Tick(books.sent))
+                    books.received = 0
+                    await me.boundary()
+                outcome = wanted.result()
+                assert not isinstance(outcome, Abandoned)
+                snapshot = system.store.load(outcome.id)
+                assert books_in(snapshot) == Books(0, snapshot.state.channels[0].sent_count)
+            await system.__aexit__()
+            await until(lambda: me._host.error is not None)
+            for _ in range(2):
+                with pytest.raises(Unavailable, match="this epoch of the system is over"):
+                    await me.boundary()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_wait_that_is_cut_short_leaves_the_program_inside_an_action(tmp_path: Path) -> None:
+    """A loop that is cancelled while it waits can be entered again, and no snapshot is recorded
+    until then."""
+    books = Books()
+
+    async def main() -> None:
+        async with (
+            waiting_system(tmp_path, "joining") as (system, _),
+            join("J", topology=joining, store=tmp_path / "store", state=books) as me,
+        ):
+            await system.until_running()
+            os.kill(system.children["A"].pid, signal.SIGSTOP)
+            passing = asyncio.get_running_loop().create_task(pass_on(me, books))
+            await until(lambda: not me._host.action.locked() and not me._host.mailbox)
+            passing.cancel()
+            await asyncio.wait([passing])
+            assert passing.cancelled()
+            assert me._host.action.locked()
+            books.received += 1
+            wanted = await system.begin_snapshot("J")
+            await until(lambda: bool(me._host.mailbox))
+            books.received -= 1
+            os.kill(system.children["A"].pid, signal.SIGCONT)
+            passing = asyncio.get_running_loop().create_task(pass_on(me, books))
+            outcome = await wanted
+            assert not isinstance(outcome, Abandoned)
+            check_books(system.store.load(outcome.id))
+            passing.cancel()
+            await asyncio.wait([passing])
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_a_running_system_cannot_join(tmp_path: Path) -> None:
+    """A process can join once, and only with the topology of the system; the system goes on."""
+    place = tmp_path / "store"
+    books = Books()
+
+    async def main() -> None:
+        async with waiting_system(tmp_path, "joining") as (system, watch):
+            with pytest.raises(Refused, match="start every process from the same topology"):
+                async with join("J", topology=sending, store=place, state=Books()):
+                    raise AssertionError("it joined")
+            async with join("J", topology=joining, store=place, state=books) as me:
+                await system.until_running()
+                with pytest.raises(Refused, match="'J' is already there: each can join once"):
+                    async with join("J", topology=joining, store=place, state=Books()):
+                        raise AssertionError("it joined")
+                with pytest.raises(UsageError, match="no channel to 'A'; outgoing: S"):
+                    await me.send("A", Tick(1))
+                passing = asyncio.get_running_loop().create_task(pass_on(me, books))
+                check_books(await take(system))
+                passing.cancel()
+                await asyncio.wait([passing])
+            assert len(watch.of(events.ConnectionWarning)) == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("process", "state", "words"),
+    [
+        ("Z", Books(), "there is no process 'Z'; there are A, J, S"),
+        ("A", Books(), "process 'A' is started by the system itself"),
+        ("J", Source(), "process 'J' records a Books, not a Source"),
+    ],
+)
+def test_a_call_of_join_that_does_not_fit_its_topology_is_refused(
+    tmp_path: Path, process: str, state: object, words: str
+) -> None:
+    """Before anything is connected the error says what does not fit."""
+
+    async def main() -> None:
+        with pytest.raises(UsageError) as caught:
+            async with join(process, topology=joining, store=tmp_path, state=state):
+                raise AssertionError("it joined")
+        assert words in str(caught.value)
+
+    asyncio.run(main())
+
+
+def test_joining_what_is_not_running_is_refused(tmp_path: Path) -> None:
+    """A store without a running system, or no store at all: the error says how to start it."""
+    Store.create(tmp_path / "store", description=joining.description).close()
+
+    async def main() -> None:
+        for place in ("store", "nowhere"):
+            with pytest.raises(Unavailable, match="start it with 'stillframe run'"):
+                async with join("J", topology=joining, store=tmp_path / place, state=Books()):
+                    raise AssertionError("it joined")
+
+    asyncio.run(main())

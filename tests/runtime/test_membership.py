@@ -1,0 +1,120 @@
+"""Who comes to an epoch that is over is not kept: another one may wait for it already."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from stillframe import Topology
+from stillframe.runtime import control
+from stillframe.runtime.coordinator.membership import RETURN_S, Membership
+from stillframe.runtime.network import acceptor, connection
+from stillframe.runtime.network.addresses import ANY_PORT, LOOPBACK
+from stillframe.runtime.network.connection import HANDSHAKE_TIMEOUT_S, Credentials
+from stillframe.runtime.process.link import connect
+from stillframe.runtime.process.process_runtime import CoordinatorConnection
+from tests.runtime.conformance import Caller
+from tests.runtime.links import SECRET, hang_up, until
+
+DESCRIPTION = Topology.mesh({"A": Caller(), "B": Caller()}).description
+
+
+def roster_of(*, is_taken_over: bool) -> Membership:
+    """Return the roster of an epoch in which nothing happens."""
+    return Membership(
+        DESCRIPTION,
+        epoch=1,
+        secret=SECRET,
+        starts=None,
+        marker_wait_s=0.0,
+        emit=lambda event: None,
+        heard=lambda process, message: None,
+        departed=lambda process, failure: None,
+        runs=lambda process: False,
+        returned=lambda process: None,
+        is_taken_over=is_taken_over,
+        return_s=RETURN_S,
+    )
+
+
+def end(roster: Membership) -> None:
+    """End the epoch, as the coordinator does."""
+    roster.expect_departures()
+    roster.hang_up()
+
+
+@pytest.mark.parametrize(
+    "word", [control.JoinRequest, lambda: control.RejoinRequest(is_connected=True)]
+)
+def test_who_is_let_in_when_the_epoch_ends_is_sent_away(
+    word: Callable[[], control.FirstMessage],
+) -> None:
+    """It comes again, and finds the next epoch: it would wait here for ever, and that for it."""
+
+    async def main() -> None:
+        roster = roster_of(is_taken_over=word is not control.JoinRequest)
+        address = await roster.listen(ANY_PORT, None)
+
+        def first() -> control.FirstMessage:
+            end(roster)
+            return word()
+
+        line = CoordinatorConnection(Credentials("A", 1, DESCRIPTION.hash, SECRET), first)
+        async with asyncio.timeout(30):
+            await connect(line, address, None, None)
+            assert await line.heard.get() is None
+        await hang_up()
+
+    asyncio.run(main())
+
+
+def test_who_is_at_the_handshake_when_the_epoch_ends_is_sent_away() -> None:
+    """It need not say who it is any more."""
+
+    async def main() -> None:
+        roster = roster_of(is_taken_over=False)
+        address = await roster.listen(ANY_PORT, None)
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S / 2):
+            reader, writer = await asyncio.open_connection(LOOPBACK, address.port)
+            await until(lambda: bool(roster.door._greeting))
+            end(roster)
+            assert await reader.read() == b""
+            assert not roster.door._greeting
+            writer.transport.abort()
+        await hang_up()
+
+    asyncio.run(main())
+
+
+class Silent(CoordinatorConnection):
+    """One that says who it is, and nothing else."""
+
+    def say(self, message: control.FromProcess) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.slow
+def test_who_only_says_who_it_is_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could come so often that no descriptor is left for the others."""
+    monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(acceptor, "GREETING_COUNT_MAX", 1)
+
+    async def main() -> None:
+        roster = roster_of(is_taken_over=False)
+        address = await roster.listen(ANY_PORT, None)
+        me = Credentials("A", 1, DESCRIPTION.hash, SECRET)
+        async with asyncio.timeout(30):
+            lines = [Silent(me, control.JoinRequest) for _ in range(2)]
+            for line in lines:
+                await connect(line, address, None, None)
+                await until(lambda line=line: line.is_open)  # type: ignore[misc]
+            for line in lines:
+                assert await line.heard.get() is None
+            assert roster.door.refused_count == 1
+            process = CoordinatorConnection(me, control.JoinRequest)
+            await connect(process, address, None, None)
+            assert isinstance(await process.heard.get(), control.Setup)
+        end(roster)
+        await hang_up()
+
+    asyncio.run(main())

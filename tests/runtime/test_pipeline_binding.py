@@ -1,0 +1,160 @@
+"""One cut through a system over TCP and the logs of a pipeline: nothing counted twice or lost."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from stillframe.errors import Unavailable, UsageError
+from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.snapshot_manifest import Manifest
+from stillframe.protocol.policy import Policy
+from stillframe.runtime.control import OutputDirs
+from stillframe.runtime.supervisor.supervisor import Supervisor
+from stillframe.store.store import Store
+from tests.analytics.test_log_checks import faults_in, found_in
+from tests.runtime.mixed import CHANNELS, COINS, SERVICES, START, Mint, system
+from tests.runtime.test_event_logging import check_log
+
+REFERENCE = "tests.runtime.mixed:system"
+pytestmark = pytest.mark.slow
+
+
+@contextlib.contextmanager
+def minting(pipeline: Pipeline) -> Iterator[None]:
+    """Run the mint in a thread: it holds the money of one item back until the next one comes."""
+    ended = threading.Event()
+
+    def go() -> None:
+        mint = Mint()
+        with join("mint", pipeline=pipeline.path, state=mint) as me:
+            while not ended.is_set():
+                if (received := me.receive(timeout_s=0.01)) is not None:
+                    me.append("change", pa.table({"amount": [mint.held]}, schema=COINS))
+                    mint.held = sum(received[1]["amount"].to_pylist())
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def new_pipeline(tmp_path: Path) -> Pipeline:
+    """Make the pipeline that the system is part of."""
+    return Pipeline.create(tmp_path / "coins.pipeline", services=SERVICES, channels=CHANNELS)
+
+
+def money(pipeline: Pipeline, manifest: Manifest) -> int:
+    """Return all money at the cut: in services, in logs, and on channels over TCP."""
+    states = [part.service for part in manifest.fragments if part.service is not None]
+    total = sum(sum(msgspec.msgpack.decode(state.encoded).values()) for state in states)
+    for cut in manifest.channels:
+        log = LogReader(pipeline.path, manifest.dataflow.log(cut.log), manifest.segments[cut.log])
+        for item in log.entries(cut.position, cut.barrier):
+            total += sum(log.table(item)["amount"].to_pylist())
+    (part,) = manifest.systems
+    snapshot = Store.open(Path(part.store)).load(part.snapshot)
+    return total + snapshot.state.message_count
+
+
+def test_one_cut_through_tcp_and_logs(tmp_path: Path) -> None:
+    """Every snapshot holds all the money, some of it on the way over TCP or in a log; after a
+    restore of both the system goes on, and still has all of it. Its event log says the same."""
+    pipeline, event_log = new_pipeline(tmp_path), tmp_path / "event log"
+    traces = OutputDirs(str(event_log))
+
+    def photograph() -> Manifest:
+        outcome = pipeline.snapshot("unaligned", timeout_s=30)
+        assert isinstance(outcome, Manifest), outcome
+        assert money(pipeline, outcome) == START
+        return outcome
+
+    async def epoch(store: Store) -> list[Manifest]:
+        async with (
+            asyncio.timeout(60),
+            Supervisor(REFERENCE, store, pipeline=pipeline.path, traces=traces),
+        ):
+            return [await asyncio.to_thread(photograph) for _ in range(8)]
+
+    with contextlib.closing(
+        Store.create(tmp_path / "store", description=system.description, reference=REFERENCE)
+    ) as store:
+        with minting(pipeline):
+            taken = asyncio.run(epoch(store))
+        assert any(manifest.record_count for manifest in taken)
+        pipeline.restore(str(taken[3].snapshot))
+        with minting(pipeline):
+            asyncio.run(epoch(store))
+        assert store.restored_from == taken[3].systems[0].snapshot
+    assert pipeline.epoch == 2
+    for epoch_number in (1, 2):
+        trace = check_log(event_log, tmp_path / "store", epoch_number)
+        assert len(trace.snapshots) == 8
+        assert any(not event.accepted and not event.sent for event in trace.lines["till"])
+    assert faults_in(found_in(event_log).to_pylist()) == set()
+
+
+def test_a_death_ends_a_system_that_cannot_go_back_alone(tmp_path: Path) -> None:
+    """The error says how to go on; what the system must not do alone is refused; started again
+    without a restore of the pipeline, it is refused as well."""
+    pipeline = new_pipeline(tmp_path)
+
+    async def main(store: Store) -> None:
+        running = Supervisor(REFERENCE, store, pipeline=pipeline.path)
+        async with asyncio.timeout(60), running:
+            with pytest.raises(UsageError, match="not for this system alone"):
+                await running.snapshot()
+            with pytest.raises(UsageError, match="not for this system alone"):
+                await running.restore()
+            os.kill(running.children["till"].pid, signal.SIGKILL)
+            with pytest.raises(Unavailable, match=r"till died.*SIGKILL.*stillframe spark restore"):
+                await running.finished
+
+    async def again(store: Store) -> None:
+        async with Supervisor(REFERENCE, store, pipeline=pipeline.path):
+            pass
+
+    with contextlib.closing(
+        Store.create(tmp_path / "store", description=system.description, reference=REFERENCE)
+    ) as store:
+        asyncio.run(main(store))
+        with pytest.raises(Exception, match="died, and its state with it: restore"):
+            asyncio.run(again(store))
+
+
+def test_a_system_without_a_service_of_the_pipeline_is_refused(tmp_path: Path) -> None:
+    """Processes and services are joined by equal names; the error says which there are."""
+    other = Pipeline.create(tmp_path / "p", services={"mint": Mint}, channels=())
+    with (
+        contextlib.closing(
+            Store.create(tmp_path / "store", description=system.description, reference=REFERENCE)
+        ) as store,
+        pytest.raises(UsageError, match=r"no process of the system \(bank, till\).*\(mint\)"),
+    ):
+        Supervisor(REFERENCE, store, pipeline=other.path)
+
+
+def test_a_system_in_a_pipeline_has_no_policy_of_its_own(tmp_path: Path) -> None:
+    """A try that the pipeline has not asked for would belong to none of its snapshots."""
+
+    async def main(store: Store) -> None:
+        pipeline = new_pipeline(tmp_path)
+        system = Supervisor(REFERENCE, store, pipeline=pipeline.path, policy=Policy.RETRY)
+        with pytest.raises(UsageError, match="the policy 'retry' is not for this system alone"):
+            await system.__aenter__()
+
+    with contextlib.closing(
+        Store.create(tmp_path / "store", description=system.description, reference=REFERENCE)
+    ) as store:
+        asyncio.run(main(store))
