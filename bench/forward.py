@@ -10,10 +10,11 @@ from bench.measure import IN_FLIGHT_COUNT, PROCESS_COUNT, Running, my_counts, sh
 from stillframe import Channel, Message, Process, Topology, every
 from stillframe.imports import load_topology
 from stillframe.runtime.control import OutputDirs
+from stillframe.runtime.coordinator.membership import TIMEOUT_S
 from stillframe.runtime.events import Event
 from stillframe.runtime.network.certificate_authority import issue_certificates
-from stillframe.runtime.supervisor.config import LOCAL, Placement
-from stillframe.runtime.supervisor.supervisor import TIMEOUT_S, Supervisor
+from stillframe.runtime.supervisor.config import LOCAL, Placement, SupervisorConfig
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 
 
@@ -98,10 +99,9 @@ async def system(
         async with Supervisor(
             reference,
             store,
-            timeout_s=timeout_s,
-            marker_wait_s=marker_wait_s,
-            site=site,
-            traces=traces,
+            SupervisorConfig(
+                timeout_s=timeout_s, marker_wait_s=marker_wait_s, placement=site, outputs=traces
+            ),
             emit=emit,
         ) as running:
             yield running

@@ -14,6 +14,7 @@ from stillframe.model import Abandoned, Channel, SnapshotId
 from stillframe.protocol.policy import Policy
 from stillframe.protocol.stragglers import Cause, Straggler, UnderWay
 from stillframe.runtime.supervisor.admin_socket import serve_commands
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from tests.cli.conftest import Call
 from tests.runtime.watch import new_store, program
@@ -77,7 +78,7 @@ def test_a_stopped_process_is_shown_while_the_snapshot_waits(
     async def main() -> tuple[str, str]:
         async with (
             asyncio.timeout(TIMEOUT_S),
-            Supervisor(program("trio"), store, timeout_s=TIMEOUT_S) as system,
+            Supervisor(program("trio"), store, SupervisorConfig(timeout_s=TIMEOUT_S)) as system,
             serve_commands(system),
         ):
             idle = await asyncio.to_thread(call, "show", store.path, "--live")
@@ -113,7 +114,9 @@ def test_what_a_process_took_no_part_in_says_so(tmp_path: Path, call: Call) -> N
     async def main() -> None:
         async with (
             asyncio.timeout(TIMEOUT_S),
-            Supervisor(program("separate"), store, timeout_s=1.0, policy=Policy.EXCLUDE) as system,
+            Supervisor(
+                program("separate"), store, SupervisorConfig(timeout_s=1.0, policy=Policy.EXCLUDE)
+            ) as system,
         ):
             while isinstance(await system.snapshot("A"), Abandoned):
                 pass

@@ -17,6 +17,7 @@ from stillframe.errors import UsageError
 from stillframe.imports import load_topology
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.runtime import events
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.runtime.watch import Watch, take
@@ -33,7 +34,9 @@ def run(name: str, store: Store, doing: Doing, **options: Any) -> Watch:
     async def main() -> None:
         async with (
             asyncio.timeout(60),
-            Supervisor(f"examples.shards:{name}", store, emit=watch.emit, **options) as system,
+            Supervisor(
+                f"examples.shards:{name}", store, SupervisorConfig(**options), emit=watch.emit
+            ) as system,
         ):
             await doing(system, watch)
 
@@ -81,8 +84,8 @@ def test_split_and_merge_back(tmp_path: Path) -> None:
         taken["merged"] = await fullest(system)
 
     run("two", store, begin)
-    split = run("four", store, go_on, migrate=True)
-    merged = run("two", store, come_back, migrate=True)
+    split = run("four", store, go_on, may_migrate=True)
+    merged = run("two", store, come_back, may_migrate=True)
     assert {
         name: money(snapshot, "two") for name, snapshot in taken.items() if name[0] in "tm"
     } == {
@@ -118,7 +121,7 @@ def test_a_death_before_the_first_new_snapshot(tmp_path: Path) -> None:
         assert money(await take(system), "four") == shards.TOTAL
 
     run("two", store, begin)
-    assert len(run("four", store, die, migrate=True).of(events.CodeChanged)) == 2
+    assert len(run("four", store, die, may_migrate=True).of(events.CodeChanged)) == 2
     run("four", store, look)
     store.close()
 
@@ -140,7 +143,7 @@ def test_other_code_needs_somebody_who_agrees(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"S2, S3 are new.* --dry-run'.*--migrate"):
         run("four", store, go_on)
     assert store.epoch == 1
-    run("four", store, go_on, migrate=True)
+    run("four", store, go_on, may_migrate=True)
     store.close()
 
 

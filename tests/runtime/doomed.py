@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stillframe.runtime.control import OutputDirs
+from stillframe.runtime.control import ORPHANED_S, OutputDirs
 from stillframe.runtime.coordinator.coordinator import Coordinator
-from stillframe.runtime.process.process_runtime import ORPHANED_S
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store import snapshot_directory
 from stillframe.store.history import History, HistoryEvent, SnapshotBegan, SnapshotPublished
@@ -56,7 +56,9 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "waits": lambda: None,
     "numbered": lambda: dies_after_noting(SnapshotBegan),
     "begun": lambda: setattr(Coordinator, "begin", dies_after(Coordinator.begin)),
-    "a part is in": lambda: setattr(Coordinator, "_take_part", dies_after(Coordinator._take_part)),
+    "a part is in": lambda: setattr(
+        Coordinator, "_on_fragment", dies_after(Coordinator._on_fragment)
+    ),
     "is written": lambda: setattr(snapshot_directory, "publish_directory", die),
     "published": lambda: setattr(Store, "publish", dies_after(Store.publish)),
     "said": lambda: dies_after_noting(SnapshotPublished),
@@ -71,7 +73,9 @@ async def main(
     store = new_store(Path(directory), name)
     patience_s = float(orphaned_s or ORPHANED_S)
     traces = OutputDirs(fragments=fragments or None)
-    async with Supervisor(program(name), store, orphaned_s=patience_s, traces=traces) as system:
+    async with Supervisor(
+        program(name), store, SupervisorConfig(orphaned_s=patience_s, outputs=traces)
+    ) as system:
         if moment:
             await take(system)
         pids = [f"{process}={child.pid}" for process, child in system.children.items()]

@@ -13,13 +13,13 @@ from stillframe.restore import Start
 from stillframe.runtime import control, events
 from stillframe.runtime.control import NO_OUTPUT, OutputDirs
 from stillframe.runtime.coordinator.coordinator import Coordinator
+from stillframe.runtime.coordinator.membership import CoordinatorConfig, EpochStart
 from stillframe.runtime.network.addresses import ANY_PORT, LOOPBACK, Address
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.process.handlers import HandlerHost
 from stillframe.runtime.process.host import Host
 from stillframe.runtime.process.loop_host import AsyncHandlerDriver, LoopHost, has_async_handlers
 from stillframe.runtime.process.process_runtime import ProcessRuntime
-from stillframe.store.history import History
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
@@ -86,9 +86,9 @@ class LocalSystem:
         self.members: dict[ProcessId, LocalMember] = {}
         self._detour = detour
         self._starts = starts
-        self._timeout_s = timeout_s
-        self._marker_wait_s = marker_wait_s
-        self._policy = policy
+        self._config = CoordinatorConfig(
+            timeout_s=timeout_s, marker_wait_s=marker_wait_s, policy=policy
+        )
         self._survives = survives
         self._may_fail = may_fail
         self._traces = traces
@@ -97,27 +97,29 @@ class LocalSystem:
     async def __aenter__(self) -> Self:
         """Start all; returns when every channel is connected, or a process has failed."""
         self.store.raise_epoch(None)
-        self.history = History(self.store.path)
+        self.history = self.store.history
         self.coordinator = Coordinator(
             self.store,
+            self._config,
+            EpochStart(
+                epoch=self.store.epoch,
+                secret=SECRET if self._certificates is None else b"",
+                starts=self._starts,
+                first_number=self.store.next_number(),
+            ),
             check=self.topology.check_state,
-            secret=SECRET if self._certificates is None else b"",
-            starts=self._starts,
-            first_number=self.store.next_number(),
-            timeout_s=self._timeout_s,
-            marker_wait_s=self._marker_wait_s,
-            policy=self._policy,
             emit=self.events.append,
             departed=lambda process, failure: self.departed.append((process, failure)),
-            history=self.history,
             runs=lambda process: self._survives,
         )
-        self.address = await self.coordinator.roster.listen(ANY_PORT, self._certificates)
+        self.address = await self.coordinator.membership.listen(ANY_PORT, self._certificates)
         self.port = self.address.port
         async with asyncio.TaskGroup() as group:
             for name in self.topology.processes:
                 group.create_task(self._start(name))
-        await self.until(lambda: self.coordinator.roster.running.is_set() or bool(self.failures))
+        await self.until(
+            lambda: self.coordinator.membership.running.is_set() or bool(self.failures)
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -131,7 +133,6 @@ class LocalSystem:
         for member in self.members.values():
             await member.close()
         await hang_up()
-        self.history.close()
         self.store.close()
 
     async def until(self, condition: Callable[[], bool]) -> None:

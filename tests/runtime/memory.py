@@ -18,6 +18,7 @@ from stillframe.restore import Start
 from stillframe.runtime import control
 from stillframe.runtime.process.endpoints import IncomingEndpoint, OutgoingEndpoint
 from stillframe.runtime.process.handlers import HandlerHost
+from stillframe.runtime.process.host import HostConfig
 from stillframe.topology import Topology
 
 MARKER = wire.Kind.MARKER
@@ -162,7 +163,7 @@ class MemoryLink:
         written = self.forth.queue.popleft()
         for frame in parse(self._forth_reader, written.frame):
             assert isinstance(frame, wire.Messages | wire.Marked)
-            self._target.arrived(self._incoming, frame)
+            self._target.on_frame(self._incoming, frame)
         return written
 
     def deliver_acknowledgements(self) -> None:
@@ -170,7 +171,7 @@ class MemoryLink:
         while self.back.queue:
             for frame in parse(self._back_reader, self.back.queue.popleft().frame):
                 assert isinstance(frame, wire.Ack)
-                self._source.acknowledged(self._outgoing, frame.sequence)
+                self._source.on_ack(self._outgoing, frame.sequence)
 
 
 class MemoryNetwork:
@@ -247,19 +248,13 @@ def hosted(
     marker_wait_s: float = 0.0,
 ) -> HandlerHost:
     """Return the host of a process that has its place in a topology; it has not begun."""
-    description = topology.description
     host = HandlerHost(
-        name,
-        codec=topology.codecs[name],
-        subject=process,
-        incoming=dict.fromkeys(description.incoming(name), topology.accepts[name]),
-        outgoing={target: topology.accepts[target] for target in description.outgoing(name)},
-        cyclic=description.cyclic_targets(name),
-        start=start,
+        HostConfig.of(topology, name, marker_wait_s=marker_wait_s),
+        process,
+        start,
         report=report,
         fail=fail,
         scheduler=scheduler,
-        marker_wait_s=marker_wait_s,
     )
     attach(
         process,

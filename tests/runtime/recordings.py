@@ -83,7 +83,7 @@ class Recording:
     def cut(self, snapshot: SnapshotId, *, is_whole: bool = False) -> None:
         """Record the state, and let the recorder be done at once."""
         state = self.captures.begin(snapshot, is_whole=is_whole)
-        self.captures.stood_still(snapshot, 0.25)
+        self.captures.record_pause(snapshot, 0.25)
         self.captures.recorded(Fragment(snapshot, state, {}, ()))
 
     def _hear(self, message: control.FromProcess) -> None:

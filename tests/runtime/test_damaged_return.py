@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.errors import Damaged
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.runtime.watch import Watch, new_store, program, take
@@ -40,7 +41,7 @@ def test_the_system_stops_and_resumes_from_an_earlier_snapshot(tmp_path: Path, f
                 store.close()
             with contextlib.closing(Store.open_writer(store.path)) as anew:
                 async with Supervisor(
-                    program("rally"), anew, emit=watch.emit, restore=earlier.id
+                    program("rally"), anew, SupervisorConfig(restore=earlier.id), emit=watch.emit
                 ) as again:
                     assert (await take(again)).id.number > last.id.number
 

@@ -21,6 +21,7 @@ from stillframe.runtime import events
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.process import event_logging, host
 from stillframe.runtime.process.event_logging import check_epoch_unused
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from stillframe.trace import MessageId, Trace
@@ -209,7 +210,10 @@ def test_a_killed_process_and_its_system_leave_a_log(tmp_path: Path) -> None:
         async with (
             asyncio.timeout(60),
             Supervisor(
-                program("rally"), store, traces=OutputDirs(str(log)), emit=watch.emit
+                program("rally"),
+                store,
+                SupervisorConfig(outputs=OutputDirs(str(log))),
+                emit=watch.emit,
             ) as system,
         ):
             await take(system)
@@ -271,7 +275,10 @@ def test_a_process_that_is_terminated_writes_its_log_to_the_end(tmp_path: Path) 
         async with (
             asyncio.timeout(60),
             Supervisor(
-                program("rally"), store, traces=OutputDirs(str(log)), emit=watch.emit
+                program("rally"),
+                store,
+                SupervisorConfig(outputs=OutputDirs(str(log))),
+                emit=watch.emit,
             ) as system,
         ):
             await take(system)

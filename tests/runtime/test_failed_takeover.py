@@ -13,7 +13,7 @@ from stillframe.runtime.os_process import is_alive
 from stillframe.runtime.run_file import find_stale
 from stillframe.runtime.supervisor import event_dispatcher
 from stillframe.runtime.supervisor import supervisor as supervisor_module
-from stillframe.runtime.supervisor.config import Placement
+from stillframe.runtime.supervisor.config import Placement, SupervisorConfig
 from stillframe.runtime.supervisor.recovery import check_placement
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
@@ -39,7 +39,7 @@ def test_a_supervisor_that_cannot_begin_leaves_what_it_found(
     async def fails(what: str, *, takes_over: bool = True) -> None:
         store = Store.open_writer(tmp_path / "store")
         with contextlib.closing(store), pytest.raises(StillframeError, match=what):
-            async with Supervisor(program("rally"), store, takes_over=takes_over):
+            async with Supervisor(program("rally"), store, SupervisorConfig(takes_over=takes_over)):
                 pass
 
     async def main() -> None:
@@ -83,7 +83,9 @@ def test_what_runs_is_not_ended_for_options_that_were_forgotten(tmp_path: Path) 
                 contextlib.closing(Store.open_writer(tmp_path / "store")) as store,
                 pytest.raises(UsageError, match=f"{what}; give the options --listen, --tls"),
             ):
-                async with Supervisor(program("rally"), store, takes_over=True, site=site):
+                async with Supervisor(
+                    program("rally"), store, SupervisorConfig(takes_over=True, placement=site)
+                ):
                     pass
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (_, watch):
             assert watch.of(events.SupervisorReplaced)

@@ -322,7 +322,7 @@ def test_a_bug_in_what_listens_to_the_coordinator_ends_the_process(
             asyncio.timeout(30),
             LocalSystem(topology, tmp_path, may_fail=True) as system,
         ):
-            system.coordinator.roster.say("A", control.StatusRequest(1, ()))
+            system.coordinator.membership.send("A", control.StatusRequest(1, ()))
             await system.until(lambda: bool(system.failures))
             [failure] = system.failures
             assert str(failure) == (

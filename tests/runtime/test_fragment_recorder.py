@@ -78,7 +78,7 @@ def take(recording: Recording, snapshot: SnapshotId, *, is_published: bool = Tru
     while recording.go_on():
         pass
     if is_published:
-        recording.captures.in_store(snapshot)
+        recording.captures.on_durable(snapshot)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from stillframe.model import Abandoned, ProcessId, Reason, Snapshot, SnapshotId
 from stillframe.runtime import control, events
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.supervisor import child_processes, epoch
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.fragments import FragmentManifest, FragmentPlace
 from stillframe.store.manifest import CHANNELS, Entry
@@ -216,7 +217,9 @@ def test_a_process_that_is_ended_leaves_whole_fragments(
         traces = OutputDirs(fragments=str(directory))
         async with (
             asyncio.timeout(60),
-            Supervisor(program("rally"), store, traces=traces, emit=watch.emit) as system,
+            Supervisor(
+                program("rally"), store, SupervisorConfig(outputs=traces), emit=watch.emit
+            ) as system,
         ):
             await take(system)
             os.kill(system.children["B"].pid, number)
@@ -247,7 +250,10 @@ def test_a_stop_waits_until_fragments_are_written(tmp_path: Path) -> None:
         )
         description = load_topology(reference).description
         store = Store.create(tmp_path / "store", description=description, reference=reference)
-        async with asyncio.timeout(60), Supervisor(reference, store, traces=traces) as it:
+        async with (
+            asyncio.timeout(60),
+            Supervisor(reference, store, SupervisorConfig(outputs=traces)) as it,
+        ):
             taken = await take(it)
         store.close()
         return taken.id

@@ -16,6 +16,7 @@ from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.process.join import Participant
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.runtime.links import until
@@ -56,7 +57,7 @@ async def waiting_system(
         log=None if log is None else str(log),
         fragments=None if fragments is None else str(fragments),
     )
-    system = Supervisor(program(name), store, traces=traces, emit=watch.emit)
+    system = Supervisor(program(name), store, SupervisorConfig(outputs=traces), emit=watch.emit)
     starting = asyncio.get_running_loop().create_task(system.__aenter__())
     try:
         async with asyncio.timeout(60):

@@ -11,7 +11,7 @@ from stillframe.errors import Unavailable, UsageError
 from stillframe.runtime import events
 from stillframe.runtime.network.addresses import ANY_PORT
 from stillframe.runtime.run_file import find_running
-from stillframe.runtime.supervisor.config import Placement
+from stillframe.runtime.supervisor.config import Placement, SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from tests.runtime.certificate_dirs import everybody, make
 from tests.runtime.programs import Books, Tick, joining
@@ -29,7 +29,9 @@ def test_a_program_joins_by_the_address_of_the_coordinator(tmp_path: Path) -> No
     async def main() -> None:
         watch, store, books = Watch(), new_store(tmp_path, "joining"), Books()
         site = Placement(ANY_PORT, str(tmp_path / "papers" / "coordinator"))
-        system = Supervisor(program("joining"), store, site=site, emit=watch.emit)
+        system = Supervisor(
+            program("joining"), store, SupervisorConfig(placement=site), emit=watch.emit
+        )
         starting = asyncio.get_running_loop().create_task(system.__aenter__())
         await watch.until(lambda: bool(watch.of(events.AwaitingProcesses)))
         coordinator = str(find_running(store.path).coordinator)

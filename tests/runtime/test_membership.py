@@ -7,7 +7,7 @@ import pytest
 
 from stillframe import Topology
 from stillframe.runtime import control
-from stillframe.runtime.coordinator.membership import RETURN_S, Membership
+from stillframe.runtime.coordinator.membership import CoordinatorConfig, EpochStart, Membership
 from stillframe.runtime.network import acceptor, connection
 from stillframe.runtime.network.addresses import ANY_PORT, LOOPBACK
 from stillframe.runtime.network.connection import HANDSHAKE_TIMEOUT_S, Credentials
@@ -19,28 +19,24 @@ from tests.runtime.links import SECRET, hang_up, until
 DESCRIPTION = Topology.mesh({"A": Caller(), "B": Caller()}).description
 
 
-def roster_of(*, is_taken_over: bool) -> Membership:
-    """Return the roster of an epoch in which nothing happens."""
+def membership_of(*, is_taken_over: bool) -> Membership:
+    """Return the membership of an epoch in which nothing happens."""
     return Membership(
         DESCRIPTION,
-        epoch=1,
-        secret=SECRET,
-        starts=None,
-        marker_wait_s=0.0,
+        CoordinatorConfig(),
+        EpochStart(epoch=1, secret=SECRET, is_taken_over=is_taken_over),
         emit=lambda event: None,
-        heard=lambda process, message: None,
+        on_message=lambda process, message: None,
         departed=lambda process, failure: None,
         runs=lambda process: False,
         returned=lambda process: None,
-        is_taken_over=is_taken_over,
-        return_s=RETURN_S,
     )
 
 
-def end(roster: Membership) -> None:
+def end(membership: Membership) -> None:
     """End the epoch, as the coordinator does."""
-    roster.expect_departures()
-    roster.hang_up()
+    membership.expect_departures()
+    membership.hang_up()
 
 
 @pytest.mark.parametrize(
@@ -52,11 +48,11 @@ def test_who_is_let_in_when_the_epoch_ends_is_sent_away(
     """It comes again, and finds the next epoch: it would wait here for ever, and that for it."""
 
     async def main() -> None:
-        roster = roster_of(is_taken_over=word is not control.JoinRequest)
-        address = await roster.listen(ANY_PORT, None)
+        membership = membership_of(is_taken_over=word is not control.JoinRequest)
+        address = await membership.listen(ANY_PORT, None)
 
         def first() -> control.FirstMessage:
-            end(roster)
+            end(membership)
             return word()
 
         line = CoordinatorConnection(Credentials("A", 1, DESCRIPTION.hash, SECRET), first)
@@ -72,14 +68,14 @@ def test_who_is_at_the_handshake_when_the_epoch_ends_is_sent_away() -> None:
     """It need not say who it is any more."""
 
     async def main() -> None:
-        roster = roster_of(is_taken_over=False)
-        address = await roster.listen(ANY_PORT, None)
+        membership = membership_of(is_taken_over=False)
+        address = await membership.listen(ANY_PORT, None)
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S / 2):
             reader, writer = await asyncio.open_connection(LOOPBACK, address.port)
-            await until(lambda: bool(roster.door._greeting))
-            end(roster)
+            await until(lambda: bool(membership.acceptor._greeting))
+            end(membership)
             assert await reader.read() == b""
-            assert not roster.door._greeting
+            assert not membership.acceptor._greeting
             writer.transport.abort()
         await hang_up()
 
@@ -100,8 +96,8 @@ def test_who_only_says_who_it_is_is_not_kept(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(acceptor, "GREETING_COUNT_MAX", 1)
 
     async def main() -> None:
-        roster = roster_of(is_taken_over=False)
-        address = await roster.listen(ANY_PORT, None)
+        membership = membership_of(is_taken_over=False)
+        address = await membership.listen(ANY_PORT, None)
         me = Credentials("A", 1, DESCRIPTION.hash, SECRET)
         async with asyncio.timeout(30):
             lines = [Silent(me, control.JoinRequest) for _ in range(2)]
@@ -110,11 +106,11 @@ def test_who_only_says_who_it_is_is_not_kept(monkeypatch: pytest.MonkeyPatch) ->
                 await until(lambda line=line: line.is_open)  # type: ignore[misc]
             for line in lines:
                 assert await line.heard.get() is None
-            assert roster.door.refused_count == 1
+            assert membership.acceptor.refused_count == 1
             process = CoordinatorConnection(me, control.JoinRequest)
             await connect(process, address, None, None)
             assert isinstance(await process.heard.get(), control.Setup)
-        end(roster)
+        end(membership)
         await hang_up()
 
     asyncio.run(main())

@@ -12,7 +12,15 @@ import pytest
 from stillframe import Process, Topology
 from stillframe.errors import ProtocolViolation, Unavailable
 from stillframe.imports import load_topology
-from stillframe.model import Abandoned, Fragment, MarkerTimes, ProcessState, SnapshotId
+from stillframe.model import (
+    Abandoned,
+    Fragment,
+    IncomingRecord,
+    MarkerTimes,
+    ProcessState,
+    SnapshotId,
+)
+from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.stragglers import NAME_CHARS_MAX, QUANTITY_COUNT_MAX
 from stillframe.runtime.coordinator import snapshot_monitor
 from stillframe.runtime.coordinator.snapshot_monitor import TIMELINE_COUNT_MAX, SnapshotTimelines
@@ -135,14 +143,14 @@ def test_a_process_that_cannot_say_what_it_has_says_why(tmp_path: Path) -> None:
     async def main() -> None:
         odd = {what: Odd(what) for what in ODD}
         async with asyncio.timeout(TIMEOUT_S), LocalSystem(Topology(odd, []), tmp_path) as system:
-            under_way, standings = await system.coordinator.inquiry.observe()
+            under_way, standings = await system.coordinator.status_poller.poll()
             told = {process: standing.quantities for process, standing in standings.items()}
             assert under_way == ()
             assert told["raises"] == "process raises: conserved() raised ValueError: no idea"
             assert told["huge"] == {"things": 1e300}
             assert "OverflowError" in str(told["huger"])
             assert told["slow"] == {"things": 1}
-            _, again = await system.coordinator.inquiry.observe()
+            _, again = await system.coordinator.status_poller.poll()
             assert "is asked again in" in str(again["slow"].quantities)
             assert again["huge"].quantities == told["huge"]
             assert f"{QUANTITY_COUNT_MAX + 1} conserved quantities" in str(told["many"])
@@ -152,14 +160,16 @@ def test_a_process_that_cannot_say_what_it_has_says_why(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_only_the_waves_of_the_last_snapshots_are_kept() -> None:
+def test_only_the_timelines_of_the_last_snapshots_are_kept() -> None:
     """Also of those that never end; what a process says of channels it does not have is refused."""
-    description = Topology({"A": Source(), "B": Sink()}, [("A", "B")]).description
-    waves = SnapshotTimelines()
+    assembler = Assembler(Topology({"A": Source(), "B": Sink()}, [("A", "B")]).description, epoch=1)
+    timelines = SnapshotTimelines()
     for number in range(TIMELINE_COUNT_MAX + 5):
-        waves.began(SnapshotId("A", number), float(number), 1)
-    assert [wave.snapshot.number for wave in waves.latest()] == [*range(5, TIMELINE_COUNT_MAX + 5)]
-    part = Fragment(SnapshotId("A", 9), ProcessState("B", "Sink", b""), {}, ())
+        timelines.started(SnapshotId("A", number), float(number), 1)
+    kept = [*range(5, TIMELINE_COUNT_MAX + 5)]
+    assert [timeline.snapshot.number for timeline in timelines.latest()] == kept
+    incoming = (IncomingRecord("A", 0, ()),)
+    part = Fragment(SnapshotId("A", 9), ProcessState("B", "Sink", b""), {}, incoming)
     for times in (
         MarkerTimes(1.0, "B", {}),
         MarkerTimes(1.0, None, {"C": 1.0}),
@@ -167,13 +177,11 @@ def test_only_the_waves_of_the_last_snapshots_are_kept() -> None:
         MarkerTimes(1.0, "A", {"A": float("inf")}),
     ):
         with pytest.raises(ProtocolViolation, match="markers that could not come"):
-            waves.took(msgspec.structs.replace(part, marker_times=times), 2.0, description)
-    waves.took(
-        msgspec.structs.replace(part, marker_times=MarkerTimes(1.0, "A", {"A": 0.0})),
-        2.0,
-        description,
-    )
-    assert next(w for w in waves.latest() if w.snapshot.number == 9).part_at == {"B": 2.0}
+            assembler.check(msgspec.structs.replace(part, marker_times=times))
+    part = msgspec.structs.replace(part, marker_times=MarkerTimes(1.0, "A", {"A": 0.0}))
+    assembler.check(part)
+    timelines.add_fragment(part, 2.0)
+    assert next(t for t in timelines.latest() if t.snapshot.number == 9).part_at == {"B": 2.0}
 
 
 def test_what_is_noted_of_a_snapshot_is_forgotten_with_it() -> None:
@@ -187,7 +195,7 @@ def test_what_is_noted_of_a_snapshot_is_forgotten_with_it() -> None:
     assert times is not None
     assert times.marked_by is None
     assert [*times.came_s] == ["B"]
-    marking.settle(1)
+    marking.forget_through(1)
     assert marking.take(SnapshotId("A", 1)) is None
     assert marking.take(SnapshotId("A", 3)) is not None
     assert marking.take(SnapshotId("A", 9)) is None

@@ -18,6 +18,7 @@ from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.policy import Policy
 from stillframe.runtime.control import OutputDirs
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.analytics.test_log_checks import faults_in, found_in
@@ -83,7 +84,7 @@ def test_one_cut_through_tcp_and_logs(tmp_path: Path) -> None:
     async def epoch(store: Store) -> list[Manifest]:
         async with (
             asyncio.timeout(60),
-            Supervisor(REFERENCE, store, pipeline=pipeline.path, traces=traces),
+            Supervisor(REFERENCE, store, SupervisorConfig(pipeline=pipeline.path, outputs=traces)),
         ):
             return [await asyncio.to_thread(photograph) for _ in range(8)]
 
@@ -111,7 +112,7 @@ def test_a_death_ends_a_system_that_cannot_go_back_alone(tmp_path: Path) -> None
     pipeline = new_pipeline(tmp_path)
 
     async def main(store: Store) -> None:
-        running = Supervisor(REFERENCE, store, pipeline=pipeline.path)
+        running = Supervisor(REFERENCE, store, SupervisorConfig(pipeline=pipeline.path))
         async with asyncio.timeout(60), running:
             with pytest.raises(UsageError, match="not for this system alone"):
                 await running.snapshot()
@@ -122,7 +123,7 @@ def test_a_death_ends_a_system_that_cannot_go_back_alone(tmp_path: Path) -> None
                 await running.finished
 
     async def again(store: Store) -> None:
-        async with Supervisor(REFERENCE, store, pipeline=pipeline.path):
+        async with Supervisor(REFERENCE, store, SupervisorConfig(pipeline=pipeline.path)):
             pass
 
     with contextlib.closing(
@@ -142,7 +143,7 @@ def test_a_system_without_a_service_of_the_pipeline_is_refused(tmp_path: Path) -
         ) as store,
         pytest.raises(UsageError, match=r"no process of the system \(bank, till\).*\(mint\)"),
     ):
-        Supervisor(REFERENCE, store, pipeline=other.path)
+        Supervisor(REFERENCE, store, SupervisorConfig(pipeline=other.path))
 
 
 def test_a_system_in_a_pipeline_has_no_policy_of_its_own(tmp_path: Path) -> None:
@@ -150,7 +151,9 @@ def test_a_system_in_a_pipeline_has_no_policy_of_its_own(tmp_path: Path) -> None
 
     async def main(store: Store) -> None:
         pipeline = new_pipeline(tmp_path)
-        system = Supervisor(REFERENCE, store, pipeline=pipeline.path, policy=Policy.RETRY)
+        system = Supervisor(
+            REFERENCE, store, SupervisorConfig(pipeline=pipeline.path, policy=Policy.RETRY)
+        )
         with pytest.raises(UsageError, match="the policy 'retry' is not for this system alone"):
             await system.__aenter__()
 

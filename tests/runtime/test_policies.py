@@ -14,6 +14,7 @@ from stillframe.model import Abandoned, Reason
 from stillframe.protocol.policy import TRY_COUNT_MAX, Policy
 from stillframe.runtime import control, events
 from stillframe.runtime.process.host import Host
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.state_codec import StateCodec
 from stillframe.store.manifest import Entry
@@ -144,14 +145,14 @@ def test_one_that_cannot_record_is_left_out_at_once(
             first = await system.take()
             spoilt.spoil()
             told: list[control.ToProcess] = []
-            line = system.coordinator.roster._lines["R"]
-            said = line.say
+            connection = system.coordinator.membership._connections["R"]
+            send_really = connection.send
 
-            def say(message: control.ToProcess) -> None:
+            def send(message: control.ToProcess) -> None:
                 told.append(message)
-                said(message)
+                send_really(message)
 
-            monkeypatch.setattr(line, "say", say)
+            monkeypatch.setattr(connection, "send", send)
             second = await system.take()
             assert second.excluded == {"R": first.id}
             # Of its own cut, if it records one yet, it must not think that it is in the store.
@@ -190,7 +191,9 @@ def test_after_a_restore_the_state_is_the_one_that_the_epoch_began_with(tmp_path
                 first = await system.snapshot()
             assert isinstance(first, Entry)
             async with Supervisor(
-                program("separate"), store, timeout_s=1.0, restore=first.id, policy=Policy.EXCLUDE
+                program("separate"),
+                store,
+                SupervisorConfig(timeout_s=1.0, restore=first.id, policy=Policy.EXCLUDE),
             ) as system:
                 os.kill(system.children["R"].pid, signal.SIGSTOP)
                 while isinstance(outcome := await system.snapshot(), Abandoned):
@@ -212,7 +215,10 @@ def test_a_snapshot_is_tried_again_from_another_initiator(tmp_path: Path) -> Non
         async with (
             asyncio.timeout(TIMEOUT_S),
             Supervisor(
-                program("trio"), store, timeout_s=1.0, policy=Policy.RETRY, emit=watch.emit
+                program("trio"),
+                store,
+                SupervisorConfig(timeout_s=1.0, policy=Policy.RETRY),
+                emit=watch.emit,
             ) as system,
         ):
             still = system.children["B"]
@@ -246,9 +252,7 @@ def test_too_many_abandoned_in_a_row_end_the_system(tmp_path: Path) -> None:
             Supervisor(
                 program("separate"),
                 store,
-                timeout_s=0.3,
-                policy=Policy.RETRY,
-                tolerated_count=1,
+                SupervisorConfig(timeout_s=0.3, policy=Policy.RETRY, tolerated_count=1),
                 emit=watch.emit,
             ) as system,
         ):

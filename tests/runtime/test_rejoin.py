@@ -52,7 +52,7 @@ async def until_back(system: LocalSystem, process: str, former: CoordinatorConne
     """Wait until `process` has another connection to the coordinator than the `former` one."""
     member = system.members[process]
     await system.until(lambda: member._line is not former and member._line.is_open)
-    await system.until(lambda: system.coordinator.roster.is_there(process))
+    await system.until(lambda: system.coordinator.membership.is_there(process))
 
 
 @pytest.mark.parametrize("process", ["A", "B"])
@@ -153,7 +153,7 @@ def test_only_who_may_be_there_still_is_waited_for(
             asyncio.timeout(30),
             LocalSystem(topology, tmp_path, survives=survives, may_fail=True) as system,
         ):
-            line = system.coordinator.roster._lines["B"]
+            line = system.coordinator.membership._connections["B"]
             line.connection_lost(error)
             assert system.departed == ([] if is_waited_for else [("B", None)])
             system.members["B"]._line.abort()
@@ -167,7 +167,7 @@ def test_who_does_not_come_back_in_time_is_taken_for_dead(tmp_path: Path) -> Non
 
     async def main() -> None:
         async with asyncio.timeout(30), LocalSystem(topology, tmp_path, survives=True) as system:
-            roster = system.coordinator.roster
+            roster = system.coordinator.membership
             roster._return_s = 0.01
             roster._lines["B"].connection_lost(None)
             await system.until(lambda: bool(system.departed))
@@ -184,7 +184,7 @@ def test_a_silent_cut_is_noticed_in_a_bounded_time(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with asyncio.timeout(30), LocalSystem(topology, tmp_path) as system:
-            ends = [system.members["B"]._line, system.coordinator.roster._lines["B"]]
+            ends = [system.members["B"]._line, system.coordinator.membership._connections["B"]]
             for end in ends:
                 assert isinstance(end.transport, asyncio.Transport)
                 tcp = end.transport.get_extra_info("socket")

@@ -89,11 +89,11 @@ def test_snapshots_that_overlap_each_have_their_own_cut() -> None:
         pass
     assert accounts(recording.state(S1))[5] == 0
     assert accounts(recording.state(S2))[5] == 50
-    recording.captures.in_store(S1)
+    recording.captures.on_durable(S1)
     recording.cut(SnapshotId("P", 3))
     assert accounts(recording.state(SnapshotId("P", 3))) == {5: 500}
     assert recording.state(SnapshotId("P", 3)).base == S1
-    recording.captures.in_store(None)
+    recording.captures.on_durable(None)
     recording.cut(SnapshotId("P", 4))
     while recording.go_on():
         pass
@@ -108,10 +108,10 @@ def test_keys_that_nobody_needs_any_more_go_in_slices() -> None:
         if number < 3:
             while recording.go_on():
                 pass
-            recording.captures.in_store(SnapshotId("P", number))
+            recording.captures.on_durable(SnapshotId("P", number))
             for key in range(ROW_COUNT):
                 recording.books.accounts[key] += 1
-    recording.captures.in_store(SnapshotId("P", 3))
+    recording.captures.on_durable(SnapshotId("P", 3))
     while recording.go_on():
         pass
     state = recording.state(SnapshotId("P", 3))
@@ -121,7 +121,7 @@ def test_keys_that_nobody_needs_any_more_go_in_slices() -> None:
     recording.cut(SnapshotId("P", 4))
     while recording.go_on():
         pass
-    recording.captures.in_store(SnapshotId("P", 4))
+    recording.captures.on_durable(SnapshotId("P", 4))
     slices = 1
     while recording.go_on():
         slices += 1
@@ -155,7 +155,7 @@ def test_what_is_settled_is_captured_no_more_and_what_is_newer_goes_on() -> None
     recording = Recording(filled())
     recording.cut(S1)
     recording.cut(S2)
-    recording.captures.settle(S1.number)
+    recording.captures.forget_through(S1.number)
     while recording.go_on():
         pass
     assert recording.parts.keys() == {S2}

@@ -15,6 +15,7 @@ from stillframe.runtime.coordinator.coordinator import Coordinator
 from stillframe.runtime.coordinator.snapshot_monitor import UNANSWERED_COUNT_MAX
 from stillframe.runtime.network.addresses import LOOPBACK, Address
 from stillframe.runtime.process.link import keep_connected
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from tests.runtime.links import carrier
 from tests.runtime.local import LocalSystem
@@ -27,7 +28,7 @@ TIMEOUT_S = 60
 async def held_up(coordinator: Coordinator, *causes: Cause) -> UnderWay:
     """Look until the one snapshot under way is held up by `causes`, and return that."""
     while True:
-        (under_way,) = await coordinator.inquiry.look()
+        (under_way,) = await coordinator.status_poller.poll_pending()
         if {straggler.cause for straggler in under_way.stragglers} == set(causes):
             return under_way
 
@@ -43,10 +44,12 @@ def test_a_stopped_process_is_named_with_its_channels_while_the_snapshot_waits(
         watch, store = Watch(), new_store(tmp_path, "trio")
         async with (
             asyncio.timeout(TIMEOUT_S),
-            Supervisor(program("trio"), store, timeout_s=50, emit=watch.emit) as system,
+            Supervisor(
+                program("trio"), store, SupervisorConfig(timeout_s=50), emit=watch.emit
+            ) as system,
         ):
             assert system.coordinator is not None
-            assert await system.coordinator.inquiry.look() == ()
+            assert await system.coordinator.status_poller.poll_pending() == ()
             os.kill(system.children["C"].pid, signal.SIGSTOP)
             result = await system.begin_snapshot("A")
             found = await held_up(system.coordinator, Cause.SILENT)
@@ -58,10 +61,10 @@ def test_a_stopped_process_is_named_with_its_channels_while_the_snapshot_waits(
             )
             assert found.initiated_at <= straggler.since < found.deadline
             for _ in range(UNANSWERED_COUNT_MAX):
-                await system.coordinator.inquiry.look()
+                await system.coordinator.status_poller.poll_pending()
             os.kill(system.children["C"].pid, signal.SIGCONT)
             assert not isinstance(await result, Abandoned)
-            assert await system.coordinator.inquiry.look() == ()
+            assert await system.coordinator.status_poller.poll_pending() == ()
         store.close()
 
     asyncio.run(main())
@@ -75,7 +78,7 @@ def test_who_held_an_abandoned_snapshot_up_is_told_with_its_end(tmp_path: Path) 
         store = new_store(tmp_path, "trio")
         async with (
             asyncio.timeout(TIMEOUT_S),
-            Supervisor(program("trio"), store, timeout_s=1.0) as system,
+            Supervisor(program("trio"), store, SupervisorConfig(timeout_s=1.0)) as system,
         ):
             os.kill(system.children["C"].pid, signal.SIGSTOP)
             outcome = await system.snapshot("A")

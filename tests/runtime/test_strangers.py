@@ -178,7 +178,10 @@ def test_random_bytes_at_every_port_harm_nobody(tmp_path: Path) -> None:
 
     async def body(system: LocalSystem) -> None:
         ports = [system.port, *(member.port for member in system.members.values())]
-        doors = [system.coordinator.roster.door, *(m.door for m in system.members.values())]
+        doors = [
+            system.coordinator.membership.acceptor,
+            *(m.acceptor for m in system.members.values()),
+        ]
         for round_number in range(1, 11):
             async with asyncio.TaskGroup() as group:
                 for port in ports * 3:

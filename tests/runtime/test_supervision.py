@@ -13,6 +13,7 @@ from stillframe.errors import ApplicationError, Unavailable, UsageError
 from stillframe.model import Abandoned, Reason, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.run_file import find_running
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.recovery import FAILURE_COUNT_MAX
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
 from stillframe.store.manifest import Entry
@@ -134,7 +135,9 @@ def test_a_process_that_stands_still_is_named_at_the_deadline(tmp_path: Path) ->
         reference = program("pipeline")
         async with (
             asyncio.timeout(60),
-            Supervisor(reference, store, timeout_s=0.5, emit=watch.emit) as system,
+            Supervisor(
+                reference, store, SupervisorConfig(timeout_s=0.5), emit=watch.emit
+            ) as system,
         ):
             still = system.children["C"]
             os.kill(still.pid, signal.SIGSTOP)
@@ -171,7 +174,7 @@ def test_a_process_that_never_comes_out_of_its_start_is_named(tmp_path: Path) ->
         store = new_store(tmp_path, "immovable")
         async with (
             asyncio.timeout(60),
-            Supervisor(program("immovable"), store, timeout_s=1.5) as system,
+            Supervisor(program("immovable"), store, SupervisorConfig(timeout_s=1.5)) as system,
         ):
             abandoned = await system.snapshot("A")
             assert isinstance(abandoned, Abandoned)

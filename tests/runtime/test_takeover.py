@@ -27,6 +27,7 @@ from stillframe.runtime.os_process import is_alive
 from stillframe.runtime.process.join import Participant
 from stillframe.runtime.run_file import find_running, find_stale
 from stillframe.runtime.supervisor.child_processes import UNKNOWN_END
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import (
     EpochBegan,
@@ -84,7 +85,9 @@ async def resumed(
     """Take over what runs on the store in `place`."""
     watch, store = Watch(), Store.open_writer(place / "store")
     options: dict[str, Any] = {"timeout_s": 30.0, "takes_over": True, "return_s": return_s}
-    system = Supervisor(program(name), store, traces=traces, emit=watch.emit, **options)
+    system = Supervisor(
+        program(name), store, SupervisorConfig(outputs=traces, **options), emit=watch.emit
+    )
     try:
         async with system:
             yield system, watch
@@ -383,7 +386,9 @@ def test_a_joined_program_that_begins_anew_ends_the_epoch(tmp_path: Path) -> Non
         async with joined_to_a_dead(tmp_path, Books()):
             pass
         watch, store = Watch(), Store.open_writer(place)
-        system = Supervisor(program("joining"), store, takes_over=True, emit=watch.emit)
+        system = Supervisor(
+            program("joining"), store, SupervisorConfig(takes_over=True), emit=watch.emit
+        )
         starting = asyncio.get_running_loop().create_task(system.__aenter__())
         await until(lambda: is_announced(place))
         with pytest.raises(Refused, match="'J' began anew: join again"):

@@ -27,18 +27,18 @@ from stillframe.model import (
 )
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import Challenge, Connector, Hello, Listener, Proof, Welcome
-from stillframe.protocol.policy import Policy
 from stillframe.protocol.recorder import Phase
 from stillframe.protocol.stragglers import EndpointStatus, ProcessStatus, RecordingStatus
 from stillframe.restore import Start
 from stillframe.runtime import control
 from stillframe.runtime.coordinator.coordinator import Coordinator
+from stillframe.runtime.coordinator.membership import CoordinatorConfig, EpochStart
 from stillframe.runtime.network.addresses import ANY_PORT
 from stillframe.runtime.network.connection import Connection
 from stillframe.runtime.process.handlers import HandlerHost
 from stillframe.runtime.process.link import ConnectingLink
 from stillframe.runtime.process.process_runtime import CoordinatorConnection, ProcessRuntime
-from stillframe.store.history import History, HistoryEvent
+from stillframe.store.history import HistoryEvent
 from stillframe.store.manifest import Entry
 from stillframe.store.snapshot_directory import check_described
 from stillframe.store.store import Store
@@ -106,7 +106,7 @@ async def target_at_source(trial: Trial, data: bytes, piece: int) -> str:
 async def stranger_at_coordinator(trial: Trial, data: bytes, piece: int) -> str:
     """Before the handshake, at the coordinator."""
     coordinator = coordinator_of(trial)
-    line = coordinator.roster._answer()
+    line = coordinator.membership._answer()
     trial.watch(line)
     feed(line, data, piece)
     await coordinator.close()
@@ -116,7 +116,7 @@ async def stranger_at_coordinator(trial: Trial, data: bytes, piece: int) -> str:
 async def process_at_coordinator(trial: Trial, data: bytes, piece: int) -> str:
     """After the handshake, at the coordinator, which waits for the last part of a snapshot."""
     coordinator = coordinator_of(trial)
-    line, other = coordinator.roster._answer(), coordinator.roster._answer()
+    line, other = coordinator.membership._answer(), coordinator.membership._answer()
     Trial.watch(helper := Trial(), other)
     introduce(helper, other, trial.hello("B", None))
     trial.watch(line)
@@ -125,9 +125,9 @@ async def process_at_coordinator(trial: Trial, data: bytes, piece: int) -> str:
         feed(connection, wire.encode_control(control.JoinRequest()), 2**20)
     result = coordinator.begin("A")
     feed(other, wire.encode_control(control.FragmentComplete(part("B"))), 2**20)
-    question = coordinator.inquiry.ask(coordinator.under_way)
+    question = coordinator.status_poller.request(coordinator.under_way)
     feed(line, data, piece)
-    for under_way in coordinator.inquiry.close(question, coordinator.under_way):
+    for under_way in coordinator.status_poller.close(question, coordinator.under_way):
         assert all(under_way.sentences(coordinator.now()))
     if coordinator._writing:
         await asyncio.gather(*coordinator._writing)
@@ -224,6 +224,7 @@ class QuietStore:
 
     def __init__(self, trial: Trial) -> None:
         self.description = trial.topology.description
+        self.history = QuietHistory()
         self._tables = Tables(trial.topology.description)
         self._trial = trial
 
@@ -266,16 +267,11 @@ def coordinator_of(trial: Trial) -> Coordinator:
 
     return Coordinator(
         cast(Store, QuietStore(trial)),
+        CoordinatorConfig(timeout_s=30.0),
+        EpochStart(epoch=1, secret=SECRET),
         check=check,
-        secret=SECRET,
-        starts=None,
-        first_number=1,
-        timeout_s=30.0,
-        marker_wait_s=0.0,
-        policy=Policy.ABANDON,
         emit=lambda event: None,
         departed=lambda process, failure: None,
-        history=cast(History, QuietHistory()),
     )
 
 

@@ -26,6 +26,7 @@ from stillframe.runtime.supervisor.admin_socket import (
     send_command,
     serve_commands,
 )
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import EventCounts
 from stillframe.store.manifest import Entry
@@ -200,7 +201,7 @@ def test_a_snapshot_that_is_held_up_is_told_with_who_holds_it_up(tmp_path: Path)
         store = Store.create(tmp_path / "store", description=description, reference=BANK)
         async with (
             asyncio.timeout(TIMEOUT_S),
-            Supervisor(BANK, store, timeout_s=TIMEOUT_S) as system,
+            Supervisor(BANK, store, SupervisorConfig(timeout_s=TIMEOUT_S)) as system,
             serve_commands(system),
             watching(store.path) as watcher,
         ):

@@ -18,6 +18,7 @@ from stillframe.imports import load_topology
 from stillframe.model import Abandoned, MarkerTimes, SnapshotId
 from stillframe.runtime.coordinator.snapshot_monitor import TIMELINE_COUNT_MAX, SnapshotTimeline
 from stillframe.runtime.supervisor.admin_socket import SystemStatus, serve_commands
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished
 from stillframe.store.manifest import Entry
@@ -132,7 +133,7 @@ def test_each_snapshot_of_a_bank_is_one_trace(tmp_path: Path, endpoint: Endpoint
         store = Store.create(tmp_path / "store", description=description, reference=BANK)
         async with (
             asyncio.timeout(TIMEOUT_S),
-            Supervisor(BANK, store, timeout_s=TIMEOUT_S) as system,
+            Supervisor(BANK, store, SupervisorConfig(timeout_s=TIMEOUT_S)) as system,
             serve_commands(system),
         ):
             before = await system.snapshot()
@@ -194,7 +195,7 @@ def test_snapshots_in_quick_succession_are_all_traced_and_what_was_missed_is_cou
         store = Store.create(tmp_path / "store", description=description, reference=BANK)
         async with (
             asyncio.timeout(TIMEOUT_S),
-            Supervisor(BANK, store, timeout_s=TIMEOUT_S) as system,
+            Supervisor(BANK, store, SupervisorConfig(timeout_s=TIMEOUT_S)) as system,
             serve_commands(system),
             watching(store.path, otlp=endpoint.url) as watcher,
         ):

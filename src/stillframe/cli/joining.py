@@ -11,12 +11,11 @@ from stillframe.cli import output
 from stillframe.cli.supervision import Stop
 from stillframe.errors import UsageError
 from stillframe.imports import add_cwd_to_path
-from stillframe.runtime.control import LaunchSpec, OutputDirs
+from stillframe.runtime.control import ORPHANED_S, LaunchSpec, OutputDirs
 from stillframe.runtime.network.addresses import COORDINATOR_PORT, Address
 from stillframe.runtime.network.certificates import check_own
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import current_process
-from stillframe.runtime.process.process_runtime import ORPHANED_S
 from stillframe.runtime.supervisor.child_processes import run_until_stopped
 
 

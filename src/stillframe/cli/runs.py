@@ -27,6 +27,7 @@ from stillframe.model import SnapshotId
 from stillframe.runtime import events
 from stillframe.runtime.run_file import describe_owner, find_stale
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, RestoreSnapshot, send_command
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import readable_history
 from stillframe.store.store import Store
@@ -163,16 +164,18 @@ def _supervise(
         system = Supervisor(
             reference,
             store,
-            timeout_s=plan.timeout_s,
-            marker_wait_s=plan.marker_wait_s,
-            restore=wish,
-            migrate=plan.may_migrate,
-            pipeline=plan.pipeline,
-            traces=plan.traces,
-            site=plan.site,
-            policy=plan.policy,
-            tolerated_count=plan.tolerated_count,
-            takes_over=takes_over,
+            SupervisorConfig(
+                timeout_s=plan.timeout_s,
+                marker_wait_s=plan.marker_wait_s,
+                restore=wish,
+                may_migrate=plan.may_migrate,
+                pipeline=plan.pipeline,
+                outputs=plan.traces,
+                placement=plan.site,
+                policy=plan.policy,
+                tolerated_count=plan.tolerated_count,
+                takes_over=takes_over,
+            ),
             emit=emit,
         )
         plan = msgspec.structs.replace(plan, initiators=initiators)

@@ -75,7 +75,9 @@ class Assembler:
         pending = self._pending.get(fragment.snapshot)
         if pending is None or fragment.state.process in pending.excluded:
             return None
-        self._check(fragment, pending)
+        self.check(fragment)
+        if fragment.state.process in pending.fragments:
+            raise ProtocolViolation(f"{_where(fragment)}: it came twice")
         return self._put(fragment, pending, now)
 
     def exclude(
@@ -93,7 +95,7 @@ class Assembler:
         if pending is None or process in pending.fragments:
             return None
         fragment = last.fragment(snapshot)
-        self._check(fragment, pending)
+        self.check(fragment)
         pending.excluded[process] = last.snapshot
         return self._put(fragment, pending, now)
 
@@ -143,13 +145,16 @@ class Assembler:
             excluded=pending.excluded,
         )
 
-    def _check(self, fragment: Fragment, pending: _Pending) -> None:
+    def check(self, fragment: Fragment) -> None:
+        """Check a fragment against the description; ``add`` does so for a pending snapshot.
+
+        Raises:
+            ProtocolViolation: it does not fit, with what is wrong.
+        """
         process = fragment.state.process
-        where = f"part of snapshot {fragment.snapshot} from process {process!r}"
+        where = _where(fragment)
         if process not in self._description.processes:
             raise ProtocolViolation(f"{where}: there is no such process")
-        if process in pending.fragments:
-            raise ProtocolViolation(f"{where}: it came twice")
         sources = tuple(record.source for record in fragment.incoming)
         if (
             sources != self._incoming[process]
@@ -163,6 +168,12 @@ class Assembler:
             raise ProtocolViolation(
                 f"{where}: it stood still for {pause_s} s and took {capture_s} s"
             )
+        times = fragment.marker_times
+        if times is not None:
+            named = times.came_s.keys() | ({times.marked_by} - {None})
+            moments = (times.cut_at, *times.came_s.values())
+            if not named <= set(sources) or not all(map(math.isfinite, moments)):
+                raise ProtocolViolation(f"{where}: it names markers that could not come to it")
 
     def _assemble(self, fragments: dict[ProcessId, Fragment]) -> GlobalState:
         incoming = {
@@ -182,3 +193,7 @@ class Assembler:
                 for channel in self._description.channels
             ),
         )
+
+
+def _where(fragment: Fragment) -> str:
+    return f"part of snapshot {fragment.snapshot} from process {fragment.state.process!r}"

@@ -90,7 +90,7 @@ class FragmentChunk(msgspec.Struct, frozen=True, tag="PartPiece"):
     """From a process: the next bytes of its encoded state; they belong to the part to come."""
 
     snapshot: SnapshotId
-    piece: bytes
+    chunk: bytes = msgspec.field(name="piece")
 
 
 class FragmentComplete(msgspec.Struct, frozen=True, tag="Part"):
@@ -129,7 +129,7 @@ class StatusReply(msgspec.Struct, frozen=True, tag="Answer"):
     """From a process: how it stands, in answer to the question with this number."""
 
     number: int
-    standing: ProcessStatus
+    status: ProcessStatus = msgspec.field(name="standing")
 
 
 class Published(msgspec.Struct, frozen=True, tag=True):
@@ -209,7 +209,7 @@ class OutputDirs(msgspec.Struct, frozen=True):
     fragments: str | None = None
 
     @property
-    def are_written(self) -> bool:
+    def any(self) -> bool:
         """Whether there are any: then the end of a process takes a while."""
         return self.log is not None or self.fragments is not None
 
@@ -274,6 +274,8 @@ class ChunkBuffer:
             del self._ahead[key]
 
 
+ORPHANED_S = 60.0
+"""How long a process runs without a coordinator before it terminates, in seconds."""
 EXIT_FAILED = 1
 EXIT_JOIN_REJECTED = 2
 """The coordinator, or we ourselves, said no before we were let in."""

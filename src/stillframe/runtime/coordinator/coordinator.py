@@ -33,14 +33,14 @@ from stillframe.protocol.policy import Policy, PublicationNotices, next_initiato
 from stillframe.restore import Start
 from stillframe.runtime import control, events
 from stillframe.runtime.control import ChunkBuffer
-from stillframe.runtime.coordinator.membership import RETURN_S, Membership
+from stillframe.runtime.coordinator.membership import CoordinatorConfig, EpochStart, Membership
 from stillframe.runtime.coordinator.snapshot_monitor import (
     Deadlines,
     SnapshotTimelines,
     StatusPoller,
 )
 from stillframe.runtime.os_process import current_process
-from stillframe.store.history import History, SnapshotBegan
+from stillframe.store.history import SnapshotBegan
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 
@@ -53,87 +53,69 @@ class Coordinator:
     """Takes snapshots of the processes of one epoch.
 
     Args:
-        store: where snapshots are published; open for writing.
+        store: where snapshots are published; open for writing. Its history records each snapshot
+            before any process is notified.
+        config: how snapshots are taken.
+        start: how the epoch starts.
         check: raises a UsageError if a recorded state could not be restored.
-        secret: the secret of this epoch.
-        starts: where each process begins; None for a fresh start.
-        first_number: the number of the first snapshot.
-        timeout_s: how long a snapshot may take until it is abandoned.
-        marker_wait_s: how long a marker may wait for messages to ride on; 0 sends it at once.
-        policy: what to do with one for which a part is missing.
-        emit: takes what happens.
-        departed: called with a process that is gone for good, and with its last words.
-        history: told of each snapshot before anybody else is.
+        emit: receives events.
+        departed: called with a process that has terminated, and with its last words.
         runs: whether the operating-system process that was started for a process still runs here.
-        is_taken_over: whether the epoch goes on, and every process is to come back.
-        return_s: how long a process is waited for that may come back, in seconds.
-        waves: of the epochs before; None if there are none.
+        timelines: those of the epochs before; None if there are none.
 
     Attributes:
-        inquiry: asks the processes how far they are.
-        waves: how the markers of the last snapshots went.
+        membership: the connections of the processes.
+        status_poller: polls the processes.
+        timelines: how the markers of the last snapshots went.
     """
 
     def __init__(
         self,
         store: Store,
+        config: CoordinatorConfig,
+        start: EpochStart,
         *,
         check: Callable[[ProcessState], None],
-        secret: bytes,
-        starts: dict[ProcessId, Start] | None,
-        first_number: int,
-        timeout_s: float,
-        marker_wait_s: float,
-        policy: Policy,
         emit: Callable[[events.Event], None],
         departed: Callable[[ProcessId, control.Failure | None], None],
-        history: History,
         runs: Callable[[ProcessId], bool] = lambda process: False,
-        is_taken_over: bool = False,
-        return_s: float = RETURN_S,
-        waves: SnapshotTimelines | None = None,
+        timelines: SnapshotTimelines | None = None,
     ) -> None:
         self.store = store
         self.emit = emit
-        self.next_number = first_number
+        self.next_number = start.first_number
         self._check = check
-        self._timeout_s = timeout_s
-        self._marker_wait_s = marker_wait_s
-        self._policy = policy
+        self._config = config
         self._description = store.description
-        self.roster = Membership(
+        self.membership = Membership(
             store.description,
-            epoch=store.epoch,
-            secret=secret,
-            starts=starts,
-            marker_wait_s=marker_wait_s,
+            config,
+            start,
             emit=emit,
-            heard=self._heard,
+            on_message=self._on_message,
             departed=departed,
             runs=runs,
-            returned=self._returned,
-            is_taken_over=is_taken_over,
-            return_s=return_s,
+            returned=self._on_rejoin,
         )
-        self._history = history
-        self._told = announced_before(store) if is_taken_over else {}
+        self._history = store.history
+        self._announced = announced_before(store) if start.is_taken_over else {}
         self._assembler = Assembler(self._description, store.epoch)
-        self._pieces = ChunkBuffer()
-        self.waves = SnapshotTimelines() if waves is None else waves
-        self.inquiry = StatusPoller(
-            self._description, self._assembler, say=self.roster.say, now=self.now
+        self._chunks = ChunkBuffer()
+        self.timelines = SnapshotTimelines() if timelines is None else timelines
+        self.status_poller = StatusPoller(
+            self._description, self._assembler, send=self.membership.send, now=self.now
         )
         self._deadlines = Deadlines(
             self._assembler,
-            self.inquiry,
-            timeout_s=timeout_s,
+            self.status_poller,
+            timeout_s=config.timeout_s,
             now=self.now,
-            late=self._give_up_late,
+            expired=self._on_deadline,
         )
-        self._last_states = LastStates(self._description, last_recorded_states(store, starts))
+        self._last_states = LastStates(self._description, last_recorded_states(store, start.starts))
         self._announcements = PublicationNotices()
         self._excluded: dict[SnapshotId, frozenset[ProcessId]] = {}
-        self._wanted: set[ProcessId] = set()
+        self._requested: set[ProcessId] = set()
         self._results: dict[SnapshotId, asyncio.Future[Entry | Abandoned]] = {}
         self._tried: dict[SnapshotId, tuple[ProcessId, ...]] = {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
@@ -143,7 +125,7 @@ class Coordinator:
         self._is_last_begun = False
         # Wall time that goes on evenly, and never back in an epoch: a clock that is set must move
         # no deadline, and make no snapshot look as if it was begun before an earlier one.
-        earlier = store.listing()[0] if is_taken_over else []
+        earlier = store.listing()[0] if start.is_taken_over else []
         ended_at = [entry.completed_at for entry in earlier if entry.epoch == store.epoch]
         self._clock_offset_s = max(time.time(), *ended_at, 0.0) - time.monotonic()
         store.clock = self.now
@@ -192,10 +174,10 @@ class Coordinator:
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Entry | Abandoned] = loop.create_future()
         self._last = initiator, result
-        self._wanted.clear()
+        self._requested.clear()
         self._begin_last_if_alone()
         if not self._is_last_begun:
-            loop.call_later(self._timeout_s, self._abandon_others)
+            loop.call_later(self._config.timeout_s, self._abandon_others)
         return result
 
     def _begin_last_if_alone(self) -> None:
@@ -210,7 +192,7 @@ class Coordinator:
     def _abandon_others(self) -> None:
         if not self._is_last_begun and not self._is_closed:
             for snapshot in self._assembler.pending:
-                self._give_up(snapshot, Reason.STOPPED)
+                self._abandon(snapshot, Reason.STOPPED)
 
     def _begin(
         self,
@@ -224,48 +206,48 @@ class Coordinator:
         self._results[snapshot] = result
         self._tried[snapshot] = (*tried, initiator)
         began_at = self.now()
-        self._assembler.begin(snapshot, began_at, timeout_s=self._timeout_s)
-        self.waves.began(snapshot, began_at, self.store.epoch)
+        self._assembler.begin(snapshot, began_at, timeout_s=self._config.timeout_s)
+        self.timelines.started(snapshot, began_at, self.store.epoch)
         self._deadlines.set_timer()
         try:
             self._history.append(SnapshotBegan(snapshot))
         except StoreError as error:
             # In the next turn of the loop: whoever waits for it must know it first.
             loop = asyncio.get_running_loop()
-            loop.call_soon(self._give_up, snapshot, Reason.NOT_PUBLISHED, str(error))
+            loop.call_soon(self._abandon, snapshot, Reason.NOT_PUBLISHED, str(error))
             return snapshot
         for process in self._description.initiators(initiator):
-            self.roster.say(process, control.Initiate(snapshot))
+            self.membership.send(process, control.Initiate(snapshot))
         return snapshot
 
-    def _returned(self, process: ProcessId) -> None:
+    def _on_rejoin(self, process: ProcessId) -> None:
         """Tell a process that has come back what it missed. Of what it had begun to send some may
         be lost: those snapshots are over."""
         resumed = control.Rejoined(
             last_number=self.next_number - 1,
-            published=self._told.get(process),
+            published=self._announced.get(process),
             supervisor=current_process(),
-            marker_wait_s=self._marker_wait_s,
+            marker_wait_s=self._config.marker_wait_s,
         )
-        self.roster.say(process, resumed)
-        self.inquiry.returned(process)
+        self.membership.send(process, resumed)
+        self.status_poller.on_rejoin(process)
         for snapshot in self._assembler.pending:
             if process in self._assembler.missing(snapshot):
                 detail = f"{process} came back with a new one"
-                self._give_up(snapshot, Reason.CONNECTION_BROKE, detail)
+                self._abandon(snapshot, Reason.CONNECTION_BROKE, detail)
 
-    def _heard(self, process: ProcessId, message: control.SnapshotMessage) -> None:
-        self.inquiry.heard(process)
+    def _on_message(self, process: ProcessId, message: control.SnapshotMessage) -> None:
+        self.status_poller.on_message(process)
         match message:
             case control.FragmentRows() | control.FragmentChunk():
                 if message.snapshot in self._assembler.pending:
-                    self._pieces.add(process, message)
+                    self._chunks.add(process, message)
             case control.FragmentComplete(fragment):
-                self._take_part(process, fragment)
+                self._on_fragment(process, fragment)
             case control.SnapshotDeclined(snapshot, detail):
-                self._cannot_record(process, snapshot, f"{process}: {detail}")
+                self._on_declined(process, snapshot, f"{process}: {detail}")
             case control.StatusReply():
-                self.inquiry.answered(process, message)
+                self.status_poller.on_reply(process, message)
             case control.SnapshotRequested():
                 self._begin_for(process)
             case _:
@@ -276,56 +258,57 @@ class Coordinator:
         if self._last is not None:
             return
         if any(snapshot.initiator == process for snapshot in self._results):
-            self._wanted.add(process)
+            self._requested.add(process)
         elif len(self._results) < PENDING_COUNT_MAX:
             _ = self.begin(process)
 
-    def _take_part(self, process: ProcessId, fragment: Fragment) -> None:
+    def _on_fragment(self, process: ProcessId, fragment: Fragment) -> None:
         if fragment.state.process != process:
             raise ProtocolViolation(f"it speaks for {fragment.state.process!r}")
         now = self.now()
-        self.waves.took(fragment, now, self._description)
-        self._complete(self._assembler.add(self._pieces.complete(fragment), now))
+        self._assembler.check(fragment)
+        self.timelines.add_fragment(fragment, now)
+        self._complete(self._assembler.add(self._chunks.complete(fragment), now))
 
-    def _cannot_record(self, process: ProcessId, snapshot: SnapshotId, detail: str) -> None:
+    def _on_declined(self, process: ProcessId, snapshot: SnapshotId, detail: str) -> None:
         """Go on without `process`, if the policy and its channels allow it, or give up."""
-        if self._go_without((process,), snapshot):
+        if self._exclude((process,), snapshot):
             return
-        if self._policy is Policy.EXCLUDE:
+        if self._config.policy is Policy.EXCLUDE:
             detail = f"{detail}; {self._last_states.refusal(process)}"
-        self._give_up(snapshot, Reason.NOT_RECORDED, detail, at_fault=(process,))
+        self._abandon(snapshot, Reason.NOT_RECORDED, detail, at_fault=(process,))
 
-    def _go_without(self, processes: tuple[ProcessId, ...], snapshot: SnapshotId) -> bool:
+    def _exclude(self, processes: tuple[ProcessId, ...], snapshot: SnapshotId) -> bool:
         """Let what `processes` recorded last stand for their parts; False if that is no way."""
         found = [self._last_states.of(process) for process in processes]
         last = [recorded for recorded in found if recorded is not None]
-        if self._policy is not Policy.EXCLUDE or len(last) < len(processes):
+        if self._config.policy is not Policy.EXCLUDE or len(last) < len(processes):
             return False
         for recorded in last:
             self._complete(self._assembler.exclude(snapshot, recorded, self.now()))
             # Its own cut is not in the snapshot: it must not take that for safe.
-            self.roster.say(recorded.state.process, control.Abandon(snapshot))
+            self.membership.send(recorded.state.process, control.Abandon(snapshot))
         return True
 
     async def close(self) -> None:
         """Abandon what is under way, finish what is being written, and hang up."""
         self._is_closed = True
-        self.roster.expect_departures()
+        self.membership.expect_departures()
         self._deadlines.close()
         for snapshot in self._assembler.pending:
-            self._give_up(snapshot, Reason.STOPPED)
+            self._abandon(snapshot, Reason.STOPPED)
         await asyncio.gather(*self._writing)
         if self._last is not None and not self._last[1].done():
             self._last[1].set_exception(
                 Unavailable("this epoch of the system ended before it began")
             )
-        self.roster.hang_up()
+        self.membership.hang_up()
         self._writer.shutdown()
 
     def process_died(self) -> None:
         """Abandon every snapshot under way: one process will not record its part any more."""
         for snapshot in self._assembler.pending:
-            self._give_up(snapshot, Reason.PROCESS_DIED)
+            self._abandon(snapshot, Reason.PROCESS_DIED)
 
     def _complete(self, outcome: Snapshot | Abandoned | None) -> None:
         match outcome:
@@ -351,9 +334,9 @@ class Coordinator:
         # followed by others like it. Which error that is need not be known: to record everything
         # once is right after any.
         if isinstance(outcome, Entry):
-            self._say_but(snapshot.excluded, control.SnapshotDurable(snapshot.id))
+            self._broadcast_but(snapshot.excluded, control.SnapshotDurable(snapshot.id))
         else:
-            self.roster.say_to_all(control.SnapshotDurable(None))
+            self.membership.broadcast(control.SnapshotDurable(None))
         if isinstance(outcome, Entry) and outcome.is_restore_point:
             self._last_states.published(snapshot)
             self._excluded[snapshot.id] = frozenset(snapshot.excluded)
@@ -364,14 +347,16 @@ class Coordinator:
     def _announce(self, snapshots: Iterable[SnapshotId]) -> None:
         for snapshot in snapshots:
             excluded = self._excluded.pop(snapshot)
-            self._told |= {p: snapshot for p in self._description.processes if p not in excluded}
-            self._say_but(excluded, control.Published(snapshot))
+            self._announced |= {
+                p: snapshot for p in self._description.processes if p not in excluded
+            }
+            self._broadcast_but(excluded, control.Published(snapshot))
 
-    def _say_but(self, excluded: Collection[ProcessId], message: control.ToProcess) -> None:
+    def _broadcast_but(self, excluded: Collection[ProcessId], message: control.ToProcess) -> None:
         """Tell all whose cut is in a snapshot: of the `excluded` it holds an older state."""
         for process in self._description.processes:
             if process not in excluded:
-                self.roster.say(process, message)
+                self.membership.send(process, message)
 
     def _write(self, snapshot: Snapshot) -> Entry | Abandoned:
         """Publish a snapshot that can be restored. Runs in the writer's thread."""
@@ -383,7 +368,7 @@ class Coordinator:
                 return Abandoned(snapshot.id, Reason.NOT_RECORDED, (), detail)
         return self.store.publish(snapshot)
 
-    def _give_up(
+    def _abandon(
         self,
         snapshot: SnapshotId,
         reason: Reason,
@@ -401,18 +386,18 @@ class Coordinator:
         outcome: Entry | Abandoned,
         at_fault: tuple[ProcessId, ...] = (),
     ) -> None:
-        self._deadlines.findings(snapshot)
-        self._pieces.forget(snapshot)
-        self.waves.ended(snapshot, self.now(), is_published=isinstance(outcome, Entry))
+        self._deadlines.stragglers(snapshot)
+        self._chunks.forget(snapshot)
+        self.timelines.finished(snapshot, self.now(), is_published=isinstance(outcome, Entry))
         if isinstance(outcome, Abandoned):
-            self.roster.say_to_all(control.Abandon(snapshot))
+            self.membership.broadcast(control.Abandon(snapshot))
             self._announce(self._announcements.ended(snapshot))
-        retried_as = self._try_again(snapshot, outcome, at_fault)
+        retried_as = self._retry(snapshot, outcome, at_fault)
         result, _ = self._results.pop(snapshot), self._tried.pop(snapshot)
         if not result.done() and retried_as is None:
             result.set_result(outcome)
-        if snapshot.initiator in self._wanted and not self._is_closed:
-            self._wanted.discard(snapshot.initiator)
+        if snapshot.initiator in self._requested and not self._is_closed:
+            self._requested.discard(snapshot.initiator)
             self._begin_for(snapshot.initiator)
         if isinstance(outcome, Abandoned):
             self.emit(events.SnapshotAbandoned(outcome, retried_as))
@@ -424,21 +409,21 @@ class Coordinator:
         """Return seconds since 1970 by the clock of this epoch, which only goes forward."""
         return self._clock_offset_s + time.monotonic()
 
-    def _give_up_late(self, snapshot: SnapshotId) -> None:
+    def _on_deadline(self, snapshot: SnapshotId) -> None:
         """Go on without who is missing, if that is the policy and no lie, or say who it was."""
         missing = self._assembler.missing(snapshot)
         is_all = len(missing) == len(self._description.processes)
-        if not is_all and self._go_without(missing, snapshot):
+        if not is_all and self._exclude(missing, snapshot):
             return
         details, at_fault = [], missing
-        if (under_way := self._deadlines.findings(snapshot)) is not None:
+        if (under_way := self._deadlines.stragglers(snapshot)) is not None:
             details, at_fault = under_way.sentences(self.now()), under_way.at_fault
-        if self._policy is Policy.EXCLUDE and not is_all:
+        if self._config.policy is Policy.EXCLUDE and not is_all:
             refused = next(p for p in missing if self._last_states.of(p) is None)
             details.append(self._last_states.refusal(refused))
-        self._give_up(snapshot, Reason.DEADLINE, "; ".join(details), at_fault=at_fault)
+        self._abandon(snapshot, Reason.DEADLINE, "; ".join(details), at_fault=at_fault)
 
-    def _try_again(
+    def _retry(
         self, snapshot: SnapshotId, outcome: Entry | Abandoned, at_fault: tuple[ProcessId, ...]
     ) -> SnapshotId | None:
         """Begin the next try of what ended, if the policy says so and somebody waits for it."""
@@ -449,7 +434,7 @@ class Coordinator:
             return None  # the last one takes its place
         tried = self._tried[snapshot]
         initiator = next_initiator(
-            self._policy,
+            self._config.policy,
             outcome,
             tried=tried,
             at_fault=at_fault,

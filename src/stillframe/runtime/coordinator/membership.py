@@ -28,6 +28,7 @@ from stillframe.protocol.handshake import (
     Listener,
     Welcome,
 )
+from stillframe.protocol.policy import Policy
 from stillframe.restore import Start
 from stillframe.runtime import control, events
 from stillframe.runtime.network.acceptor import Acceptor
@@ -37,6 +38,8 @@ from stillframe.topology import Description
 
 _decode = msgspec.msgpack.Decoder(control.FromProcess).decode
 RUN_BYTES = 16
+TIMEOUT_S = 10.0
+"""The default of ``CoordinatorConfig.timeout_s``."""
 RETURN_S = 15.0
 """So long a process is waited for whose connection broke, until it is taken for dead, in seconds.
 """
@@ -49,10 +52,10 @@ EPOCH_OVER = "this epoch of the system is over: it was stopped, or goes on in a 
 class MemberConnection(Connection):
     """The coordinator's end of the connection to one process."""
 
-    def __init__(self, roster: "Membership", listener: Listener) -> None:
+    def __init__(self, membership: "Membership", listener: Listener) -> None:
         super().__init__()
         self.process: ProcessId | None = None
-        self._roster = roster
+        self._membership = membership
         self._listener = listener
         self._is_dropped = False
         self._has_spoken = False
@@ -68,7 +71,7 @@ class MemberConnection(Connection):
                 message = _decode(frame.encoded)
             except DECODING_ERRORS as error:
                 raise ProtocolViolation(f"its message cannot be read: {error}") from error
-            self._roster.heard(self.process, message, self)
+            self._membership.on_message(self.process, message, self)
             return
         if isinstance(frame, Hello):
             self.check_certificate(frame.source)
@@ -81,14 +84,14 @@ class MemberConnection(Connection):
         self.reader.open(wire.Kind.CONTROL, frame_bytes_max=wire.GREETING_BYTES_MAX)
         self.write_greeting(Welcome(0))
 
-    def say(self, message: control.ToProcess) -> None:
+    def send(self, message: control.ToProcess) -> None:
         """Tell the process."""
         if self.transport is not None:
             self.transport.write(wire.encode_control(message))
 
     def refuse(self, detail: str) -> None:
         """Tell a process that there is no place for it, and hang up."""
-        self.say(control.Dismissed(detail))
+        self.send(control.Dismissed(detail))
         self.broken(Refused(detail))
         self.close()
 
@@ -100,74 +103,98 @@ class MemberConnection(Connection):
         who = self.process or self.peer
         detail = f"the connection of {who} to the coordinator was closed: {error}"
         if self.process is None:
-            self._roster.door.refused(detail)
+            self._membership.acceptor.refused(detail)
         else:
-            self._roster.emit(events.ConnectionWarning(detail))
+            self._membership.emit(events.ConnectionWarning(detail))
 
     def crashed(self, error: Exception) -> None:
         """Drop the process: it would only meet the bug again."""
         self._is_dropped = True
-        self._roster.emit(events.ConnectionWarning(f"a bug in stillframe: {describe(error)}"))
+        self._membership.emit(events.ConnectionWarning(f"a bug in stillframe: {describe(error)}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The process is gone, or will come back, or was never one."""
         super().connection_lost(exc)
         if self.process is not None:
             is_cut = isinstance(exc, OSError) and exc.errno in _NETWORK_ERRORS
-            self._roster.lost(self.process, self, is_cut=is_cut, is_dropped=self._is_dropped)
+            self._membership.lost(self.process, self, is_cut=is_cut, is_dropped=self._is_dropped)
+
+
+class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How snapshots are taken and processes awaited, the same in every epoch.
+
+    Attributes:
+        timeout_s: the time that a snapshot may take before it is abandoned, in seconds.
+        marker_wait_s: how long a marker may wait for messages to ride on, in seconds; 0 sends it at
+            once.
+        policy: what to do with a snapshot for which a fragment is missing.
+        return_s: how long a process that may come back is awaited, in seconds.
+    """
+
+    timeout_s: float = TIMEOUT_S
+    marker_wait_s: float = 0.0
+    policy: Policy = Policy.ABANDON
+    return_s: float = RETURN_S
+
+
+class EpochStart(msgspec.Struct, frozen=True, kw_only=True):
+    """How one epoch starts.
+
+    Attributes:
+        epoch: its number, which every process must name.
+        secret: the secret that proves who a process is; empty with TLS.
+        starts: the initial state of each process; None for a fresh start.
+        first_number: the number of its first snapshot.
+        is_taken_over: whether it goes on after its coordinator died: then every process has been
+            connected, and is to come back.
+    """
+
+    epoch: int
+    secret: bytes
+    starts: dict[ProcessId, Start] | None = None
+    first_number: int = 1
+    is_taken_over: bool = False
 
 
 class Membership:
-    """The processes of one epoch, as far as they have come.
+    """The connections of the processes of one epoch.
 
     Args:
         description: which processes there are.
-        epoch: the epoch that they must name.
-        secret: the secret of this epoch.
-        starts: where each process begins; None for a fresh start.
-        marker_wait_s: how long a marker may wait for messages to ride on; 0 sends it at once.
-        emit: takes what happens.
-        heard: takes what a process says about snapshots.
-        departed: called with a process that is gone for good, and with its last words.
+        config: how long to wait for whom.
+        start: how the epoch starts.
+        emit: receives events.
+        on_message: receives what a process reports about snapshots.
+        departed: called with a process that has terminated, and with its last words.
         runs: whether the operating-system process that was started for a process still runs here.
-        returned: called with a process that has come back; what it hears first is ``Resumed``.
-        is_taken_over: whether the epoch goes on: every process has been there, and is to come back.
-        return_s: how long a process is waited for that may come back, in seconds.
+        returned: called with a process that has come back; it must be sent ``Rejoined`` first.
     """
 
     def __init__(
         self,
         description: Description,
+        config: CoordinatorConfig,
+        start: EpochStart,
         *,
-        epoch: int,
-        secret: bytes,
-        starts: dict[ProcessId, Start] | None,
-        marker_wait_s: float,
         emit: Callable[[events.Event], None],
-        heard: Callable[[ProcessId, control.SnapshotMessage], None],
+        on_message: Callable[[ProcessId, control.SnapshotMessage], None],
         departed: Callable[[ProcessId, control.Failure | None], None],
         runs: Callable[[ProcessId], bool],
         returned: Callable[[ProcessId], None],
-        is_taken_over: bool,
-        return_s: float,
     ) -> None:
         self.emit = emit
         self.running = asyncio.Event()
-        self.door = Acceptor(self._answer, lambda detail: emit(events.ConnectionWarning(detail)))
+        self.acceptor = Acceptor(self._answer, lambda d: emit(events.ConnectionWarning(d)))
         self._description = description
-        self._epoch = epoch
+        self._config = config
+        self._start = start
         self._run = secrets.token_hex(RUN_BYTES)
-        self._secret = secret
-        self._starts = starts
-        self._marker_wait_s = marker_wait_s
-        self._heard = heard
+        self._on_message = on_message
         self._departed = departed
         self._runs = runs
         self._returned = returned
-        self._return_s = return_s
-        self._lines: dict[ProcessId, MemberConnection] = {}
-        self._is_taken_over = is_taken_over
-        self._met = set(description.processes) if is_taken_over else set[ProcessId]()
+        self._connections: dict[ProcessId, MemberConnection] = {}
+        self._met = set(description.processes) if start.is_taken_over else set[ProcessId]()
         self._awaited: dict[ProcessId, asyncio.TimerHandle] = {}
         self._addresses: dict[ProcessId, Address] = {}
         self._connected: set[ProcessId] = set()
@@ -176,14 +203,14 @@ class Membership:
 
     async def listen(self, listen: Address, certificates: str | None) -> Address:
         """Listen, and await the processes that are to return; return where (``Acceptor.open``)."""
-        found = await self.door.open(listen, certificates)
+        found = await self.acceptor.open(listen, certificates)
         for process in self._met:
             self._await(process)
         return found
 
     def is_there(self, process: ProcessId) -> bool:
         """Return whether `process` is connected: then the end of its connection tells its end."""
-        return process in self._lines
+        return process in self._connections
 
     @property
     def not_listening(self) -> tuple[ProcessId, ...]:
@@ -196,18 +223,19 @@ class Membership:
         return tuple(
             process
             for process in self._description.processes
-            if process not in self._lines or not (process in self._addresses or self._is_taken_over)
+            if process not in self._connections
+            or not (process in self._addresses or self._start.is_taken_over)
         )
 
-    def say(self, process: ProcessId, message: control.ToProcess) -> None:
+    def send(self, process: ProcessId, message: control.ToProcess) -> None:
         """Tell one process, if it is there."""
-        if process in self._lines:
-            self._lines[process].say(message)
+        if process in self._connections:
+            self._connections[process].send(message)
 
-    def say_to_all(self, message: control.ToProcess) -> None:
+    def broadcast(self, message: control.ToProcess) -> None:
         """Tell every process that is there."""
-        for line in self._lines.values():
-            line.say(message)
+        for connection in self._connections.values():
+            connection.send(message)
 
     def expect_departures(self) -> None:
         """The epoch is over: a process that goes is no news from now on."""
@@ -217,25 +245,25 @@ class Membership:
 
     def hang_up(self) -> None:
         """Tell everybody that the epoch is over, and close every connection."""
-        self.door.close()
-        for line in self._lines.values():
-            line.say(control.Dismissed(EPOCH_OVER))
-            line.close()
+        self.acceptor.close()
+        for connection in self._connections.values():
+            connection.send(control.Dismissed(EPOCH_OVER))
+            connection.close()
 
     def lost(
-        self, process: ProcessId, line: MemberConnection, *, is_cut: bool, is_dropped: bool
+        self, process: ProcessId, connection: MemberConnection, *, is_cut: bool, is_dropped: bool
     ) -> None:
         """A connection of `process` has ended.
 
         Args:
             process: whose.
-            line: which.
+            connection: which.
             is_cut: the network broke, so nothing is known of the process.
             is_dropped: we closed it, because of what came on it.
         """
-        if self._is_over or self._lines.get(process) is not line:
+        if self._is_over or self._connections.get(process) is not connection:
             return
-        del self._lines[process]
+        del self._connections[process]
         may_return = not is_dropped and process not in self._failures
         if may_return and (is_cut or self._runs(process)):
             if is_cut:
@@ -245,26 +273,26 @@ class Membership:
         else:
             self._gone(process, self._failures.get(process))
 
-    def heard(
-        self, process: ProcessId, message: control.FromProcess, line: MemberConnection
+    def on_message(
+        self, process: ProcessId, message: control.FromProcess, connection: MemberConnection
     ) -> None:
         """Act on what a process says of itself; hand on what it says about snapshots.
 
         Raises:
             ProtocolViolation: it speaks before it has said whether it is new.
         """
-        if self._is_over and self._lines.get(process) is not line:
+        if self._is_over and self._connections.get(process) is not connection:
             # It was let in too late to hear it with the others: it is to find the next epoch.
-            line.close()
+            connection.close()
             return
         match message:
             case control.JoinRequest():
-                self._join(process, line)
+                self._join(process, connection)
                 return
             case control.RejoinRequest(is_connected):
-                self._take_back(process, line, is_connected=is_connected)
+                self._take_back(process, connection, is_connected=is_connected)
                 return
-        if self._lines.get(process) is not line:
+        if self._connections.get(process) is not connection:
             raise ProtocolViolation("it speaks before it has said whether it is new")
         match message:
             case control.ListeningOn(address):
@@ -278,53 +306,58 @@ class Membership:
             case control.Failure():
                 self._failures[process] = message
             case _:
-                self._heard(process, message)
+                self._on_message(process, message)
 
     def _gone(self, process: ProcessId, failure: control.Failure | None) -> None:
         # This epoch ends: whoever comes now is to find the next one.
-        self.door.close()
+        self.acceptor.close()
         self._departed(process, failure)
 
-    def _join(self, process: ProcessId, line: MemberConnection) -> None:
+    def _join(self, process: ProcessId, connection: MemberConnection) -> None:
         """Let a process in that is new, and tell it where to begin."""
-        if process in self._lines:
-            line.refuse(f"process {process!r} is already there: each can join once")
+        if process in self._connections:
+            connection.refuse(f"process {process!r} is already there: each can join once")
         elif process in self._met:
-            line.refuse(f"{EPOCH_OVER}, because process {process!r} began anew: join again")
+            connection.refuse(f"{EPOCH_OVER}, because process {process!r} began anew: join again")
             detail = f"process {process}: it began anew, and did not go on where it was"
             self._gone(process, control.Failure(detail, ""))
         else:
             self._met.add(process)
-            self._lines[process] = line
-            start = self._starts[process] if self._starts else None
-            line.say(control.Setup(self._epoch, self._run, start, self._marker_wait_s))
+            self._connections[process] = connection
+            starts = self._start.starts
+            start = starts[process] if starts else None
+            connection.send(
+                control.Setup(self._start.epoch, self._run, start, self._config.marker_wait_s)
+            )
 
-    def _take_back(self, process: ProcessId, line: MemberConnection, *, is_connected: bool) -> None:
+    def _take_back(
+        self, process: ProcessId, connection: MemberConnection, *, is_connected: bool
+    ) -> None:
         """Let a process in that went on, and tell it what happened meanwhile."""
         if process not in self._met:
-            line.refuse(EPOCH_OVER)
+            connection.refuse(EPOCH_OVER)
             return
         if process in self._awaited:
             self._awaited.pop(process).cancel()
-        if process in self._lines:
-            self._lines[process].close()
-        self._lines[process] = line
+        if process in self._connections:
+            self._connections[process].close()
+        self._connections[process] = connection
         self._returned(process)
         if is_connected:
             self._note_connected(process)
 
     def _await(self, process: ProcessId) -> None:
         def give_up() -> None:
-            detail = f"it did not come back within {self._return_s:.0f} s"
+            detail = f"it did not come back within {self._config.return_s:.0f} s"
             self._gone(process, control.Failure(f"process {process}: {detail}", ""))
 
         loop = asyncio.get_running_loop()
-        self._awaited[process] = loop.call_later(self._return_s, give_up)
+        self._awaited[process] = loop.call_later(self._config.return_s, give_up)
 
     def _note_address(self, process: ProcessId, address: Address) -> None:
         self._addresses[process] = address
         if not self.not_listening:
-            self.say_to_all(control.Addresses(self._addresses))
+            self.broadcast(control.Addresses(self._addresses))
 
     def _note_connected(self, process: ProcessId) -> None:
         self._connected.add(process)
@@ -335,8 +368,8 @@ class Membership:
         return MemberConnection(
             self,
             Listener(
-                secret=self._secret,
-                epoch=self._epoch,
+                secret=self._start.secret,
+                epoch=self._start.epoch,
                 topology_hash=self._description.hash,
                 target=None,
                 sources=tuple(self._description.processes),

@@ -72,7 +72,7 @@ class EventLogger:
         self.note = writer.note
         self.accepting, self.sending = writer.accepting, writer.sending
 
-    def begins_by_itself(self) -> None:
+    def action_started(self) -> None:
         """An atomic action begins that no message began."""
         self.note(BY_ITSELF)
 
@@ -120,7 +120,7 @@ class EventLogger:
             # So that the log has it by the time that the snapshot is published, whatever comes.
             self.is_time = True
 
-    def between_actions(self) -> None:
+    def on_boundary(self) -> None:
         """Hand over what was noted, if it is time or much. No action is going on, and all that was
         sent is counted."""
         if self._writer.is_much() or self.is_time:

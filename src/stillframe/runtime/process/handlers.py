@@ -187,7 +187,7 @@ class HandlerHost(Host):
         if self.error is not None:
             return False
         if self.log is not None:
-            self.log.begins_by_itself()
+            self.log.action_started()
         try:
             if function(*arguments) is not None:
                 raise TypeError(RETURNED)

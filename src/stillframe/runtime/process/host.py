@@ -1,6 +1,6 @@
 """One process: its mailbox, its recorder, its outgoing batches. Everything happens in atomic steps.
 
-A host owns no socket. Links hand it what came (`Host.arrived`), and it writes frames into the
+A host owns no socket. Links hand it what came (`Host.on_frame`), and it writes frames into the
 transports that links have attached to its channels. Two kinds of host differ only in who drives:
 
 * ``HandlerHost`` (``handlers.py``) calls the plain-function handlers of a ``Process`` by itself;
@@ -13,7 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, assert_never
 
 import msgspec
 
@@ -44,6 +44,7 @@ from stillframe.runtime.process.endpoints import (
 )
 from stillframe.runtime.process.state_capture import MarkerTimer
 from stillframe.state_codec import StateCodec
+from stillframe.topology import Topology
 
 if TYPE_CHECKING:  # loaded only by a process that writes an event log
     from stillframe.runtime.process.event_logging import EventLogger, OpenLog
@@ -118,46 +119,71 @@ Item = Delivery | MarkerArrival | SnapshotId
 """What a mailbox holds; a bare snapshot id is the request to initiate it."""
 
 
+class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of one process in its topology.
+
+    Attributes:
+        process: its id.
+        codec: captures and restores its state.
+        incoming: source -> the message classes that it accepts.
+        outgoing: target -> the message classes that the target accepts.
+        cyclic: the targets from which a chain of channels leads back to it.
+        marker_wait_s: how long a marker may wait for messages to ride on, in seconds; 0 sends it at
+            once.
+    """
+
+    process: ProcessId
+    codec: StateCodec
+    incoming: Mapping[ProcessId, tuple[type[Message], ...]]
+    outgoing: Mapping[ProcessId, tuple[type[Message], ...]]
+    cyclic: frozenset[ProcessId]
+    marker_wait_s: float
+
+    @classmethod
+    def of(cls, topology: Topology, process: ProcessId, *, marker_wait_s: float) -> Self:
+        """Return the place of `process` in `topology`."""
+        description = topology.description
+        return cls(
+            process=process,
+            codec=topology.codecs[process],
+            incoming=dict.fromkeys(description.incoming(process), topology.accepts[process]),
+            outgoing={t: topology.accepts[t] for t in description.outgoing(process)},
+            cyclic=description.cyclic_targets(process),
+            marker_wait_s=marker_wait_s,
+        )
+
+
 class Host:
     """What both kinds of host share.
 
     Args:
-        process: who this is.
-        codec: captures and restores the state of `subject`.
+        config: the place of the process in its topology.
         subject: the object whose fields are the recorded state.
-        incoming: source -> the message classes that we accept.
-        outgoing: target -> the message classes that it accepts.
-        cyclic: the targets that a chain of channels leads back from, to this process.
         start: where to begin after a restore; None for a fresh start.
-        report: takes what the coordinator must hear.
-        fail: called once with the error after which this process cannot go on.
+        report: receives what the coordinator must know.
+        fail: called once with the error after which this process cannot continue.
         scheduler: the event loop.
-        marker_wait_s: how long a marker may wait for messages to ride on, in seconds; 0 sends it
-            at once.
-        open_log: begins the event log of this process; None if it writes none.
-        fragments: takes what it records of snapshots, if anything does; it is closed with the log.
+        open_log: opens the event log of this process; None if it writes none.
+        fragments: receives what it records of snapshots, if anything does; closed with the log.
     """
 
     def __init__(
         self,
-        process: ProcessId,
-        *,
-        codec: StateCodec,
+        config: HostConfig,
         subject: object,
-        incoming: Mapping[ProcessId, tuple[type[Message], ...]],
-        outgoing: Mapping[ProcessId, tuple[type[Message], ...]],
-        cyclic: frozenset[ProcessId],
         start: Start | None,
+        *,
         report: Callable[[control.FromProcess], None],
         fail: Callable[[StillframeError], None],
         scheduler: Scheduler,
-        marker_wait_s: float,
         open_log: "OpenLog | None" = None,
         fragments: state_capture.FragmentSink | None = None,
     ) -> None:
         forks.host_made()
-        self.process = process
-        self.incoming = {s: IncomingEndpoint(Channel(s, process), a) for s, a in incoming.items()}
+        self.process = process = config.process
+        self.incoming = {
+            s: IncomingEndpoint(Channel(s, process), a) for s, a in config.incoming.items()
+        }
         self.report = report
         self.scheduler = scheduler
         self.mailbox: deque[Item] = deque()
@@ -166,31 +192,33 @@ class Host:
         self.has_room = True
         self.on_cut: Callable[[SnapshotId, ProcessState], None] | None = None
         self._fail = fail
-        self.marker_wait_s = marker_wait_s
+        self.marker_wait_s = config.marker_wait_s
         self.subject = subject
         self._is_flush_scheduled = False
         self.replayed_count = 0
         self.quantities_from_s = 0.0
-        sent = start.sent_counts if start else dict.fromkeys(outgoing, 0)
+        sent = start.sent_counts if start else dict.fromkeys(config.outgoing, 0)
         received = (
             {record.source: record.received_count for record in start.incoming}
             if start
-            else dict.fromkeys(incoming, 0)
+            else dict.fromkeys(config.incoming, 0)
         )
         self.outgoing = {
-            t: OutgoingEndpoint(Channel(process, t), frozenset(a), sent[t], is_on_cycle=t in cyclic)
-            for t, a in outgoing.items()
+            t: OutgoingEndpoint(
+                Channel(process, t), frozenset(a), sent[t], is_on_cycle=t in config.cyclic
+            )
+            for t, a in config.outgoing.items()
         }
         self._outgoing = tuple(self.outgoing.values())
         self.recorder = Recorder(process, incoming=received, outgoing=sent, capture=self._capture)
         if start is not None:
-            codec.restore(subject, start.encoded)
+            config.codec.restore(subject, start.encoded)
             self._replay(start)
         self._cutting: SnapshotId
         self.marking = MarkerTimer()
         self.captures = state_capture.StateCapture(
             process,
-            codec=codec,
+            codec=config.codec,
             subject=subject,
             base=None if start is None else start.base,
             scheduler=scheduler,
@@ -213,7 +241,7 @@ class Host:
         """Something is in the mailbox, or there is room again: go on."""
         raise NotImplementedError
 
-    def arrived(self, incoming: IncomingEndpoint, frame: wire.Messages | wire.Marked) -> None:
+    def on_frame(self, incoming: IncomingEndpoint, frame: wire.Messages | wire.Marked) -> None:
         """Take a frame from a link. It is checked whole before it counts as received.
 
         Raises:
@@ -236,7 +264,7 @@ class Host:
             self.mailbox.append(item)
             self.wake()
 
-    def acknowledged(self, outgoing: OutgoingEndpoint, sequence: int) -> None:
+    def on_ack(self, outgoing: OutgoingEndpoint, sequence: int) -> None:
         """Take an acknowledgement from a link."""
         outgoing.session.acknowledge(sequence)
         if not self.has_room:
@@ -254,12 +282,12 @@ class Host:
         self.captures.abandon(snapshot)
         self.marking.take(snapshot)
 
-    def settle(self, last_number: int) -> None:
+    def forget_through(self, last_number: int) -> None:
         """Stop recording every snapshot up to `last_number`. What was published of them is not
         known: so the next one records everything."""
         self.recorder.settle(last_number)
-        self.captures.settle(last_number)
-        self.marking.settle(last_number)
+        self.captures.forget_through(last_number)
+        self.marking.forget_through(last_number)
 
     def fail(self, error: BaseException) -> None:
         """Stop for good: no further step is taken."""
@@ -290,8 +318,8 @@ class Host:
             effects = self.recorder.marker(item.incoming.source, item.marker)
         source = None if isinstance(item, SnapshotId) else item.incoming.source
         if is_first:
-            self._tell_cut(snapshot, effects)
-            self.captures.stood_still(snapshot, time.perf_counter() - began)
+            self._announce_cut(snapshot, effects)
+            self.captures.record_pause(snapshot, time.perf_counter() - began)
         self.marking.step(snapshot, source, is_cut=is_first)
         if self.log is not None:
             took_s = time.perf_counter() - began
@@ -322,7 +350,7 @@ class Host:
                 is_held = is_held or self._is_too_full(outgoing)
         self.has_room, self.is_held = has_room, is_held
         if self.log is not None and self.error is None and not self.is_busy:
-            self.log.between_actions()
+            self.log.on_boundary()
 
     def _is_too_full(self, outgoing: OutgoingEndpoint) -> bool:
         """Return whether to wait for the target before handling more; fail if that is no way."""
@@ -374,7 +402,7 @@ class Host:
                 self.flush()
             self.scheduler.call_later(self.log.hand_over_s, self._tend_log)
 
-    def _tell_cut(self, snapshot: SnapshotId, effects: list[Effect]) -> None:
+    def _announce_cut(self, snapshot: SnapshotId, effects: list[Effect]) -> None:
         """The state was recorded just now: tell the logs, which record what belongs to the same
         cut, and the application."""
         progress = self.recorder.progress(snapshot)
@@ -383,9 +411,9 @@ class Host:
             if self.on_cut is not None:
                 self.on_cut(snapshot, state)
             if isinstance(self.subject, Process):
-                self._tell_application(self.subject, snapshot)
+                self._notify_application(self.subject, snapshot)
 
-    def _tell_application(self, process: Process, snapshot: SnapshotId) -> None:
+    def _notify_application(self, process: Process, snapshot: SnapshotId) -> None:
         try:
             try:
                 returned: object = process.on_cut(snapshot)  # type: ignore[func-returns-value]

@@ -51,7 +51,7 @@ class Participant:
         self._host.end()
         try:
             await asyncio.sleep(0)
-            await self._host.begin_by_itself()
+            await self._host.begin_action()
         except BaseException:
             await self._go_on()
             raise
@@ -72,7 +72,7 @@ class Participant:
         if not self._host.action.locked():
             await self._host.action.acquire()
             if self._host.error is None:
-                self._host.acts_by_itself()
+                self._host.log_spontaneous_action()
 
 
 @contextlib.asynccontextmanager
@@ -149,7 +149,7 @@ async def join(
         start = await member.connect()
         host = member.host(LoopHost, topology, state, start, traces=traces)
         await host.action.acquire()
-        host.acts_by_itself()
+        host.log_spontaneous_action()
         await member.run(host, begin=lambda: None, published=lambda snapshot: None)
         yield Participant(host)
         host.end()

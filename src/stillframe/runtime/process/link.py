@@ -1,7 +1,7 @@
 """A channel over TCP: handshake, frames, acknowledgements, and a new connection when one breaks.
 
 Nothing above this file knows what carries a channel: a link hands frames to its host
-(``Host.arrived``, ``Host.acknowledged``) and attaches itself as the transport to an
+(``Host.on_frame``, ``Host.on_ack``) and attaches itself as the transport to an
 ``OutgoingEndpoint`` or an ``IncomingEndpoint``. The source of a channel connects and the target
 listens. Acknowledgements return on the same connection.
 """
@@ -162,7 +162,7 @@ class ListeningLink(Connection):
     def take(self, frame: wire.Frame) -> None:
         """Handle a frame of the channel or of the handshake."""
         if self._incoming is not None:
-            self._host.arrived(self._incoming, cast(wire.Messages | wire.Marked, frame))
+            self._host.on_frame(self._incoming, cast(wire.Messages | wire.Marked, frame))
             self._incoming.violation_count = 0
             return
         if isinstance(frame, Hello):
@@ -241,7 +241,7 @@ class ConnectingLink(Connection):
     def take(self, frame: wire.Frame) -> None:
         """Handle an acknowledgement, or a frame of the handshake."""
         if isinstance(frame, wire.Ack):
-            self._host.acknowledged(self._outgoing, frame.sequence)
+            self._host.on_ack(self._outgoing, frame.sequence)
             return
         match self._connector.receive(cast(Greeting, frame)):
             case Proof() as proof:

@@ -58,7 +58,7 @@ class LoopHost(Host):
                 assert not isinstance(item, Delivery)
                 self.step(item)
             if self.log is not None and self.error is None:
-                self.log.between_actions()
+                self.log.on_boundary()
         except Exception as error:
             self.fail(error)
 
@@ -84,7 +84,7 @@ class LoopHost(Host):
             if self.error is not None:
                 raise self.error
 
-    async def begin_by_itself(self) -> None:
+    async def begin_action(self) -> None:
         """Wait until the channels have room, and begin an action (`action` is held then).
 
         Raises:
@@ -97,16 +97,16 @@ class LoopHost(Host):
             await self.action.acquire()
             self.boundary()
             if self.has_room and self.error is None:
-                self.acts_by_itself()
+                self.log_spontaneous_action()
                 return
             self.action.release()
             if self.error is not None:
                 raise self.error
 
-    def acts_by_itself(self) -> None:
+    def log_spontaneous_action(self) -> None:
         """An action has begun that no message began: note it, if there is an event log."""
         if self.log is not None:
-            self.log.begins_by_itself()
+            self.log.action_started()
 
     def make_send(self) -> Send:
         """Return the function that applications call to send. What is sent between two actions, by
@@ -117,7 +117,7 @@ class LoopHost(Host):
 
         def send_at_any_time(target: ProcessId, message: Message) -> None:
             if not self.is_busy:
-                self.acts_by_itself()
+                self.log_spontaneous_action()
             send(target, message)
 
         return send_at_any_time
@@ -242,7 +242,7 @@ class AsyncHandlerDriver:
 
     async def _run(self, *, is_fresh: bool) -> None:
         if is_fresh:
-            self._host.acts_by_itself()
+            self._host.log_spontaneous_action()
             await self._call(self._process.start, "start()")
         self._host.end()
         for _ in range(self._host.replayed_count):
@@ -268,7 +268,7 @@ class AsyncHandlerDriver:
             due = max(due + period_s, loop.time())
 
     async def _by_itself(self, function: Any, name: str, *arguments: object) -> None:
-        await self._host.begin_by_itself()
+        await self._host.begin_action()
         await self._call(function, f"{name}()", *arguments)
         self._host.end()
 

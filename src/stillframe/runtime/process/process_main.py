@@ -86,7 +86,7 @@ async def _run(launch: LaunchSpec, vigil: SupervisorWatchdog) -> None:
             supervised=vigil.supervised_by,
         )
         start = await member.connect()
-    if launch.traces.are_written:
+    if launch.traces.any:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, _end_in_order, member)
     try:

@@ -23,13 +23,13 @@ from stillframe.protocol import wire
 from stillframe.protocol.handshake import Connector, Greeting, Proof, Welcome
 from stillframe.restore import Start, check_start
 from stillframe.runtime import control
-from stillframe.runtime.control import NO_OUTPUT, OutputDirs
+from stillframe.runtime.control import NO_OUTPUT, ORPHANED_S, OutputDirs
 from stillframe.runtime.network.acceptor import Acceptor
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import check_own
 from stillframe.runtime.network.connection import Connection, Credentials, StreamTransport
 from stillframe.runtime.os_process import OsProcess
-from stillframe.runtime.process.host import Host
+from stillframe.runtime.process.host import Host, HostConfig
 from stillframe.runtime.process.link import (
     RETRY_S_MAX,
     RETRY_S_MIN,
@@ -110,8 +110,6 @@ def _decode_control(frame: wire.Control) -> control.ToProcess:
 
 SomeHost = TypeVar("SomeHost", bound=Host)
 Expected = TypeVar("Expected", control.Setup, control.Addresses, control.Rejoined)
-ORPHANED_S = 60.0
-"""So long a process goes on without a coordinator; if none comes back by then, it ends."""
 
 
 class RetryLater(Refused):
@@ -216,17 +214,12 @@ class ProcessRuntime:
             where = Path(traces.fragments)
             fragments = FragmentRecorder(where, life, description, reference, trouble=trouble)
         host = kind(
-            process,
-            codec=topology.codecs[process],
-            subject=subject,
-            incoming=dict.fromkeys(description.incoming(process), topology.accepts[process]),
-            outgoing={t: topology.accepts[t] for t in description.outgoing(process)},
-            cyclic=description.cyclic_targets(process),
-            start=start,
+            HostConfig.of(topology, process, marker_wait_s=self._marker_wait_s),
+            subject,
+            start,
             report=self.report,
             fail=self.fail,
             scheduler=asyncio.get_running_loop(),
-            marker_wait_s=self._marker_wait_s,
             open_log=open_log,
             fragments=fragments,
         )
@@ -247,15 +240,15 @@ class ProcessRuntime:
             begin: called when messages may flow.
             published: called with each snapshot that was published.
         """
-        self.door = door = Acceptor(
-            lambda: ListeningLink(host, self.me, trouble=self._trouble, refused=door.refused),
+        self.acceptor = acceptor = Acceptor(
+            lambda: ListeningLink(host, self.me, trouble=self._trouble, refused=acceptor.refused),
             self._trouble,
         )
         try:
-            address = await door.open(self._listen, self.me.certificates)
+            address = await acceptor.open(self._listen, self.me.certificates)
         except Unavailable as error:
             raise Unavailable(f"process {self.me.process}: {error}") from error
-        self._closers.append(door.close)
+        self._closers.append(acceptor.close)
         self._closers.append(host.captures.close)
         self.report(control.ListeningOn(address))
         addresses = await self._hear(control.Addresses)
@@ -381,7 +374,7 @@ class ProcessRuntime:
                 case control.Abandon(snapshot):
                     host.abandon(snapshot)
                 case control.SnapshotDurable(base):
-                    host.captures.in_store(base)
+                    host.captures.on_durable(base)
                 case control.Published(snapshot):
                     self._last_published = snapshot
                     published(snapshot)
@@ -406,7 +399,7 @@ class ProcessRuntime:
             host.fail(error)
             return
         host.marker_wait_s = resumed.marker_wait_s
-        host.settle(resumed.last_number)
+        host.forget_through(resumed.last_number)
         # The newest is told again to whoever comes back.
         newest = resumed.published
         if newest is not None and newest != self._last_published:

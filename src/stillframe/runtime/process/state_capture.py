@@ -225,7 +225,7 @@ class MarkerTimer:
         noted = self._noted.pop(snapshot, None)
         return None if noted is None else MarkerTimes(noted.cut_at, noted.marked_by, noted.came_s)
 
-    def settle(self, last_number: int) -> None:
+    def forget_through(self, last_number: int) -> None:
         """Forget every snapshot up to `last_number`."""
         for snapshot in tuple(self._noted):
             if snapshot.number <= last_number:
@@ -369,7 +369,7 @@ class StateCapture:
             return state
         base = self._changes.base
         if self._aside is not None and base is not None and not self._aside.takes_changes(base):
-            self.in_store(None)
+            self.on_durable(None)
         others = self._codec.others(self._subject)
         cut = self._changes.cut(snapshot)
         capture = _Capture(snapshot, ProcessState(self._process, kind, b"", cut.base), cut)
@@ -435,7 +435,7 @@ class StateCapture:
         self._fork_s = time.thread_time() - began
         return True
 
-    def stood_still(self, snapshot: SnapshotId, pause_s: float) -> None:
+    def record_pause(self, snapshot: SnapshotId, pause_s: float) -> None:
         """Note how long the step took in which the state was recorded, in seconds."""
         if snapshot in self._open:
             self._open[snapshot].pause_s = pause_s
@@ -465,15 +465,15 @@ class StateCapture:
         for snapshot in tuple(self._open):
             self.abandon(snapshot)
 
-    def settle(self, last_number: int) -> None:
+    def forget_through(self, last_number: int) -> None:
         """Stop capturing for every snapshot up to `last_number`. What was published of them is not
         known: so the next one records everything."""
         for snapshot in tuple(self._open):
             if snapshot.number <= last_number:
                 self.abandon(snapshot)
-        self.in_store(None)
+        self.on_durable(None)
 
-    def in_store(self, snapshot: SnapshotId | None) -> None:
+    def on_durable(self, snapshot: SnapshotId | None) -> None:
         """Note that `snapshot` was published: only what changes since need be recorded. None: what
         we took for published is not there, so the next snapshot records everything."""
         spent = self._changes.in_store(snapshot)

@@ -177,7 +177,7 @@ async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Answer
             await system.until_running()
             assert system.coordinator is not None
             coordinator = system.coordinator
-            under_way = await coordinator.inquiry.look()
+            under_way = await coordinator.status_poller.poll_pending()
             return Done(system.store.epoch, under_way=under_way, now=coordinator.now())
         if isinstance(request, GetStatus):
             return await _observe(system, request.waves_after)
@@ -195,8 +195,8 @@ async def _observe(system: Supervisor, waves_after: float) -> SystemStatus:
     coordinator = system.coordinator
     if not system.is_running or coordinator is None:
         return SystemStatus(system.store.epoch, is_running=False)
-    under_way, standings = await coordinator.inquiry.observe()
-    latest = coordinator.waves.latest()
+    under_way, standings = await coordinator.status_poller.poll()
+    latest = coordinator.timelines.latest()
     waves = tuple(w for w in latest if w.ended_at is not None and w.ended_at > waves_after)
     return SystemStatus(
         coordinator.store.epoch,

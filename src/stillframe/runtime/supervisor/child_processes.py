@@ -177,7 +177,7 @@ async def run_until_stopped(
     """
     loop, process = asyncio.get_running_loop(), launch.me.process
     server = ForkServer(launch.reference)
-    grace_s = LOG_END_S if launch.traces.are_written else 0.0
+    grace_s = LOG_END_S if launch.traces.any else 0.0
     children = ChildProcesses(server, lambda _: None, grace_s=grace_s)
     pause_s, was_in = PAUSE_S_MIN, False
     try:

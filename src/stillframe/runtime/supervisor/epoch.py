@@ -13,21 +13,20 @@ import msgspec
 from stillframe.errors import StoreError, Unavailable
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.protocol import wire
-from stillframe.protocol.policy import Policy
 from stillframe.restore import Start
 from stillframe.runtime import control, events
-from stillframe.runtime.control import LaunchSpec, OutputDirs
+from stillframe.runtime.control import LaunchSpec
 from stillframe.runtime.coordinator.coordinator import Coordinator
+from stillframe.runtime.coordinator.membership import EpochStart
 from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimelines
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import current_process
 from stillframe.runtime.run_file import RunFile, identity, write_run_file
 from stillframe.runtime.supervisor.child_processes import LOG_END_S, ChildProcesses
-from stillframe.runtime.supervisor.config import Placement
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.fork_client import ForkServer
 from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
-from stillframe.store.history import History
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 
@@ -57,34 +56,38 @@ START_TIMEOUT_S = 60.0
 
 
 class EpochConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the same in every epoch that one supervisor sees; see ``Supervisor``. `started_here`
-    are the processes that are started on this machine, `server` forks them, `waves` is how the
-    markers of the last snapshots went."""
+    """What is the same in every epoch that one supervisor sees.
+
+    Attributes:
+        reference: ``module:attribute`` of the topology.
+        topology: the topology itself.
+        server: forks the processes.
+        store: where snapshots go.
+        config: the settings of the system.
+        local_processes: the processes that are started on this machine.
+        binding: to the pipeline, if some processes are its services.
+        socket: the path of the admin socket.
+        emit: receives events.
+        timelines: how the markers of the last snapshots went.
+    """
 
     reference: str
     topology: Topology
     server: ForkServer
     store: Store
-    history: History
-    timeout_s: float
-    marker_wait_s: float
-    policy: Policy
-    site: Placement
-    started_here: tuple[ProcessId, ...]
-    orphaned_s: float
-    return_s: float
-    attachment: PipelineBinding | None
-    traces: OutputDirs
-    commands: Path
+    config: SupervisorConfig
+    local_processes: tuple[ProcessId, ...]
+    binding: PipelineBinding | None
+    socket: Path
     emit: Callable[[events.Event], None]
-    waves: SnapshotTimelines = msgspec.field(default_factory=SnapshotTimelines)
+    timelines: SnapshotTimelines = msgspec.field(default_factory=SnapshotTimelines)
 
 
 class Epoch:
     """The processes of one epoch, with their coordinator.
 
     Args:
-        terms: what is the same in every epoch.
+        always: what is the same in every epoch.
         first_number: the number of the first snapshot.
         listen: where to listen: where the epoch before did, if there was one.
         ending: called when something has ended the epoch, before anything else happens.
@@ -92,30 +95,30 @@ class Epoch:
     Attributes:
         ended: what ended it; whoever waits for that calls ``close`` then.
         coordinator: once it has begun.
-        started_here: the processes that it starts on this machine.
+        local_processes: the processes that it starts on this machine.
         forked_at: when all of those were there, by ``time.monotonic``.
     """
 
     def __init__(
-        self, terms: EpochConfig, *, first_number: int, listen: Address, ending: Callable[[], None]
+        self, always: EpochConfig, *, first_number: int, listen: Address, ending: Callable[[], None]
     ) -> None:
-        grace_s = LOG_END_S if terms.traces.are_written else 0.0
-        self.children = ChildProcesses(terms.server, self._child_exited, grace_s=grace_s)
+        grace_s = LOG_END_S if always.config.outputs.any else 0.0
+        self.children = ChildProcesses(always.server, self._child_exited, grace_s=grace_s)
         self.ended: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
         self.coordinator: Coordinator | None = None
         self.next_number = first_number
         self.listen = listen
-        self._terms = terms
+        self._always = always
         self._ending = ending
-        self.started_here = terms.started_here
+        self.local_processes = always.local_processes
         self.forked_at = 0.0
-        self._joining = tuple(n for n in terms.topology.processes if n not in self.started_here)
+        self._joining = tuple(n for n in always.topology.processes if n not in self.local_processes)
 
     @property
     def is_running(self) -> bool:
         """Whether every process runs and every channel is connected."""
         coordinator = self.coordinator
-        is_connected = coordinator is not None and coordinator.roster.running.is_set()
+        is_connected = coordinator is not None and coordinator.membership.running.is_set()
         return is_connected and not self.ended.done()
 
     async def begin(
@@ -127,34 +130,38 @@ class Epoch:
             starts: where each begins; None for afresh.
             restored_from: the snapshot that these are made from.
         """
-        terms = self._terms
+        always = self._always
         # With TLS a certificate says who somebody is, also of those whom we cannot hand a secret.
-        secret = b"" if terms.site.certificates is not None else secrets.token_bytes(SECRET_BYTES)
+        secret = (
+            b""
+            if always.config.placement.certificates is not None
+            else secrets.token_bytes(SECRET_BYTES)
+        )
         self.coordinator = coordinator = self._coordinate(secret, starts, is_taken_over=False)
         await self._listen(coordinator)
         await self._fork_all()
         self.forked_at = time.monotonic()
         if self.ended.done():
             return
-        if (detail := terms.server.newly_unshared()) is not None:
-            terms.emit(events.NotShared(detail))
-        terms.emit(events.EpochBegan(terms.store.epoch, restored_from))
+        if (detail := always.server.newly_unshared()) is not None:
+            always.emit(events.NotShared(detail))
+        always.emit(events.EpochBegan(always.store.epoch, restored_from))
         # Nobody begins before it is written down who must be ended if we die.
-        self._announce(secret)
-        for process in self.started_here:
+        self._write_run_file(secret)
+        for process in self.local_processes:
             self.children.launch(self._launch(process, secret))
         if self._joining:
-            terms.emit(events.AwaitingProcesses(self._joining))
+            always.emit(events.AwaitingProcesses(self._joining))
         began = time.monotonic()
-        running = coordinator.roster.running
-        while not await first_completed(running, self.ended, timeout_s=terms.timeout_s):
+        running = coordinator.membership.running
+        while not await first_completed(running, self.ended, timeout_s=always.config.timeout_s):
             self._name_late(coordinator, time.monotonic() - began)
 
     async def _fork_all(self) -> None:
         """Start every process; returns when all are there, or something has ended the epoch."""
 
         async def one_by_one() -> None:  # if one cannot be, those before it are known and ended
-            for process in self.started_here:
+            for process in self.local_processes:
                 await self.children.spawn(process)
 
         forking = asyncio.ensure_future(one_by_one())
@@ -177,24 +184,24 @@ class Epoch:
         """
         coordinator = self._coordinate(left.secret, None, is_taken_over=True)
         try:
-            self.listen = await coordinator.roster.listen(
-                left.coordinator, self._terms.site.certificates
+            self.listen = await coordinator.membership.listen(
+                left.coordinator, self._always.config.placement.certificates
             )
             self.children.adopt(left.children)
-            self._announce(left.secret)
+            self._write_run_file(left.secret)
         except (Unavailable, StoreError):
             self.children.release()
             await coordinator.close()
             raise
         self.coordinator = coordinator
-        await first_completed(coordinator.roster.running, self.ended)
+        await first_completed(coordinator.membership.running, self.ended)
 
     @property
     def awaited(self) -> str:
         """What is waited for until all processes run, in words."""
         if self.coordinator is None:
             return "what is left of an earlier run to end"
-        missing = self.coordinator.roster.missing
+        missing = self.coordinator.membership.missing
         if missing:
             return f"{', '.join(missing)} to come"
         return "the processes to connect to each other"
@@ -224,80 +231,82 @@ class Epoch:
     def _coordinate(
         self, secret: bytes, starts: dict[ProcessId, Start] | None, *, is_taken_over: bool
     ) -> Coordinator:
-        terms = self._terms
-        return Coordinator(
-            terms.store,
-            check=terms.topology.check_state,
+        always = self._always
+        start = EpochStart(
+            epoch=always.store.epoch,
             secret=secret,
             starts=starts,
             first_number=self.next_number,
-            timeout_s=terms.timeout_s,
-            marker_wait_s=terms.marker_wait_s,
-            policy=terms.policy,
-            emit=terms.emit,
-            departed=self._departed,
-            history=terms.history,
-            runs=self.children.runs,
             is_taken_over=is_taken_over,
-            return_s=terms.return_s,
-            waves=terms.waves,
+        )
+        return Coordinator(
+            always.store,
+            always.config,
+            start,
+            check=always.topology.check_state,
+            emit=always.emit,
+            departed=self._departed,
+            runs=self.children.runs,
+            timelines=always.timelines,
         )
 
     async def _listen(self, coordinator: Coordinator) -> None:
         """Listen where the epoch before did: what is left of it, on whatever machine, knows no
         other way back, and hears there that it is over."""
-        site = self._terms.site
+        placement = self._always.config.placement
         try:
-            self.listen = await coordinator.roster.listen(self.listen, site.certificates)
+            self.listen = await coordinator.membership.listen(self.listen, placement.certificates)
         except Unavailable:
-            if self.listen == site.listen:
+            if self.listen == placement.listen:
                 raise
             # The port was never promised to anybody, and somebody else has it now.
-            self.listen = await coordinator.roster.listen(site.listen, site.certificates)
+            self.listen = await coordinator.membership.listen(
+                placement.listen, placement.certificates
+            )
 
-    def _announce(self, secret: bytes) -> None:
-        terms = self._terms
+    def _write_run_file(self, secret: bytes) -> None:
+        always = self._always
         system = RunFile(
             supervisor=current_process(),
-            directory=identity(terms.store.path),
-            epoch=terms.store.epoch,
-            topology_hash=terms.store.description.hash,
+            directory=identity(always.store.path),
+            epoch=always.store.epoch,
+            topology_hash=always.store.description.hash,
             coordinator=self.listen,
-            has_tls=terms.site.certificates is not None,
+            has_tls=always.config.placement.certificates is not None,
             secret=secret,
-            commands=str(terms.commands),
+            commands=str(always.socket),
             children=self.children.identities(),
-            pipeline=None if terms.attachment is None else str(terms.attachment.root),
-            snapshot_s=terms.timeout_s,
+            pipeline=None if always.binding is None else str(always.binding.root),
+            snapshot_s=always.config.timeout_s,
             protocol_version=wire.VERSION,
         )
-        write_run_file(terms.store.path, system)
+        write_run_file(always.store.path, system)
 
     def _launch(self, process: ProcessId, secret: bytes) -> LaunchSpec:
-        terms = self._terms
-        store, attachment = terms.store, terms.attachment
-        certificates = terms.site.certificates
+        always = self._always
+        store, binding = always.store, always.binding
+        certificates = always.config.placement.certificates
         me = Credentials(process, store.epoch, store.description.hash, secret, certificates)
         launch = LaunchSpec(
             me=me,
-            reference=terms.reference,
+            reference=always.reference,
             search_path=sys.path,
             coordinator=self.listen,
             listen=Address(self.listen.host, 0),
             supervisor=current_process(),
-            orphaned_s=terms.orphaned_s,
-            traces=terms.traces,
+            orphaned_s=always.config.orphaned_s,
+            traces=always.config.outputs,
         )
-        if attachment is None or process not in attachment.services:
+        if binding is None or process not in binding.services:
             return launch
-        root, system = str(attachment.root), attachment.name
+        root, system = str(binding.root), binding.name
         return msgspec.structs.replace(launch, pipeline=root, system=system)
 
     def _name_late(self, coordinator: Coordinator, waited_s: float) -> None:
         """Say who is waited for; a child that has not come for too long is taken for dead."""
-        waiting = coordinator.roster.not_listening
-        self._terms.emit(events.AwaitingProcesses(waiting))
-        stuck = [process for process in waiting if process in self.started_here]
+        waiting = coordinator.membership.not_listening
+        self._always.emit(events.AwaitingProcesses(waiting))
+        stuck = [process for process in waiting if process in self.local_processes]
         if stuck and waited_s > START_TIMEOUT_S:
             detail = f"it did not come to listen within {START_TIMEOUT_S:.0f} s of its start"
             self._departed(stuck[0], control.Failure(f"process {stuck[0]}: {detail}", ""))
@@ -305,7 +314,7 @@ class Epoch:
     def _child_exited(self, process: ProcessId) -> None:
         # A child without a connection has nothing whose end would tell; the connection of any
         # other may still hold its last words.
-        if self.coordinator is not None and not self.coordinator.roster.is_there(process):
+        if self.coordinator is not None and not self.coordinator.membership.is_there(process):
             self._departed(process, None)
 
     def _departed(self, process: ProcessId, failure: control.Failure | None) -> None:

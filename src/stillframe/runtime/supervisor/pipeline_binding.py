@@ -48,7 +48,7 @@ class PipelineBinding:
         self.services = services_among(self._head.dataflow, list(store.description.processes))
         self.name = self.services[0]
 
-    def begins_with(self) -> SnapshotId | None:
+    def initial_snapshot(self) -> SnapshotId | None:
         """Return the snapshot in the system's store with which it begins; None for afresh.
 
         Raises:

@@ -99,14 +99,16 @@ PAUSE_S_MAX = 5.0
 
 
 class RestartStrategy:
-    """Counts deaths that follow each other without progress; each is reported to `note`."""
+    """Counts deaths that follow each other without progress; each is reported to `next_delay_s`."""
 
     def __init__(self) -> None:
         self._sequence = -1
         self._death_count = 0
         self._failure_count = 0
 
-    def note(self, *, sequence: int, where: str, ran_s: float, failure: str | None) -> float:
+    def next_delay_s(
+        self, *, sequence: int, where: str, ran_s: float, failure: str | None
+    ) -> float:
         """Return how many seconds to wait before the system is taken back.
 
         Args:

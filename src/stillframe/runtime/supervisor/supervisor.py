@@ -17,16 +17,15 @@ from itertools import cycle
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from stillframe.errors import StillframeError, StoreError, Unavailable, UsageError
 from stillframe.imports import load_topology
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.protocol.policy import Policy
 from stillframe.runtime import events
-from stillframe.runtime.control import NO_OUTPUT, OutputDirs
 from stillframe.runtime.coordinator.coordinator import PENDING_COUNT_MAX, Coordinator
-from stillframe.runtime.coordinator.membership import RETURN_S
 from stillframe.runtime.process.event_logging import check_epoch_unused
-from stillframe.runtime.process.process_runtime import ORPHANED_S
 from stillframe.runtime.run_file import (
     RunFile,
     find_stale,
@@ -35,8 +34,7 @@ from stillframe.runtime.run_file import (
     remove_socket,
     socket_path,
 )
-from stillframe.runtime.supervisor import event_dispatcher
-from stillframe.runtime.supervisor.config import LOCAL, Placement
+from stillframe.runtime.supervisor.config import DEFAULT_CONFIG, SupervisorConfig
 from stillframe.runtime.supervisor.epoch import (
     Cause,
     Epoch,
@@ -46,7 +44,11 @@ from stillframe.runtime.supervisor.epoch import (
     ShutdownRequested,
     first_completed,
 )
-from stillframe.runtime.supervisor.event_dispatcher import EventDispatcher
+from stillframe.runtime.supervisor.event_dispatcher import (
+    EventDispatcher,
+    abandon_unfinished,
+    first_number,
+)
 from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
 from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
 from stillframe.runtime.supervisor.recovery import (
@@ -65,7 +67,6 @@ from stillframe.store.history import read_history
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 
-TIMEOUT_S = 10.0
 DISK_RETRY_S = 1.0
 
 
@@ -75,22 +76,8 @@ class Supervisor:
     Args:
         reference: ``module:attribute`` of the topology, importable here and by the processes.
         store: where snapshots go; open for writing. The caller closes it.
-        timeout_s: how long a snapshot may take until it is abandoned, in seconds.
-        marker_wait_s: how long a marker may wait for messages to ride on; 0 sends it at once.
-        restore: the snapshot to begin with; None for the store's current one, or afresh.
-        migrate: whether it may begin with a snapshot that was taken of other code.
-        pipeline: the directory of the pipeline in which some processes are services; it then says
-            with which snapshot to begin.
-        traces: what the processes write of themselves.
-        policy: what to do with a snapshot for which a part is missing.
-        tolerated_count: how many abandoned snapshots in a row are tolerated; one more ends the
-            system. None for any number.
-        site: what of the system is on this machine.
-        takes_over: go on with what an earlier supervisor left running, if that can be done; else,
-            or if not asked for, it is ended.
-        orphaned_s: how long processes go on without a supervisor, in seconds.
-        return_s: how long one is waited for that may come back, in seconds.
-        emit: takes what happens.
+        config: how to run the system.
+        emit: receives events.
 
     Attributes:
         is_taking_over: whether it began with processes that an earlier supervisor left running:
@@ -108,44 +95,29 @@ class Supervisor:
         self,
         reference: str,
         store: Store,
+        config: SupervisorConfig = DEFAULT_CONFIG,
         *,
-        timeout_s: float = TIMEOUT_S,
-        marker_wait_s: float = 0.0,
-        restore: SnapshotId | None = None,
-        migrate: bool = False,
-        pipeline: Path | None = None,
-        traces: OutputDirs = NO_OUTPUT,
-        policy: Policy = Policy.ABANDON,
-        tolerated_count: int | None = None,
-        site: Placement = LOCAL,
-        takes_over: bool = False,
-        orphaned_s: float = ORPHANED_S,
-        return_s: float = RETURN_S,
         emit: Callable[[events.Event], None] = lambda event: None,
     ) -> None:
         self.reference = reference
         self.store = store
-        self._timeout_s = timeout_s
-        self._marker_wait_s = marker_wait_s
-        self._restore = restore
-        self._may_migrate = migrate
-        self._attachment = None if pipeline is None else PipelineBinding(pipeline, store)
-        self._traces = traces
-        self._takes_over = takes_over
-        # What belongs to a pipeline goes back with it alone: nobody can take its place.
-        self._orphaned_s = 0.0 if pipeline is not None else orphaned_s
-        self._return_s = return_s
+        self._binding: PipelineBinding | None = None
+        if config.pipeline is not None:
+            self._binding = PipelineBinding(config.pipeline, store)
+            # It is rolled back with the pipeline only: no other supervisor can take over.
+            config = msgspec.structs.replace(config, orphaned_s=0.0)
+        self._config = config
+        self._restore = config.restore
+        self._may_migrate = config.may_migrate
         self._following: asyncio.Task[None] | None = None
-        self._policy = policy
-        self._site = site
-        self._telling = EventDispatcher(
-            emit, tolerated_count=tolerated_count, end=self._end_in_order
+        self._dispatcher = EventDispatcher(
+            emit, store, tolerated_count=config.tolerated_count, stop=self._request_shutdown
         )
-        self._patience = RestartStrategy()
+        self._restart_strategy = RestartStrategy()
         self._restoring = asyncio.Lock()
         self._has_run = False
         self.is_taking_over = False
-        self._stop_wanted = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._epoch: Epoch | None = None
         self._running = asyncio.Event()
 
@@ -155,13 +127,13 @@ class Supervisor:
         # First of all: it gets ready while we do.
         self._server.warm()
         try:
-            terms, left = self._prepare()
-            if not terms.started_here:
+            always, left = self._prepare()
+            if not always.local_processes:
                 await self._server.close()
         except BaseException:
             await self._server.close()
             raise
-        self.finished = asyncio.get_running_loop().create_task(self._live(terms, left))
+        self.finished = asyncio.get_running_loop().create_task(self._live(always, left))
         try:
             await self.until_running()
         except BaseException:
@@ -176,46 +148,40 @@ class Supervisor:
         is_other = topology.description.hash != self.store.description.hash
         if is_other and not self._may_migrate:
             raise changed_code(self.store.path, self._restore, self.store.description, topology)
-        started_here = self._site.started_here(topology)
-        if self._attachment is not None:
-            if self._policy is not Policy.ABANDON:
-                raise self._attachment.refusal(f"the policy '{self._policy.value}'")
-            self._restore = self._attachment.begins_with()
+        placement, outputs = self._config.placement, self._config.outputs
+        local_processes = placement.local_processes(topology)
+        if self._binding is not None:
+            if self._config.policy is not Policy.ABANDON:
+                raise self._binding.refusal(f"the policy '{self._config.policy.value}'")
+            self._restore = self._binding.initial_snapshot()
         if self._restore is not None:
             self.store.entry(self._restore)
-        if self._traces.log is not None:
-            check_epoch_unused(Path(self._traces.log), self.store.epoch + 1)
-        if self._traces.fragments is not None:
-            check_fragments_unused(Path(self._traces.fragments), self.store.epoch + 1)
+        if outputs.log is not None:
+            check_epoch_unused(Path(outputs.log), self.store.epoch + 1)
+        if outputs.fragments is not None:
+            check_fragments_unused(Path(outputs.fragments), self.store.epoch + 1)
         left = find_stale(self.store.path)
-        if left is not None and self._takes_over:
+        if left is not None and self._config.takes_over:
             check_release(left, self.store)
-            check_placement(left, self._site, started_here)
-            if takeover_obstacle(left, self.store, self._site, started_here) is None:
+            check_placement(left, placement, local_processes)
+            if takeover_obstacle(left, self.store, placement, local_processes) is None:
                 # Which snapshots are in progress in the processes is known from it alone.
                 read_history(self.store.path)
                 self.is_taking_over = True
-        self._history = self.store.history
+        _ = self.store.history  # one that cannot be read is an error now, not later
         self._directory = make_socket_dir()
-        terms = EpochConfig(
+        always = EpochConfig(
             reference=self.reference,
             topology=topology,
             server=self._server,
             store=self.store,
-            history=self._history,
-            timeout_s=self._timeout_s,
-            marker_wait_s=self._marker_wait_s,
-            policy=self._policy,
-            site=self._site,
-            started_here=started_here,
-            orphaned_s=self._orphaned_s,
-            return_s=self._return_s,
-            attachment=self._attachment,
-            traces=self._traces,
-            commands=self.socket_path,
-            emit=self._emit,
+            config=self._config,
+            local_processes=local_processes,
+            binding=self._binding,
+            socket=self.socket_path,
+            emit=self._dispatcher.emit,
         )
-        return terms, left
+        return always, left
 
     async def __aexit__(self, *_: object) -> None:
         """Stop the system; what was not recorded in a snapshot is gone."""
@@ -252,8 +218,8 @@ class Supervisor:
         self, initiator: ProcessId | None = None
     ) -> "asyncio.Future[Entry | Abandoned]":
         """Begin a snapshot once the system runs; see ``snapshot``."""
-        if self._attachment is not None:
-            raise self._attachment.refusal("a snapshot")
+        if self._binding is not None:
+            raise self._binding.refusal("a snapshot")
         await self.until_running()
         assert self.coordinator is not None
         return self.coordinator.begin(initiator or next(iter(self.store.description.processes)))
@@ -280,8 +246,8 @@ class Supervisor:
         Raises:
             UsageError: there is no such snapshot.
         """
-        if self._attachment is not None:
-            raise self._attachment.refusal("a restore")
+        if self._binding is not None:
+            raise self._binding.refusal("a restore")
         async with self._restoring:
             await self.until_running()
             # Read it first: one that is damaged must not cost the running system.
@@ -317,35 +283,25 @@ class Supervisor:
             self.finished.result()
             raise Unavailable("the system was stopped")
 
-    def _emit(self, event: events.Event) -> None:
-        """Tell the history and the listener."""
-        what = event_dispatcher.to_history_event(event)
-        if what is not None:
-            try:
-                self._history.append(what)
-            except StoreError as error:
-                self._telling.emit(events.StoreUnavailable(str(error)))
-        self._telling.emit(event)
-
-    def _end_in_order(self) -> None:
-        """Somebody wants the system to end."""
+    def _request_shutdown(self) -> None:
+        """End the epoch, and with it the system."""
         if self._epoch is not None:
             self._epoch.end(ShutdownRequested())
 
-    async def _live(self, terms: EpochConfig, left: RunFile | None) -> None:
+    async def _live(self, always: EpochConfig, left: RunFile | None) -> None:
         """Live through epochs until the system is stopped or cannot go on; the first may be one
         that goes on with what is `left` of an earlier supervisor."""
         ended, ending_s = time.monotonic(), 0.0
         cause: Cause = RestoreRequested(self._restore)
-        for abandoned in event_dispatcher.abandon_unfinished(self._history, self.store):
-            self._emit(events.SnapshotAbandoned(abandoned))
-        number = event_dispatcher.first_number(self._history, self.store)
-        listen = self._site.listen
+        for abandoned in abandon_unfinished(self.store):
+            self._dispatcher.emit(events.SnapshotAbandoned(abandoned))
+        number = first_number(self.store)
+        listen = self._config.placement.listen
         if left is not None and not listen.port and left.coordinator.host == listen.host:
             listen = left.coordinator
-        while not self._stop_wanted.is_set() and self._telling.error is None:
+        while not self._stop_requested.is_set() and self._dispatcher.error is None:
             ending = self._running.clear
-            self._epoch = epoch = Epoch(terms, first_number=number, listen=listen, ending=ending)
+            self._epoch = epoch = Epoch(always, first_number=number, listen=listen, ending=ending)
             began = time.monotonic()
             try:
                 if left is None or not await self._take_over(epoch, left, ended):
@@ -356,9 +312,9 @@ class Supervisor:
                 ended = time.monotonic()
                 if isinstance(cause, ProcessFailed):
                     died = await epoch.describe(cause)
-                    if self._attachment is not None:
-                        raise self._attachment.died(died)
-                    self._emit(died)
+                    if self._binding is not None:
+                        raise self._binding.died(died)
+                    self._dispatcher.emit(died)
             finally:
                 self._running.clear()
                 if self._following is not None:
@@ -368,8 +324,8 @@ class Supervisor:
                 number, listen = epoch.next_number, epoch.listen
             if isinstance(cause, ProcessFailed):
                 await self._wait_before_going_back(cause, ended - began)
-        if self._telling.error is not None:
-            raise self._telling.error
+        if self._dispatcher.error is not None:
+            raise self._dispatcher.error
 
     async def _begin(
         self, epoch: Epoch, wish: SnapshotId | None, began: float, ending_s: float
@@ -388,14 +344,14 @@ class Supervisor:
         await self._raise_epoch(restored_from)
         self._may_migrate = False
         if begins is not None and begins.changes:
-            self._emit(events.CodeChanged(begins.snapshot, begins.changes))
+            self._dispatcher.emit(events.CodeChanged(begins.snapshot, begins.changes))
         state_until = time.monotonic()
         await epoch.begin(None if begins is None else begins.starts, restored_from)
         if epoch.is_running:
             self._has_run = True
-            if self._attachment is not None:
+            if self._binding is not None:
                 assert epoch.coordinator is not None
-                following = self._attachment.follow(epoch.coordinator, self._emit)
+                following = self._binding.follow(epoch.coordinator, self._dispatcher.emit)
                 self._following = asyncio.get_running_loop().create_task(following)
             now = time.monotonic()
             running = events.SystemRunning(
@@ -406,7 +362,7 @@ class Supervisor:
                 state_s=state_until - state_from,
                 connections_s=now - epoch.forked_at,
             )
-            self._emit(running)
+            self._dispatcher.emit(running)
             self._running.set()
 
     async def _take_over(self, epoch: Epoch, left: RunFile, began: float) -> bool:
@@ -416,8 +372,10 @@ class Supervisor:
             whether the epoch of what is left went on, if only to end when a process did not come.
         """
         reason = REQUESTED
-        if self._takes_over:
-            reason = takeover_obstacle(left, self.store, self._site, epoch.started_here)
+        if self._config.takes_over:
+            reason = takeover_obstacle(
+                left, self.store, self._config.placement, epoch.local_processes
+            )
         if reason is None:
             try:
                 await epoch.take_over(left)
@@ -425,12 +383,14 @@ class Supervisor:
                 reason = f"they come back to a port that is not to be had: {error}"
         if reason is not None:
             if ended := await kill_all(left):
-                self._emit(events.OrphansKilled(ended, reason))
+                self._dispatcher.emit(events.OrphansKilled(ended, reason))
             return False
         remove_socket(left)
         if epoch.is_running:
             self._has_run = True
-            self._emit(events.SupervisorReplaced(self.store.epoch, time.monotonic() - began))
+            self._dispatcher.emit(
+                events.SupervisorReplaced(self.store.epoch, time.monotonic() - began)
+            )
             self._running.set()
         return True
 
@@ -440,24 +400,26 @@ class Supervisor:
             try:
                 self.store.raise_epoch(restored_from, self._topology.description)
             except StoreError as error:
-                if not self._has_run or self._stop_wanted.is_set():
+                if not self._has_run or self._stop_requested.is_set():
                     raise
                 detail = f"the system waits to go back to its last snapshot: {error}"
-                self._emit(events.StoreUnavailable(detail))
+                self._dispatcher.emit(events.StoreUnavailable(detail))
                 await self._pause(DISK_RETRY_S)
             else:
                 return
 
-    def _load(self, wish: SnapshotId | None) -> RecoveryPlan | None:
-        is_alone = self._attachment is None
-        entry = self.store.entry(wish) if wish else self.store.current() if is_alone else None
+    def _load(self, requested: SnapshotId | None) -> RecoveryPlan | None:
+        is_alone = self._binding is None
+        entry = (
+            self.store.entry(requested) if requested else self.store.current() if is_alone else None
+        )
         if entry is None:
             return None
         return plan_recovery(self.store, entry.id, self._topology, may_migrate=self._may_migrate)
 
     async def _wait_before_going_back(self, death: ProcessFailed, ran_s: float) -> None:
         current = self.store.current()
-        pause_s = self._patience.note(
+        pause_s = self._restart_strategy.next_delay_s(
             sequence=current.sequence if current else 0,
             where=f"snapshot {current.id}" if current else "the start",
             ran_s=ran_s,
@@ -468,12 +430,12 @@ class Supervisor:
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._stop_wanted.wait()
+                await self._stop_requested.wait()
 
     async def _stop(self) -> None:
         """End the epoch in order: what is being written is written."""
-        self._stop_wanted.set()
-        self._end_in_order()
+        self._stop_requested.set()
+        self._request_shutdown()
         try:
             with contextlib.suppress(StillframeError):
                 await asyncio.shield(self.finished)
