@@ -1,4 +1,4 @@
-"""Finds a topology by its reference, ``module:attribute``."""
+"""Imports what a user names as ``module:attribute``: a topology, or a predicate."""
 
 import importlib
 import sys

@@ -36,7 +36,7 @@ def test_bytes_are_what_they_were(name: str) -> None:
         (control.FromProcess, travelling.FROM_PROCESS),
         (control.ToProcess, travelling.TO_PROCESS),
         (admin_socket.Request, travelling.REQUESTS),
-        (admin_socket.Answer, travelling.ANSWERS),
+        (admin_socket.Reply, travelling.ANSWERS),
         (history.HistoryEvent, travelling.HISTORY),
         (Step, travelling.STEPS),
         (events.Event, travelling.TOLD),

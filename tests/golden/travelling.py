@@ -221,7 +221,7 @@ REQUESTS: dict[str, admin_socket.Request] = {
     "look": admin_socket.GetPendingSnapshots(),
     "observe": admin_socket.GetStatus(1000.5),
 }
-ANSWERS: dict[str, admin_socket.Answer] = {
+ANSWERS: dict[str, admin_socket.Reply] = {
     "observed": admin_socket.SystemStatus(3, True, {"P1": STANDING}, (UNDER_WAY,), (WAVE,), 1001.5),
     "done": admin_socket.Done(3, "it is needed", ENTRY, ABANDONED, (UNDER_WAY,), 1001.5),
     "failed": admin_socket.Failed("there is no such snapshot", is_usage=True),
@@ -402,7 +402,7 @@ def cases() -> dict[str, Case]:
             request, admin_socket._encode, admin_socket._decode_request
         )
     for name, answer in ANSWERS.items():
-        found[f"answer, {name}"] = Case(answer, admin_socket._encode, admin_socket._decode_answer)
+        found[f"answer, {name}"] = Case(answer, admin_socket._encode, admin_socket._decode_reply)
     for name, what in HISTORY.items():
         line = history.HistoryRecord(1000.5, what)
         found[f"history, {name}"] = Case(line, _encode_line, _decode_line)

@@ -45,7 +45,7 @@ def shifted(days: int) -> Path:
     for name in ("ca.pem", "ca-key.pem"):
         (directory / name).write_bytes((papers() / name).read_bytes())
     begins = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
-    issue_certificates(directory, ("A",), days=DAYS, begins=begins)
+    issue_certificates(directory, ("A",), days=DAYS, valid_from=begins)
     return directory / "A"
 
 

@@ -181,7 +181,7 @@ class TcpPair:
                     outgoing,
                     self._me[name],
                     address=self._addresses[target],
-                    trouble=self.troubles.append,
+                    warn=self.troubles.append,
                     connected=lambda channel: None,
                 )
                 self._tasks.append(loop.create_task(keeping))
@@ -205,7 +205,7 @@ class TcpPair:
 
     def _answer(self, name: str) -> Callable[[], ListeningLink]:
         host, me, say = self.hosts[name], self._me[name], self.troubles.append
-        return lambda: ListeningLink(host, me, trouble=say, refused=say)
+        return lambda: ListeningLink(host, me, warn=say, refused=say)
 
     def _is_connected(self) -> bool:
         return all(carrier(end) is not None for host in self.hosts.values() for end in ends(host))

@@ -178,12 +178,12 @@ class LocalSystem:
         host: HandlerHost | LoopHost
         driver: HandlerHost | AsyncHandlerDriver
         if has_async_handlers(process):
-            host = member.host(LoopHost, self.topology, process, start, traces=self._traces)
+            host = member.host(LoopHost, self.topology, process, start, outputs=self._traces)
             await host.action.acquire()
             driver = AsyncHandlerDriver(host, process)
         else:
             host = driver = member.host(
-                HandlerHost, self.topology, process, start, traces=self._traces
+                HandlerHost, self.topology, process, start, outputs=self._traces
             )
         self.hosts[name] = host
         attach(

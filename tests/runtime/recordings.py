@@ -44,7 +44,7 @@ class Recording:
         books: Any,
         scheduler: Any = None,
         *,
-        aside: FragmentSink | None = None,
+        sink: FragmentSink | None = None,
         base: SnapshotId | None = None,
     ) -> None:
         self.books = books
@@ -59,7 +59,7 @@ class Recording:
             base=base,
             scheduler=scheduler or self,
             report=self._hear,
-            aside=aside,
+            sink=sink,
         )
 
     def call_soon(self, callback: Callable[..., Any], /, *args: Any) -> None:
@@ -80,9 +80,9 @@ class Recording:
             callback(*args)
         return bool(self.ready)
 
-    def cut(self, snapshot: SnapshotId, *, is_whole: bool = False) -> None:
+    def cut(self, snapshot: SnapshotId, *, is_immediate: bool = False) -> None:
         """Record the state, and let the recorder be done at once."""
-        state = self.captures.begin(snapshot, is_whole=is_whole)
+        state = self.captures.begin(snapshot, is_immediate=is_immediate)
         self.captures.record_pause(snapshot, 0.25)
         self.captures.recorded(Fragment(snapshot, state, {}, ()))
 

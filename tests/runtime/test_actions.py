@@ -191,7 +191,7 @@ def test_a_slow_target_bounds_the_memory_of_everybody_before_it() -> None:
     slack_bytes = BURST_COUNT * page_bytes
     go_on()
     assert not network.hosts["A"].has_room
-    assert network.hosts["B"].is_held
+    assert network.hosts["B"].is_blocked
     first = network.hosts["A"].outgoing["B"].session.unacknowledged_bytes
     second = network.hosts["B"].outgoing["C"].session.unacknowledged_bytes
     assert WINDOW_BYTES <= first <= WINDOW_BYTES + slack_bytes

@@ -121,7 +121,7 @@ def test_if_one_cannot_be_started_none_is_left(
 
     run(main())
     store.close()
-    assert [started.has_ended for started in begun] == [True, True]
+    assert [started.has_terminated for started in begun] == [True, True]
 
 
 def test_what_forks_them_must_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_one_that_a_signal_ends_is_named_with_it(number: int, name: str) -> None
             try:
                 return await begun.describe_end("A")
             finally:
-                await begun.end()
+                await begun.stop()
                 await server.close()
 
     assert asyncio.run(main()) == f"it was ended by {name}"

@@ -292,7 +292,7 @@ def test_a_process_meets_nothing_that_another_import_left(made: Make) -> None:
         process = await server.fork()
         lines = inherited_from(parent_of(process.pid).pid)
         process.kill()
-        await process.gone()
+        await process.terminated()
         await server.close()
         return lines
 
@@ -545,7 +545,7 @@ def test_an_end_between_two_requests_is_made_good(tmp_path: Path) -> None:
         server = ForkServer(program("rally"))
         first = await server.fork()
         parent = parent_of(first.pid)
-        first.tell(b"no launch")
+        first.write_line(b"no launch")
         assert await first.wait() == 1  # until it begins it holds the connection, too
         kill(parent)
         second = await server.fork()
@@ -608,7 +608,7 @@ def test_a_death_is_noticed_while_what_forks_processes_stands_still(tmp_path: Pa
             child = system.children["A"]
             os.kill(server.pid, signal.SIGSTOP)
             child.kill()
-            await child.gone()
+            await child.terminated()
             assert child.returncode is None
             await watch.until(lambda: bool(watch.of(events.ProcessDied)))
             os.kill(server.pid, signal.SIGCONT)
@@ -660,7 +660,7 @@ def test_a_process_whose_start_is_called_off_ends(tmp_path: Path) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 (await forking).kill()
         second = await server.fork()
-        second.tell(b"no launch")
+        second.write_line(b"no launch")
         assert await second.wait() == 1
         first.kill()
         assert await first.wait() == -signal.SIGKILL

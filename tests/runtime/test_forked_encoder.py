@@ -54,7 +54,7 @@ def run(
             encode,
             watcher=asyncio.get_running_loop(),
             take=outcome.pieces.append,
-            ended=outcome.note,
+            done=outcome.note,
         )
         if meanwhile is not None:
             meanwhile(forked)

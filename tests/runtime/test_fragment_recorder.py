@@ -35,7 +35,7 @@ class Log:
             FragmentSource("P", 1, "run", None),
             DESCRIPTION,
             None,
-            trouble=self.told.append,
+            report_failure=self.told.append,
         )
 
     def chains(self) -> dict[int, int]:
@@ -90,7 +90,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient")
 def test_chains_of_changes_have_an_end(log: Log) -> None:
     """After so many a fragment is whole, whatever is published."""
-    recording = Recording(filled(300), aside=log.log)
+    recording = Recording(filled(300), sink=log.log)
     for snapshot in snapshots(2 * CHAIN_LENGTH_MAX + 5):
         take(recording, snapshot)
     lengths = log.chains()
@@ -104,7 +104,7 @@ def test_chains_of_changes_have_an_end(log: Log) -> None:
 
 def test_the_first_one_is_whole_after_a_restore(log: Log) -> None:
     """What the process was restored from need not be among the fragments."""
-    recording = Recording(filled(3), aside=log.log, base=SnapshotId("P", 7))
+    recording = Recording(filled(3), sink=log.log, base=SnapshotId("P", 7))
     for snapshot in snapshots(3, first=8):
         take(recording, snapshot)
     assert log.chains() == {8: 0, 9: 1, 10: 2}
@@ -112,7 +112,7 @@ def test_the_first_one_is_whole_after_a_restore(log: Log) -> None:
 
 def test_one_that_nobody_is_based_on_is_no_loss(log: Log, failing: "Gate") -> None:
     """A snapshot that was not published is not needed."""
-    recording = Recording(filled(3), aside=log.log)
+    recording = Recording(filled(3), sink=log.log)
     one, two, three = snapshots(3)
     failing.refused = {two}
     take(recording, one)
@@ -178,7 +178,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 def test_what_is_based_on_a_loss_is_followed_by_a_whole_one(log: Log, failing: Gate) -> None:
     """Also if it came to light when another one was based on it already."""
-    recording = Recording(filled(3), aside=log.log)
+    recording = Recording(filled(3), sink=log.log)
     one, two, three, four, five = snapshots(5)
     failing.refused = {two}
     take(recording, one)
@@ -198,7 +198,7 @@ def test_what_is_based_on_a_loss_is_followed_by_a_whole_one(log: Log, failing: G
 
 def test_nobody_waits_for_a_slow_disk(log: Log, failing: Gate) -> None:
     """More than may wait are lost, which is told once for each time; the next one is whole."""
-    recording = Recording(filled(3), aside=log.log)
+    recording = Recording(filled(3), sink=log.log)
     failing.opened.clear()
     one, *others = snapshots(WAITING_COUNT_MAX + 5)
     take(recording, one)
@@ -219,12 +219,12 @@ def test_nobody_waits_for_a_slow_disk(log: Log, failing: Gate) -> None:
 
 def test_the_next_time_is_told_again(log: Log, failing: Gate) -> None:
     """When there was room in between."""
-    recording = Recording(filled(3), aside=log.log)
+    recording = Recording(filled(3), sink=log.log)
     one, two, three, four, five = snapshots(5)
     failing.refused = {one, two, four, five}
     for snapshot in (one, two, three):
         take(recording, snapshot)
-    until(lambda: three in failing.done and not log.log._is_told)
+    until(lambda: three in failing.done and not log.log._is_reported)
     for snapshot in (four, five):
         take(recording, snapshot)
     log.log.close()
@@ -234,7 +234,7 @@ def test_the_next_time_is_told_again(log: Log, failing: Gate) -> None:
 
 def test_a_bug_of_ours_is_told_too(log: Log, failing: Gate) -> None:
     """The thread goes on."""
-    recording = Recording(filled(3), aside=log.log)
+    recording = Recording(filled(3), sink=log.log)
     failing.refused, failing.error = {S1}, ZeroDivisionError()
     take(recording, S1, is_published=False)
     take(recording, S2)
@@ -245,26 +245,26 @@ def test_a_bug_of_ours_is_told_too(log: Log, failing: Gate) -> None:
 
 def test_what_is_abandoned_leaves_nothing(log: Log) -> None:
     """Neither what was said ahead nor a file."""
-    recording = Recording(filled(), aside=log.log)
+    recording = Recording(filled(), sink=log.log)
     recording.cut(S1)
     recording.go_on()
-    assert log.log._pieces._ahead
+    assert log.log._chunks._unfinished
     recording.captures.abandon(S1)
-    assert log.log._pieces._ahead == {}
+    assert log.log._chunks._unfinished == {}
     while recording.go_on():
         pass
     take(recording, S2)
-    assert log.log._pieces._ahead == {}
+    assert log.log._chunks._unfinished == {}
     assert list(log.chains()) == [2]
 
 
 def test_what_is_refused_leaves_nothing(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """In its step, in a slice, or because it is too large: the next one is put aside again."""
-    small = Recording(filled(3), aside=log.log)
+    small = Recording(filled(3), sink=log.log)
     small.books.accounts[1] = 2**70
     with pytest.raises(UsageError):
         small.cut(S1)
-    large = Recording(filled(), aside=log.log)
+    large = Recording(filled(), sink=log.log)
     large.books.accounts[1_999] = 2**70
     large.cut(S1)
     while large.go_on():
@@ -275,10 +275,10 @@ def test_what_is_refused_leaves_nothing(log: Log, monkeypatch: pytest.MonkeyPatc
         large.cut(S1)
         while large.go_on():
             pass
-    assert log.log._pieces._ahead == {}
+    assert log.log._chunks._unfinished == {}
     large.books.accounts[1_999] = 7
     take(large, S2)
-    assert log.log._pieces._ahead == {}
+    assert log.log._chunks._unfinished == {}
     assert list(log.chains()) == [2]
 
 
@@ -292,10 +292,10 @@ class TwoShelves:
 
 def test_a_refusal_after_a_first_slice_leaves_nothing(log: Log) -> None:
     """What was said ahead of the part in the same step is dropped."""
-    recording = Recording(TwoShelves(), aside=log.log)
+    recording = Recording(TwoShelves(), sink=log.log)
     with pytest.raises(UsageError, match=r"TwoShelves\.second cannot be recorded"):
         recording.cut(S1)
-    assert log.log._pieces._ahead == {}
+    assert log.log._chunks._unfinished == {}
 
 
 def test_what_comes_after_the_end_goes_nowhere(log: Log) -> None:
@@ -314,7 +314,7 @@ def test_memory_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("stillframe.runtime.process.fragment_recorder.KEPT_COUNT", 4)
     monkeypatch.setattr(fragment_files, "KEPT_COUNT", 4)
     log = Log(tmp_path / "fragments")
-    recording = Recording(Books(Keyed({1: 1})), aside=log.log)
+    recording = Recording(Books(Keyed({1: 1})), sink=log.log)
     for snapshot in snapshots(20):
         take(recording, snapshot)
     assert len(log.log._bases) == 4

@@ -58,7 +58,7 @@ def test_who_is_let_in_when_the_epoch_ends_is_sent_away(
         line = CoordinatorConnection(Credentials("A", 1, DESCRIPTION.hash, SECRET), first)
         async with asyncio.timeout(30):
             await connect(line, address, None, None)
-            assert await line.heard.get() is None
+            assert await line.received.get() is None
         await hang_up()
 
     asyncio.run(main())
@@ -105,11 +105,11 @@ def test_who_only_says_who_it_is_is_not_kept(monkeypatch: pytest.MonkeyPatch) ->
                 await connect(line, address, None, None)
                 await until(lambda line=line: line.is_open)  # type: ignore[misc]
             for line in lines:
-                assert await line.heard.get() is None
+                assert await line.received.get() is None
             assert membership.acceptor.refused_count == 1
             process = CoordinatorConnection(me, control.JoinRequest)
             await connect(process, address, None, None)
-            assert isinstance(await process.heard.get(), control.Setup)
+            assert isinstance(await process.received.get(), control.Setup)
         end(membership)
         await hang_up()
 

@@ -67,8 +67,8 @@ def test_a_system_with_a_service_that_left_does_not_start(tmp_path: Path) -> Non
     with contextlib.closing(
         Store.create(tmp_path / "store", description=system.description, reference=reference)
     ) as store:
-        assert PipelineBinding(pipeline.path, store).begins_with() is None
+        assert PipelineBinding(pipeline.path, store).initial_snapshot() is None
         with join("till", pipeline=pipeline.path, state=Till()):
             pass
         with pytest.raises(UsageError, match=RAN_BY_ITSELF):
-            PipelineBinding(pipeline.path, store).begins_with()
+            PipelineBinding(pipeline.path, store).initial_snapshot()

@@ -6,6 +6,7 @@ import signal
 from dataclasses import field
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stillframe import Keyed, Process, SnapshotId, Topology, every
@@ -55,10 +56,11 @@ def loose(alone: Process) -> Topology:
 
 async def take_without_r(system: LocalSystem) -> Entry:
     """Take a snapshot for which R is too late, once A and B are not."""
-    system.coordinator._timeout_s = SHORT_S
+    config = system.coordinator._config
+    system.coordinator._config = msgspec.structs.replace(config, timeout_s=SHORT_S)
     while isinstance(outcome := await system.try_to_take(), Abandoned):
         pass
-    system.coordinator._timeout_s = TIMEOUT_S
+    system.coordinator._config = config
     return outcome
 
 

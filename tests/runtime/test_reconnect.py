@@ -69,7 +69,7 @@ def test_the_end_of_an_old_connection_does_not_harm_the_new_one() -> None:
                 host.outgoing["B"],
                 pair._me["A"],
                 address=Address(LOOPBACK, server.sockets[0].getsockname()[1]),
-                trouble=pair.troubles.append,
+                warn=pair.troubles.append,
                 connected=lambda channel: None,
             )
         )

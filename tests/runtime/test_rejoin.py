@@ -12,6 +12,7 @@ from stillframe import Channel, Process, SnapshotId, Topology
 from stillframe.model import Abandoned, Reason
 from stillframe.protocol.recorder import Phase
 from stillframe.runtime import control
+from stillframe.runtime.coordinator.membership import CoordinatorConfig
 from stillframe.runtime.network.connection import DEAD_AFTER_S
 from stillframe.runtime.process.process_runtime import CoordinatorConnection
 from tests.runtime.local import LocalSystem
@@ -43,7 +44,7 @@ def rally() -> tuple[Topology, Player, AsyncPlayer]:
 
 def cut(system: LocalSystem, process: str) -> CoordinatorConnection:
     """End the connection of `process` to the coordinator, as a fault would; return it."""
-    line = system.members[process]._line
+    line = system.members[process]._connection
     line.abort()
     return line
 
@@ -51,7 +52,7 @@ def cut(system: LocalSystem, process: str) -> CoordinatorConnection:
 async def until_back(system: LocalSystem, process: str, former: CoordinatorConnection) -> None:
     """Wait until `process` has another connection to the coordinator than the `former` one."""
     member = system.members[process]
-    await system.until(lambda: member._line is not former and member._line.is_open)
+    await system.until(lambda: member._connection is not former and member._connection.is_open)
     await system.until(lambda: system.coordinator.membership.is_there(process))
 
 
@@ -82,7 +83,7 @@ def test_who_comes_back_hears_how_long_markers_may_wait_now(tmp_path: Path) -> N
 
     async def main() -> None:
         async with asyncio.timeout(30), LocalSystem(topology, tmp_path, survives=True) as system:
-            system.coordinator._marker_wait_s = 0.005
+            system.coordinator._config = CoordinatorConfig(marker_wait_s=0.005)
             await until_back(system, "A", cut(system, "A"))
             await system.until(lambda: system.hosts["A"].marker_wait_s == 0.005)
             assert system.hosts["B"].marker_wait_s == 0.0
@@ -156,7 +157,7 @@ def test_only_who_may_be_there_still_is_waited_for(
             line = system.coordinator.membership._connections["B"]
             line.connection_lost(error)
             assert system.departed == ([] if is_waited_for else [("B", None)])
-            system.members["B"]._line.abort()
+            system.members["B"]._connection.abort()
 
     asyncio.run(main())
 
@@ -167,9 +168,9 @@ def test_who_does_not_come_back_in_time_is_taken_for_dead(tmp_path: Path) -> Non
 
     async def main() -> None:
         async with asyncio.timeout(30), LocalSystem(topology, tmp_path, survives=True) as system:
-            roster = system.coordinator.membership
-            roster._return_s = 0.01
-            roster._lines["B"].connection_lost(None)
+            membership = system.coordinator.membership
+            membership._config = CoordinatorConfig(return_s=0.01)
+            membership._connections["B"].connection_lost(None)
             await system.until(lambda: bool(system.departed))
             ((process, failure),) = system.departed
             assert process == "B"
@@ -184,7 +185,10 @@ def test_a_silent_cut_is_noticed_in_a_bounded_time(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with asyncio.timeout(30), LocalSystem(topology, tmp_path) as system:
-            ends = [system.members["B"]._line, system.coordinator.membership._connections["B"]]
+            ends = [
+                system.members["B"]._connection,
+                system.coordinator.membership._connections["B"],
+            ]
             for end in ends:
                 assert isinstance(end.transport, asyncio.Transport)
                 tcp = end.transport.get_extra_info("socket")

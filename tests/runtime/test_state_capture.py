@@ -53,11 +53,11 @@ def test_a_large_one_is_recorded_in_slices_between_which_it_changes() -> None:
     assert recording.parts[S1].capture_s > 0
 
 
-@pytest.mark.parametrize("is_whole", [False, True])
-def test_waiting_for_markers_is_no_part_of_the_capture(*, is_whole: bool) -> None:
+@pytest.mark.parametrize("is_immediate", [False, True])
+def test_waiting_for_markers_is_no_part_of_the_capture(*, is_immediate: bool) -> None:
     """Its time is known when all is encoded, whenever the recorder is done."""
     recording = Recording(filled(3))
-    recording.captures.begin(S1, is_whole=is_whole)
+    recording.captures.begin(S1, is_immediate=is_immediate)
     assert recording.captures._open[S1].capture_s is not None
     assert recording.parts == {}
 
@@ -65,8 +65,8 @@ def test_waiting_for_markers_is_no_part_of_the_capture(*, is_whole: bool) -> Non
 def test_slices_grow_so_that_a_capture_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is always busy gives a capture few turns: an old one gets more of each."""
     counts = []
-    for patience_s in (state_capture.PATIENCE_S * 1e9, 1e-9):
-        monkeypatch.setattr(state_capture, "PATIENCE_S", patience_s)
+    for patience_s in (state_capture.SPEEDUP_AFTER_S * 1e9, 1e-9):
+        monkeypatch.setattr(state_capture, "SPEEDUP_AFTER_S", patience_s)
         recording = TimedRecording(filled(50_000), monkeypatch)
         recording.cut(S1)
         while recording.go_on():
@@ -116,7 +116,7 @@ def test_keys_that_nobody_needs_any_more_go_in_slices() -> None:
         pass
     state = recording.state(SnapshotId("P", 3))
     assert accounts(state) == dict.fromkeys(range(ROW_COUNT), 2)
-    for key in range(state_capture.SPENT_COUNT * 2):
+    for key in range(state_capture.RELEASED_COUNT * 2):
         recording.books.accounts[key] = 3
     recording.cut(SnapshotId("P", 4))
     while recording.go_on():
@@ -126,13 +126,13 @@ def test_keys_that_nobody_needs_any_more_go_in_slices() -> None:
     while recording.go_on():
         slices += 1
     assert slices == 2
-    assert recording.captures._spent == []
+    assert recording.captures._released == []
 
 
 def test_for_a_log_all_is_recorded_at_once() -> None:
     """As one map, in the step itself."""
     recording = Recording(filled(ROW_COUNT, "x"))
-    recording.cut(S1, is_whole=True)
+    recording.cut(S1, is_immediate=True)
     state = recording.state(S1)
     assert state.keyed == {}
     assert len(msgspec.msgpack.decode(state.encoded, strict=False)["accounts"]) == ROW_COUNT

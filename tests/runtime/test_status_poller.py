@@ -149,7 +149,7 @@ def test_a_channel_that_is_cut_is_named_while_it_is(tmp_path: Path) -> None:
                 outgoing,
                 member.me,
                 address=Address(LOOPBACK, system.members["B"].port),
-                trouble=member._trouble,
+                warn=member._warn,
                 connected=lambda channel: None,
             )
             member._spawn(again)

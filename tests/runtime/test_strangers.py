@@ -200,7 +200,7 @@ def test_nonsense_from_a_process_ends_its_connection(tmp_path: Path) -> None:
     async def main() -> None:
         topology = Topology({"A": Source(limit=3), "B": Sink()}, [("A", "B")])
         async with asyncio.timeout(30), LocalSystem(topology, tmp_path) as system:
-            line = system.members["A"]._line
+            line = system.members["A"]._connection
             assert line.transport is not None
             line.transport.write(wire.encode_control({"type": "Nonsense"}))
             await system.until(lambda: bool(system.departed))

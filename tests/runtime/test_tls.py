@@ -27,12 +27,12 @@ async def knock(me: Credentials, address: Address, target: str | None) -> str:
     line = CoordinatorConnection(me, control.JoinRequest)
     try:
         await connect(line, address, me.certificates, target)
-        heard = await line.heard.get()
+        heard = await line.received.get()
         assert heard is None or isinstance(heard, StillframeError), heard
         return str(heard or "")
     finally:
         line.close()
-        await line.gone.wait()
+        await line.closed.wait()
 
 
 def test_a_system_speaks_tls_on_every_connection(tmp_path: Path) -> None:
@@ -41,8 +41,8 @@ def test_a_system_speaks_tls_on_every_connection(tmp_path: Path) -> None:
     async def body(system: LocalSystem) -> None:
         names = frozenset({"coordinator.stillframe", "*.process.stillframe"})
         for member in system.members.values():
-            assert member._line.shown_names == names
-            assert member._line.transport._tls.version() == "TLSv1.3"  # type: ignore[union-attr]
+            assert member._connection.shown_names == names
+            assert member._connection.transport._tls.version() == "TLSv1.3"  # type: ignore[union-attr]
         assert system.troubles() == []
 
     beside_players(tmp_path, body, certificates=everybody())
@@ -244,7 +244,7 @@ def test_certificates_are_renewed_by_the_same_ca(tmp_path: Path) -> None:
     assert (tmp_path / "ca.pem").read_bytes() == authority
     second = certificates.read_own(tmp_path / "A")
     assert second.names == first.names == ("A.process.stillframe",)
-    assert (second.ends - first.ends).days == 29
+    assert (second.valid_until - first.valid_until).days == 29
     modes = {
         p.relative_to(tmp_path).as_posix(): p.stat().st_mode & 0o777
         for p in tmp_path.rglob("*key.pem")

@@ -20,6 +20,7 @@ from stillframe.runtime.os_process import current_process, is_alive
 from stillframe.runtime.process.process_runtime import ProcessRuntime
 from stillframe.runtime.supervisor import admin_socket, recovery
 from stillframe.runtime.supervisor import supervisor as supervisor_module
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.runtime.links import until
@@ -96,7 +97,7 @@ def test_a_channel_to_another_version_ends_the_process(tmp_path: Path, version: 
             async with system:
                 check_words(system.failures[0], version)
                 assert "channel " in str(system.failures[0])
-                failures = system.coordinator.roster._failures
+                failures = system.coordinator.membership._failures
                 await system.until(lambda: bool(failures))
                 check_words(next(iter(failures.values())).detail, version)
 
@@ -135,7 +136,7 @@ def test_who_comes_back_to_a_coordinator_of_another_version_is_refused(
         ):
             member = system.members["A"]
             member._coordinator = Address(LOOPBACK, port)
-            member._line.abort()
+            member._connection.abort()
             await system.until(lambda: bool(system.failures))
             check_words(system.failures[0], version)
 
@@ -160,7 +161,9 @@ def test_a_supervisor_of_another_version_takes_nothing_over(
             ):
                 speak(patch, version)
                 with pytest.raises(Refused) as caught:
-                    async with Supervisor(program("rally"), store, takes_over=True):
+                    async with Supervisor(
+                        program("rally"), store, SupervisorConfig(takes_over=True)
+                    ):
                         pass
             check_words(caught.value, OURS, version)
             assert all(map(is_alive, left.children.values()))
@@ -196,7 +199,9 @@ def test_what_comes_back_to_a_supervisor_of_another_version_is_refused(
         speak(monkeypatch, version)
         monkeypatch.setattr(supervisor_module, "check_release", lambda left, store: None)
         with contextlib.closing(Store.open_writer(tmp_path / "store")) as store:
-            system = Supervisor(program("rally"), store, takes_over=True, emit=watch.emit)
+            system = Supervisor(
+                program("rally"), store, SupervisorConfig(takes_over=True), emit=watch.emit
+            )
             starting = asyncio.ensure_future(system.__aenter__())
             await until(lambda: len(refused()) >= len(left.children))
             await until(lambda: not any(map(is_alive, left.children.values())))
@@ -248,10 +253,10 @@ def test_a_command_of_another_version_is_not_sent(tmp_path: Path, version: int) 
 def test_a_command_of_another_version_is_not_carried_out(version: int) -> None:
     """Nor read: the command hears why, in the form of every answer."""
 
-    async def main() -> admin_socket.Answer:
+    async def main() -> admin_socket.Reply:
         reader = asyncio.StreamReader()
         reader.feed_data(b'{"type":"SomethingNew","protocol_version":%d}\n' % version)
-        return await admin_socket._carry_out(cast(Supervisor, None), reader)
+        return await admin_socket._execute(cast(Supervisor, None), reader)
 
     answer = asyncio.run(main())
     assert isinstance(answer, admin_socket.Failed)

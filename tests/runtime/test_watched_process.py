@@ -68,9 +68,9 @@ def test_a_process_hears_what_it_is_told_and_its_exit_code_is_known() -> None:
     async def act() -> None:
         child = WatchedProcess.start([sys.executable, "-c", LISTENS])
         seen = asyncio.Event()
-        child.when_ended(seen.set)
+        child.on_terminated(seen.set)
         assert child.returncode is None
-        child.tell(b"7")
+        child.write_line(b"7")
         assert await child.wait() == 7
         await seen.wait()
         assert child.returncode == 7
@@ -88,14 +88,14 @@ def test_what_is_told_to_one_that_does_not_hear_is_lost(end: str) -> None:
 
     async def act() -> None:
         child = WatchedProcess.start([sys.executable, "-c", f"import os, sys, time; {end}"])
-        child.tell(b"x" * 100_000)
-        while child._unwritten and not child.has_ended:
-            child.tell(b"x")
+        child.write_line(b"x" * 100_000)
+        while child._unwritten and not child.has_terminated:
+            child.write_line(b"x")
             await asyncio.sleep(0.01)
-        child.tell(b"more")
+        child.write_line(b"more")
         child.kill()
         await child.wait()
-        child.tell(b"more")
+        child.write_line(b"more")
 
     each_loop(act)
 
@@ -125,7 +125,7 @@ def test_a_line_that_no_pipe_can_hold_arrives_whole_and_holds_up_nobody() -> Non
 
     async def act() -> None:
         child = WatchedProcess.start(command)
-        child.tell(b"x" * 1_000_000)
+        child.write_line(b"x" * 1_000_000)
         assert await child.wait() == 1
 
     each_loop(act)

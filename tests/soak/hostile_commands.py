@@ -98,9 +98,9 @@ async def anybody_at_commands(trial: Trial, data: bytes, piece: int) -> str:
     for at in range(0, len(data), piece):
         reader.feed_data(data[at : at + piece])
     reader.feed_eof()
-    answer = await admin_socket._carry_out(cast(Supervisor, system), reader)
+    answer = await admin_socket._execute(cast(Supervisor, system), reader)
     encoded = admin_socket._encode(answer)
-    if admin_socket._decode_answer(encoded) != answer or b"\n" in encoded:
+    if admin_socket._decode_reply(encoded) != answer or b"\n" in encoded:
         raise Found(f"an answer that cannot be read: {encoded!r}")
     system.check()
     if isinstance(answer, admin_socket.Failed):

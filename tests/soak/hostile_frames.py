@@ -162,9 +162,9 @@ async def coordinator_at_process(trial: Trial, data: bytes, piece: int) -> str:
     trial.watch(line)
     listen_to(trial, line, None)
     member = AloneMember(trial.credentials("A"), ANY_PORT, ANY_PORT)
-    member._line = line
+    member._connection = line
     feed(line, data, piece)
-    line.heard.put_nowait(None)
+    line.received.put_nowait(None)
     try:
         await obey(trial, member)
     except StillframeError as error:
@@ -176,13 +176,13 @@ async def coordinator_at_process(trial: Trial, data: bytes, piece: int) -> str:
 
 async def obey(trial: Trial, member: ProcessRuntime) -> None:
     """Begin where the coordinator says, and do what it says then, until it has said all."""
-    setup = await member._hear(control.Setup)
+    setup = await member._expect(control.Setup)
     subject = copy.copy(trial.topology.processes["A"])
     host = member.host(HandlerHost, trial.topology, subject, setup.start)
     host.scheduler = trial.scheduler
     host.begin(is_fresh=setup.start is None)
-    _ = await member._hear(control.Addresses)
-    await member._listen_to_coordinator(host, host.published)
+    _ = await member._expect(control.Addresses)
+    await member._follow_coordinator(host, host.published)
     trial.settle()
     if member.failed.done():
         trial.fail(member.failed.result())
@@ -245,7 +245,7 @@ class QuietStore:
 class QuietHistory:
     """A history that forgets."""
 
-    def note(self, what: HistoryEvent) -> None:
+    def append(self, what: HistoryEvent) -> None:
         """Forget what happened."""
 
 

@@ -138,7 +138,7 @@ class Trial:
         return ListeningLink(
             self.host("B"),
             self.credentials("B"),
-            trouble=lambda detail: None,
+            warn=lambda detail: None,
             refused=lambda detail: None,
         )
 

@@ -121,7 +121,7 @@ class Soak:
         """Kill one process and wait until its death was noticed."""
         self.died.clear()
         self.began.clear()
-        alive = [child for child in system.children.values() if not child.has_ended]
+        alive = [child for child in system.children.values() if not child.has_terminated]
         os.kill(self.random.choice(alive).pid, signal.SIGKILL)
         await self.died.wait()
 

@@ -46,7 +46,7 @@ def join(
         listen=Address.parse(listen, port=0),
         supervisor=current_process(),
         orphaned_s=ORPHANED_S,
-        traces=traces,
+        outputs=traces,
         is_elsewhere=True,
     )
 

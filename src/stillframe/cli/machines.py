@@ -38,7 +38,7 @@ def on_site(
     certificates = None if tls is None else str(tls.absolute())
     require_tls_off_loopback(address, certificates)
     return msgspec.structs.replace(
-        plan, site=Placement(address, certificates, tuple(elsewhere or ()))
+        plan, placement=Placement(address, certificates, tuple(elsewhere or ()))
     )
 
 
@@ -78,9 +78,9 @@ def join(
     --elsewhere PROCESS'. It waits for the coordinator, and joins again, from the recorded state,
     after every restore, until Ctrl-C or SIGTERM; exit 2 if it is refused at its first coming."""
     from stillframe.cli import joining
-    from stillframe.cli.planning import traces_of
+    from stillframe.cli.planning import output_dirs
 
-    traces = traces_of(log, fragments)
+    traces = output_dirs(log, fragments)
     joining.join(topology, process, coordinator, listen, tls, traces, is_json=as_json)
 
 

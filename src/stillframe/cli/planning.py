@@ -37,11 +37,11 @@ def plan_of(
     marker_wait_s = quantities.parse_wait("--marker-wait", marker_wait, max_s=MARKER_WAIT_S_MAX)
     for_s = None if for_ is None else quantities.parse_duration("--for", for_)
     return Plan(
-        every_s,
-        tuple(initiators or ()),
-        timeout_s,
-        for_s,
-        is_json,
+        every_s=every_s,
+        initiators=tuple(initiators or ()),
+        timeout_s=timeout_s,
+        for_s=for_s,
+        is_json=is_json,
         pipeline=pipeline,
         until=until,
         marker_wait_s=marker_wait_s,
@@ -49,11 +49,11 @@ def plan_of(
         keep_count=keep,
         policy=policy,
         tolerated_count=tolerated_count,
-        traces=traces_of(log, fragments),
+        outputs=output_dirs(log, fragments),
     )
 
 
-def traces_of(log: Path | None, fragments: Path | None) -> OutputDirs:
+def output_dirs(log: Path | None, fragments: Path | None) -> OutputDirs:
     """Return what ``--log`` and ``--fragments`` say; processes are in the same directories, or in
     others of the same name elsewhere."""
     return OutputDirs(

@@ -27,7 +27,6 @@ from stillframe.model import SnapshotId
 from stillframe.runtime import events
 from stillframe.runtime.run_file import describe_owner, find_stale
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, RestoreSnapshot, send_command
-from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import readable_history
 from stillframe.store.store import Store
@@ -161,24 +160,10 @@ def _supervise(
             if watch is not None:
                 watch.saw(event)
 
-        system = Supervisor(
-            reference,
-            store,
-            SupervisorConfig(
-                timeout_s=plan.timeout_s,
-                marker_wait_s=plan.marker_wait_s,
-                restore=wish,
-                may_migrate=plan.may_migrate,
-                pipeline=plan.pipeline,
-                outputs=plan.traces,
-                placement=plan.site,
-                policy=plan.policy,
-                tolerated_count=plan.tolerated_count,
-                takes_over=takes_over,
-            ),
-            emit=emit,
+        plan = msgspec.structs.replace(
+            plan, restore=wish, takes_over=takes_over, initiators=initiators
         )
-        plan = msgspec.structs.replace(plan, initiators=initiators)
+        system = Supervisor(reference, store, plan, emit=emit)
         has_kept_all = uvloop.run(keep_running(system, plan, narrator, watch))
     if (trouble := store.maintenance_error) is not None:
         output.say(f"old snapshots could not be seen to: {trouble}")

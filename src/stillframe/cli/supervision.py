@@ -4,10 +4,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from stillframe.cli import quantities
 from stillframe.cli.narration import Narrator
@@ -16,10 +13,8 @@ from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import Abandoned, ProcessId
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
-from stillframe.protocol.policy import Policy
-from stillframe.runtime.control import NO_OUTPUT, OutputDirs
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, serve_commands
-from stillframe.runtime.supervisor.config import LOCAL, Placement
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
 
 WRITE_S = 5.0
@@ -30,33 +25,24 @@ RETRY_S = 0.01
 """How long to wait, in seconds, before trying again while a pipeline takes another snapshot."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(SupervisorConfig, frozen=True, kw_only=True):
     """How to run a system: what the options say.
 
-    `every_s` None takes no periodic snapshots; `for_s` None runs until somebody says stop, or until
-    the stable predicate `until` holds, if there is one.
-    `pipeline` is the directory of one in which processes of the system are services: then it takes
-    the snapshots. `site` is what of the system is on this machine. With `may_migrate` it may go on
-    from a snapshot that was taken of other code.
-    All but the newest `keep_count` snapshots are removed; None keeps all.
-    `traces` are what the processes write of themselves.
-    `policy` and `tolerated_count` are about snapshots that are abandoned, as ``Supervisor`` has it.
+    Attributes:
+        every_s: the interval of periodic snapshots in seconds; None for none.
+        initiators: who initiates them, in turn.
+        for_s: how long to run, in seconds; None until a signal, or until `until` holds.
+        is_json: whether to write events as JSON to stdout.
+        until: the stable predicate whose truth ends the run, if any.
+        keep_count: all but this many newest snapshots are removed; None keeps all.
     """
 
     every_s: float | None
-    initiators: tuple[ProcessId, ...]
-    timeout_s: float
-    for_s: float | None
-    is_json: bool
-    pipeline: Path | None = None
+    initiators: tuple[ProcessId, ...] = ()
+    for_s: float | None = None
+    is_json: bool = False
     until: str | None = None
-    marker_wait_s: float = 0.0
-    may_migrate: bool = False
     keep_count: int | None = None
-    site: Placement = LOCAL
-    policy: Policy = Policy.ABANDON
-    tolerated_count: int | None = None
-    traces: OutputDirs = NO_OUTPUT
 
 
 class Stop:
@@ -107,11 +93,11 @@ async def keep_running(
         starting = asyncio.ensure_future(stack.enter_async_context(system))
         await _first(starting, stop.asked, timeout_s=NOTICE_S)
         if not starting.done() and not stop.asked.done():
-            narrator.say(f"waiting for {system.awaited}")
+            narrator.say(f"waiting for {system.waiting_for}")
             await _first(starting, stop.asked)
         if not starting.done() and system.is_taking_over:
             # These processes hold work that no snapshot has: they come back before they are ended.
-            awaited = f"waiting for {system.awaited}, to stop after one last snapshot"
+            awaited = f"waiting for {system.waiting_for}, to stop after one last snapshot"
             narrator.say(f"{awaited}; Ctrl-C stops without it")
             await _first(starting, stop.urged)
         if not starting.done():

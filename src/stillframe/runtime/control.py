@@ -1,4 +1,5 @@
-"""What a process and the coordinator say to each other, after the handshake."""
+"""The messages between a process and the coordinator after the handshake, and what a process is
+launched with."""
 
 import msgspec
 
@@ -11,14 +12,25 @@ from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import OsProcess
 
+CLOSE_S_MAX = 5.0
+"""How long a process that terminates waits for its event log, and again for its fragments."""
+ORPHANED_S = 60.0
+"""How long a process runs without a coordinator before it terminates, in seconds."""
+EXIT_FAILED = 1
+EXIT_JOIN_REJECTED = 2
+"""The process was refused, by the coordinator or by itself, before it had joined."""
+FRAGMENT_BYTES_MAX = wire.CONTROL_BYTES_MAX - 2**20
+MESSAGE_EXTRA_BYTES = 256
+"""What a chunk counts beyond its bytes: many small ones cost too."""
+
 
 class JoinRequest(msgspec.Struct, frozen=True, tag="Joining"):
-    """From a process, first of all: it is new in this epoch. A ``Setup`` is due."""
+    """From a process, the first message: it is new in this epoch. ``Setup`` is the reply."""
 
 
 class RejoinRequest(msgspec.Struct, frozen=True, tag="Returning"):
-    """From a process, first of all on a new connection: it went on while there was none. A
-    ``Rejoined`` is due. `is_connected` says whether all its outgoing channels have been."""
+    """From a process, the first message on a new connection: it kept running without one.
+    ``Rejoined`` is the reply. `is_connected` says whether all its outgoing channels have been."""
 
     is_connected: bool
 
@@ -26,9 +38,9 @@ class RejoinRequest(msgspec.Struct, frozen=True, tag="Returning"):
 class Rejoined(msgspec.Struct, frozen=True, tag="Resumed"):
     """To a process that has come back: what happened meanwhile.
 
-    Every snapshot with a number up to `last_number` of which it has not sent its part is over.
-    `published` is the newest of which it may know. `supervisor` is who watches over it now, and
-    `marker_wait_s` how long a marker may wait for messages to ride on from now on, in seconds.
+    Every snapshot with a number up to `last_number` whose fragment it has not sent has ended.
+    `published` is the newest one that it may be notified of, and `supervisor` its supervisor now.
+    `marker_wait_s` is how long a marker may wait for messages to ride on, in seconds.
     """
 
     last_number: int
@@ -38,15 +50,15 @@ class Rejoined(msgspec.Struct, frozen=True, tag="Resumed"):
 
 
 class Dismissed(msgspec.Struct, frozen=True, tag="Over"):
-    """To a process: it has no place in the running system, or none any more; `detail` says why."""
+    """To a process: it has no place, or no longer one, in the system; `detail` says why."""
 
     detail: str
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """To a process: this is the epoch, and here you begin; None means afresh.
+    """To a process: the epoch and its initial state, None for a fresh start.
 
-    `run` is a name that no other epoch of any system has. `marker_wait_s` is how long a marker may
+    `run` is unique to this epoch of this system. `marker_wait_s` is how long a marker may
     wait for messages to ride on, in seconds.
     """
 
@@ -57,13 +69,13 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
 
 class ListeningOn(msgspec.Struct, frozen=True, tag="Listening"):
-    """From a process: it takes connections here."""
+    """From a process: the address at which it accepts connections."""
 
     address: Address
 
 
 class Addresses(msgspec.Struct, frozen=True, tag=True):
-    """To a process: where every process takes connections. Connect, and begin."""
+    """To a process: the addresses of all processes. It is to connect, and to run."""
 
     addresses: dict[ProcessId, Address]
 
@@ -79,7 +91,7 @@ class Initiate(msgspec.Struct, frozen=True, tag=True):
 
 
 class FragmentRows(msgspec.Struct, frozen=True, tag="PartRows"):
-    """From a process: some rows of a keyed field, which belong to the part that will come."""
+    """From a process: rows of a keyed field, sent before the fragment that they belong to."""
 
     snapshot: SnapshotId
     field: str
@@ -87,14 +99,14 @@ class FragmentRows(msgspec.Struct, frozen=True, tag="PartRows"):
 
 
 class FragmentChunk(msgspec.Struct, frozen=True, tag="PartPiece"):
-    """From a process: the next bytes of its encoded state; they belong to the part to come."""
+    """From a process: the next bytes of its encoded state, sent before their fragment."""
 
     snapshot: SnapshotId
     chunk: bytes = msgspec.field(name="piece")
 
 
 class FragmentComplete(msgspec.Struct, frozen=True, tag="Part"):
-    """From a process: its part of a snapshot, but for the rows and pieces that went before."""
+    """From a process: its fragment of a snapshot, except for the rows and chunks sent before."""
 
     fragment: Fragment
 
@@ -107,7 +119,7 @@ class SnapshotDeclined(msgspec.Struct, frozen=True, tag="CouldNotRecord"):
 
 
 class SnapshotRequested(msgspec.Struct, frozen=True, tag="Wanted"):
-    """From a process: it wants a snapshot that it initiates."""
+    """From a process: it asks to initiate a snapshot."""
 
 
 class Abandon(msgspec.Struct, frozen=True, tag=True):
@@ -117,8 +129,8 @@ class Abandon(msgspec.Struct, frozen=True, tag=True):
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag="Ask"):
-    """To a process: say how far you are with these snapshots, between two atomic actions; and, if
-    `has_quantities`, what you have of conserved quantities."""
+    """To a process: report, between two atomic actions, your status and that of these snapshots;
+    with `has_quantities` your conserved quantities too."""
 
     number: int
     snapshots: tuple[SnapshotId, ...]
@@ -126,39 +138,39 @@ class StatusRequest(msgspec.Struct, frozen=True, tag="Ask"):
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag="Answer"):
-    """From a process: how it stands, in answer to the question with this number."""
+    """From a process: its status, in reply to the request with this number."""
 
     number: int
     status: ProcessStatus = msgspec.field(name="standing")
 
 
 class Published(msgspec.Struct, frozen=True, tag=True):
-    """To a process: this snapshot is in the store."""
+    """To a process: this snapshot was published."""
 
     snapshot: SnapshotId
 
 
 class SnapshotDurable(msgspec.Struct, frozen=True, tag="InStore"):
-    """To a process: this snapshot is in the store, and what changes after it is enough; None: some
-    snapshot that the process took for published is not there."""
+    """To a process: this snapshot is in the store, so the next fragment may hold only what changed
+    since. None: one that the process took for published is missing."""
 
     snapshot: SnapshotId | None
 
 
 class ConnectionWarning(msgspec.Struct, frozen=True, tag="Trouble"):
-    """From a process: something went wrong on a connection, and was dealt with."""
+    """From a process: a connection failed, and the failure was handled."""
 
     detail: str
 
 
 class OutputFailed(msgspec.Struct, frozen=True, tag="LogTrouble"):
-    """From a process: its event log cannot be written, and it goes on."""
+    """From a process: its event log or fragments cannot be written; it keeps running."""
 
     detail: str
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):
-    """From a process: it cannot go on. `story` is the traceback of the application's error."""
+    """From a process: it cannot continue. `story` is the traceback of the application's error."""
 
     detail: str
     story: str
@@ -193,12 +205,10 @@ ToProcess = (
     | SnapshotDurable
     | StatusRequest
 )
-CLOSE_S_MAX = 5.0
-"""How long the end of a process waits for its event log, and again for its fragments."""
 
 
 class OutputDirs(msgspec.Struct, frozen=True):
-    """Where it goes; all of it is left out that has no directory.
+    """Where processes write their event logs and fragments; None for nowhere.
 
     Attributes:
         log: the directory of the event log (``eventlog``).
@@ -210,7 +220,7 @@ class OutputDirs(msgspec.Struct, frozen=True):
 
     @property
     def any(self) -> bool:
-        """Whether there are any: then the end of a process takes a while."""
+        """Whether anything is written: then a process takes a while to terminate."""
         return self.log is not None or self.fragments is not None
 
 
@@ -218,77 +228,70 @@ NO_OUTPUT = OutputDirs()
 
 
 class _Unfinished:
-    """What one process has sent ahead of its part of one snapshot."""
+    """The chunks and rows that one process has sent of one fragment."""
 
     def __init__(self) -> None:
-        self.pieces: list[bytes] = []
+        self.chunks: list[bytes] = []
         self.rows: dict[str, list[KeyedRows]] = {}
         self.byte_count = 0
 
 
 class ChunkBuffer:
-    """Keeps what comes before the parts of snapshots that are pending, and puts it into them."""
+    """Collects the chunks and rows of pending fragments, and puts them together."""
 
     def __init__(self) -> None:
-        self._ahead: dict[tuple[SnapshotId, ProcessId], _Unfinished] = {}
+        self._unfinished: dict[tuple[SnapshotId, ProcessId], _Unfinished] = {}
 
     def add(self, process: ProcessId, message: FragmentRows | FragmentChunk) -> None:
-        """Take what `process` sends ahead.
+        """Take rows or a chunk of a fragment of `process`.
 
         Raises:
-            ProtocolViolation: it is more than a part may have.
+            ProtocolViolation: the fragment is larger than allowed.
         """
-        ahead = self._ahead.setdefault((message.snapshot, process), _Unfinished())
-        ahead.byte_count += MESSAGE_EXTRA_BYTES
+        unfinished = self._unfinished.setdefault((message.snapshot, process), _Unfinished())
+        unfinished.byte_count += MESSAGE_EXTRA_BYTES
         match message:
             case FragmentRows(_, field, rows):
-                ahead.byte_count += len(field) + len(rows.keys) + len(rows.values)
-                ahead.rows.setdefault(field, []).append(rows)
-            case FragmentChunk(_, piece):
-                ahead.byte_count += len(piece)
-                ahead.pieces.append(piece)
-        if ahead.byte_count > FRAGMENT_BYTES_MAX:
+                unfinished.byte_count += len(field) + len(rows.keys) + len(rows.values)
+                unfinished.rows.setdefault(field, []).append(rows)
+            case FragmentChunk(_, chunk):
+                unfinished.byte_count += len(chunk)
+                unfinished.chunks.append(chunk)
+        if unfinished.byte_count > FRAGMENT_BYTES_MAX:
             raise ProtocolViolation(
                 f"its part of snapshot {message.snapshot} has more than "
                 f"{FRAGMENT_BYTES_MAX:,} bytes"
             )
 
     def complete(self, fragment: Fragment) -> Fragment:
-        """Return a part with all that its process sent ahead of it."""
-        ahead = self._ahead.pop((fragment.snapshot, fragment.state.process), None)
-        if ahead is None:
+        """Return a fragment with its chunks and rows."""
+        unfinished = self._unfinished.pop((fragment.snapshot, fragment.state.process), None)
+        if unfinished is None:
             return fragment
         state = fragment.state
         keyed = {
-            field: msgspec.structs.replace(change, rows=tuple(ahead.rows.get(field, ())))
+            field: msgspec.structs.replace(change, rows=tuple(unfinished.rows.get(field, ())))
             for field, change in state.keyed.items()
         }
-        encoded = b"".join(ahead.pieces) if ahead.pieces else state.encoded
+        encoded = b"".join(unfinished.chunks) if unfinished.chunks else state.encoded
         return msgspec.structs.replace(
             fragment, state=msgspec.structs.replace(state, encoded=encoded, keyed=keyed)
         )
 
     def forget(self, snapshot: SnapshotId) -> None:
-        """Drop what belongs to `snapshot`: it has ended."""
-        for key in [key for key in self._ahead if key[0] == snapshot]:
-            del self._ahead[key]
-
-
-ORPHANED_S = 60.0
-"""How long a process runs without a coordinator before it terminates, in seconds."""
-EXIT_FAILED = 1
-EXIT_JOIN_REJECTED = 2
-"""The coordinator, or we ourselves, said no before we were let in."""
+        """Drop the fragments of `snapshot`: it has ended."""
+        for key in [key for key in self._unfinished if key[0] == snapshot]:
+            del self._unfinished[key]
 
 
 class LaunchSpec(msgspec.Struct, frozen=True):
-    """What a child must know, as one line of JSON on its standard input.
+    """What a child process must know, as one line of JSON on its standard input.
 
-    `supervisor` watches over it, and `orphaned_s` is how long it goes on without a coordinator, in
-    seconds. `pipeline` is the directory of the pipeline in which this process is a service,
-    `system` the name of its system there. `traces` are what it writes of itself. A process that
-    `is_elsewhere` than the coordinator waits for it, says itself what it has to say, and finds out
-    by itself what it need not be told.
+    `supervisor` watches over it, and `orphaned_s` is how long it runs without a coordinator, in
+    seconds. `pipeline` is the directory of the pipeline in which this process is a service, and
+    `system` the name of its system there. `outputs` says where it writes its event log and
+    fragments. A process that `is_elsewhere` than the coordinator waits for it, prints its own
+    messages, and determines the hash of its topology itself.
     """
 
     me: Credentials
@@ -300,10 +303,5 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     orphaned_s: float
     pipeline: str | None = None
     system: str = ""
-    traces: OutputDirs = NO_OUTPUT
+    outputs: OutputDirs = msgspec.field(default=NO_OUTPUT, name="traces")
     is_elsewhere: bool = False
-
-
-FRAGMENT_BYTES_MAX = wire.CONTROL_BYTES_MAX - 2**20
-MESSAGE_EXTRA_BYTES = 256
-"""What a message ahead of a part is taken to cost beyond its bytes: those of small ones count."""

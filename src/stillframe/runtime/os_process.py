@@ -31,7 +31,7 @@ class OsProcess(msgspec.Struct, frozen=True):
 
 
 def identify(pid: int) -> OsProcess | None:
-    """Return the process that has the number `pid` now; None if none has."""
+    """Return the process with the number `pid` now; None if there is none."""
     status = _status(pid)
     if status is None:
         return None
@@ -39,20 +39,20 @@ def identify(pid: int) -> OsProcess | None:
 
 
 def current_process() -> OsProcess:
-    """Return the process that this is."""
+    """Return this process."""
     found = identify(os.getpid())
     assert found is not None
     return found
 
 
 def is_stopped(process: OsProcess) -> bool:
-    """Return whether `process` was stopped by a signal (SIGSTOP) and stands still."""
+    """Return whether `process` is stopped by a signal (SIGSTOP)."""
     status = _status(process.pid)
     return status is not None and status[_STATUS] == _STOPPED and is_alive(process)
 
 
 def is_alive(process: OsProcess) -> bool:
-    """Return whether `process` has not ended."""
+    """Return whether `process` has not terminated."""
     descriptor = open_process(process)
     if descriptor is None:
         return False
@@ -61,7 +61,7 @@ def is_alive(process: OsProcess) -> bool:
 
 
 def open_process(process: OsProcess) -> int | None:
-    """Return a descriptor that becomes readable when `process` ends; None if it has ended.
+    """Return a descriptor that becomes readable when `process` terminates; None if it has.
 
     The caller closes it.
     """
@@ -76,7 +76,7 @@ def open_process(process: OsProcess) -> int | None:
 
 
 def wait_for(process: OsProcess) -> None:
-    """Wait until `process` has ended."""
+    """Wait until `process` has terminated."""
     descriptor = open_process(process)
     if descriptor is not None:
         _has_ended(descriptor, timeout_s=None)

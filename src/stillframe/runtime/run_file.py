@@ -1,4 +1,4 @@
-"""What a running system leaves in its store for others to find it: ``running.json``.
+"""How a running system is found: the run file ``running.json`` in its store.
 
 Only the owner may read it: it holds the secret of the run.
 """
@@ -29,12 +29,12 @@ _TMPDIR_LENGTH_MAX = 70
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     """Where a running system can be reached, and what is left of it if its supervisor is gone.
 
-    `coordinator` is where it listens, for processes that join or come back, and `has_tls` whether
-    they need certificates; `commands` is the path of the socket that takes commands, for people.
-    `directory` is the store itself, as the file system knows it: a copy of the store has this file
-    as well, and is another store. `children` are the processes that were started on this machine.
-    `pipeline` is the directory of the pipeline that the system is part of. `snapshot_s` is how long
-    a snapshot may take, in seconds. `protocol_version` is of the protocol that all of them speak.
+    `coordinator` is its address, for processes that join or come back, and `has_tls` says whether
+    they need certificates. `commands` is the path of the admin socket. `directory` identifies the
+    store in the file system: a copy of the store has this file too, and is another store.
+    `children` are the processes that were started on this machine, `pipeline` is the directory of
+    the pipeline that the system is part of, and `snapshot_s` the timeout of a snapshot in seconds.
+    `protocol_version` is the version that all of them speak.
     """
 
     supervisor: OsProcess
@@ -52,7 +52,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_socket_dir() -> tempfile.TemporaryDirectory[str]:
-    """Make the directory for the socket that takes commands; the caller removes it."""
+    """Make the directory of the admin socket; the caller removes it."""
     # The path of a socket may have about a hundred bytes, wherever TMPDIR leads.
     is_long = len(tempfile.gettempdir()) > _TMPDIR_LENGTH_MAX
     short = "/tmp" if is_long else None  # noqa: S108 - a directory of our own is made in it
@@ -60,12 +60,12 @@ def make_socket_dir() -> tempfile.TemporaryDirectory[str]:
 
 
 def socket_path(directory: str) -> Path:
-    """Return where in `directory` the socket belongs."""
+    """Return the path of the admin socket in `directory`."""
     return Path(directory) / _COMMANDS
 
 
 def remove_socket(system: RunFile) -> None:
-    """Remove the socket of a supervisor that died, and its directory if nothing else is there."""
+    """Remove the admin socket of a supervisor that died, and its directory if that is empty."""
     socket = Path(system.commands)
     if socket.name == _COMMANDS and socket.parent.name.startswith(_COMMANDS_PREFIX):
         with contextlib.suppress(OSError):
@@ -89,8 +89,8 @@ def write_run_file(store: Path, system: RunFile) -> None:
 
 
 def remove_run_file(store: Path) -> None:
-    """The system that this program announced is no longer running. What another one announced
-    stays: its processes may run, and whoever comes next must know of them."""
+    """Remove the run file that this program wrote. That of another one stays: its processes may
+    run, and the next supervisor must know of them."""
     with contextlib.suppress(Unavailable):
         system = _read(store)
         if system is not None and system.supervisor == current_process():
@@ -119,7 +119,7 @@ def find_running(store: Path) -> RunFile:
         )
     if is_stopped(system.supervisor):
         raise Unavailable(
-            f"the system on the store {store} cannot answer: {_still(system.supervisor)}"
+            f"the system on the store {store} cannot answer: {_explain_stopped(system.supervisor)}"
         )
     check_version(system.protocol_version, f"the system on the store {store}")
     return system
@@ -146,7 +146,7 @@ def find_stale(store: Path) -> RunFile | None:
 
 
 def describe_owner(store: Path) -> str:
-    """Return who has `store` open for writing, for the error of who may not; "" if unknown."""
+    """Return why `store` is in use, for an error message; "" if unknown."""
     try:
         system = _read(store)
     except Unavailable:
@@ -154,11 +154,11 @@ def describe_owner(store: Path) -> str:
     if system is None or not is_alive(system.supervisor):
         return ""
     if is_stopped(system.supervisor):
-        return _still(system.supervisor)
+        return _explain_stopped(system.supervisor)
     return f"its supervisor, process {system.supervisor.pid}, runs: there is nothing to bring back"
 
 
-def _still(supervisor: OsProcess) -> str:
+def _explain_stopped(supervisor: OsProcess) -> str:
     pid = supervisor.pid
     return (
         f"its supervisor, process {pid}, was stopped by a signal and stands still: let it go on "

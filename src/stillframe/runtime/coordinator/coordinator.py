@@ -1,7 +1,7 @@
-"""Asks for snapshots, collects their parts, gives up in time, publishes. One epoch each.
+"""Requests snapshots, collects their fragments, abandons late ones, publishes. One per epoch.
 
-The coordinator decides nothing about what a snapshot is: ``protocol/assembler.py`` does. Writing
-happens in a thread, one snapshot after the other, so that asking and collecting go on meanwhile.
+What a snapshot is decides ``protocol/assembler.py``. Snapshots are written one after the other in a
+thread, while others are requested and collected.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 
 PENDING_COUNT_MAX = 64
-"""So many snapshots may be under way at once; more are refused."""
+"""How many snapshots may be under way; further ones are refused."""
 STOPPING = "the system is being stopped, and its last snapshot comes first: none begins any more"
 
 
@@ -200,7 +200,7 @@ class Coordinator:
         result: asyncio.Future[Entry | Abandoned],
         tried: tuple[ProcessId, ...],
     ) -> SnapshotId:
-        """Begin a try of what `result` is to tell of, after those of the initiators `tried`."""
+        """Begin an attempt at the snapshot of `result`, after those of the initiators `tried`."""
         snapshot = SnapshotId(initiator, self.next_number)
         self.next_number += 1
         self._results[snapshot] = result
@@ -212,7 +212,7 @@ class Coordinator:
         try:
             self._history.append(SnapshotBegan(snapshot))
         except StoreError as error:
-            # In the next turn of the loop: whoever waits for it must know it first.
+            # In the next turn of the loop: the client that waits for it must know it first.
             loop = asyncio.get_running_loop()
             loop.call_soon(self._abandon, snapshot, Reason.NOT_PUBLISHED, str(error))
             return snapshot
@@ -221,8 +221,8 @@ class Coordinator:
         return snapshot
 
     def _on_rejoin(self, process: ProcessId) -> None:
-        """Tell a process that has come back what it missed. Of what it had begun to send some may
-        be lost: those snapshots are over."""
+        """Send a process that has come back what it missed. What it had begun to send may be lost,
+        so those snapshots are abandoned."""
         resumed = control.Rejoined(
             last_number=self.next_number - 1,
             published=self._announced.get(process),
@@ -254,7 +254,7 @@ class Coordinator:
                 assert_never(message)
 
     def _begin_for(self, process: ProcessId) -> None:
-        """Begin a snapshot that a process wants; one more after its own that is under way."""
+        """Begin a snapshot that a process requested, or after its own that is under way."""
         if self._last is not None:
             return
         if any(snapshot.initiator == process for snapshot in self._results):
@@ -271,7 +271,7 @@ class Coordinator:
         self._complete(self._assembler.add(self._chunks.complete(fragment), now))
 
     def _on_declined(self, process: ProcessId, snapshot: SnapshotId, detail: str) -> None:
-        """Go on without `process`, if the policy and its channels allow it, or give up."""
+        """Exclude `process` if the policy and its channels allow it; otherwise abandon."""
         if self._exclude((process,), snapshot):
             return
         if self._config.policy is Policy.EXCLUDE:
@@ -279,7 +279,7 @@ class Coordinator:
         self._abandon(snapshot, Reason.NOT_RECORDED, detail, at_fault=(process,))
 
     def _exclude(self, processes: tuple[ProcessId, ...], snapshot: SnapshotId) -> bool:
-        """Let what `processes` recorded last stand for their parts; False if that is no way."""
+        """Use the last recorded states of `processes`; return False if that is impossible."""
         found = [self._last_states.of(process) for process in processes]
         last = [recorded for recorded in found if recorded is not None]
         if self._config.policy is not Policy.EXCLUDE or len(last) < len(processes):
@@ -291,7 +291,7 @@ class Coordinator:
         return True
 
     async def close(self) -> None:
-        """Abandon what is under way, finish what is being written, and hang up."""
+        """Abandon what is under way, finish what is being written, and close the connections."""
         self._is_closed = True
         self.membership.expect_departures()
         self._deadlines.close()
@@ -306,7 +306,7 @@ class Coordinator:
         self._writer.shutdown()
 
     def process_died(self) -> None:
-        """Abandon every snapshot under way: one process will not record its part any more."""
+        """Abandon every snapshot under way: a process will not record its fragment."""
         for snapshot in self._assembler.pending:
             self._abandon(snapshot, Reason.PROCESS_DIED)
 
@@ -353,7 +353,7 @@ class Coordinator:
             self._broadcast_but(excluded, control.Published(snapshot))
 
     def _broadcast_but(self, excluded: Collection[ProcessId], message: control.ToProcess) -> None:
-        """Tell all whose cut is in a snapshot: of the `excluded` it holds an older state."""
+        """Notify all whose cut is in a snapshot: of the `excluded` it holds an older state."""
         for process in self._description.processes:
             if process not in excluded:
                 self.membership.send(process, message)
@@ -410,7 +410,7 @@ class Coordinator:
         return self._clock_offset_s + time.monotonic()
 
     def _on_deadline(self, snapshot: SnapshotId) -> None:
-        """Go on without who is missing, if that is the policy and no lie, or say who it was."""
+        """Exclude the missing processes if that is possible; otherwise abandon, and name them."""
         missing = self._assembler.missing(snapshot)
         is_all = len(missing) == len(self._description.processes)
         if not is_all and self._exclude(missing, snapshot):
@@ -426,7 +426,7 @@ class Coordinator:
     def _retry(
         self, snapshot: SnapshotId, outcome: Entry | Abandoned, at_fault: tuple[ProcessId, ...]
     ) -> SnapshotId | None:
-        """Begin the next try of what ended, if the policy says so and somebody waits for it."""
+        """Begin the next attempt, if the policy says so and a client waits for it."""
         result = self._results[snapshot]
         if self._is_closed or not isinstance(outcome, Abandoned) or result.done():
             return None
@@ -446,7 +446,7 @@ class Coordinator:
 def last_recorded_states(
     store: Store, starts: dict[ProcessId, Start] | None
 ) -> dict[ProcessId, LastRecorded]:
-    """Return with what each process begins, and from which snapshot; nothing if afresh."""
+    """Return the initial states and their snapshot; nothing for a fresh start."""
     origin = store.restored_from
     if starts is None or origin is None:
         return {}
@@ -457,8 +457,8 @@ def last_recorded_states(
 
 
 def announced_before(store: Store) -> dict[ProcessId, SnapshotId]:
-    """Return of what each process may know that went on without a coordinator: the newest restore
-    point of the epoch, if its cut is in there."""
+    """Return, by process, the newest restore point of the epoch that it may have been notified of
+    before its coordinator died."""
     current = store.current()
     if current is None or current.epoch != store.epoch:
         return {}

@@ -1,19 +1,18 @@
 """Which processes of one epoch are connected to the coordinator, and where they listen.
 
-The coordinator takes snapshots; this is its ear and its mouth. The order of things at the start of
-an epoch: a process says hello and is told where to begin; it says where it listens; when all have,
-everybody is told where the others are; each says that its channels are connected; then all run.
+At the start of an epoch a process joins and receives its initial state; it reports where it
+listens; when all have, each receives the addresses of the others; each reports that its channels
+are connected; then all run.
 
-A process whose connection breaks, or whose coordinator was replaced, goes on and comes back. It is
-waited for, unless it is known to be gone: what was started here has exited, or the kernel of the
-machine where it ran has closed the connection.
+A process whose connection breaks, or whose coordinator was replaced, keeps running and comes back.
+It is awaited unless it is known to have terminated: its operating-system process here has exited,
+or the kernel of its machine has closed the connection.
 """
 
 import asyncio
 import errno
 import secrets
 from collections.abc import Callable
-from typing import cast
 
 import msgspec
 
@@ -22,9 +21,6 @@ from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import (
     NONCE_BYTES,
-    Declined,
-    Greeting,
-    Hello,
     Listener,
     Welcome,
 )
@@ -33,7 +29,7 @@ from stillframe.restore import Start
 from stillframe.runtime import control, events
 from stillframe.runtime.network.acceptor import Acceptor
 from stillframe.runtime.network.addresses import Address
-from stillframe.runtime.network.connection import Connection
+from stillframe.runtime.network.connection import InboundConnection
 from stillframe.topology import Description
 
 _decode = msgspec.msgpack.Decoder(control.FromProcess).decode
@@ -41,27 +37,25 @@ RUN_BYTES = 16
 TIMEOUT_S = 10.0
 """The default of ``CoordinatorConfig.timeout_s``."""
 RETURN_S = 15.0
-"""So long a process is waited for whose connection broke, until it is taken for dead, in seconds.
-"""
+"""The default of ``CoordinatorConfig.return_s``."""
 _NETWORK_ERRORS = frozenset(
     (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN)
 )
 EPOCH_OVER = "this epoch of the system is over: it was stopped, or goes on in a new one"
 
 
-class MemberConnection(Connection):
+class MemberConnection(InboundConnection):
     """The coordinator's end of the connection to one process."""
 
     def __init__(self, membership: "Membership", listener: Listener) -> None:
-        super().__init__()
+        super().__init__(listener)
         self.process: ProcessId | None = None
         self._membership = membership
-        self._listener = listener
         self._is_dropped = False
         self._has_spoken = False
 
     def take(self, frame: wire.Frame) -> None:
-        """Hand on what the process says."""
+        """Pass on a message of the process."""
         if isinstance(frame, wire.Control):
             assert self.process is not None
             if not self._has_spoken:
@@ -73,33 +67,29 @@ class MemberConnection(Connection):
                 raise ProtocolViolation(f"its message cannot be read: {error}") from error
             self._membership.on_message(self.process, message, self)
             return
-        if isinstance(frame, Hello):
-            self.check_certificate(frame.source)
-        answer = self._listener.receive(cast(Greeting, frame))
-        if not isinstance(answer, str):
-            self.write_greeting(answer)
+        self.process = self.authenticate(frame)
+        if self.process is None:
             return
-        self.process = answer
         # Its first word belongs to the handshake: who is silent, however often, is not kept.
         self.reader.open(wire.Kind.CONTROL, frame_bytes_max=wire.GREETING_BYTES_MAX)
         self.write_greeting(Welcome(0))
 
     def send(self, message: control.ToProcess) -> None:
-        """Tell the process."""
+        """Send a message to the process."""
         if self.transport is not None:
             self.transport.write(wire.encode_control(message))
 
     def refuse(self, detail: str) -> None:
-        """Tell a process that there is no place for it, and hang up."""
+        """Dismiss a process that has no place, and close."""
         self.send(control.Dismissed(detail))
         self.broken(Refused(detail))
         self.close()
 
     def broken(self, error: StillframeError) -> None:
-        """Say why a stranger is refused, or why a process is dropped."""
+        """Report why a stranger is refused, or a process is dropped."""
         self._is_dropped = True
-        if self.process is None and isinstance(error, Refused):
-            self.write_greeting(Declined(str(error)[:1000]))
+        if self.process is None:
+            self.decline(error)
         who = self.process or self.peer
         detail = f"the connection of {who} to the coordinator was closed: {error}"
         if self.process is None:
@@ -113,7 +103,7 @@ class MemberConnection(Connection):
         self._membership.emit(events.ConnectionWarning(f"a bug in stillframe: {describe(error)}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The process is gone, or will come back, or was never one."""
+        """The process has terminated, or will come back, or was never one."""
         super().connection_lost(exc)
         if self.process is not None:
             is_cut = isinstance(exc, OSError) and exc.errno in _NETWORK_ERRORS
@@ -194,8 +184,8 @@ class Membership:
         self._runs = runs
         self._returned = returned
         self._connections: dict[ProcessId, MemberConnection] = {}
-        self._met = set(description.processes) if start.is_taken_over else set[ProcessId]()
-        self._awaited: dict[ProcessId, asyncio.TimerHandle] = {}
+        self._known = set(description.processes) if start.is_taken_over else set[ProcessId]()
+        self._returning: dict[ProcessId, asyncio.TimerHandle] = {}
         self._addresses: dict[ProcessId, Address] = {}
         self._connected: set[ProcessId] = set()
         self._failures: dict[ProcessId, control.Failure] = {}
@@ -204,22 +194,22 @@ class Membership:
     async def listen(self, listen: Address, certificates: str | None) -> Address:
         """Listen, and await the processes that are to return; return where (``Acceptor.open``)."""
         found = await self.acceptor.open(listen, certificates)
-        for process in self._met:
+        for process in self._known:
             self._await(process)
         return found
 
     def is_there(self, process: ProcessId) -> bool:
-        """Return whether `process` is connected: then the end of its connection tells its end."""
+        """Return whether `process` is connected."""
         return process in self._connections
 
     @property
     def not_listening(self) -> tuple[ProcessId, ...]:
-        """The processes that have not said yet where they listen."""
+        """The processes that have not yet reported where they listen."""
         return tuple(p for p in self._description.processes if p not in self._addresses)
 
     @property
     def missing(self) -> tuple[ProcessId, ...]:
-        """The processes that are not there, or have not said yet where they listen."""
+        """The processes that are not connected, or have not yet reported where they listen."""
         return tuple(
             process
             for process in self._description.processes
@@ -228,23 +218,23 @@ class Membership:
         )
 
     def send(self, process: ProcessId, message: control.ToProcess) -> None:
-        """Tell one process, if it is there."""
+        """Send a message to a process, if it is connected."""
         if process in self._connections:
             self._connections[process].send(message)
 
     def broadcast(self, message: control.ToProcess) -> None:
-        """Tell every process that is there."""
+        """Send a message to every connected process."""
         for connection in self._connections.values():
             connection.send(message)
 
     def expect_departures(self) -> None:
-        """The epoch is over: a process that goes is no news from now on."""
+        """The epoch has ended: a process that terminates is no event from now on."""
         self._is_over = True
-        for waiting in self._awaited.values():
+        for waiting in self._returning.values():
             waiting.cancel()
 
     def hang_up(self) -> None:
-        """Tell everybody that the epoch is over, and close every connection."""
+        """Dismiss all processes, and close their connections."""
         self.acceptor.close()
         for connection in self._connections.values():
             connection.send(control.Dismissed(EPOCH_OVER))
@@ -253,14 +243,8 @@ class Membership:
     def lost(
         self, process: ProcessId, connection: MemberConnection, *, is_cut: bool, is_dropped: bool
     ) -> None:
-        """A connection of `process` has ended.
-
-        Args:
-            process: whose.
-            connection: which.
-            is_cut: the network broke, so nothing is known of the process.
-            is_dropped: we closed it, because of what came on it.
-        """
+        """A connection of `process` was closed: by us because of what was received on it if
+        `is_dropped`, by a network failure, which says nothing of the process, if `is_cut`."""
         if self._is_over or self._connections.get(process) is not connection:
             return
         del self._connections[process]
@@ -271,15 +255,15 @@ class Membership:
                 self.emit(events.ConnectionWarning(detail))
             self._await(process)
         else:
-            self._gone(process, self._failures.get(process))
+            self._on_departed(process, self._failures.get(process))
 
     def on_message(
         self, process: ProcessId, message: control.FromProcess, connection: MemberConnection
     ) -> None:
-        """Act on what a process says of itself; hand on what it says about snapshots.
+        """Handle a message of a process about itself; pass on one about snapshots.
 
         Raises:
-            ProtocolViolation: it speaks before it has said whether it is new.
+            ProtocolViolation: it is sent before the request to join.
         """
         if self._is_over and self._connections.get(process) is not connection:
             # It was let in too late to hear it with the others: it is to find the next epoch.
@@ -296,9 +280,9 @@ class Membership:
             raise ProtocolViolation("it speaks before it has said whether it is new")
         match message:
             case control.ListeningOn(address):
-                self._note_address(process, address)
+                self._record_address(process, address)
             case control.Ready():
-                self._note_connected(process)
+                self._record_connected(process)
             case control.ConnectionWarning(detail):
                 self.emit(events.ConnectionWarning(detail))
             case control.OutputFailed(detail):
@@ -308,21 +292,21 @@ class Membership:
             case _:
                 self._on_message(process, message)
 
-    def _gone(self, process: ProcessId, failure: control.Failure | None) -> None:
+    def _on_departed(self, process: ProcessId, failure: control.Failure | None) -> None:
         # This epoch ends: whoever comes now is to find the next one.
         self.acceptor.close()
         self._departed(process, failure)
 
     def _join(self, process: ProcessId, connection: MemberConnection) -> None:
-        """Let a process in that is new, and tell it where to begin."""
+        """Let a new process join, and send its initial state."""
         if process in self._connections:
             connection.refuse(f"process {process!r} is already there: each can join once")
-        elif process in self._met:
+        elif process in self._known:
             connection.refuse(f"{EPOCH_OVER}, because process {process!r} began anew: join again")
             detail = f"process {process}: it began anew, and did not go on where it was"
-            self._gone(process, control.Failure(detail, ""))
+            self._on_departed(process, control.Failure(detail, ""))
         else:
-            self._met.add(process)
+            self._known.add(process)
             self._connections[process] = connection
             starts = self._start.starts
             start = starts[process] if starts else None
@@ -333,33 +317,33 @@ class Membership:
     def _take_back(
         self, process: ProcessId, connection: MemberConnection, *, is_connected: bool
     ) -> None:
-        """Let a process in that went on, and tell it what happened meanwhile."""
-        if process not in self._met:
+        """Let a process rejoin that kept running, and send it what happened meanwhile."""
+        if process not in self._known:
             connection.refuse(EPOCH_OVER)
             return
-        if process in self._awaited:
-            self._awaited.pop(process).cancel()
+        if process in self._returning:
+            self._returning.pop(process).cancel()
         if process in self._connections:
             self._connections[process].close()
         self._connections[process] = connection
         self._returned(process)
         if is_connected:
-            self._note_connected(process)
+            self._record_connected(process)
 
     def _await(self, process: ProcessId) -> None:
         def give_up() -> None:
             detail = f"it did not come back within {self._config.return_s:.0f} s"
-            self._gone(process, control.Failure(f"process {process}: {detail}", ""))
+            self._on_departed(process, control.Failure(f"process {process}: {detail}", ""))
 
         loop = asyncio.get_running_loop()
-        self._awaited[process] = loop.call_later(self._config.return_s, give_up)
+        self._returning[process] = loop.call_later(self._config.return_s, give_up)
 
-    def _note_address(self, process: ProcessId, address: Address) -> None:
+    def _record_address(self, process: ProcessId, address: Address) -> None:
         self._addresses[process] = address
         if not self.not_listening:
             self.broadcast(control.Addresses(self._addresses))
 
-    def _note_connected(self, process: ProcessId) -> None:
+    def _record_connected(self, process: ProcessId) -> None:
         self._connected.add(process)
         if len(self._connected) == len(self._description.processes):
             self.running.set()

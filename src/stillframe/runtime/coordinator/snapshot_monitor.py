@@ -20,7 +20,7 @@ ANSWER_S = 0.5
 """How long a client waits for status replies, in seconds."""
 UNANSWERED_COUNT_MAX = 4
 """A process that owes this many replies is sent no further request: they must not pile up."""
-ASK_BEFORE_S = 1.0
+POLL_BEFORE_S = 1.0
 """How long before its deadline the stragglers of a snapshot are looked for, in seconds; at the
 earliest after half its time."""
 TIMELINE_COUNT_MAX = 32
@@ -65,14 +65,14 @@ class StatusPoller:
         self._assembler = assembler
         self._send = send
         self._now = now
-        self._heard_at: dict[ProcessId, float] = {}
+        self._last_message_at: dict[ProcessId, float] = {}
         self._unanswered: Counter[ProcessId] = Counter()
         self._open: dict[int, StatusQuery] = {}
         self._number = 0
 
     def on_message(self, process: ProcessId) -> None:
         """Record that `process` is alive: it has sent something."""
-        self._heard_at[process] = self._now()
+        self._last_message_at[process] = self._now()
 
     def on_rejoin(self, process: ProcessId) -> None:
         """Expect no reply to what was sent to `process` before its new connection."""
@@ -117,7 +117,9 @@ class StatusPoller:
                 missing = self._assembler.missing(snapshot)
                 under_way = UnderWay(snapshot, initiated_at, deadline, missing)
                 found.append(
-                    find_stragglers(under_way, self._description, replies, self._heard_at, now)
+                    find_stragglers(
+                        under_way, self._description, replies, self._last_message_at, now
+                    )
                 )
         return tuple(found)
 
@@ -173,7 +175,7 @@ class Deadlines:
     ) -> None:
         self._assembler = assembler
         self._poller = poller
-        self._ask_before_s = min(ASK_BEFORE_S, timeout_s / 2)
+        self._poll_before_s = min(POLL_BEFORE_S, timeout_s / 2)
         self._now = now
         self._expired = expired
         self._queries: dict[SnapshotId, int] = {}
@@ -203,7 +205,7 @@ class Deadlines:
 
     def _wake_at(self, snapshot: SnapshotId) -> float:
         _, deadline = self._assembler.times(snapshot)
-        return deadline if snapshot in self._queries else deadline - self._ask_before_s
+        return deadline if snapshot in self._queries else deadline - self._poll_before_s
 
     def _wake(self) -> None:
         now = self._now()

@@ -1,7 +1,7 @@
-"""Where connections come in: how many may be at their handshake, and how much is said of strangers.
+"""Accepts connections, and bounds what strangers cost.
 
-Whoever has not proved who it is costs a bounded number of descriptors, a bounded time and a bounded
-number of words, however often it comes.
+A client that has not been authenticated costs a bounded number of descriptors, a bounded time and a
+bounded number of messages, however often it connects.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from stillframe.runtime.network.connection import Connection
 from stillframe.runtime.network.tls import TlsTransport
 
 GREETING_COUNT_MAX = 256
-"""So many connections may be at their handshake at once; one more takes the place of the oldest."""
+"""How many handshakes may be in progress; one more replaces the oldest."""
 REPORT_COUNT_MAX = 20
 REPORT_PERIOD_S = 10.0
-"""Of so many refused connections in such a time it is said why; the others are counted."""
+"""This many refusals are reported in such a period; further ones are counted."""
 
 
 class Acceptor:
@@ -57,7 +57,7 @@ class Acceptor:
         try:
             found = await loop.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM)
             self._listener = await loop.create_server(
-                lambda: self._let_in(certificates), str(found[0][4][0]), listen.port
+                lambda: self._accept(certificates), str(found[0][4][0]), listen.port
             )
         except OSError as error:
             advice = (
@@ -72,7 +72,7 @@ class Acceptor:
         return Address(listen.host, self._listener.sockets[0].getsockname()[1])
 
     def refused(self, detail: str) -> None:
-        """Say that a connection was refused, and why, unless enough was said lately."""
+        """Report that a connection was refused, unless many were lately."""
         self.refused_count += 1
         now = asyncio.get_running_loop().time()
         if now >= self._period_end:
@@ -85,15 +85,14 @@ class Acceptor:
             self._report(detail)
 
     def close(self) -> None:
-        """Let nobody in any more, also nobody who is at the handshake, or was accepted and is yet
-        to come there; who is in stays."""
+        """Accept nothing more, and abort the handshakes in progress; other connections stay."""
         self._is_closed = True
         if self._listener is not None:
             close_gracefully(self._listener)
         for connection in tuple(self._greeting.values()):
             connection.abort()
 
-    def _let_in(self, certificates: str | None) -> asyncio.BufferedProtocol:
+    def _accept(self, certificates: str | None) -> asyncio.BufferedProtocol:
         if self._is_closed:
             return _AcceptorClosed()
         inner = self._answer()
@@ -117,7 +116,7 @@ class Acceptor:
 
 
 class _AcceptorClosed(asyncio.BufferedProtocol):
-    """A connection that nobody can answer."""
+    """Closes a connection that cannot be answered."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
@@ -127,11 +126,10 @@ class _AcceptorClosed(asyncio.BufferedProtocol):
 
 
 def close_gracefully(server: asyncio.Server) -> None:
-    """Let a server take no more connections; those that it has taken are made first.
+    """Close a server once the connections that it has accepted are made.
 
-    CPython's own loop needs some steps to make a connection and loses it, open, if its server is
-    closed meanwhile (https://github.com/python/cpython/issues/109564). So the server takes nobody
-    more from now on, and closes when who was taken is in.
+    CPython's own event loop needs some steps to make a connection and loses it, open, if its server
+    is closed meanwhile (https://github.com/python/cpython/issues/109564).
     """
     loop = asyncio.get_running_loop()
     if isinstance(loop, asyncio.SelectorEventLoop):

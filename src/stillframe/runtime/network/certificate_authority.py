@@ -30,7 +30,7 @@ from stillframe.runtime.network.certificates import (
 CA_KEY_FILE = "ca-key.pem"
 COORDINATOR_FOLDER = "coordinator"
 CA_DAYS = 3650
-AHEAD = datetime.timedelta(hours=1)
+CLOCK_SKEW = datetime.timedelta(hours=1)
 """So much earlier than now a certificate is valid: clocks differ."""
 _HASH = hashes.SHA256()
 
@@ -50,7 +50,7 @@ class CertificateAuthority:
         self.key = ec.generate_private_key(ec.SECP256R1())
         name = _name("Stillframe CA")
         draft = (
-            _draft(name, self.key, datetime.datetime.now(datetime.UTC) - AHEAD, CA_DAYS)
+            _draft(name, self.key, datetime.datetime.now(datetime.UTC) - CLOCK_SKEW, CA_DAYS)
             .issuer_name(name)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_key_usage(is_ca=True), critical=True)
@@ -60,14 +60,14 @@ class CertificateAuthority:
         _write(path, self.certificate.public_bytes(serialization.Encoding.PEM), is_secret=False)
 
     def issue(
-        self, folder: Path, names: tuple[str, ...], begins: datetime.datetime, days: int
+        self, folder: Path, names: tuple[str, ...], valid_from: datetime.datetime, days: int
     ) -> None:
         """Write a new certificate for `names`, its key and the CA into `folder`."""
         key = ec.generate_private_key(ec.SECP256R1())
         authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         both_ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         certificate = (
-            _draft(_name(folder.name), key, begins, days)
+            _draft(_name(folder.name), key, valid_from, days)
             .issuer_name(self.certificate.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(is_ca=False), critical=True)
@@ -90,7 +90,7 @@ def issue_certificates(
     processes: Iterable[ProcessId],
     *,
     days: int,
-    begins: datetime.datetime | None = None,
+    valid_from: datetime.datetime | None = None,
 ) -> tuple[Path, ...]:
     """Make certificates for the coordinator's machine and for `processes` that are elsewhere.
 
@@ -100,7 +100,7 @@ def issue_certificates(
         directory: where the CA is, or goes.
         processes: those that are not on the coordinator's machine.
         days: how long the certificates are valid.
-        begins: from when on; None for now, with an allowance for clocks that differ.
+        valid_from: from when on; None for now, with an allowance for clocks that differ.
 
     Returns:
         The folders, one for each machine: to be copied there as they are.
@@ -108,7 +108,7 @@ def issue_certificates(
     Raises:
         UsageError: a process cannot be called that, or the files cannot be written.
     """
-    begins = begins or datetime.datetime.now(datetime.UTC) - AHEAD
+    valid_from = valid_from or datetime.datetime.now(datetime.UTC) - CLOCK_SKEW
     wanted: dict[str, tuple[str, ...]] = {COORDINATOR_FOLDER: (COORDINATOR, ANY_PROCESS)}
     for process in processes:
         if check_process_id(process) in wanted:
@@ -123,7 +123,7 @@ def issue_certificates(
         directory.mkdir(parents=True, exist_ok=True)
         authority = CertificateAuthority(directory)
         for folder, names in wanted.items():
-            authority.issue(directory / folder, names, begins, days)
+            authority.issue(directory / folder, names, valid_from, days)
     except OSError as error:
         raise UsageError(f"{error.filename or directory}: {error.strerror}") from error
     except ValueError as error:
@@ -132,7 +132,7 @@ def issue_certificates(
 
 
 def _draft(
-    subject: x509.Name, key: ec.EllipticCurvePrivateKey, begins: datetime.datetime, days: int
+    subject: x509.Name, key: ec.EllipticCurvePrivateKey, valid_from: datetime.datetime, days: int
 ) -> x509.CertificateBuilder:
     public = key.public_key()
     return (
@@ -140,8 +140,8 @@ def _draft(
         .subject_name(subject)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(begins)
-        .not_valid_after(begins + datetime.timedelta(days=days))
+        .not_valid_before(valid_from)
+        .not_valid_after(valid_from + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
 

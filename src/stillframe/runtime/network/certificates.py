@@ -52,12 +52,12 @@ class Validity(msgspec.Struct, frozen=True):
     """What a certificate says of itself: whom it speaks for, and when."""
 
     names: tuple[str, ...]
-    begins: datetime.datetime
-    ends: datetime.datetime
+    valid_from: datetime.datetime
+    valid_until: datetime.datetime
 
     def __str__(self) -> str:
         names = ", ".join(self.names) or "nobody"
-        return f"for {names}, valid from {_time(self.begins)} to {_time(self.ends)}"
+        return f"for {names}, valid from {_time(self.valid_from)} to {_time(self.valid_until)}"
 
 
 def _time(moment: datetime.datetime) -> str:
@@ -125,9 +125,9 @@ def check_own(directory: Path, process: ProcessId | None) -> None:
     """
     validity, path = read_own(directory), directory / CERTIFICATE_FILE
     now = datetime.datetime.now(datetime.UTC)
-    if now >= validity.ends:
+    if now >= validity.valid_until:
         raise UsageError(f"the certificate {path} has expired: it is {validity}; {MAKE_NEW}")
-    if now < validity.begins:
+    if now < validity.valid_from:
         raise UsageError(
             f"the certificate {path} is not yet valid: it is {validity}; here it is {_time(now)}: "
             f"is this clock right? If so, {MAKE_NEW}"

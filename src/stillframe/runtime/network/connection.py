@@ -8,20 +8,30 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
-from stillframe.errors import StillframeError
+from stillframe.errors import Refused, StillframeError
 from stillframe.model import ProcessId
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import (
     NONCE_BYTES,
+    Connector,
+    Declined,
     Greeting,
     Hello,
+    Listener,
+    Proof,
+    Welcome,
 )
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import check_speaks_for
 
+HANDSHAKE_TIMEOUT_S = 10.0
+DEAD_AFTER_S = 10
+"""A connection over which nothing returns for this long is closed: its other end has lost power, or
+the network is cut. A channel then connects again, as often as needed."""
+
 
 class Transport(Protocol):
-    """What a link attaches to a channel: something that frames can be written into."""
+    """What a link attaches to a channel: frames are written into it."""
 
     def write(self, data: bytes | bytearray, /) -> Any:
         """Take `data`, now or later, in order."""
@@ -33,17 +43,11 @@ class Transport(Protocol):
         """Close at once; nothing more is read."""
 
 
-HANDSHAKE_TIMEOUT_S = 10.0
-DEAD_AFTER_S = 10
-"""A connection over which nothing comes back for so long is given up: its other end has lost power,
-or the way to it is cut. A channel then connects anew, as often as it takes."""
-
-
 class Credentials(msgspec.Struct, frozen=True):
-    """What a process needs to show, and asks to be shown, on every connection of one epoch.
+    """What a process shows, and requires, on every connection of one epoch.
 
-    With TLS the directory of `certificates` is given and `secret` is empty; `epoch` 0 is the
-    present one, to be learnt from the coordinator.
+    With TLS the directory of `certificates` is given and `secret` is empty. `epoch` 0 is the
+    current one, which the coordinator announces.
     """
 
     process: ProcessId
@@ -66,7 +70,7 @@ class StreamTransport(Transport, Protocol):
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
-    """Let the kernel end a connection over which nothing comes back for `DEAD_AFTER_S`."""
+    """Let the kernel close a connection over which nothing returns for `DEAD_AFTER_S`."""
     tcp = transport.get_extra_info("socket")
     quarter_s = DEAD_AFTER_S // 4
     tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -77,16 +81,16 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
 
 
 def remote_address(transport: asyncio.BaseTransport) -> str:
-    """Return the address of the other end, as people write it."""
+    """Return the address of the other end, in words."""
     peer = transport.get_extra_info("peername")
     return str(Address(*peer[:2])) if peer else "somebody who has gone"
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The reading side that all connections share: bytes to frames, and an end with a reason.
+    """What all connections share: they decode frames, and close with a reason.
 
-    `peer` is the address of the other end. `shown_names` are those of the certificate that it
-    showed, None without TLS. `settled` is called when the handshake is over or the connection gone.
+    `peer` is the address of the other end. `shown_names` are those of its certificate, None without
+    TLS. `settled` is called when the handshake has ended, or the connection is closed before.
     """
 
     def __init__(self) -> None:
@@ -99,7 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_aborted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A TCP connection is there, and carries this one as it is."""
+        """A TCP connection carries this one as it is."""
         if self._is_aborted:
             cast(asyncio.Transport, transport).abort()
             return
@@ -108,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self.begin(cast(asyncio.Transport, transport))
 
     def begin(self, carrier: StreamTransport) -> None:
-        """Begin the handshake; one that does not come to its end in time ends the connection."""
+        """Begin the handshake; one that takes too long closes the connection."""
         self.transport = carrier
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self.close)
@@ -123,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
             check_speaks_for(self.shown_names, process)
 
     def open(self, *kinds: wire.Kind, frame_bytes_max: int) -> None:
-        """The handshake is over."""
+        """End the handshake."""
         self.settled()
         if self._timer is not None:
             self._timer.cancel()
@@ -134,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         return self.reader.writable()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take every frame that is complete now."""
+        """Take every complete frame."""
         reader = self.reader
         reader.written(nbytes)
         try:
@@ -168,20 +172,79 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.write(wire.encode_greeting(greeting))
 
     def close(self) -> None:
-        """Close the connection; what was written is still sent, what comes is ignored."""
+        """Close the connection; what was written is still sent, what arrives is ignored."""
         if self.transport is not None:
             self.transport.close()
             self.transport = None
 
     def abort(self) -> None:
-        """Close the connection at once, whatever is still to be sent; or when it is made."""
+        """Close the connection at once, or as soon as it is made."""
         self._is_aborted = True
         if self.transport is not None:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         self.settled()
         if self._timer is not None:
             self._timer.cancel()
         self.transport = None
+
+
+class InboundConnection(Connection):
+    """The end that accepted: it must know who connects before anything else is read."""
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__()
+        self._listener = listener
+
+    def authenticate(self, frame: wire.Frame) -> ProcessId | None:
+        """Take a frame of the handshake; return who connects once that is proved.
+
+        Raises:
+            Refused, ProtocolViolation: it is not proved.
+        """
+        if isinstance(frame, Hello):
+            self.check_certificate(frame.source)
+        answer = self._listener.receive(cast(Greeting, frame))
+        if isinstance(answer, str):
+            return answer
+        self.write_greeting(answer)
+        return None
+
+    def decline(self, error: StillframeError) -> None:
+        """Tell the other end why it is refused, if it is."""
+        if isinstance(error, Refused):
+            self.write_greeting(Declined(str(error)[:1000]))
+
+
+class OutboundConnection(Connection):
+    """The end that connects: it greets first, and is welcomed.
+
+    Args:
+        me: the credentials of this process.
+        target: the process at the other end; None is the coordinator.
+    """
+
+    def __init__(self, me: Credentials, target: ProcessId | None) -> None:
+        super().__init__()
+        self.is_open = False
+        self._connector = Connector(me.hello(target), me.secret)
+
+    def begin(self, carrier: StreamTransport) -> None:
+        """Begin the handshake."""
+        super().begin(carrier)
+        self.write_greeting(self._connector.hello)
+
+    def greet(self, frame: wire.Frame) -> Welcome | None:
+        """Take a frame of the handshake; return the last one, None before.
+
+        Raises:
+            Refused, ProtocolViolation: the other end is not who it must be, or refuses us.
+        """
+        match self._connector.receive(cast(Greeting, frame)):
+            case Proof() as proof:
+                self.write_greeting(proof)
+            case Welcome() as welcome:
+                return welcome
+        return None

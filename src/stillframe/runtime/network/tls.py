@@ -1,8 +1,8 @@
-"""TLS between a TCP connection and what speaks over it; the same for both ends.
+"""TLS between a TCP connection and a ``Connection``; the same for both ends.
 
-The loops' own TLS tells a listener nothing of a handshake that fails, and closes before the other
-end can read why. Here the handshake is ours: it is counted, it ends with words at both ends, and
-what is above it sees only connections that have shown a good certificate. OpenSSL does the work.
+The event loops' own TLS does not report a failed handshake to a listener, and closes before the
+other end can read why. Here a handshake is counted, both ends report why it failed, and a
+``Connection`` begins only after a valid certificate. OpenSSL does the work.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ class TlsTransport(asyncio.BufferedProtocol):
     """Carries `inner` over TLS: an asyncio protocol below, a transport above.
 
     Args:
-        inner: what speaks; it begins when both ends have shown good certificates.
-        directory: where our certificates are.
-        is_listening: whether the other end connected to us; it then says in the handshake of
-            `inner` who it is, and `inner` asks its certificate.
-        target: whom we connect to; None is the coordinator.
+        inner: begins when both ends have shown valid certificates.
+        directory: the directory of our certificates.
+        is_listening: whether the other end connected to us; `inner` then checks its certificate
+            when it knows who it is.
+        target: the process that we connect to; None is the coordinator.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         self._is_aborted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake; one that does not come to its end in time ends the connection."""
+        """Begin the handshake; one that takes too long closes the connection."""
         self._tcp = cast(asyncio.Transport, transport)
         if self._is_aborted:
             self._tcp.abort()
@@ -79,7 +79,7 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._read()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         if self._timer is not None:
             self._timer.cancel()
         self._tcp = None
@@ -102,7 +102,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         """Close once everything written is sent."""
         if self._tcp is not None and not self._tcp.is_closing():
             if self._is_open:
-                self._say_goodbye()
+                self._send_close_notify()
             self._tcp.close()
 
     def abort(self) -> None:
@@ -112,7 +112,7 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._tcp.abort()
 
     def _greet(self) -> None:
-        """Go on with the handshake as far as the bytes that came allow."""
+        """Continue the handshake as far as the received bytes allow."""
         try:
             self._tls.do_handshake()
             self._inner.shown_names = names = certificates.subject_names(self._tls)
@@ -152,13 +152,13 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._refuse(certificates.refusal(error, self._directory))
 
     def _refuse(self, error: Refused) -> None:
-        """End the connection with words for us, and TLS's alert for the other end."""
+        """Close the connection: report why, and send the TLS alert."""
         self._inner.broken(error)
         self._flush()
         if self._tcp is not None:
             self._tcp.close()
 
-    def _say_goodbye(self) -> None:
+    def _send_close_notify(self) -> None:
         try:
             self._tls.unwrap()
         except ssl.SSLError:

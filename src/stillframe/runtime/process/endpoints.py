@@ -232,21 +232,21 @@ def make_send(
 
     if log is None:
         return send
-    note = log.note
+    record = log.record
     entries_with_code = {
         target: {kind: (keep, log.sending[target]) for kind, keep in keepers.items()}
         for target, keepers in entries.items()
     }
 
-    def send_and_note(target: ProcessId, message: Message) -> None:
+    def send_and_log(target: ProcessId, message: Message) -> None:
         try:
             keep, code = entries_with_code[target][message.__class__]
             keep(message)
         except (KeyError, TypeError, *ENCODING_ERRORS) as error:
             raise _invalid_send(process, outgoing, target, message, error) from error
-        note(code)
+        record(code)
 
-    return send_and_note
+    return send_and_log
 
 
 def _enqueuer(

@@ -1,4 +1,4 @@
-"""What a host notes in the event log of its process, and when it hands that over."""
+"""What a host records in the event log of its process, and when it is flushed."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from stillframe.protocol.recorder import Effect, Recorded, Recorder, SendMarker
 from stillframe.runtime.process.endpoints import OutgoingEndpoint
 
 OpenLog = Callable[[Recorder, Mapping[ProcessId, OutgoingEndpoint]], "EventLogger"]
-"""Begins a log, given what counts the messages that are received and sent."""
+"""Opens a log, given what counts the messages received and sent."""
 
 
 def check_epoch_unused(log: Path, epoch: int) -> None:
@@ -32,20 +32,20 @@ def check_epoch_unused(log: Path, epoch: int) -> None:
 
 
 def log_opener(
-    log: Path, process: ProcessId, epoch: int, trouble: Callable[[str], None]
+    log: Path, process: ProcessId, epoch: int, report_failure: Callable[[str], None]
 ) -> OpenLog:
-    """Return what begins the log of `process` in `epoch`, in the directory `log`."""
+    """Return what opens the log of `process` in `epoch`, in the directory `log`."""
 
     def open_log(recorder: Recorder, outgoing: Mapping[ProcessId, OutgoingEndpoint]) -> EventLogger:
         received, sent = recorder.received_counts, _sent_counts(outgoing)
-        writer = Writer(log, process, epoch, received, sent, on_error=trouble)
+        writer = Writer(log, process, epoch, received, sent, on_error=report_failure)
         return EventLogger(writer, recorder, outgoing)
 
     return open_log
 
 
 class EventLogger:
-    """Notes what a process does. Everything is told here in the step in which it happens.
+    """Records what a process does, each event in the step in which it happens.
 
     Args:
         writer: of the log.
@@ -53,14 +53,14 @@ class EventLogger:
         outgoing: its channels, by target; they count what was sent.
 
     Attributes:
-        is_time: whether to hand over at the next opportunity what was noted.
-        note: takes the code of what happens.
+        is_time: whether to flush at the next boundary between actions.
+        record: takes the code of an event.
         accepting: source -> the code of an action that begins with a message from there.
         sending: target -> the code of a message that is sent there.
-        hand_over_s: how often what was noted is to be handed over, in seconds.
+        flush_interval_s: the interval between two flushes, in seconds.
     """
 
-    hand_over_s = HAND_OVER_S
+    flush_interval_s = HAND_OVER_S
 
     def __init__(
         self, writer: Writer, recorder: Recorder, outgoing: Mapping[ProcessId, OutgoingEndpoint]
@@ -69,12 +69,12 @@ class EventLogger:
         self._writer = writer
         self._recorder = recorder
         self._outgoing = outgoing
-        self.note = writer.note
+        self.record = writer.note
         self.accepting, self.sending = writer.accepting, writer.sending
 
     def action_started(self) -> None:
-        """An atomic action begins that no message began."""
-        self.note(BY_ITSELF)
+        """Record that an atomic action begins without a message."""
+        self.record(BY_ITSELF)
 
     def step(
         self,
@@ -85,15 +85,15 @@ class EventLogger:
         is_cut: bool,
         took_s: float,
     ) -> None:
-        """Note a step of a snapshot, before its markers are sent.
+        """Record a step of a snapshot, before its markers are sent.
 
         A marker comes, and the state is that, when the step begins; it sends its markers when the
         state is recorded.
 
         Args:
-            snapshot: which one.
-            source: from where the marker came; None if the process initiates.
-            effects: what comes of it.
+            snapshot: its id.
+            source: the source of the marker; None if the process initiates.
+            effects: those of the step.
             is_cut: whether nothing was known of the snapshot here before.
             took_s: how long ago the step began, in seconds.
         """
@@ -121,14 +121,14 @@ class EventLogger:
             self.is_time = True
 
     def on_boundary(self) -> None:
-        """Hand over what was noted, if it is time or much. No action is going on, and all that was
-        sent is counted."""
+        """Flush if it is time or much was recorded. No action is in progress, and all that was sent
+        is counted."""
         if self._writer.is_much() or self.is_time:
             self.is_time = False
             self._writer.hand_over(self._recorder.received_counts, _sent_counts(self._outgoing))
 
     def close(self) -> None:
-        """Write what was noted, and end."""
+        """Write what was recorded, and close."""
         self._writer.close()
 
 

@@ -79,14 +79,14 @@ class NotForked(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class ProcessTerminated(msgspec.Struct, frozen=True, tag="Ended"):
     """The process `pid` has ended: with an exit code, or by minus a signal."""
 
     pid: int
     code: int
 
 
-Answer = Forked | NotForked | Ended
+Answer = Forked | NotForked | ProcessTerminated
 _encode = msgspec.json.Encoder().encode
 
 
@@ -254,7 +254,7 @@ class _Server:
         os.umask(self._umask)
         self._loaded: dict[str, tuple[int, ...] | None] = {}
         self._first: int | None = None
-        self._first_has_ended = False
+        self._first_has_terminated = False
 
     def load(self) -> None:
         """Load the topology, if it can be shared."""
@@ -288,12 +288,12 @@ class _Server:
         waiting.register(self._channel, select.POLLIN)
         waiting.register(woken, select.POLLIN)
         try:
-            self._tell_ended()
+            self._report_terminated()
             while True:
                 ready = {number for number, _ in waiting.poll()}
                 if woken in ready:
                     os.read(woken, _PACKET_BYTES)
-                self._tell_ended()
+                self._report_terminated()
                 if self._channel.fileno() not in ready:
                     continue
                 if self._is_outdated():
@@ -352,7 +352,7 @@ class _Server:
     def _is_outdated(self) -> bool:
         """Return whether loading the topology anew may have another result."""
         if self._setup.unshared == _FAILED:
-            return self._first_has_ended  # so once in each epoch
+            return self._first_has_terminated  # so once in each epoch
         return any(_stamp(file) != stamp for file, stamp in self._loaded.items())
 
     def _begin_again(self, unshared: str | None, *, again: bool = False) -> None:
@@ -381,17 +381,17 @@ class _Server:
     def _answer(self, answer: Answer) -> None:
         self._channel.send(_encode(answer))
 
-    def _tell_ended(self) -> None:
+    def _report_terminated(self) -> None:
         for ended in self._reap():
-            self._first_has_ended |= ended.pid == self._first
+            self._first_has_terminated |= ended.pid == self._first
             self._answer(ended)
 
-    def _reap(self) -> list[Ended]:
+    def _reap(self) -> list[ProcessTerminated]:
         """Return how each process ended that has, and let go of it."""
         ended = []
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                ended.append(Ended(found[0], os.waitstatus_to_exitcode(found[1])))
+                ended.append(ProcessTerminated(found[0], os.waitstatus_to_exitcode(found[1])))
         return ended
 
 

@@ -1,7 +1,7 @@
-"""A process's own parts of snapshots, put aside as they go to the coordinator.
+"""Writes a process's own copy of the fragments that it sends to the coordinator.
 
 The process never waits for the disk: a thread writes, and what it cannot write in time is lost,
-which is told once. That costs a snapshot here, never the process.
+which is reported once. That costs a snapshot here, never the process.
 """
 
 import queue
@@ -28,7 +28,7 @@ from stillframe.store.fragments import (
 from stillframe.topology import Description
 
 WAITING_COUNT_MAX = 8
-"""So many may wait to be written; what comes then is lost."""
+"""How many fragments may wait to be written; further ones are lost."""
 
 
 class _Complete(NamedTuple):
@@ -39,15 +39,15 @@ class _Complete(NamedTuple):
 
 
 class FragmentRecorder:
-    """Writes what a process records of snapshots. Call ``close`` at its end.
+    """Writes the fragments of one process. Call ``close`` at its end.
 
     Args:
         directory: where the fragments of all processes go.
         life: whose these are.
         description: of the topology that it takes part in.
         reference: where that is, ``module:attribute``; None if this process does not know.
-        trouble: called by the thread with a sentence for people, once for each time that something
-            keeps it from writing.
+        report_failure: called by the thread with a sentence, once each time that something keeps it
+            from writing.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class FragmentRecorder:
         description: Description,
         reference: str | None,
         *,
-        trouble: Callable[[str], None],
+        report_failure: Callable[[str], None],
     ) -> None:
         self._process = life.process
         self._directory = directory
-        self._trouble = trouble
-        self._pieces = ChunkBuffer()
+        self._report_failure = report_failure
+        self._chunks = ChunkBuffer()
         self._bases: dict[SnapshotId, SnapshotId | None] = {}
         self._lost: deque[SnapshotId] = deque()
-        self._is_told = False
+        self._is_reported = False
         self._queue: queue.SimpleQueue[_Complete | None] = queue.SimpleQueue()
         # Made in the thread: that takes a while, and a process is to begin at once.
         topology = FragmentTopology(reference=reference, description=description)
@@ -88,34 +88,30 @@ class FragmentRecorder:
                 return True
         return False
 
-    def ahead(self, message: control.FragmentRows | control.FragmentChunk) -> None:
-        """Take what belongs to a fragment to come."""
-        self._pieces.add(self._process, message)
+    def add_chunk(self, message: control.FragmentRows | control.FragmentChunk) -> None:
+        """Take rows or a chunk of the next fragment."""
+        self._chunks.add(self._process, message)
 
     def complete(self, fragment: Fragment, moment_s: float) -> None:
-        """Take a fragment, of which all that is large was said ahead.
-
-        Args:
-            fragment: what else there is of it.
-            moment_s: when the process recorded its state, by ``time.perf_counter``.
-        """
-        whole = self._pieces.complete(fragment)
+        """Take a fragment whose rows and chunks were added before; its state was recorded at
+        `moment_s` of ``time.perf_counter``."""
+        full = self._chunks.complete(fragment)
         self._forget_lost()
         if self._queue.qsize() >= WAITING_COUNT_MAX:
-            self._lose(whole, f"{WAITING_COUNT_MAX} snapshots wait for that already")
+            self._lose(full, f"{WAITING_COUNT_MAX} snapshots wait for that already")
             return
-        self._bases[whole.snapshot] = whole.state.base
+        self._bases[full.snapshot] = full.state.base
         if len(self._bases) > KEPT_COUNT:
             del self._bases[next(iter(self._bases))]
         now, ago_s = time.time(), time.perf_counter() - moment_s
-        self._queue.put(_Complete(whole, moment_s, now - ago_s, now))
+        self._queue.put(_Complete(full, moment_s, now - ago_s, now))
 
     def forget(self, snapshot: SnapshotId) -> None:
-        """Drop what was said ahead: there will be no fragment."""
-        self._pieces.forget(snapshot)
+        """Drop the rows and chunks of a fragment that will not follow."""
+        self._chunks.forget(snapshot)
 
     def close(self) -> None:
-        """Write what was put aside, and end; wait for that, but not for long."""
+        """Write what is queued, and end; wait for that, but not for long."""
         self._queue.put(None)
         self._thread.join(CLOSE_S_MAX)
 
@@ -140,13 +136,13 @@ class FragmentRecorder:
                 self._lose(item.fragment, describe(error))
             else:
                 # Not before it has caught up: one that is too slow is told once, too.
-                self._is_told = self._is_told and not self._queue.empty()
+                self._is_reported = self._is_reported and not self._queue.empty()
 
     def _lose(self, fragment: Fragment, why: str) -> None:
         self._lost.append(fragment.snapshot)
-        if not self._is_told:
-            self._is_told = True
-            self._trouble(
+        if not self._is_reported:
+            self._is_reported = True
+            self._report_failure(
                 f"what process {self._process} records cannot be written into {self._directory}: "
                 f"{why}; the process goes on, and snapshots are incomplete there"
             )

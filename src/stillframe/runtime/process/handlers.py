@@ -1,7 +1,7 @@
-"""The host that calls the plain-function handlers of a ``Process``, as fast as messages come.
+"""The host that calls the plain-function handlers of a ``Process``, as fast as messages arrive.
 
-Whatever a handler raises, ``SystemExit`` too, ends the process and is reported: a message that was
-not handled to the end must not be passed over.
+Whatever a handler raises, including ``SystemExit``, fails the process and is reported: a message
+that was not fully handled must not be skipped.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ if TYPE_CHECKING:  # loaded only by the service of a pipeline
 
 SLICE_COUNT = 256
 SLICE_S = 0.005
-"""A batch is handled in slices of so many messages; after so long, others get their turn."""
+"""A batch is handled in slices of this many messages; after this time, others get their turn."""
 BURST_COUNT = 64
-"""How often at most an ``every(ms=0)`` action is taken before messages get their turn."""
+"""The maximum burst of an ``every(ms=0)`` action before messages get their turn."""
 RETURNED = (
     "it returned something: a handler returns nothing, and one that awaits is declared 'async def'"
 )
 POLL_S = 0.01
-"""How often a process looks for new records, and for the beginning of a snapshot."""
+"""How often a process polls for new records, and for the start of a snapshot."""
 IDLE_RETRY_S = 0.001
 """When an ``every(ms=0)`` action that sent nothing is tried again."""
 
@@ -39,11 +39,7 @@ class HandlerHost(Host):
     _waiting: tuple[Callable[[], None], ...] = ()
 
     def begin(self, *, is_fresh: bool) -> None:
-        """Call ``start`` on a fresh start, handle what is replayed, then act and receive for ever.
-
-        Args:
-            is_fresh: whether the system starts afresh, rather than from a snapshot.
-        """
+        """Call ``start`` on a fresh start, handle replayed messages, then act and receive."""
         process = self._application = cast(Process, self.subject)
         self._receive = process.receive
         self._is_stepping = False
@@ -60,12 +56,12 @@ class HandlerHost(Host):
                 self.scheduler.call_later(action.period_ms / 1000, self._act_on_time, action, due)
 
     def read_logs(self, logs: "PipelineLogs") -> None:
-        """Handle the records of a pipeline's logs as well, from the next turn of the loop on."""
+        """Handle the records of a pipeline's logs too, from the next turn of the loop on."""
         self.on_cut = logs.recorded
         self.scheduler.call_soon(self._read_log, logs)
 
     def _read_log(self, logs: "PipelineLogs") -> None:
-        """Take part in a snapshot of the pipeline, or handle the next records; come back."""
+        """Take part in a snapshot of the pipeline, or handle the next records; repeat."""
         if self.error is not None:
             return
         try:
@@ -80,38 +76,38 @@ class HandlerHost(Host):
             self.scheduler.call_soon(self._read_log, logs)
 
     def _handle_replayed(self) -> None:
-        """Deliver what was on the channels at the cut: all of it, before any action."""
+        """Deliver what was in flight at the cut, all of it before any action."""
         try:
             while self.replayed_count:
                 item = self.mailbox.popleft()
                 assert isinstance(item, Delivery)
-                self._hand_over(item, item.messages, 0)
+                self._deliver(item, item.messages, 0)
                 self._finish(item)
                 self.replayed_count -= item.batch.count
         except BaseException as error:
             self.fail(error)
 
     def published(self, snapshot: SnapshotId) -> None:
-        """Tell the application that `snapshot` is in the store."""
+        """Notify the application that `snapshot` was published."""
         self._call(self._application.on_published, "on_published", snapshot)
         self.schedule_flush()
 
     def wake(self) -> None:
-        """Handle what is in the mailbox, as far as back-pressure lets us."""
+        """Handle what is in the mailbox, as far as back-pressure allows."""
         if self._is_stepping or self.error is not None:
             return
         self._is_stepping = True
         deadline = 0.0
         try:
             while self.mailbox and self.error is None:
-                if self.is_held and isinstance(self.mailbox[0], Delivery):
+                if self.is_blocked and isinstance(self.mailbox[0], Delivery):
                     break
                 item = self.mailbox.popleft()
                 if not isinstance(item, Delivery):
                     self.step(item)
                     continue
                 if item.batch.count <= SLICE_COUNT:
-                    self._hand_over(item, item.messages, 0)
+                    self._deliver(item, item.messages, 0)
                     self._finish(item)
                     if not self.mailbox:
                         break
@@ -128,9 +124,9 @@ class HandlerHost(Host):
         if not self._is_flush_scheduled:
             self.schedule_flush()
         if self._waiting and self.has_room:
-            self._go_on_acting()
+            self._resume_actions()
 
-    def _go_on_acting(self) -> None:
+    def _resume_actions(self) -> None:
         """There is room again for the actions that found none."""
         for act in self._waiting:
             self.scheduler.call_soon(act)
@@ -140,7 +136,7 @@ class HandlerHost(Host):
         """Hand messages to the application until time runs out; the rest goes back."""
         messages, done = item.messages, 0
         while done < len(messages) and (not done or self.scheduler.time() < deadline):
-            self._hand_over(item, messages[done : done + SLICE_COUNT], done)
+            self._deliver(item, messages[done : done + SLICE_COUNT], done)
             done = min(done + SLICE_COUNT, len(messages))
         if done == len(messages):
             self._finish(item)
@@ -156,7 +152,7 @@ class HandlerHost(Host):
         if size is not None and (sequence := incoming.session.handle(size)):
             incoming.acknowledge(sequence)
 
-    def _hand_over(self, item: Delivery, messages: list[Message], offset: int) -> None:
+    def _deliver(self, item: Delivery, messages: list[Message], offset: int) -> None:
         receive, channel = self._receive, item.incoming.channel
         remaining = iter(messages)
         try:
@@ -165,9 +161,9 @@ class HandlerHost(Host):
                     if receive(channel, message) is not None:
                         raise TypeError(RETURNED)
             else:
-                note, code = self.log.note, self.log.accepting[channel.source]
+                record, code = self.log.record, self.log.accepting[channel.source]
                 for message in remaining:
-                    note(code)
+                    record(code)
                     if receive(channel, message) is not None:
                         raise TypeError(RETURNED)
             if forks.is_child:
@@ -205,7 +201,7 @@ class HandlerHost(Host):
         return True
 
     def _act_freely(self, action: Action) -> None:
-        """Take an ``every(ms=0)`` action in a burst, and come back."""
+        """Take an ``every(ms=0)`` action in a burst, and repeat."""
         if not self.has_room:
             self._waiting += (lambda: self._act_freely(action),)
             return
@@ -227,7 +223,7 @@ class HandlerHost(Host):
             self.scheduler.call_soon(self._act_freely, action)
 
     def _act_on_time(self, action: Action, due: float) -> None:
-        """Take an action that is due, or that was and found the channels full; plan the next."""
+        """Take an action that is due, or was due when the channels were full; schedule the next."""
         if not self.has_room:
             self._waiting += (lambda: self._act_on_time(action, due),)
             return

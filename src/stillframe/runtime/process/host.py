@@ -1,6 +1,6 @@
 """One process: its mailbox, its recorder, its outgoing batches. Everything happens in atomic steps.
 
-A host owns no socket. Links hand it what came (`Host.on_frame`), and it writes frames into the
+A host owns no socket. Links pass frames to it (`Host.on_frame`), and it writes frames into the
 transports that links have attached to its channels. Two kinds of host differ only in who drives:
 
 * ``HandlerHost`` (``handlers.py``) calls the plain-function handlers of a ``Process`` by itself;
@@ -54,8 +54,14 @@ _STDERR = 2
 
 
 class _Forks:
-    """Attributes:
-    is_child: whether this was forked off the process in which the host was made.
+    """Detects that the child of a ``os.fork()`` in a handler returns to the event loop.
+
+    Such a child shares the sockets of its parent and its event loop: it would take over the
+    connections, and the whole system would hang silently. It exits before it touches any of them.
+    The processes that we fork ourselves never return.
+
+    Attributes:
+        is_child: whether this was forked off the process in which the host was made.
     """
 
     def __init__(self) -> None:
@@ -63,11 +69,11 @@ class _Forks:
         self._has_host = False
 
     def host_made(self) -> None:
-        """Note that a host belongs to this very process: children of it are strangers to it."""
+        """Record that the host belongs to this very process, and not to its children."""
         self.is_child, self._has_host = False, True
 
     def forked(self) -> None:
-        """Note, in the child, that it was forked."""
+        """Record, in the child, that it was forked."""
         self.is_child = self._has_host
 
 
@@ -76,7 +82,7 @@ os.register_at_fork(after_in_child=forks.forked)
 
 
 def leave(process: ProcessId, handler: str) -> NoReturn:
-    """Say on stderr which handler forked, and end this child at once."""
+    """Print which handler forked, and exit this child at once."""
     words = (
         f"process {process}: {handler} called os.fork(), and the child (operating-system process "
         f"{os.getpid()}) returned from it: only the parent may. The child was ended before it "
@@ -188,7 +194,7 @@ class Host:
         self.scheduler = scheduler
         self.mailbox: deque[Item] = deque()
         self.error: StillframeError | None = None
-        self.is_held = False
+        self.is_blocked = False
         self.has_room = True
         self.on_cut: Callable[[SnapshotId, ProcessState], None] | None = None
         self._fail = fail
@@ -223,22 +229,22 @@ class Host:
             base=None if start is None else start.base,
             scheduler=scheduler,
             report=report,
-            aside=fragments,
+            sink=fragments,
         )
         self._fragments = fragments
         self.log: EventLogger | None = None
         if open_log is not None:
             self.log = open_log(self.recorder, self.outgoing)
-            scheduler.call_later(self.log.hand_over_s, self._tend_log)
+            scheduler.call_later(self.log.flush_interval_s, self._tend_log)
         self.send = self.make_send()
 
     @property
     def is_busy(self) -> bool:
-        """Whether an atomic action is going on that the event loop goes round in."""
+        """Whether an atomic action is in progress while the event loop runs."""
         return False
 
     def wake(self) -> None:
-        """Something is in the mailbox, or there is room again: go on."""
+        """Something is in the mailbox, or there is room again: continue."""
         raise NotImplementedError
 
     def on_frame(self, incoming: IncomingEndpoint, frame: wire.Messages | wire.Marked) -> None:
@@ -283,14 +289,14 @@ class Host:
         self.marking.take(snapshot)
 
     def forget_through(self, last_number: int) -> None:
-        """Stop recording every snapshot up to `last_number`. What was published of them is not
-        known: so the next one records everything."""
+        """Stop recording every snapshot up to `last_number`. Which of them were published is
+        unknown, so the next one records everything."""
         self.recorder.settle(last_number)
         self.captures.forget_through(last_number)
         self.marking.forget_through(last_number)
 
     def fail(self, error: BaseException) -> None:
-        """Stop for good: no further step is taken."""
+        """Stop permanently: no further step is taken."""
         if self.error is not None:
             return
         if not isinstance(error, StillframeError):
@@ -331,14 +337,12 @@ class Host:
                 item.incoming.acknowledge(sequence)
 
     def flush(self) -> None:
-        """Send everything that the application has sent, in as few writes as possible.
-
-        A message that cannot be sent ends this process.
-        """
+        """Write everything that the application has sent, in as few frames as possible; a message
+        that cannot be sent fails this process."""
         self._is_flush_scheduled = False
         if forks.is_child:  # of a program with a loop of its own
             leave(self.process, "its program")
-        has_room, is_held = True, False
+        has_room, is_blocked = True, False
         for outgoing in self._outgoing:
             if outgoing.pending:
                 try:
@@ -347,13 +351,14 @@ class Host:
                     self.fail(error)
             if outgoing.session.unacknowledged_bytes >= WINDOW_BYTES:
                 has_room = False
-                is_held = is_held or self._is_too_full(outgoing)
-        self.has_room, self.is_held = has_room, is_held
+                is_blocked = is_blocked or self._is_too_full(outgoing)
+        self.has_room, self.is_blocked = has_room, is_blocked
         if self.log is not None and self.error is None and not self.is_busy:
             self.log.on_boundary()
 
     def _is_too_full(self, outgoing: OutgoingEndpoint) -> bool:
-        """Return whether to wait for the target before handling more; fail if that is no way."""
+        """Return whether to wait for the target before handling more; fail where that cannot
+        help."""
         size = outgoing.session.unacknowledged_bytes
         if not outgoing.is_on_cycle:
             return size >= HOLD_BYTES
@@ -382,8 +387,7 @@ class Host:
         return make_send(self.process, self.outgoing, self.log)
 
     def close_logs(self) -> None:
-        """Write what is still to be written of the event log and of fragments, if there are: this
-        process will do no more."""
+        """Finish the event log and the fragments, if any; this process takes no more actions."""
         if self.log is not None:
             self.log.is_time = True
             if self.error is None and not self.is_busy:
@@ -395,16 +399,15 @@ class Host:
             self._fragments = None
 
     def _tend_log(self) -> None:
-        """Hand over what was noted, now or when the action is over that is going on."""
+        """Flush the event log, now or after the action in progress."""
         if self.log is not None and self.error is None:
             self.log.is_time = True
             if not self.is_busy:
                 self.flush()
-            self.scheduler.call_later(self.log.hand_over_s, self._tend_log)
+            self.scheduler.call_later(self.log.flush_interval_s, self._tend_log)
 
     def _announce_cut(self, snapshot: SnapshotId, effects: list[Effect]) -> None:
-        """The state was recorded just now: tell the logs, which record what belongs to the same
-        cut, and the application."""
+        """Notify the logs, which record what belongs to the same cut, and the application."""
         progress = self.recorder.progress(snapshot)
         recorded = [effect.fragment.state for effect in effects if isinstance(effect, Recorded)]
         for state in recorded if progress is None else [progress.state]:
@@ -430,7 +433,7 @@ class Host:
             ) from error
 
     def _capture(self) -> ProcessState:
-        return self.captures.begin(self._cutting, is_whole=self.on_cut is not None)
+        return self.captures.begin(self._cutting, is_immediate=self.on_cut is not None)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -454,7 +457,7 @@ class Host:
             self.scheduler.call_later(wait_s, outgoing.release, marker)
 
     def _replay(self, start: Start) -> None:
-        """Put the recorded messages of every channel into the mailbox, first of all."""
+        """Put the recorded messages of every channel into the mailbox."""
         for record in start.incoming:
             incoming = self.incoming[record.source]
             for batch in record.batches:

@@ -53,7 +53,7 @@ class Participant:
             await asyncio.sleep(0)
             await self._host.begin_action()
         except BaseException:
-            await self._go_on()
+            await self._reenter_action()
             raise
 
     async def __aiter__(self) -> AsyncIterator[tuple[Channel, Message]]:
@@ -63,11 +63,11 @@ class Participant:
             try:
                 channel, message = await self._host.begin_with_message()
             except BaseException:
-                await self._go_on()
+                await self._reenter_action()
                 raise
             yield channel, message
 
-    async def _go_on(self) -> None:
+    async def _reenter_action(self) -> None:
         """The wait failed or was cut short: the program goes on, and so inside an action."""
         if not self._host.action.locked():
             await self._host.action.acquire()
@@ -131,33 +131,33 @@ async def join(
         raise UsageError(
             f"process {process!r} records a {place.state.__name__}, not a {type(state).__name__}"
         )
-    traces = OutputDirs(
+    outputs = OutputDirs(
         log=None if log is None else str(local_path(log)),
         fragments=None if fragments is None else str(local_path(fragments)),
     )
     hash_ = topology.description.hash
     if store is not None and (coordinator, listen, tls) == (None, None, None):
-        member = _member_here(process, hash_, local_path(store))
+        runtime = _local_runtime(process, hash_, local_path(store))
     elif store is None and coordinator is not None and listen is not None and tls is not None:
-        member = _member_elsewhere(process, hash_, coordinator, listen, local_path(tls))
+        runtime = _remote_runtime(process, hash_, coordinator, listen, local_path(tls))
     else:
         raise UsageError(
             "say where the system is: store=... if it runs on this machine, else coordinator=..., "
             "listen=... and tls=..."
         )
     try:
-        start = await member.connect()
-        host = member.host(LoopHost, topology, state, start, traces=traces)
+        start = await runtime.connect()
+        host = runtime.host(LoopHost, topology, state, start, outputs=outputs)
         await host.action.acquire()
         host.log_spontaneous_action()
-        await member.run(host, begin=lambda: None, published=lambda snapshot: None)
+        await runtime.run(host, begin=lambda: None, published=lambda snapshot: None)
         yield Participant(host)
         host.end()
     finally:
-        await member.close()
+        await runtime.close()
 
 
-def _member_here(process: ProcessId, topology_hash: str, store: Path) -> ProcessRuntime:
+def _local_runtime(process: ProcessId, topology_hash: str, store: Path) -> ProcessRuntime:
     system = find_running(store)
     if system.has_tls:
         raise UsageError(
@@ -168,7 +168,7 @@ def _member_here(process: ProcessId, topology_hash: str, store: Path) -> Process
     return ProcessRuntime(me, system.coordinator, ANY_PORT)
 
 
-def _member_elsewhere(
+def _remote_runtime(
     process: ProcessId, topology_hash: str, coordinator: str, listen: str, tls: Path
 ) -> ProcessRuntime:
     me = Credentials(process, 0, topology_hash, b"", str(tls.absolute()))

@@ -17,27 +17,30 @@ from stillframe.model import Channel, ProcessId
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import (
     NONCE_BYTES,
-    Connector,
-    Declined,
-    Greeting,
-    Hello,
     Listener,
-    Proof,
     Welcome,
 )
 from stillframe.runtime.network.addresses import Address
-from stillframe.runtime.network.connection import Connection, Credentials, StreamTransport
+from stillframe.runtime.network.connection import (
+    Connection,
+    Credentials,
+    InboundConnection,
+    OutboundConnection,
+    StreamTransport,
+)
 from stillframe.runtime.network.tls import TlsTransport
 from stillframe.runtime.process.endpoints import IncomingEndpoint, OutgoingEndpoint
 from stillframe.runtime.process.host import Host
 
 RETRY_S_MIN = 0.01
 RETRY_S_MAX = 1.0
-DIAL_TIMEOUT_S = 5.0
-"""So long may a connection take to be made: the kernel alone would wait for minutes."""
-SILENT_AFTER_S = 5.0
-"""A target that cannot be reached for so long is reported."""
+CONNECT_TIMEOUT_S = 5.0
+"""Timeout of one attempt to connect: the kernel alone would wait for minutes."""
+REPORT_AFTER_S = 5.0
+"""A target that has not been reached for this long is reported."""
 SomeConnection = TypeVar("SomeConnection", bound=Connection)
+VIOLATION_COUNT_MAX = 5
+"""After this many bad frames in a row on one channel its target fails."""
 
 
 async def connect(
@@ -58,7 +61,7 @@ async def connect(
     if certificates is not None:
         protocol = TlsTransport(connection, Path(certificates), is_listening=False, target=target)
     try:
-        async with asyncio.timeout(DIAL_TIMEOUT_S):
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await asyncio.get_running_loop().create_connection(
                 lambda: protocol, address.host, address.port
             )
@@ -73,25 +76,25 @@ async def keep_connected(
     me: Credentials,
     *,
     address: Address,
-    trouble: Callable[[str], None],
+    warn: Callable[[str], None],
     connected: Callable[[Channel], None],
 ) -> None:
     """Keep a channel connected to its target until cancelled.
 
     Args:
-        host: whose channel it is.
+        host: the host of the channel.
         outgoing: the channel.
-        me: what to show in the handshake.
+        me: the credentials of this process.
         address: where the target listens.
-        trouble: takes a sentence for the coordinator when a connection broke the rules, or the
+        warn: takes a sentence for the coordinator when a connection broke the rules, or the
             target cannot be reached.
         connected: called each time that the channel is connected.
 
-    A refusal by a target that never let us in ends the process: trying again would not help.
+    A refusal by a target that was never connected fails the process: a retry would not help.
     """
     loop, channel = asyncio.get_running_loop(), outgoing.channel
     retry_s, was_connected = RETRY_S_MIN, False
-    report_due = loop.time() + SILENT_AFTER_S
+    report_due = loop.time() + REPORT_AFTER_S
     while True:
         link = ConnectingLink(host, outgoing, me, connected)
         try:
@@ -99,7 +102,7 @@ async def keep_connected(
         except OSError as silence:
             if loop.time() > report_due:
                 reason = str(silence) or "no answer"
-                trouble(f"channel {channel}: {address} cannot be reached: {reason}; still trying")
+                warn(f"channel {channel}: {address} cannot be reached: {reason}; still trying")
                 report_due = float("inf")
             await asyncio.sleep(retry_s)
             retry_s = min(retry_s * 2, RETRY_S_MAX)
@@ -110,30 +113,26 @@ async def keep_connected(
             link.close()
         if link.is_open:
             retry_s, was_connected = RETRY_S_MIN, True
-            report_due = loop.time() + SILENT_AFTER_S
+            report_due = loop.time() + REPORT_AFTER_S
         if error is not None:
             detail = f"channel {channel}: the connection to {link.peer} was closed: {error}"
             # A target that let us in before and is gone now may have left its port to a stranger.
             if isinstance(error, Refused) and not was_connected:
                 host.fail(Refused(detail))
                 return
-            trouble(detail)
+            warn(detail)
         await asyncio.sleep(retry_s)
         retry_s = min(retry_s * 2, RETRY_S_MAX)
 
 
-VIOLATION_COUNT_MAX = 5
-"""After so many bad frames in a row on one channel, with none good between, its target gives up."""
-
-
-class ListeningLink(Connection):
+class ListeningLink(InboundConnection):
     """The target's end of a connection: which channel it carries is known after the handshake.
 
     Args:
-        host: whose channels there are.
-        me: what to ask in the handshake.
-        trouble: takes a sentence for the coordinator when a channel's connection broke the rules.
-        refused: takes one when somebody was not let in.
+        host: the host of the channels.
+        me: the credentials of this process.
+        warn: takes a sentence for the coordinator when a channel's connection broke the rules.
+        refused: takes one when a connection was refused.
     """
 
     def __init__(
@@ -141,16 +140,10 @@ class ListeningLink(Connection):
         host: Host,
         me: Credentials,
         *,
-        trouble: Callable[[str], None],
+        warn: Callable[[str], None],
         refused: Callable[[str], None],
     ) -> None:
-        super().__init__()
-        self._host = host
-        self._trouble = trouble
-        self._refused = refused
-        self._incoming: IncomingEndpoint | None = None
-        self._carrier: StreamTransport | None = None
-        self._listener = Listener(
+        listener = Listener(
             secret=me.secret,
             epoch=me.epoch,
             topology_hash=me.topology_hash,
@@ -158,6 +151,12 @@ class ListeningLink(Connection):
             sources=tuple(host.incoming),
             nonce=secrets.token_bytes(NONCE_BYTES),
         )
+        super().__init__(listener)
+        self._host = host
+        self._warn = warn
+        self._refused = refused
+        self._incoming: IncomingEndpoint | None = None
+        self._carrier: StreamTransport | None = None
 
     def take(self, frame: wire.Frame) -> None:
         """Handle a frame of the channel or of the handshake."""
@@ -165,13 +164,9 @@ class ListeningLink(Connection):
             self._host.on_frame(self._incoming, cast(wire.Messages | wire.Marked, frame))
             self._incoming.violation_count = 0
             return
-        if isinstance(frame, Hello):
-            self.check_certificate(frame.source)
-        answer = self._listener.receive(cast(Greeting, frame))
-        if isinstance(answer, str):
-            self._welcome(self._host.incoming[answer])
-        else:
-            self.write_greeting(answer)
+        source = self.authenticate(frame)
+        if source is not None:
+            self._welcome(self._host.incoming[source])
 
     def _welcome(self, incoming: IncomingEndpoint) -> None:
         # The source connects anew only when it has given the old connection up. What the old one
@@ -185,10 +180,9 @@ class ListeningLink(Connection):
         incoming.attach(self.transport)
 
     def broken(self, error: StillframeError) -> None:
-        """Say what was wrong, to the other end if it is new, and to the coordinator."""
+        """Report what was wrong, to the other end if it is new, and to the coordinator."""
         if self._incoming is None:
-            if isinstance(error, Refused):
-                self.write_greeting(Declined(str(error)[:1000]))
+            self.decline(error)
             self._refused(
                 f"a connection from {self.peer} to {self._host.process} was closed: {error}"
             )
@@ -197,12 +191,12 @@ class ListeningLink(Connection):
         incoming.violation_count += 1
         detail = f"channel {incoming.channel}: the connection was closed: {error}"
         if incoming.violation_count < VIOLATION_COUNT_MAX:
-            self._trouble(f"{detail}; its source connects anew, nothing is lost")
+            self._warn(f"{detail}; its source connects anew, nothing is lost")
         else:
             self._host.fail(ProtocolViolation(f"{detail}; {VIOLATION_COUNT_MAX} times in a row"))
 
     def crashed(self, error: Exception) -> None:
-        """This process cannot go on."""
+        """Fail this process."""
         self._host.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -212,7 +206,7 @@ class ListeningLink(Connection):
         super().connection_lost(exc)
 
 
-class ConnectingLink(Connection):
+class ConnectingLink(OutboundConnection):
     """The source's end of one connection of a channel."""
 
     def __init__(
@@ -222,8 +216,7 @@ class ConnectingLink(Connection):
         me: Credentials,
         connected: Callable[[Channel], None],
     ) -> None:
-        super().__init__()
-        self.is_open = False
+        super().__init__(me, outgoing.channel.target)
         self.lost: asyncio.Future[StillframeError | None] = (
             asyncio.get_running_loop().create_future()
         )
@@ -231,36 +224,28 @@ class ConnectingLink(Connection):
         self._host = host
         self._outgoing = outgoing
         self._carrier: StreamTransport | None = None
-        self._connector = Connector(me.hello(outgoing.channel.target), me.secret)
-
-    def begin(self, carrier: StreamTransport) -> None:
-        """Begin the handshake."""
-        super().begin(carrier)
-        self.write_greeting(self._connector.hello)
 
     def take(self, frame: wire.Frame) -> None:
         """Handle an acknowledgement, or a frame of the handshake."""
         if isinstance(frame, wire.Ack):
             self._host.on_ack(self._outgoing, frame.sequence)
             return
-        match self._connector.receive(cast(Greeting, frame)):
-            case Proof() as proof:
-                self.write_greeting(proof)
-            case Welcome(received):
-                assert self.transport is not None
-                self.open(wire.Kind.ACK, frame_bytes_max=64)
-                self._carrier = self.transport
-                self._outgoing.attach(self.transport, received)
-                self.is_open = True
-                self._connected(self._outgoing.channel)
+        welcome = self.greet(frame)
+        if welcome is not None:
+            assert self.transport is not None
+            self.open(wire.Kind.ACK, frame_bytes_max=64)
+            self._carrier = self.transport
+            self._outgoing.attach(self.transport, welcome.received)
+            self.is_open = True
+            self._connected(self._outgoing.channel)
 
     def broken(self, error: StillframeError) -> None:
-        """Pass the reason on to who connects us."""
+        """Pass the reason on to ``keep_connected``."""
         if not self.lost.done():
             self.lost.set_result(error)
 
     def crashed(self, error: Exception) -> None:
-        """This process cannot go on."""
+        """Fail this process."""
         self._host.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,8 +1,7 @@
-"""A host that is asked for the next turn, and ``join``: for programs that have their own loop.
+"""The host for programs with their own event loop, and for a ``Process`` with ``async`` handlers.
 
 The program is inside an atomic action except while it waits in ``async for``, or in ``boundary``:
-only there can a marker be handled or a state be recorded. A ``Process`` with ``async`` handlers is
-driven the same way.
+only there is a marker handled or the state recorded.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from stillframe.runtime.process.host import Delivery, Host, forks, leave
 class LoopHost(Host):
     """Hands out one message at a time, between boundaries. See ``Host`` for the arguments.
 
-    `action` is held while an atomic action is going on. Whoever releases it calls `boundary` first.
+    `action` is held during an atomic action. Before it is released, `boundary` is called.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -33,22 +32,22 @@ class LoopHost(Host):
 
     @property
     def is_busy(self) -> bool:
-        """Whether an atomic action is going on."""
+        """Whether an atomic action is in progress."""
         return self.action.locked()
 
     def fail(self, error: BaseException) -> None:
-        """Stop for good; whoever waits for a turn gets the error."""
+        """Stop permanently; a program that waits for a turn gets the error."""
         super().fail(error)
         self._changed.set()
 
     def wake(self) -> None:
-        """Handle markers if no action is going on, and tell who waits."""
+        """Handle markers if no action is in progress, and wake the program."""
         if not self.action.locked():
             self.boundary()
         self._changed.set()
 
     def boundary(self) -> None:
-        """No action is going on: send what was sent, and handle markers up to the next message."""
+        """Between two actions: flush, and handle markers up to the next message."""
         if self.error is not None:
             return
         try:
@@ -63,33 +62,27 @@ class LoopHost(Host):
             self.fail(error)
 
     async def begin_with_message(self) -> tuple[Channel, Message]:
-        """Wait for the next message, begin its action (`action` is held then) and return it.
-
-        Raises:
-            StillframeError: the process cannot go on.
-        """
+        """Wait for the next message, begin its action (`action` is held then) and return it; raises
+        a StillframeError if the process cannot continue."""
         if self.scheduler.time() > self._slice_end:
             # Messages that are there already must not keep the loop from what comes in.
             await asyncio.sleep(0)
             self._slice_end = self.scheduler.time() + SLICE_S
         while True:
-            while (self.is_held or not self.mailbox) and self.error is None:
+            while (self.is_blocked or not self.mailbox) and self.error is None:
                 self._changed.clear()
                 await self._changed.wait()
             await self.action.acquire()
             self.boundary()
-            if self.mailbox and not self.is_held and self.error is None:
+            if self.mailbox and not self.is_blocked and self.error is None:
                 return self._take()
             self.action.release()
             if self.error is not None:
                 raise self.error
 
     async def begin_action(self) -> None:
-        """Wait until the channels have room, and begin an action (`action` is held then).
-
-        Raises:
-            StillframeError: the process cannot go on.
-        """
+        """Wait until the channels have room, and begin an action (`action` is held then); raises a
+        StillframeError if the process cannot continue."""
         while True:
             while not self.has_room and self.error is None:
                 self._changed.clear()
@@ -104,13 +97,13 @@ class LoopHost(Host):
                 raise self.error
 
     def log_spontaneous_action(self) -> None:
-        """An action has begun that no message began: note it, if there is an event log."""
+        """Record in the event log, if any, that an action began without a message."""
         if self.log is not None:
             self.log.action_started()
 
     def make_send(self) -> Send:
-        """Return the function that applications call to send. What is sent between two actions, by
-        a task of the application's own, is an action for the event log."""
+        """Return the function that applications call to send. What a task of the application sends
+        between two actions is an action for the event log."""
         send = super().make_send()
         if self.log is None:
             return send
@@ -140,7 +133,7 @@ class LoopHost(Host):
             item = singles[0]
         self.recorder.receive(incoming.source, batch)
         if self.log is not None:
-            self.log.note(self.log.accepting[incoming.source])
+            self.log.record(self.log.accepting[incoming.source])
         if item.frame_bytes is not None and (sequence := incoming.session.handle(item.frame_bytes)):
             incoming.acknowledge(sequence)
         return incoming.channel, message
@@ -163,33 +156,28 @@ def has_async_handlers(process: Process) -> bool:
 
 
 class _Watched(Coroutine[Any, Any, None]):
-    """Runs handlers, and looks each time they wait whether this is the child of a fork of theirs.
-
-    Args:
-        inner: runs them.
-        driver: of the handlers.
-    """
+    """Runs the handlers of `driver`, and checks for a fork each time they wait."""
 
     def __init__(self, inner: Coroutine[Any, Any, None], driver: "AsyncHandlerDriver") -> None:
         self._inner = inner
         self._driver = driver
 
     def send(self, value: Any, /) -> Any:
-        """Go on until something is waited for."""
+        """Run until the handler waits."""
         try:
             return self._inner.send(value)
         finally:
             self._check()
 
     def throw(self, *error: Any) -> Any:
-        """Go on with an error until something is waited for."""
+        """Run with an error until the handler waits."""
         try:
             return self._inner.throw(*error)
         finally:
             self._check()
 
     def close(self) -> None:
-        """End the handler."""
+        """Close the handler."""
         self._inner.close()
 
     def __await__(self) -> Generator[Any, Any, None]:
@@ -220,14 +208,12 @@ class AsyncHandlerDriver:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, *, is_fresh: bool) -> None:
-        """Call ``start`` on a fresh start, then receive and act until this process ends.
-
-        The host's `action` must be held: nothing may come before ``start``.
-        """
+        """Call ``start`` on a fresh start, then receive and act. The host's `action` must be held:
+        nothing may come before ``start``."""
         self._spawn(self._run(is_fresh=is_fresh))
 
     def published(self, snapshot: SnapshotId) -> None:
-        """Tell the application that `snapshot` is in the store."""
+        """Notify the application that `snapshot` was published."""
         self._spawn(self._by_itself(self._process.on_published, "on_published", snapshot))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -69,15 +69,15 @@ class PipelineLogs:
         self._root = root
         self._process = process
         self._system = system
-        self._head: Metadata = read_metadata(root)
-        self._head.dataflow.check_participant(process, "service")
+        self._metadata: Metadata = read_metadata(root)
+        self._metadata.dataflow.check_participant(process, "service")
         self._lock = participant_lock(root, process)
         if not self._lock.acquire():
             raise Unavailable(f"service {process} is run by another program: end that one first")
         try:
-            check_unused(root, self._head, process)
-            self._ends = ServiceLogs(root, process, self._head, self._head.starts[process])
-            write_service_record(root, process, ServiceRecord(epoch=self._head.epoch))
+            check_unused(root, self._metadata, process)
+            self._ends = ServiceLogs(root, process, self._metadata, self._metadata.starts[process])
+            write_service_record(root, process, ServiceRecord(epoch=self._metadata.epoch))
         except BaseException:
             self._lock.release()
             raise
@@ -117,13 +117,13 @@ class PipelineLogs:
         return self._ends.take(ends) if may_read else None
 
     def recorded(self, snapshot: SnapshotId, state: ProcessState) -> None:
-        """Put the barrier on every log that is written, and hand in the part.
+        """Put the barrier on every log that is written, and submit the fragment.
 
         Called in the step in which the process recorded its state and sent its markers. Does
         nothing for a snapshot of the system that belongs to none of the pipeline.
         """
         request = under_way(self._root)
-        if request is None or request.epoch != self._head.epoch:
+        if request is None or request.epoch != self._metadata.epoch:
             return
         cut = system_cut(self._root, request.snapshot, self._system)
         if cut is None or cut.snapshot != snapshot:

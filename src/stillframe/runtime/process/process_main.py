@@ -33,15 +33,20 @@ from stillframe.runtime.process.loop_host import AsyncHandlerDriver, LoopHost, h
 from stillframe.runtime.process.process_runtime import ProcessRuntime, RetryLater, traceback_of
 
 EXIT_ORPHANED = 1
+RETRY_S_MIN = 0.1
+RETRY_S_MAX = 2.0
+"""How often a process on another machine retries to reach the coordinator."""
 
 
 class SupervisorWatchdog:
-    """Watches the supervisor from a thread: it also ends a process whose handler keeps the loop
-    busy, which would never notice that its line to the coordinator is gone.
+    """Exits this process when its supervisor has terminated and none replaces it in time.
+
+    It watches from a thread, so it also exits a process whose handler keeps the event loop busy and
+    which would never notice that its coordinator is gone.
 
     Args:
-        supervisor: who watches over this process now.
-        orphaned_s: how long this process outlives a supervisor that nobody replaces, in seconds.
+        supervisor: the supervisor of this process now.
+        orphaned_s: how long this process outlives a supervisor that is not replaced, in seconds.
     """
 
     def __init__(self, supervisor: OsProcess, *, orphaned_s: float) -> None:
@@ -50,8 +55,8 @@ class SupervisorWatchdog:
         self._successors: queue.SimpleQueue[OsProcess] = queue.SimpleQueue()
         threading.Thread(target=self._keep, args=(supervisor,), daemon=True).start()
 
-    def supervised_by(self, supervisor: OsProcess) -> None:
-        """Note who watches over this process now; the same one as before is no news."""
+    def on_supervisor(self, supervisor: OsProcess) -> None:
+        """Watch the supervisor of this process from now on."""
         if supervisor != self._newest:
             self._newest = supervisor
             self._successors.put(supervisor)
@@ -65,79 +70,70 @@ class SupervisorWatchdog:
                 os._exit(EXIT_ORPHANED)
 
 
-RETRY_S_MIN = 0.1
-RETRY_S_MAX = 2.0
-"""How often a process on another machine looks for a coordinator that is away."""
-
-
 class _JoinRejected(StillframeError):
     """Trying again would not help."""
 
 
-async def _run(launch: LaunchSpec, vigil: SupervisorWatchdog) -> None:
+async def _run(launch: LaunchSpec, watchdog: SupervisorWatchdog) -> None:
     if launch.is_elsewhere:
-        launch, member, start = await _register(launch)
+        launch, runtime, start = await _register(launch)
     else:
-        member = ProcessRuntime(
+        runtime = ProcessRuntime(
             launch.me,
             launch.coordinator,
             launch.listen,
             orphaned_s=launch.orphaned_s,
-            supervised=vigil.supervised_by,
+            on_supervisor=watchdog.on_supervisor,
         )
-        start = await member.connect()
-    if launch.traces.any:
+        start = await runtime.connect()
+    if launch.outputs.any:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, _end_in_order, member)
+        loop.add_signal_handler(signal.SIGTERM, _terminate, runtime)
     try:
-        await _run_epoch(member, launch, start)
-        failure = await member.failed
+        await _run_epoch(runtime, launch, start)
+        failure = await runtime.failed
     except StillframeError as error:
         failure = error
-        member.fail(error)
-    if not member.is_heard and not launch.is_elsewhere:
+        runtime.fail(error)
+    if not runtime.is_connected and not launch.is_elsewhere:
         # Nobody will ever say it for us.
         sys.stderr.write(f"process {launch.me.process} ended: {failure}\n{traceback_of(failure)}")
-    await member.leave()
-    member.close_logs()
+    await runtime.leave()
+    runtime.close_logs()
     raise failure
 
 
-def _end_in_order(member: ProcessRuntime) -> None:
-    """Write event log and fragments to their end, and end by the signal that came."""
-    member.close_logs()
+def _terminate(runtime: ProcessRuntime) -> None:
+    """Finish event log and fragments, and terminate by SIGTERM."""
+    runtime.close_logs()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def _register(launch: LaunchSpec) -> tuple[LaunchSpec, ProcessRuntime, Start | None]:
-    """Wait for the coordinator, and be let in.
-
-    Raises:
-        _JoinRejected: we were not.
-    """
-    retry_s, said = RETRY_S_MIN, ""
+    """Wait for the coordinator, and join; raises _JoinRejected if that was refused."""
+    retry_s, printed = RETRY_S_MIN, ""
     while True:
         try:
-            described = _described(launch)
-            me, orphaned_s = described.me, launch.orphaned_s
-            member = ProcessRuntime(me, launch.coordinator, launch.listen, orphaned_s=orphaned_s)
+            launch_here = _with_topology_hash(launch)
+            me, orphaned_s = launch_here.me, launch.orphaned_s
+            runtime = ProcessRuntime(me, launch.coordinator, launch.listen, orphaned_s=orphaned_s)
             try:
-                return described, member, await member.connect()
+                return launch_here, runtime, await runtime.connect()
             except BaseException:
-                await member.close()
+                await runtime.close()
                 raise
         except (RetryLater, Unavailable) as error:
-            if str(error) != said:
-                said = str(error)
-                _say(launch, f"{said}; waiting")
+            if str(error) != printed:
+                printed = str(error)
+                _print(launch, f"{printed}; waiting")
         except (Refused, UsageError) as error:
             raise _JoinRejected(str(error)) from error
         await asyncio.sleep(retry_s)
         retry_s = min(retry_s * 2, RETRY_S_MAX)
 
 
-def _described(launch: LaunchSpec) -> LaunchSpec:
+def _with_topology_hash(launch: LaunchSpec) -> LaunchSpec:
     """Return `launch` with the hash of the topology as its module has it."""
     topology, name = load_topology(launch.reference), launch.me.process
     topology.description.check_process(name)
@@ -150,12 +146,12 @@ def _described(launch: LaunchSpec) -> LaunchSpec:
     return msgspec.structs.replace(launch, me=me)
 
 
-def _say(launch: LaunchSpec, words: str) -> None:
+def _print(launch: LaunchSpec, words: str) -> None:
     sys.stderr.write(f"process {launch.me.process}: {words}\n")
     sys.stderr.flush()
 
 
-async def _run_epoch(member: ProcessRuntime, launch: LaunchSpec, start: Start | None) -> None:
+async def _run_epoch(runtime: ProcessRuntime, launch: LaunchSpec, start: Start | None) -> None:
     """Load the process that this is, and run it."""
     topology = load_topology(launch.reference)
     if topology.description.hash != launch.me.topology_hash:
@@ -171,7 +167,7 @@ async def _run_epoch(member: ProcessRuntime, launch: LaunchSpec, start: Start | 
         from stillframe.runtime.process.pipeline_logs import PipelineLogs  # noqa: PLC0415
 
         logs = PipelineLogs(Path(launch.pipeline), launch.me.process, system=launch.system)
-    traces, reference = launch.traces, launch.reference
+    outputs, reference = launch.outputs, launch.reference
     host: HandlerHost | LoopHost
     driver: HandlerHost | AsyncHandlerDriver
     if has_async_handlers(process):
@@ -180,12 +176,14 @@ async def _run_epoch(member: ProcessRuntime, launch: LaunchSpec, start: Start | 
                 f"process {launch.me.process} has async handlers and is a service of a pipeline: "
                 "write its handlers as plain functions"
             )
-        host = member.host(LoopHost, topology, process, start, traces=traces, reference=reference)
+        host = runtime.host(
+            LoopHost, topology, process, start, outputs=outputs, reference=reference
+        )
         await host.action.acquire()
         driver = AsyncHandlerDriver(host, process)
     else:
-        host = driver = member.host(
-            HandlerHost, topology, process, start, traces=traces, reference=reference
+        host = driver = runtime.host(
+            HandlerHost, topology, process, start, outputs=outputs, reference=reference
         )
     attach(
         process,
@@ -193,7 +191,7 @@ async def _run_epoch(member: ProcessRuntime, launch: LaunchSpec, start: Start | 
         incoming=tuple(host.incoming),
         outgoing=tuple(host.outgoing),
         send=host.send,
-        snapshot=lambda: member.report(control.SnapshotRequested()),
+        snapshot=lambda: runtime.report(control.SnapshotRequested()),
         append=None if logs is None else logs.append,
     )
 
@@ -203,7 +201,7 @@ async def _run_epoch(member: ProcessRuntime, launch: LaunchSpec, start: Start | 
             assert isinstance(driver, HandlerHost)
             driver.read_logs(logs)
 
-    await member.run(host, begin=begin, published=driver.published)
+    await runtime.run(host, begin=begin, published=driver.published)
 
 
 def main() -> None:
@@ -216,13 +214,13 @@ def main() -> None:
     launch = msgspec.json.decode(line, type=LaunchSpec)
     sys.path[:] = launch.search_path
     orphaned_s = 0.0 if launch.is_elsewhere else launch.orphaned_s
-    vigil = SupervisorWatchdog(launch.supervisor, orphaned_s=orphaned_s)
+    watchdog = SupervisorWatchdog(launch.supervisor, orphaned_s=orphaned_s)
     try:
-        uvloop.run(_run(launch, vigil))
+        uvloop.run(_run(launch, watchdog))
     except StillframeError as error:
         # Elsewhere the coordinator was told; its words reach the user there, not here.
         if launch.is_elsewhere:
-            _say(launch, str(error))
+            _print(launch, str(error))
         sys.exit(EXIT_JOIN_REJECTED if isinstance(error, _JoinRejected) else EXIT_FAILED)
 
 

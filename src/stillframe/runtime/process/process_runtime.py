@@ -13,21 +13,20 @@ import contextlib
 import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from stillframe.errors import ProtocolViolation, Refused, StillframeError, Unavailable, describe
 from stillframe.model import DECODING_ERRORS, Channel, SnapshotId
 from stillframe.protocol import wire
-from stillframe.protocol.handshake import Connector, Greeting, Proof, Welcome
 from stillframe.restore import Start, check_start
 from stillframe.runtime import control
 from stillframe.runtime.control import NO_OUTPUT, ORPHANED_S, OutputDirs
 from stillframe.runtime.network.acceptor import Acceptor
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import check_own
-from stillframe.runtime.network.connection import Connection, Credentials, StreamTransport
+from stillframe.runtime.network.connection import Credentials, OutboundConnection
 from stillframe.runtime.os_process import OsProcess
 from stillframe.runtime.process.host import Host, HostConfig
 from stillframe.runtime.process.link import (
@@ -46,58 +45,47 @@ if TYPE_CHECKING:  # loaded only by a process that writes an event log
 _decode: Callable[[bytes], control.ToProcess] = msgspec.msgpack.Decoder(control.ToProcess).decode
 
 
-class CoordinatorConnection(Connection):
-    """The connection to the coordinator: what it says goes into `heard`, None when it is gone.
+class CoordinatorConnection(OutboundConnection):
+    """The connection to the coordinator: its messages go into `received`, None when it closes.
 
     Args:
-        me: who this is, and how to prove it.
-        first: asked for what to say first of all, when the coordinator has let us in.
+        me: the credentials of this process.
+        first: returns the first message, which is sent when the handshake is over.
     """
 
     def __init__(self, me: Credentials, first: Callable[[], control.FirstMessage]) -> None:
-        super().__init__()
-        self.is_open = False
+        super().__init__(me, None)
         self._first = first
-        self.heard: asyncio.Queue[control.ToProcess | StillframeError | None] = asyncio.Queue()
-        self.gone = asyncio.Event()
-        self._connector = Connector(me.hello(None), me.secret)
-
-    def begin(self, carrier: StreamTransport) -> None:
-        """Begin the handshake."""
-        super().begin(carrier)
-        self.write_greeting(self._connector.hello)
+        self.received: asyncio.Queue[control.ToProcess | StillframeError | None] = asyncio.Queue()
+        self.closed = asyncio.Event()
 
     def take(self, frame: wire.Frame) -> None:
-        """Queue what the coordinator says; answer in the handshake."""
+        """Queue a message of the coordinator, or answer in the handshake."""
         if isinstance(frame, wire.Control):
-            self.heard.put_nowait(_decode_control(frame))
-            return
-        match self._connector.receive(cast(Greeting, frame)):
-            case Proof() as proof:
-                self.write_greeting(proof)
-            case Welcome():
-                self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
-                self.is_open = True
-                self.say(self._first())
+            self.received.put_nowait(_decode_control(frame))
+        elif self.greet(frame) is not None:
+            self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
+            self.is_open = True
+            self.send(self._first())
 
-    def say(self, message: control.FromProcess) -> None:
-        """Tell the coordinator; silently nothing while it is not there, which `heard` tells."""
+    def send(self, message: control.FromProcess) -> None:
+        """Send a message; it is dropped while there is no connection, which `received` shows."""
         if self.is_open and self.transport is not None:
             self.transport.write(wire.encode_control(message))
 
     def broken(self, error: StillframeError) -> None:
-        """Pass on why the connection ends."""
-        self.heard.put_nowait(error)
+        """Queue why the connection ends."""
+        self.received.put_nowait(error)
 
     def crashed(self, error: Exception) -> None:
-        """Pass on what we did not expect."""
-        self.heard.put_nowait(StillframeError(describe(error)))
+        """Queue an unexpected error."""
+        self.received.put_nowait(StillframeError(describe(error)))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass on that it ended."""
+        """Queue that it was closed."""
         self.is_open = False
-        self.heard.put_nowait(None)
-        self.gone.set()
+        self.received.put_nowait(None)
+        self.closed.set()
         super().connection_lost(exc)
 
 
@@ -113,23 +101,22 @@ Expected = TypeVar("Expected", control.Setup, control.Addresses, control.Rejoine
 
 
 class RetryLater(Refused):
-    """The coordinator knows us, and has no place for us now; it may have one later."""
+    """The coordinator has no place for this process now, but may have one later."""
 
 
 class ProcessRuntime:
     """A process's place in one epoch of the system.
 
     Args:
-        me: who this is, and how to prove it.
-        coordinator: where the coordinator listens.
-        listen: where this process listens, at an address at which the others can reach it.
-        orphaned_s: how long to go on without a coordinator, in seconds.
-        supervised: told who watches over this process, each time that it has come back.
+        me: the credentials of this process.
+        coordinator: the address of the coordinator.
+        listen: where this process listens, at an address that the others can reach.
+        orphaned_s: how long to run without a coordinator, in seconds.
+        on_supervisor: receives the supervisor each time that this process has rejoined.
 
     Attributes:
-        failed: why this process cannot go on, when it cannot.
-        close_logs: writes the event log and fragments to their end, if there are: call it last of
-            all.
+        failed: why this process cannot continue, once it cannot.
+        close_logs: finishes the event log and the fragments, if any: call it last.
     """
 
     def __init__(
@@ -139,11 +126,11 @@ class ProcessRuntime:
         listen: Address,
         *,
         orphaned_s: float = ORPHANED_S,
-        supervised: Callable[[OsProcess], None] = lambda supervisor: None,
+        on_supervisor: Callable[[OsProcess], None] = lambda supervisor: None,
     ) -> None:
         self.me = me
         self._orphaned_s = orphaned_s
-        self._supervised = supervised
+        self._on_supervisor = on_supervisor
         self._unconnected: set[Channel] = set()
         self._last_published: SnapshotId | None = None
         self._coordinator = coordinator
@@ -156,18 +143,18 @@ class ProcessRuntime:
         self.failed: asyncio.Future[StillframeError] = asyncio.get_running_loop().create_future()
 
     async def connect(self) -> Start | None:
-        """Say hello; return where to begin, None for a fresh start.
+        """Join the epoch; return the initial state, None for a fresh start.
 
         Raises:
-            Refused: the coordinator said no, and why; or we did.
+            Refused: the coordinator refused this process, or the reverse, and why.
             Unavailable: there is no coordinator.
-            UsageError: our certificates are not what they must be.
+            UsageError: the certificates are not what they must be.
         """
         if self.me.certificates is not None:
             check_own(Path(self.me.certificates), self.me.process)
-        self._line = await self._reach(control.JoinRequest)
+        self._connection = await self._dial(control.JoinRequest)
         self._closers.append(self._hang_up)
-        setup = await self._hear(control.Setup)
+        setup = await self._expect(control.Setup)
         self._marker_wait_s = setup.marker_wait_s
         self._run = setup.run
         self.me = msgspec.structs.replace(self.me, epoch=setup.epoch)
@@ -180,39 +167,41 @@ class ProcessRuntime:
         subject: object,
         start: Start | None,
         *,
-        traces: OutputDirs = NO_OUTPUT,
+        outputs: OutputDirs = NO_OUTPUT,
         reference: str | None = None,
     ) -> SomeHost:
-        """Return a host of class `kind` for this member's process.
+        """Return a host of class `kind` for this process.
 
         Args:
-            kind: HandlerHost or TurnHost.
-            topology: which channels there are, and which messages they take.
+            kind: HandlerHost or LoopHost.
+            topology: the topology.
             subject: the object whose fields are the recorded state.
             start: what `connect` returned.
-            traces: what it writes of itself.
-            reference: where the topology is, ``module:attribute``, if that is known.
+            outputs: where it writes its event log and fragments.
+            reference: ``module:attribute`` of the topology, if known.
         """
         process, description = self.me.process, topology.description
         if start is not None:
             check_start(start, process, description)
         open_log: OpenLog | None = None
         fragments = None
-        trouble = self._log_trouble()
-        if traces.log is not None:
+        report_failure = self._output_failure_reporter()
+        if outputs.log is not None:
             # Loaded only here, as what writes fragments is: most processes write neither, and are
             # to start quickly.
             from stillframe.runtime.process.event_logging import log_opener  # noqa: PLC0415
 
-            open_log = log_opener(Path(traces.log), process, self.me.epoch, trouble)
-        if traces.fragments is not None:
+            open_log = log_opener(Path(outputs.log), process, self.me.epoch, report_failure)
+        if outputs.fragments is not None:
             from stillframe.runtime.process.fragment_recorder import FragmentRecorder  # noqa: PLC0415
             from stillframe.store.fragments import FragmentSource  # noqa: PLC0415
 
             began_from = None if start is None else start.base
             life = FragmentSource(process, self.me.epoch, self._run, began_from)
-            where = Path(traces.fragments)
-            fragments = FragmentRecorder(where, life, description, reference, trouble=trouble)
+            where = Path(outputs.fragments)
+            fragments = FragmentRecorder(
+                where, life, description, reference, report_failure=report_failure
+            )
         host = kind(
             HostConfig.of(topology, process, marker_wait_s=self._marker_wait_s),
             subject,
@@ -233,16 +222,16 @@ class ProcessRuntime:
         begin: Callable[[], None],
         published: Callable[[SnapshotId], None],
     ) -> None:
-        """Listen, learn where the others are, connect, and begin; returns when all has begun.
+        """Listen, connect to the others, and start; returns when everything has started.
 
         Args:
-            host: made with this member's `report` and `fail`.
+            host: made by ``host``.
             begin: called when messages may flow.
             published: called with each snapshot that was published.
         """
         self.acceptor = acceptor = Acceptor(
-            lambda: ListeningLink(host, self.me, trouble=self._trouble, refused=acceptor.refused),
-            self._trouble,
+            lambda: ListeningLink(host, self.me, warn=self._warn, refused=acceptor.refused),
+            self._warn,
         )
         try:
             address = await acceptor.open(self._listen, self.me.certificates)
@@ -251,7 +240,7 @@ class ProcessRuntime:
         self._closers.append(acceptor.close)
         self._closers.append(host.captures.close)
         self.report(control.ListeningOn(address))
-        addresses = await self._hear(control.Addresses)
+        addresses = await self._expect(control.Addresses)
         if missing := sorted(host.outgoing.keys() - addresses.addresses.keys()):
             raise ProtocolViolation(f"the coordinator has no address of {', '.join(missing)}")
         self._unconnected = {outgoing.channel for outgoing in host.outgoing.values()}
@@ -274,63 +263,65 @@ class ProcessRuntime:
                     outgoing,
                     self.me,
                     address=addresses.addresses[target],
-                    trouble=self._trouble,
+                    warn=self._warn,
                     connected=connected,
                 )
             )
-        self._spawn(self._listen_to_coordinator(host, published))
+        self._spawn(self._follow_coordinator(host, published))
 
     @property
-    def is_heard(self) -> bool:
-        """Whether the coordinator is there to hear what this process says."""
-        return self._line.is_open
+    def is_connected(self) -> bool:
+        """Whether there is a connection to the coordinator."""
+        return self._connection.is_open
 
     def report(self, message: control.FromProcess) -> None:
-        """Tell the coordinator, if it is there."""
-        self._line.say(message)
+        """Send a message to the coordinator, if it is connected."""
+        self._connection.send(message)
 
     def fail(self, error: StillframeError) -> None:
-        """Tell the coordinator that this process cannot go on, and why; sets `failed`."""
+        """Report that this process cannot continue, and why; sets `failed`."""
         self.report(control.Failure(str(error), traceback_of(error)))
         if not self.failed.done():
             self.failed.set_result(error)
 
     async def leave(self) -> None:
-        """Wait until the coordinator has been sent everything that we reported, and hang up."""
+        """Close the connection to the coordinator once everything reported has been sent."""
         self._hang_up()
-        await self._line.gone.wait()
+        await self._connection.closed.wait()
 
     async def close(self) -> None:
-        """Close everything that this member opened."""
+        """Close everything that was opened here."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)  # `_ended` has told of those
+        await asyncio.gather(
+            *self._tasks, return_exceptions=True
+        )  # `_on_task_done` has told of those
         for close in (*self._closers, self.close_logs):
             close()
 
     def _hang_up(self) -> None:
-        self._line.close()
+        self._connection.close()
 
-    def _trouble(self, detail: str) -> None:
+    def _warn(self, detail: str) -> None:
         self.report(control.ConnectionWarning(detail))
 
-    def _log_trouble(self) -> Callable[[str], None]:
-        """Return what any thread may call with a sentence when a log cannot be written."""
+    def _output_failure_reporter(self) -> Callable[[str], None]:
+        """Return what any thread may call when an event log or fragments cannot be written."""
         loop = asyncio.get_running_loop()
 
-        def trouble(detail: str) -> None:
+        def report(detail: str) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is reported now
                 loop.call_soon_threadsafe(self.report, control.OutputFailed(detail))
 
-        return trouble
+        return report
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
         self._tasks.append(task)
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        """A process that has become deaf must not go on as if it heard."""
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        """Fail if a task has failed: the process must not continue without it."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             failure = StillframeError(
@@ -339,10 +330,10 @@ class ProcessRuntime:
             failure.__cause__ = error
             self.fail(failure)
 
-    async def _reach(self, first: Callable[[], control.FirstMessage]) -> CoordinatorConnection:
-        line = CoordinatorConnection(self.me, first)
+    async def _dial(self, first: Callable[[], control.FirstMessage]) -> CoordinatorConnection:
+        connection = CoordinatorConnection(self.me, first)
         try:
-            return await connect(line, self._coordinator, self.me.certificates, None)
+            return await connect(connection, self._coordinator, self.me.certificates, None)
         except OSError as error:
             reason = str(error) or "no answer"
             raise Unavailable(
@@ -350,8 +341,8 @@ class ProcessRuntime:
                 "is the system running?"
             ) from error
 
-    async def _hear(self, kind: type[Expected]) -> Expected:
-        message = await self._line.heard.get()
+    async def _expect(self, kind: type[Expected]) -> Expected:
+        message = await self._connection.received.get()
         if isinstance(message, StillframeError):
             raise message
         if isinstance(message, control.Dismissed):
@@ -364,11 +355,11 @@ class ProcessRuntime:
             )
         return message
 
-    async def _listen_to_coordinator(
+    async def _follow_coordinator(
         self, host: Host, published: Callable[[SnapshotId], None]
     ) -> None:
         while host.error is None:
-            match await self._line.heard.get():
+            match await self._connection.received.get():
                 case control.Initiate(snapshot):
                     host.initiate(snapshot)
                 case control.Abandon(snapshot):
@@ -381,20 +372,18 @@ class ProcessRuntime:
                 case control.StatusRequest() as asked:
                     self.report(control.StatusReply(asked.number, process_status(host, asked)))
                 case None:
-                    await self._outlive_coordinator(host, published)
+                    await self._await_coordinator(host, published)
                 case control.Dismissed(detail):
                     host.fail(Unavailable(detail))
                 case other:
                     host.fail(Unavailable(f"the coordinator's connection broke: {other}"))
 
-    async def _outlive_coordinator(
-        self, host: Host, published: Callable[[SnapshotId], None]
-    ) -> None:
-        """Go on until there is a coordinator again, or end this process; not if it has failed."""
+    async def _await_coordinator(self, host: Host, published: Callable[[SnapshotId], None]) -> None:
+        """Run until there is a coordinator again, or fail this process."""
         if host.error is not None:
             return
         try:
-            resumed = await self._come_back()
+            resumed = await self._rejoin()
         except StillframeError as error:
             host.fail(error)
             return
@@ -406,28 +395,24 @@ class ProcessRuntime:
             self._last_published = newest
             published(newest)
 
-    async def _come_back(self) -> control.Rejoined:
-        """Reach the coordinator again, or the one that takes its place.
-
-        Raises:
-            Refused: it says that there is no place for this process any more.
-            Unavailable: none came in time.
-        """
+    async def _rejoin(self) -> control.Rejoined:
+        """Connect to the coordinator again, or to the one that replaces it; raises Refused if it
+        has no place for this process, Unavailable if none came in time."""
         retry_s = RETRY_S_MIN
         try:
             async with asyncio.timeout(self._orphaned_s):
                 while True:
                     try:
-                        self._line = await self._reach(self._returning)
-                        resumed = await self._hear(control.Rejoined)
+                        self._connection = await self._dial(self._rejoin_request)
+                        resumed = await self._expect(control.Rejoined)
                     except Refused:
                         raise
                     except StillframeError:  # nobody is there yet, or somebody else is
-                        self._line.close()
+                        self._connection.close()
                         await asyncio.sleep(retry_s)
                         retry_s = min(retry_s * 2, RETRY_S_MAX)
                     else:
-                        self._supervised(resumed.supervisor)
+                        self._on_supervisor(resumed.supervisor)
                         return resumed
         except TimeoutError:
             raise Unavailable(
@@ -435,11 +420,11 @@ class ProcessRuntime:
                 f"its place within {self._orphaned_s:.0f} s"
             ) from None
 
-    def _returning(self) -> control.RejoinRequest:
+    def _rejoin_request(self) -> control.RejoinRequest:
         return control.RejoinRequest(is_connected=not self._unconnected)
 
 
 def traceback_of(error: StillframeError) -> str:
-    """Return the traceback of what caused `error`; nothing if nothing did."""
+    """Return the traceback of the cause of `error`; empty if it has none."""
     cause = error.__cause__
     return "".join(traceback.format_exception(cause)) if cause else ""

@@ -1,9 +1,9 @@
 """The recorded state of one process, on its way from the cut to the coordinator.
 
-At a cut a process stands still only for what cannot be put off: the sets of changed keys are put
-aside, and the fields that are not keyed are encoded, or a process is forked that does so. What is
-left is encoded in slices, in turns with the messages, and sent piece by piece. When all of that is
-done and the recorder has its part too, the part goes to the coordinator.
+At a cut a process pauses only for what cannot be deferred: the sets of changed keys are put aside,
+and the fields that are not keyed are encoded, or a process is forked that encodes them. The rest is
+encoded in slices between messages, and sent chunk by chunk. When all of that is done and the
+recorder has its part too, the fragment goes to the coordinator.
 """
 
 import contextlib
@@ -31,6 +31,21 @@ from stillframe.state_codec import StateCodec
 READ_BYTES = 2**18
 _HEADER = struct.Struct("<?dQ")  # whether it is the state, seconds, bytes that follow
 _FD_MAX = 2**20
+CHUNK_BYTES = 2**18
+SLICE_S = 0.0005
+"""The target duration of a slice; the number of its keys adapts, within the bounds below."""
+SLICE_COUNT_MIN, SLICE_COUNT_FIRST = 16, 256
+SLICE_COUNT_MAX = 2**17
+RELEASED_COUNT = 4096
+"""How many keys that are no longer needed are released in a slice."""
+SPEEDUP_AFTER_S = 0.5
+"""The age after which the slices of a capture grow: it must meet its deadline although the process
+is always busy."""
+IN_PLACE_S = 0.005
+"""A state whose encoding takes longer than this is encoded in a forked process, if that pays."""
+LARGE_BYTES = 2**28
+"""A process with more memory and no keyed field may have a large state: before its first capture
+that is unknown."""
 
 
 class Watcher(Protocol):
@@ -44,14 +59,18 @@ class Watcher(Protocol):
 
 
 class ForkedEncoder:
-    """One forked process.
+    """Encodes a state in a forked process, while this one continues.
+
+    The child has a copy of the memory as it was at the fork. It encodes, writes into a pipe and
+    exits. It first closes all else that it inherited, so that a connection of the parent ends with
+    the parent, and it runs no other code: locks that threads of the parent held do not matter.
 
     Args:
-        encode: what to do there; raises a UsageError if it cannot be done.
+        encode: called in the child; raises a UsageError if the state cannot be encoded.
         watcher: the event loop.
-        take: takes what was encoded, in pieces.
-        ended: called once: with None and the seconds of processor time that `encode` took, when all
-            of it was taken; or with the cause, when there will be no more.
+        take: receives what was encoded, in chunks.
+        done: called once: with None and the processor time of `encode` in seconds when all was
+            taken, or with the cause when there will be no more.
 
     Raises:
         OSError: no process can be forked.
@@ -64,11 +83,11 @@ class ForkedEncoder:
         *,
         watcher: Watcher,
         take: Callable[[bytes], None],
-        ended: Callable[[str | None, float], None],
+        done: Callable[[str | None, float], None],
     ) -> None:
         self._watcher = watcher
         self._take = take
-        self._ended: Callable[[str | None, float], None] | None = ended
+        self._done: Callable[[str | None, float], None] | None = done
         self._header = b""
         self._is_state = False
         self._took_s = 0.0
@@ -100,57 +119,57 @@ class ForkedEncoder:
             raise
 
     def cancel(self) -> None:
-        """End it; nothing is called any more."""
-        self._ended = None
+        """Kill it; nothing is called afterwards."""
+        self._done = None
         self._close_pipe()
         if self._pidfd >= 0:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Return when a cancelled one is gone: for those who will not run the loop any more."""
+        """Wait for the end of a cancelled one, when the event loop will not run again."""
         if self._pidfd >= 0:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._pid, 0)
             self._close_pidfd()
 
     def _read(self) -> None:
-        piece = os.read(self._pipe, READ_BYTES)
-        if not piece:
+        chunk = os.read(self._pipe, READ_BYTES)
+        if not chunk:
             self._close_pipe()
             return
         if len(self._header) < _HEADER.size:
             missing = _HEADER.size - len(self._header)
-            self._header, piece = self._header + piece[:missing], piece[missing:]
+            self._header, chunk = self._header + chunk[:missing], chunk[missing:]
             if len(self._header) < _HEADER.size:
                 return
             self._is_state, self._took_s, self._missing_bytes = _HEADER.unpack(self._header)
-        self._missing_bytes -= len(piece)
+        self._missing_bytes -= len(chunk)
         if not self._is_state:
-            self._refusal += piece
-        elif piece:
-            self._take(piece)
+            self._refusal += chunk
+        elif chunk:
+            self._take(chunk)
 
     def _reap(self) -> None:
-        """It has ended: take what is left in the pipe, and tell."""
+        """It has terminated: take what is left in the pipe, and report the result."""
         status = 0
         with contextlib.suppress(ChildProcessError):  # the program itself has waited for it
             _, status = os.waitpid(self._pid, 0)
         self._close_pidfd()
         while self._pipe >= 0:
             self._read()
-        if self._ended is None:
+        if self._done is None:
             return
         if len(self._header) < _HEADER.size or self._missing_bytes:
             how = os.waitstatus_to_exitcode(status)
-            self._ended(
+            self._done(
                 "the forked process that encoded the state ended before it was done, "
                 + (f"by signal {-how} (9: is there memory enough?)" if how < 0 else f"with {how}"),
                 self._took_s,
             )
         elif self._is_state:
-            self._ended(None, self._took_s)
+            self._done(None, self._took_s)
         else:
-            self._ended(self._refusal.decode(), self._took_s)
+            self._done(self._refusal.decode(), self._took_s)
 
     def _close_pipe(self) -> None:
         if self._pipe >= 0:
@@ -165,7 +184,7 @@ class ForkedEncoder:
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process has; 0 where the system does not tell."""
+    """Return the resident memory of this process; 0 if unknown."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except OSError:
@@ -174,7 +193,7 @@ def resident_bytes() -> int:
 
 
 def _encode_and_exit(encode: Callable[[], bytes], inlet: int) -> None:
-    """Do the child's part. Never returns, whatever happens."""
+    """Run the child. Never returns, whatever happens."""
     status = 1
     try:
         gc.disable()
@@ -197,7 +216,7 @@ def _encode_and_exit(encode: Callable[[], bytes], inlet: int) -> None:
 
 
 class _MarkerTimes:
-    """What was noted of one snapshot."""
+    """The marker times of one snapshot."""
 
     def __init__(self, marked_by: ProcessId | None) -> None:
         self.cut_at = time.time()
@@ -210,43 +229,26 @@ class MarkerTimer:
     """The marker times of the snapshots that a process is recording."""
 
     def __init__(self) -> None:
-        self._noted: dict[SnapshotId, _MarkerTimes] = {}
+        self._times: dict[SnapshotId, _MarkerTimes] = {}
 
     def step(self, snapshot: SnapshotId, source: ProcessId | None, *, is_cut: bool) -> None:
-        """Note a step of the process in a snapshot: the marker of `source` came, or it initiated;
-        `is_cut` if it records its state now."""
+        """Record that the marker of `source` came, or None that the process initiated; `is_cut` if
+        it records its state now."""
         if is_cut:
-            self._noted[snapshot] = _MarkerTimes(source)
-        elif source is not None and (noted := self._noted.get(snapshot)) is not None:
-            noted.came_s[source] = time.perf_counter() - noted.moment_s
+            self._times[snapshot] = _MarkerTimes(source)
+        elif source is not None and (times := self._times.get(snapshot)) is not None:
+            times.came_s[source] = time.perf_counter() - times.moment_s
 
     def take(self, snapshot: SnapshotId) -> MarkerTimes | None:
-        """Return what was noted of a snapshot, and forget it."""
-        noted = self._noted.pop(snapshot, None)
-        return None if noted is None else MarkerTimes(noted.cut_at, noted.marked_by, noted.came_s)
+        """Return the times of a snapshot, and forget them."""
+        times = self._times.pop(snapshot, None)
+        return None if times is None else MarkerTimes(times.cut_at, times.marked_by, times.came_s)
 
     def forget_through(self, last_number: int) -> None:
         """Forget every snapshot up to `last_number`."""
-        for snapshot in tuple(self._noted):
+        for snapshot in tuple(self._times):
             if snapshot.number <= last_number:
-                del self._noted[snapshot]
-
-
-CHUNK_BYTES = 2**18
-SLICE_S = 0.0005
-"""A slice may take so long; the number of keys in one is felt for, within these bounds."""
-SLICE_COUNT_MIN, SLICE_COUNT_FIRST = 16, 256
-SLICE_COUNT_MAX = 2**17
-SPENT_COUNT = 4096
-"""So many keys are let go in a slice."""
-PATIENCE_S = 0.5
-"""After so long a capture's slices grow with its age: a process that is always busy must not keep
-it from ending before the deadline."""
-IN_PLACE_S = 0.005
-"""A state whose encoding takes longer than this is encoded in a forked process, if that pays."""
-LARGE_BYTES = 2**28
-"""A process with more memory than this may have a large state, if it has no keyed field: the first
-time nobody knows."""
+                del self._times[snapshot]
 
 
 class Scheduler(Watcher, Protocol):
@@ -257,37 +259,37 @@ class Scheduler(Watcher, Protocol):
 
 
 class FragmentSink(Protocol):
-    """Where a process puts aside what it reports of its state (``fragment_recorder.py``)."""
+    """Where a process writes its own copy of what it reports (``fragment_recorder.py``)."""
 
     def takes_changes(self, base: SnapshotId) -> bool:
-        """Whether a capture may be put aside that is based on `base`."""
+        """Return whether it takes a capture that is based on `base`."""
 
-    def ahead(self, message: control.FragmentRows | control.FragmentChunk) -> None:
-        """Take what belongs to a part to come."""
+    def add_chunk(self, message: control.FragmentRows | control.FragmentChunk) -> None:
+        """Take rows or a chunk of the next fragment."""
 
     def complete(self, fragment: Fragment, moment_s: float) -> None:
-        """Take a part, whose state was recorded at `moment_s` of ``time.perf_counter``."""
+        """Take a fragment whose state was recorded at `moment_s` of ``time.perf_counter``."""
 
     def forget(self, snapshot: SnapshotId) -> None:
-        """There will be no part of `snapshot`."""
+        """There will be no fragment of `snapshot`."""
 
     def close(self) -> None:
-        """Finish: nothing more will come."""
+        """Finish; nothing more will come."""
 
 
 class _Capture:
-    """One capture that is under way.
+    """One capture under way.
 
     Attributes:
-        state: what was recorded; its `encoded` is empty if that goes in pieces.
+        state: what was recorded; its `encoded` is empty if that is sent in chunks.
         cut: the keyed fields, until they are encoded.
-        rest: what has still to go in pieces.
-        forked: the process that encodes the fields that are not keyed, while there is one.
+        rest: what is still to be sent in chunks.
+        forked: the process that encodes the fields that are not keyed, while it runs.
         fragment: the recorder's part, when it is complete.
-        byte_count: how much went before the part itself.
+        byte_count: how much was sent ahead of the fragment.
         slice_count: how many keys the next slice has.
-        pause_s: how long the process stood still for it.
-        capture_s: how long it took from the cut until all was encoded, if it is.
+        pause_s: how long the process paused for it.
+        capture_s: the time from the cut until all was encoded, if it is.
     """
 
     def __init__(
@@ -306,13 +308,13 @@ class _Capture:
         self.capture_s: float | None = None
 
     @property
-    def is_to_go_on(self) -> bool:
-        """Whether there is something to do in slices."""
+    def has_work(self) -> bool:
+        """Whether something is left to be done in slices."""
         return self.cut is not None or bool(self.rest)
 
 
 class StateCapture:
-    """The captures of one process. It is told what happens and reports parts.
+    """The captures of one process, which become fragments.
 
     Args:
         process: whose state this is.
@@ -320,8 +322,8 @@ class StateCapture:
         subject: the object whose fields are the recorded state.
         base: the published snapshot that `subject` was restored from just now; None if none.
         scheduler: the event loop.
-        report: takes what the coordinator must hear.
-        aside: takes the same, if anything does.
+        report: receives the messages to the coordinator.
+        sink: receives the same, if anything does.
     """
 
     def __init__(
@@ -333,42 +335,39 @@ class StateCapture:
         base: SnapshotId | None,
         scheduler: Scheduler,
         report: Callable[[control.FromProcess], None],
-        aside: FragmentSink | None = None,
+        sink: FragmentSink | None = None,
     ) -> None:
         self._process = process
         self._codec = codec
         self._subject = subject
         self._scheduler = scheduler
         self.report = report
-        self._aside = aside
+        self._sink = sink
         self._changes = KeyedChanges(codec, subject, base)
         self._open: dict[SnapshotId, _Capture] = {}
-        self._spent: list[KeySet[Any]] = []
+        self._released: list[KeySet[Any]] = []
         self._is_scheduled = False
         self._in_place_s: float | None = None
         self._fork_s = 0.0
 
-    def begin(self, snapshot: SnapshotId, *, is_whole: bool) -> ProcessState:
-        """Record the state as it is now. Nothing else happens in the process meanwhile.
+    def begin(self, snapshot: SnapshotId, *, is_immediate: bool) -> ProcessState:
+        """Record the state as it is now, in one step; return what is known of it so far.
 
         Args:
-            snapshot: which it is for.
-            is_whole: encode all of it here and now: a log wants it so.
-
-        Returns:
-            what is known of it by now.
+            snapshot: the snapshot.
+            is_immediate: whether to encode all of it in this step, as a pipeline needs it.
 
         Raises:
-            UsageError: a field holds what cannot be encoded.
+            UsageError: a field holds a value that cannot be encoded.
         """
         kind = self._codec.kind.__name__
-        if is_whole:
+        if is_immediate:
             state = ProcessState(self._process, kind, self._codec.capture(self._subject))
             self._open[snapshot] = _Capture(snapshot, state, None)
             self._finish(self._open[snapshot])
             return state
         base = self._changes.base
-        if self._aside is not None and base is not None and not self._aside.takes_changes(base):
+        if self._sink is not None and base is not None and not self._sink.takes_changes(base):
             self.on_durable(None)
         others = self._codec.others(self._subject)
         cut = self._changes.cut(snapshot)
@@ -383,7 +382,7 @@ class StateCapture:
             self.abandon(snapshot)
             raise
         self._finish(capture)
-        self._go_on_later()
+        self._schedule()
         return capture.state
 
     def _encode(self, capture: _Capture, others: dict[str, Any]) -> None:
@@ -398,7 +397,7 @@ class StateCapture:
             capture.rest = memoryview(encoded)
 
     def _fork(self, capture: _Capture, others: dict[str, Any]) -> bool:
-        """Let a forked process encode them, if that pays and can be done."""
+        """Let a forked process encode them, if that pays and is possible."""
         in_place_s = self._in_place_s
         if in_place_s is None:
             is_large = not self._codec.keyed and resident_bytes() > LARGE_BYTES
@@ -406,7 +405,7 @@ class StateCapture:
         if in_place_s < IN_PLACE_S or self._fork_s > in_place_s / 2:
             return False
 
-        def ended(error: str | None, took_s: float) -> None:
+        def done(error: str | None, took_s: float) -> None:
             # What it took there it would take here. Of one that died nothing is known, and the
             # next state is encoded in place: that needs less memory.
             self._in_place_s = took_s
@@ -416,9 +415,9 @@ class StateCapture:
             else:
                 self._refuse(capture, error)
 
-        def take(piece: bytes) -> None:
+        def take(chunk: bytes) -> None:
             try:
-                self._send_piece(capture, piece)
+                self._send_chunk(capture, chunk)
             except UsageError as error:
                 self._refuse(capture, str(error))
 
@@ -428,7 +427,7 @@ class StateCapture:
                 lambda: self._codec.encode(others),
                 watcher=self._scheduler,
                 take=take,
-                ended=ended,
+                done=done,
             )
         except (OSError, NotImplementedError):
             return False
@@ -436,53 +435,53 @@ class StateCapture:
         return True
 
     def record_pause(self, snapshot: SnapshotId, pause_s: float) -> None:
-        """Note how long the step took in which the state was recorded, in seconds."""
+        """Record how long the step took in which the state was recorded, in seconds."""
         if snapshot in self._open:
             self._open[snapshot].pause_s = pause_s
 
     def age_s(self, snapshot: SnapshotId) -> float:
-        """Return how many seconds ago the state was recorded; 0 if nothing of it is under way."""
+        """Return the age of a capture in seconds; 0 if it is not under way."""
         capture = self._open.get(snapshot)
         return 0.0 if capture is None else time.perf_counter() - capture.began
 
     def recorded(self, fragment: Fragment) -> None:
-        """Take what the recorder has; report it when the state is encoded too."""
+        """Take the recorder's part; the fragment is sent when the state is encoded too."""
         capture = self._open.get(fragment.snapshot)
         if capture is not None:
             capture.fragment = fragment
             self._finish(capture)
 
     def abandon(self, snapshot: SnapshotId) -> None:
-        """Stop capturing for `snapshot`, if that is under way."""
+        """Stop the capture for `snapshot`, if it is under way."""
         capture = self._open.pop(snapshot, None)
         if capture is not None:
             self._close(capture)
-            if self._aside is not None:
-                self._aside.forget(snapshot)
+            if self._sink is not None:
+                self._sink.forget(snapshot)
 
     def abandon_all(self) -> None:
-        """Stop capturing for every snapshot that is under way."""
+        """Stop all captures."""
         for snapshot in tuple(self._open):
             self.abandon(snapshot)
 
     def forget_through(self, last_number: int) -> None:
-        """Stop capturing for every snapshot up to `last_number`. What was published of them is not
-        known: so the next one records everything."""
+        """Stop the captures up to `last_number`. Which of them were published is unknown, so the
+        next one records everything."""
         for snapshot in tuple(self._open):
             if snapshot.number <= last_number:
                 self.abandon(snapshot)
         self.on_durable(None)
 
     def on_durable(self, snapshot: SnapshotId | None) -> None:
-        """Note that `snapshot` was published: only what changes since need be recorded. None: what
-        we took for published is not there, so the next snapshot records everything."""
-        spent = self._changes.in_store(snapshot)
+        """Use the published `snapshot` as the base of the next ones. None: one that was taken for
+        published is missing, so the next one records everything."""
+        released = self._changes.in_store(snapshot)
         if all(capture.cut is None for capture in self._open.values()):
-            self._spent += spent
-            self._go_on_later()
+            self._released += released
+            self._schedule()
 
     def close(self) -> None:
-        """End everything that is under way. Closing twice does nothing."""
+        """Stop everything, and wait for forked processes. Closing twice does nothing."""
         forks = [c.forked for c in self._open.values() if c.forked is not None]
         self.abandon_all()
         for forked in forks:
@@ -495,40 +494,40 @@ class StateCapture:
         if capture.forked is not None:
             capture.forked.cancel()
 
-    def _go_on_later(self) -> None:
-        is_more = self._spent or any(c.is_to_go_on for c in self._open.values())
+    def _schedule(self) -> None:
+        is_more = self._released or any(c.has_work for c in self._open.values())
         if is_more and not self._is_scheduled:
             self._is_scheduled = True
-            self._scheduler.call_soon(self._go_on)
+            self._scheduler.call_soon(self._run_slice)
 
-    def _go_on(self) -> None:
-        """Encode or send one slice of the oldest capture that has some left, or clear up."""
+    def _run_slice(self) -> None:
+        """Run one slice of the oldest capture that has work left, or release keys."""
         self._is_scheduled = False
-        capture = next((c for c in self._open.values() if c.is_to_go_on), None)
+        capture = next((c for c in self._open.values() if c.has_work), None)
         if capture is None:
-            self._let_go()
-            self._go_on_later()
+            self._release()
+            self._schedule()
             return
         try:
             if capture.cut is not None:
                 self._take_rows(capture)
             else:
-                self._send_piece(capture, bytes(capture.rest[:CHUNK_BYTES]))
+                self._send_chunk(capture, bytes(capture.rest[:CHUNK_BYTES]))
                 capture.rest = capture.rest[CHUNK_BYTES:]
         except UsageError as error:
             self._refuse(capture, str(error))
         else:
             self._finish(capture)
-        self._go_on_later()
+        self._schedule()
 
-    def _let_go(self) -> None:
-        """Let some keys go that nobody needs any more."""
-        if self._spent:
-            keys = self._spent[-1]
-            for _ in range(min(len(keys), SPENT_COUNT)):
+    def _release(self) -> None:
+        """Release some keys that are no longer needed."""
+        if self._released:
+            keys = self._released[-1]
+            for _ in range(min(len(keys), RELEASED_COUNT)):
                 keys.popitem()
             if not keys:
-                self._spent.pop()
+                self._released.pop()
 
     def _take_rows(self, capture: _Capture) -> None:
         assert capture.cut is not None
@@ -543,28 +542,28 @@ class StateCapture:
         self._send(capture, control.FragmentRows(capture.snapshot, field, rows), size)
         took_s = time.thread_time() - began
         age_s = time.perf_counter() - capture.began
-        wanted_s = 0.8 * SLICE_S * max(1.0, age_s / PATIENCE_S)
+        wanted_s = 0.8 * SLICE_S * max(1.0, age_s / SPEEDUP_AFTER_S)
         factor = min(max(wanted_s / max(took_s, 1e-6), 0.5), 2.0)
         if factor < 1 or rows.count * 2 > capture.slice_count:
             wanted_count = int(capture.slice_count * factor)
             capture.slice_count = min(max(wanted_count, SLICE_COUNT_MIN), SLICE_COUNT_MAX)
 
-    def _send_piece(self, capture: _Capture, piece: bytes) -> None:
-        self._send(capture, control.FragmentChunk(capture.snapshot, piece), len(piece))
+    def _send_chunk(self, capture: _Capture, chunk: bytes) -> None:
+        self._send(capture, control.FragmentChunk(capture.snapshot, chunk), len(chunk))
 
     def _send(
         self, capture: _Capture, message: control.FragmentRows | control.FragmentChunk, size: int
     ) -> None:
-        """Send something ahead of a part, unless that has too much then."""
+        """Send rows or a chunk, unless the fragment becomes too large."""
         capture.byte_count += size + MESSAGE_EXTRA_BYTES
         _check_size(capture.byte_count)
         self.report(message)
-        if self._aside is not None:
-            self._aside.ahead(message)
+        if self._sink is not None:
+            self._sink.add_chunk(message)
 
     def _finish(self, capture: _Capture) -> None:
-        """Report the part, if nothing of it is missing any more."""
-        if capture.is_to_go_on or capture.forked is not None:
+        """Send the fragment, if it is complete."""
+        if capture.has_work or capture.forked is not None:
             return
         if capture.capture_s is None:
             capture.capture_s = time.perf_counter() - capture.began
@@ -586,12 +585,12 @@ class StateCapture:
             _check_size(size)
         except UsageError as error:
             self.report(control.SnapshotDeclined(fragment.snapshot, str(error)))
-            if self._aside is not None:
-                self._aside.forget(fragment.snapshot)
+            if self._sink is not None:
+                self._sink.forget(fragment.snapshot)
         else:
             self.report(control.FragmentComplete(fragment))
-            if self._aside is not None:
-                self._aside.complete(fragment, capture.began)
+            if self._sink is not None:
+                self._sink.complete(fragment, capture.began)
 
     def _refuse(self, capture: _Capture, detail: str) -> None:
         self.abandon(capture.snapshot)

@@ -1,5 +1,4 @@
-"""What a process says of itself when the coordinator asks: who holds a snapshot up, and how much it
-has sent and received."""
+"""Status reports: which channels block a snapshot, and how much was sent and received."""
 
 import time
 from collections import Counter
@@ -20,16 +19,13 @@ from stillframe.runtime.process.endpoints import HOLD_BYTES, OutgoingEndpoint
 from stillframe.runtime.process.host import Delivery, Host
 
 QUICK_S = 0.002
-"""A process that says so quickly what it has is asked as often as somebody looks, in seconds."""
+"""A ``conserved()`` that takes no longer is called for each request, in seconds."""
 REST = 100
-"""Another is left alone for so many times as long as it took."""
+"""A slower one is not called again for this many times as long as it took."""
 
 
-def process_status(host: Host, asked: control.StatusRequest) -> ProcessStatus:
-    """Return how far the process of `host` is with snapshots, and how its channels are.
-
-    Nothing is kept for this while nobody asks.
-    """
+def process_status(host: Host, request: control.StatusRequest) -> ProcessStatus:
+    """Return the status of a process; nothing is kept for it between requests."""
     unhandled: Counter[str] = Counter()
     for item in host.mailbox:
         if isinstance(item, Delivery):
@@ -37,13 +33,15 @@ def process_status(host: Host, asked: control.StatusRequest) -> ProcessStatus:
     received = host.recorder.received_counts
     return ProcessStatus(
         is_busy=host.is_busy,
-        snapshots=tuple(_recording(host, snapshot) for snapshot in asked.snapshots),
+        snapshots=tuple(_recording(host, snapshot) for snapshot in request.snapshots),
         incoming={
             source: EndpointStatus(incoming.is_connected, unhandled[source], count=received[source])
             for source, incoming in host.incoming.items()
         },
-        outgoing={t: _end(outgoing, is_held=host.is_held) for t, outgoing in host.outgoing.items()},
-        quantities=_quantities(host) if asked.has_quantities else {},
+        outgoing={
+            t: _end(outgoing, is_blocked=host.is_blocked) for t, outgoing in host.outgoing.items()
+        },
+        quantities=_quantities(host) if request.has_quantities else {},
         moment_s=time.monotonic(),
     )
 
@@ -57,15 +55,15 @@ def _recording(host: Host, snapshot: SnapshotId) -> RecordingStatus:
     )
 
 
-def _end(outgoing: OutgoingEndpoint, *, is_held: bool) -> EndpointStatus:
+def _end(outgoing: OutgoingEndpoint, *, is_blocked: bool) -> EndpointStatus:
     size = outgoing.session.unacknowledged_bytes
-    is_full = is_held and not outgoing.is_on_cycle and size >= HOLD_BYTES
+    is_full = is_blocked and not outgoing.is_on_cycle and size >= HOLD_BYTES
     return EndpointStatus(outgoing.is_connected, size, is_full, outgoing.sent_count)
 
 
 def _quantities(host: Host) -> dict[str, int | float] | str:
-    """Return what the process has at this moment, which is not that of any other; or why it cannot
-    say. Whatever its method does, being looked at must not end a process, nor keep it busy."""
+    """Return the conserved quantities at this moment, or why they are unknown. Whatever its method
+    does, a request must neither fail a process nor keep it busy."""
     began_s = time.perf_counter()
     if began_s < host.quantities_from_s:
         wait_s = host.quantities_from_s - began_s
@@ -74,7 +72,7 @@ def _quantities(host: Host) -> dict[str, int | float] | str:
             f"{wait_s:.0f} s only"
         )
     try:
-        answer = _asked(host)
+        answer = _conserved_quantities(host)
     except ApplicationError as error:
         answer = str(error)
     except Exception as error:
@@ -85,7 +83,7 @@ def _quantities(host: Host) -> dict[str, int | float] | str:
     return answer if isinstance(answer, dict) else answer[:TEXT_CHARS_MAX]
 
 
-def _asked(host: Host) -> dict[str, int | float] | str:
+def _conserved_quantities(host: Host) -> dict[str, int | float] | str:
     found = conserved(host.subject, f"process {host.process}", None)
     if len(found) > QUANTITY_COUNT_MAX or any(len(name) > NAME_CHARS_MAX for name in found):
         return (
@@ -96,7 +94,7 @@ def _asked(host: Host) -> dict[str, int | float] | str:
 
 
 def _plain(amount: float) -> int | float:
-    """Return a number as it can travel: whole numbers have 64 bits."""
+    """Return a number as it can be sent: integers have 64 bits."""
     if isinstance(amount, int) and abs(amount) < 2**63:
         return int(amount)
     return float(amount)

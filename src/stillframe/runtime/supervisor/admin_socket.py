@@ -1,8 +1,7 @@
 """Commands from people to a running system, over a socket that only its owner can reach.
 
-One request, one answer, each a line of JSON; a request says which version of the protocol the
-command speaks. The socket lies in a directory with mode 0700, so the
-file system does the authentication.
+One request, one reply, each a line of JSON; a request contains the protocol version of the command.
+The socket lies in a directory with mode 0700, so the file system does the authentication.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ NOTICE_S = 0.8
 """How long a command waits for the system, in seconds, before it says what it waits for."""
 DEADLINE_S = 60.0
 """How long a command waits for the system at most, in seconds, beside what a snapshot may take."""
-ANSWER_BYTES_MAX = 2**26
+REPLY_BYTES_MAX = 2**26
 """A system of hundreds of processes says something of each end of each channel."""
 
 
@@ -76,7 +75,7 @@ class SystemStatus(msgspec.Struct, frozen=True, tag="Observed"):
     """How the system is, in its `epoch`.
 
     `is_running` is false while processes start, or start again; then nothing else is known.
-    `standings` has what each process says of itself; one that is not in it did not answer in time.
+    `standings` has what each process says of itself; one that is not in it did not reply in time.
     `under_way` are the snapshots under way and who holds them up, `waves` how the markers of the
     last that ended went. `now` is the time by the clock of the snapshots.
     """
@@ -111,7 +110,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     is_usage: bool
 
 
-class _Spoken(msgspec.Struct, frozen=True):
+class _Versioned(msgspec.Struct, frozen=True):
     """What every request says beside what is wanted."""
 
     protocol_version: int = VERSION_BEFORE_IT_WAS_WRITTEN
@@ -125,44 +124,44 @@ Request = (
     | GetPendingSnapshots
     | GetStatus
 )
-Answer = Done | SystemStatus | Failed
+Reply = Done | SystemStatus | Failed
 # An entry names its directory: a path, which JSON has no word for.
 _encode = msgspec.json.Encoder(enc_hook=str).encode
-_decode_spoken = msgspec.json.Decoder(_Spoken).decode
+_decode_version = msgspec.json.Decoder(_Versioned).decode
 _decode_request = msgspec.json.Decoder(Request).decode
-_decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(
-    Answer, dec_hook=lambda kind, text: kind(text)
+_decode_reply: Callable[[bytes], Reply] = msgspec.json.Decoder(
+    Reply, dec_hook=lambda kind, text: kind(text)
 ).decode
 
 
 @contextlib.asynccontextmanager
 async def serve_commands(system: Supervisor) -> AsyncIterator[None]:
-    """Answer commands for `system` while the body runs."""
+    """Reply to commands for `system` while the body runs."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
-            writer.write(_encode(await _carry_out(system, reader)) + b"\n")
+            writer.write(_encode(await _execute(system, reader)) + b"\n")
             await writer.drain()
 
-    def let_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answering = asyncio.ensure_future(answer(reader, writer))
-        tasks.add(answering)
-        answering.add_done_callback(tasks.discard)
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        replying = asyncio.ensure_future(reply(reader, writer))
+        tasks.add(replying)
+        replying.add_done_callback(tasks.discard)
         # Not in the task: one that is called off before its first step does nothing at all.
-        answering.add_done_callback(lambda _: writer.close())
+        replying.add_done_callback(lambda _: writer.close())
 
     tasks: set[asyncio.Future[None]] = set()
-    server = await asyncio.start_unix_server(let_in, system.socket_path, limit=LINE_BYTES_MAX)
+    server = await asyncio.start_unix_server(accept, system.socket_path, limit=LINE_BYTES_MAX)
     try:
         yield
     finally:
         close_gracefully(server)
 
 
-async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Answer:
+async def _execute(system: Supervisor, reader: asyncio.StreamReader) -> Reply:
     try:
         line = await reader.readline()
-        wire.check_version(_decode_spoken(line).protocol_version, "the command")
+        wire.check_version(_decode_version(line).protocol_version, "the command")
         request = _decode_request(line)
         if isinstance(request, RestoreSnapshot):
             await system.restore(request.snapshot)
@@ -180,7 +179,7 @@ async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Answer
             under_way = await coordinator.status_poller.poll_pending()
             return Done(system.store.epoch, under_way=under_way, now=coordinator.now())
         if isinstance(request, GetStatus):
-            return await _observe(system, request.waves_after)
+            return await _system_status(system, request.waves_after)
         outcome = await system.snapshot(request.initiator)
         if isinstance(outcome, Abandoned):
             return Done(system.store.epoch, abandoned=outcome)
@@ -191,7 +190,7 @@ async def _carry_out(system: Supervisor, reader: asyncio.StreamReader) -> Answer
         return Failed(f"the command cannot be read: {error}", is_usage=True)
 
 
-async def _observe(system: Supervisor, waves_after: float) -> SystemStatus:
+async def _system_status(system: Supervisor, waves_after: float) -> SystemStatus:
     coordinator = system.coordinator
     if not system.is_running or coordinator is None:
         return SystemStatus(system.store.epoch, is_running=False)
@@ -210,9 +209,9 @@ async def _observe(system: Supervisor, waves_after: float) -> SystemStatus:
 
 async def query_status(store: Path, waves_after: float = 0.0) -> SystemStatus:
     """Ask the system that runs on `store` how everything is; raises as ``command`` does."""
-    answer = await _ask(store, GetStatus(waves_after))
-    assert isinstance(answer, SystemStatus), answer
-    return answer
+    reply = await _exchange(store, GetStatus(waves_after))
+    assert isinstance(reply, SystemStatus), reply
+    return reply
 
 
 async def send_command(
@@ -233,28 +232,30 @@ async def send_command(
     """
     system = find_running(store)
     deadline_s = DEADLINE_S + TRY_COUNT_MAX * system.snapshot_s
-    waiting_for = f"the supervisor of {store}, process {system.supervisor.pid}, {_what(request)}"
-    asking = asyncio.ensure_future(_ask(store, request))
+    waiting_for = (
+        f"the supervisor of {store}, process {system.supervisor.pid}, {_describe(request)}"
+    )
+    exchange = asyncio.ensure_future(_exchange(store, request))
     try:
-        await asyncio.wait({asking}, timeout=NOTICE_S)
-        if not asking.done():
+        await asyncio.wait({exchange}, timeout=NOTICE_S)
+        if not exchange.done():
             notice(f"waiting for {waiting_for}; at most {deadline_s:.0f} s")
-            await asyncio.wait({asking}, timeout=deadline_s - NOTICE_S)
-        if not asking.done():
+            await asyncio.wait({exchange}, timeout=deadline_s - NOTICE_S)
+        if not exchange.done():
             find_running(store)  # if the supervisor is gone or stopped, that is what to say
             raise StillframeError(
                 f"waited {deadline_s:.0f} s for {waiting_for}, and it has not: it may do so yet; "
                 f"'stillframe history {store}' says what happened"
             )
-        answer = asking.result()
+        reply = exchange.result()
     finally:
-        asking.cancel()
-        await asyncio.wait({asking})
-    assert isinstance(answer, Done), answer
-    return answer
+        exchange.cancel()
+        await asyncio.wait({exchange})
+    assert isinstance(reply, Done), reply
+    return reply
 
 
-def _what(request: Request) -> str:
+def _describe(request: Request) -> str:
     """Return what the supervisor is to do, as a sentence goes on after "waiting for" it."""
     match request:
         case TriggerSnapshot():
@@ -274,19 +275,19 @@ def _what(request: Request) -> str:
     return words
 
 
-async def _ask(store: Path, request: Request) -> Done | SystemStatus:
+async def _exchange(store: Path, request: Request) -> Done | SystemStatus:
     system = find_running(store)
     try:
-        reader, writer = await asyncio.open_unix_connection(system.commands, limit=ANSWER_BYTES_MAX)
+        reader, writer = await asyncio.open_unix_connection(system.commands, limit=REPLY_BYTES_MAX)
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise Unavailable(
             f"the system on the store {store} does not answer ({error}): it is still starting, "
             "waits for processes to join, or ends; try again when it runs"
         ) from error
     except OSError as error:
-        raise _taken_by_nobody(store, system, error) from error
+        raise _not_accepting(store, system, error) from error
     try:
-        spoken = _Spoken(wire.VERSION)
+        spoken = _Versioned(wire.VERSION)
         builtins = msgspec.to_builtins(request) | msgspec.to_builtins(spoken)
         writer.write(_encode(builtins) + b"\n")
         line = await reader.readline()
@@ -295,25 +296,25 @@ async def _ask(store: Path, request: Request) -> Done | SystemStatus:
             f"the system on the store {store} ended before it answered ({error})"
         ) from error
     except OSError as error:
-        raise _taken_by_nobody(store, system, error) from error
+        raise _not_accepting(store, system, error) from error
     except ValueError as error:
         raise ProtocolViolation(
-            f"the system's answer has more than {ANSWER_BYTES_MAX:,} bytes"
+            f"the system's answer has more than {REPLY_BYTES_MAX:,} bytes"
         ) from error
     finally:
         writer.close()
     if not line:
         raise Unavailable(f"the system on the store {store} ended before it answered")
     try:
-        answer = _decode_answer(line)
+        reply = _decode_reply(line)
     except DECODING_ERRORS as error:
         raise ProtocolViolation(f"the system's answer cannot be read: {error}") from error
-    if not isinstance(answer, Failed):
-        return answer
-    raise UsageError(answer.detail) if answer.is_usage else StillframeError(answer.detail)
+    if not isinstance(reply, Failed):
+        return reply
+    raise UsageError(reply.detail) if reply.is_usage else StillframeError(reply.detail)
 
 
-def _taken_by_nobody(store: Path, system: RunFile, error: OSError) -> StillframeError:
+def _not_accepting(store: Path, system: RunFile, error: OSError) -> StillframeError:
     """Return the error for a connection that waits to be taken, with no more room to wait."""
     return StillframeError(
         f"the system on the store {store} takes no connection ({error}): its supervisor, process "

@@ -1,7 +1,7 @@
-"""The operating-system processes of one epoch that run on this machine for its supervisor.
+"""The operating-system processes of one epoch on this machine, and how one joins from another.
 
-Most were started by it. Those that an earlier supervisor had started, and that went on without it,
-are adopted: they are no children for the kernel, so how they end is not told, only that they do.
+Most are children. Orphans of an earlier supervisor are adopted: for the kernel they are no
+children, so their exit codes are unknown.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from stillframe.runtime.os_process import OsProcess, identify, kill, open_proces
 from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
 
 LOG_END_S = 2 * CLOSE_S_MAX + 2.0
-"""How long a process has to end an action and to write its event log and fragments to their end.
-One that is killed before it gives up itself would lose what it has recorded."""
+"""How long a process has to finish its action, event log and fragments. One that is killed before
+it gives up by itself would lose what it has recorded."""
 _EXIT_WAIT_S = 1.0
 UNKNOWN_END = (
     "it ended, and how is not known, because it was started by a supervisor that is gone; if it "
@@ -29,6 +29,10 @@ UNKNOWN_END = (
 UNTOLD_END = (
     "it ended, and how is not known, because the program that it was forked from has ended too"
 )
+PAUSE_S_MIN = 0.1
+PAUSE_S_MAX = 5.0
+STEADY_S = 10.0
+"""A process that ran for this long before it ended is not failing repeatedly."""
 
 
 class ChildProcesses:
@@ -52,35 +56,35 @@ class ChildProcesses:
         self._descriptors: dict[ProcessId, int] = {}
 
     async def spawn(self, process: ProcessId) -> None:
-        """Start a child; it waits until it is told what it must know."""
+        """Start a child; it waits for its launch specification."""
         self.running[process] = child = await self._server.fork()
-        child.when_ended(lambda: self._ended(process, child))
+        child.on_terminated(lambda: self._on_terminated(process, child))
 
     def launch(self, launch: LaunchSpec) -> None:
-        """Tell a child what it must know: with this it begins."""
-        self.running[launch.me.process].tell(msgspec.json.encode(launch))
+        """Write its launch specification to a child, which then starts."""
+        self.running[launch.me.process].write_line(msgspec.json.encode(launch))
 
     def adopt(self, orphans: Mapping[ProcessId, OsProcess]) -> None:
-        """Watch over processes that an earlier supervisor started; `exited` is called in the next
-        turn of the loop for those that have ended."""
+        """Watch processes of an earlier supervisor; `exited` is called in the next turn of the
+        event loop for those that have terminated."""
         loop = asyncio.get_running_loop()
         for process, orphan in orphans.items():
             self._adopted[process] = orphan
             descriptor = open_process(orphan)
             if descriptor is None:
-                loop.call_soon(self._orphan_ended, process)
+                loop.call_soon(self._on_orphan_terminated, process)
             else:
                 self._descriptors[process] = descriptor
-                loop.add_reader(descriptor, self._orphan_ended, process)
+                loop.add_reader(descriptor, self._on_orphan_terminated, process)
 
     def release(self) -> None:
-        """Let those that were adopted go on by themselves."""
+        """Stop watching the adopted processes."""
         for process in tuple(self._descriptors):
             self._forget(process)
         self._adopted.clear()
 
     def identities(self) -> dict[ProcessId, OsProcess]:
-        """Return by what each is known that runs."""
+        """Return the identity of each process that runs."""
         started = {process: identify(child.pid) for process, child in self.running.items()}
         found = {process: known for process, known in started.items() if known is not None}
         return found | {process: self._adopted[process] for process in self._descriptors}
@@ -88,20 +92,20 @@ class ChildProcesses:
     def runs(self, process: ProcessId) -> bool:
         """Return whether `process` runs here."""
         child = self.running.get(process)
-        return process in self._descriptors or (child is not None and not child.has_ended)
+        return process in self._descriptors or (child is not None and not child.has_terminated)
 
-    async def end(self) -> None:
-        """End all children, and wait until they are gone.
+    async def stop(self) -> None:
+        """Stop all processes, and wait until they have terminated.
 
         Raises:
-            Unavailable: one that was adopted does not end.
+            Unavailable: an adopted one does not terminate.
         """
-        ending, self.running = self.running, {}
+        stopping, self.running = self.running, {}
         try:
             if self._grace_s:
-                await self._ask(tuple(ending.values()))
+                await self._terminate(tuple(stopping.values()))
         finally:
-            for child in ending.values():
+            for child in stopping.values():
                 child.kill()
         for process in tuple(self._descriptors):
             self._forget(process)
@@ -109,18 +113,18 @@ class ChildProcesses:
         await asyncio.gather(
             *(asyncio.to_thread(kill, o, grace_s=self._grace_s) for o in adopted.values())
         )
-        await asyncio.gather(*(child.gone() for child in ending.values()))
+        await asyncio.gather(*(child.terminated() for child in stopping.values()))
 
-    async def _ask(self, ending: tuple[WatchedProcess, ...]) -> None:
-        """Let children end by themselves; returns when all have, or have had the time."""
-        for child in ending:
+    async def _terminate(self, stopping: tuple[WatchedProcess, ...]) -> None:
+        """Give children the time to finish; returns when all have terminated, or it has passed."""
+        for child in stopping:
             child.terminate()
-        if ending:
-            waiting = [asyncio.ensure_future(child.gone()) for child in ending]
+        if stopping:
+            waiting = [asyncio.ensure_future(child.terminated()) for child in stopping]
             await asyncio.wait(waiting, timeout=self._grace_s)
 
     async def describe_end(self, process: ProcessId) -> str:
-        """Return how `process` ended, as far as that is known."""
+        """Return how `process` terminated, as far as that is known."""
         if process in self._adopted and not self.runs(process):
             return UNKNOWN_END
         code = None
@@ -136,11 +140,11 @@ class ChildProcesses:
             return f"it was ended by {_signal_name(-code)}"
         return f"it exited with code {code}"
 
-    def _ended(self, process: ProcessId, child: WatchedProcess) -> None:
+    def _on_terminated(self, process: ProcessId, child: WatchedProcess) -> None:
         if self.running.get(process) is child:
             self._exited(process)
 
-    def _orphan_ended(self, process: ProcessId) -> None:
+    def _on_orphan_terminated(self, process: ProcessId) -> None:
         self._forget(process)
         if process in self._adopted:
             self._exited(process)
@@ -158,26 +162,25 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-PAUSE_S_MIN = 0.1
-PAUSE_S_MAX = 5.0
-STEADY_S = 10.0
-"""A process that ran for so long did not fail in a row."""
-
-
 async def run_until_stopped(
     launch: LaunchSpec, stop: asyncio.Future[None], emit: Callable[[str, str], None]
 ) -> int:
-    """Run the process of `launch` until `stop` is done; return the code to exit with.
+    """Run a process whose coordinator is on another machine, until `stop` is done.
+
+    Each epoch has an operating-system process of its own, as on the coordinator's machine: what an
+    epoch leaves in memory ends with it.
 
     Args:
-        launch: what it must know; it is elsewhere than the coordinator.
-        stop: done when somebody wants it to end.
-        emit: takes what happens (``Started``, ``NotShared``, ``Ended``, ``Stopped``), and the same
-            in words.
+        launch: its specification.
+        stop: done when it is to stop.
+        emit: receives events (``Started``, ``NotShared``, ``Ended``, ``Stopped``) and a sentence.
+
+    Returns:
+        the code to exit with.
     """
     loop, process = asyncio.get_running_loop(), launch.me.process
     server = ForkServer(launch.reference)
-    grace_s = LOG_END_S if launch.traces.any else 0.0
+    grace_s = LOG_END_S if launch.outputs.any else 0.0
     children = ChildProcesses(server, lambda _: None, grace_s=grace_s)
     pause_s, was_in = PAUSE_S_MIN, False
     try:
@@ -201,7 +204,7 @@ async def run_until_stopped(
             await _first(asyncio.sleep(pause_s), stop)
             pause_s = min(pause_s * 2, PAUSE_S_MAX)
     finally:
-        await children.end()
+        await children.stop()
         await server.close()
 
 

@@ -30,29 +30,30 @@ from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 
+SECRET_BYTES = 32
+START_TIMEOUT_S = 60.0
+"""A process that does not listen this long after its start is taken for dead."""
+
 
 class ProcessFailed(msgspec.Struct, frozen=True):
-    """A process is gone for good; `failure` is what it said last, if it said why."""
+    """A process has terminated; `failure` is the reason, if it reported one."""
 
     process: ProcessId
     failure: control.Failure | None
 
 
 class RestoreRequested(msgspec.Struct, frozen=True):
-    """Somebody wants the system at `snapshot`; None is the one that a death would go back to."""
+    """A client requested to restore `snapshot`; None is the latest."""
 
     snapshot: SnapshotId | None
 
 
 class ShutdownRequested(msgspec.Struct, frozen=True):
-    """Somebody wants the system to end."""
+    """The system is to stop."""
 
 
 Cause = ProcessFailed | RestoreRequested | ShutdownRequested
 """What ends an epoch of a system."""
-SECRET_BYTES = 32
-START_TIMEOUT_S = 60.0
-"""A process that does not come to listen within so long after its start is taken for dead."""
 
 
 class EpochConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,17 +91,17 @@ class Epoch:
         always: what is the same in every epoch.
         first_number: the number of the first snapshot.
         listen: where to listen: where the epoch before did, if there was one.
-        ending: called when something has ended the epoch, before anything else happens.
+        on_end: called as soon as something has ended the epoch.
 
     Attributes:
-        ended: what ended it; whoever waits for that calls ``close`` then.
-        coordinator: once it has begun.
+        ended: the cause of its end; call ``close`` then.
+        coordinator: once it has started.
         local_processes: the processes that it starts on this machine.
-        forked_at: when all of those were there, by ``time.monotonic``.
+        forked_at: when all of those had been forked, by ``time.monotonic``.
     """
 
     def __init__(
-        self, always: EpochConfig, *, first_number: int, listen: Address, ending: Callable[[], None]
+        self, always: EpochConfig, *, first_number: int, listen: Address, on_end: Callable[[], None]
     ) -> None:
         grace_s = LOG_END_S if always.config.outputs.any else 0.0
         self.children = ChildProcesses(always.server, self._child_exited, grace_s=grace_s)
@@ -109,7 +110,7 @@ class Epoch:
         self.next_number = first_number
         self.listen = listen
         self._always = always
-        self._ending = ending
+        self._on_end = on_end
         self.local_processes = always.local_processes
         self.forked_at = 0.0
         self._joining = tuple(n for n in always.topology.processes if n not in self.local_processes)
@@ -158,7 +159,7 @@ class Epoch:
             self._name_late(coordinator, time.monotonic() - began)
 
     async def _fork_all(self) -> None:
-        """Start every process; returns when all are there, or something has ended the epoch."""
+        """Fork every process; returns when all are forked, or something has ended the epoch."""
 
         async def one_by_one() -> None:  # if one cannot be, those before it are known and ended
             for process in self.local_processes:
@@ -173,22 +174,22 @@ class Epoch:
         if forking.done():
             forking.result()
 
-    async def take_over(self, left: RunFile) -> None:
-        """Go on with what an earlier supervisor left; returns when every process has come back, or
-        something (it may be that one did not) has ended the epoch.
+    async def take_over(self, stale: RunFile) -> None:
+        """Take over the processes of an earlier supervisor; returns when every process has come
+        back, or something (such as that one did not) has ended the epoch.
 
         Raises:
-            Unavailable: the port is not to be had to which they come back.
-            StoreError: it cannot be written down who took over.
+            Unavailable: the port to which they come back is taken.
+            StoreError: the run file cannot be written.
             In each case nothing was done.
         """
-        coordinator = self._coordinate(left.secret, None, is_taken_over=True)
+        coordinator = self._coordinate(stale.secret, None, is_taken_over=True)
         try:
             self.listen = await coordinator.membership.listen(
-                left.coordinator, self._always.config.placement.certificates
+                stale.coordinator, self._always.config.placement.certificates
             )
-            self.children.adopt(left.children)
-            self._write_run_file(left.secret)
+            self.children.adopt(stale.children)
+            self._write_run_file(stale.secret)
         except (Unavailable, StoreError):
             self.children.release()
             await coordinator.close()
@@ -197,8 +198,8 @@ class Epoch:
         await first_completed(coordinator.membership.running, self.ended)
 
     @property
-    def awaited(self) -> str:
-        """What is waited for until all processes run, in words."""
+    def waiting_for(self) -> str:
+        """What is awaited until all processes run, in words."""
         if self.coordinator is None:
             return "what is left of an earlier run to end"
         missing = self.coordinator.membership.missing
@@ -210,19 +211,19 @@ class Epoch:
         """End the epoch; return False if something else had."""
         if self.ended.done():
             return False
-        self._ending()
+        self._on_end()
         self.ended.set_result(cause)
         return True
 
     async def close(self) -> None:
-        """End every process, finish what is being written, and hang up."""
-        await self.children.end()
+        """Stop every process, finish what is being written, and close the connections."""
+        await self.children.stop()
         if self.coordinator is not None:
             await self.coordinator.close()
             self.next_number = self.coordinator.next_number
 
     async def describe(self, death: ProcessFailed) -> events.ProcessDied:
-        """Return what is known of a death."""
+        """Return the event for a process that has terminated."""
         if death.failure is not None:
             return events.ProcessDied(death.process, death.failure.detail, death.failure.story)
         cause = await self.children.describe_end(death.process)
@@ -251,8 +252,8 @@ class Epoch:
         )
 
     async def _listen(self, coordinator: Coordinator) -> None:
-        """Listen where the epoch before did: what is left of it, on whatever machine, knows no
-        other way back, and hears there that it is over."""
+        """Listen where the epoch before did: what is left of that, on whatever machine, connects
+        there again, and is dismissed."""
         placement = self._always.config.placement
         try:
             self.listen = await coordinator.membership.listen(self.listen, placement.certificates)
@@ -295,7 +296,7 @@ class Epoch:
             listen=Address(self.listen.host, 0),
             supervisor=current_process(),
             orphaned_s=always.config.orphaned_s,
-            traces=always.config.outputs,
+            outputs=always.config.outputs,
         )
         if binding is None or process not in binding.services:
             return launch
@@ -303,7 +304,7 @@ class Epoch:
         return msgspec.structs.replace(launch, pipeline=root, system=system)
 
     def _name_late(self, coordinator: Coordinator, waited_s: float) -> None:
-        """Say who is waited for; a child that has not come for too long is taken for dead."""
+        """Report which processes are awaited; a child that is too late is taken for dead."""
         waiting = coordinator.membership.not_listening
         self._always.emit(events.AwaitingProcesses(waiting))
         stuck = [process for process in waiting if process in self.local_processes]
@@ -320,7 +321,7 @@ class Epoch:
     def _departed(self, process: ProcessId, failure: control.Failure | None) -> None:
         assert self.coordinator is not None
         if not self.ended.done():
-            self._ending()
+            self._on_end()
             self.coordinator.process_died()
             self.ended.set_result(ProcessFailed(process, failure))
 

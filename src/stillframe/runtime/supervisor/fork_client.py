@@ -1,4 +1,4 @@
-"""The supervisor's end of the fork server (``fork_server.py``): asks for processes, hears of ends.
+"""The client of the fork server (``fork_server.py``): requests processes, and watches them.
 
 What a process must know goes past the fork server: the process reads it from a pipe of its own, of
 which the fork server has seen the other end only.
@@ -20,20 +20,38 @@ from typing import NamedTuple
 import msgspec
 
 from stillframe.errors import Unavailable
-from stillframe.runtime.process.fork_server import Answer, Ended, Forked, NotForked, Setup
+from stillframe.runtime.process.fork_server import (
+    Answer,
+    Forked,
+    NotForked,
+    ProcessTerminated,
+    Setup,
+)
+
+FORK_TIMEOUT_S = 60.0
+"""A fork server that forks no process in such a time is taken for hung. It loads the topology
+first."""
+END_S = 5.0
+"""So long a fork server has to end by itself when it is no longer needed."""
+_PROGRAM = "stillframe.runtime.process.fork_server"
+_PACKET_BYTES = 2**15
+"""An answer has room for a path of 4096 characters, each of which JSON may write as six."""
+_REQUEST = b"fork"
+_FIRST_OTHER = 3
 
 
 class WatchedProcess:
-    """One process that was started here, or by the fork server for us.
+    """A process that was started here, or by the fork server for us; the event loop watches it.
 
-    Its end is noticed while the event loop runs in which it was started.
+    It starts by ``vfork``, which ``subprocess`` uses, without a copy of our memory. The event
+    loop's own way is to fork: the child then waits for ever for a lock that another thread of ours
+    held.
 
     Args:
         pid: its number.
-        descriptor: a pidfd of it; closed here when it has ended.
-        stdin: the end of a pipe that is written to; closed here then, too.
-        code: how it ended, once that is known: its exit code, or minus the signal that ended it;
-            None if nobody can tell.
+        descriptor: a pidfd of it; closed here when it has terminated.
+        stdin: the writing end of a pipe to it; closed here then, too.
+        code: its exit code, or minus the signal that killed it, once known; None if unknown.
     """
 
     def __init__(
@@ -47,7 +65,7 @@ class WatchedProcess:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()
         os.set_blocking(stdin, False)
-        self._loop.add_reader(descriptor, self._ended)
+        self._loop.add_reader(descriptor, self._on_terminated)
 
     @classmethod
     def start(cls, command: Sequence[str], *, keeps: Sequence[int] = ()) -> "WatchedProcess":
@@ -55,7 +73,7 @@ class WatchedProcess:
 
         Args:
             command: the program and its arguments.
-            keeps: the descriptors that it has under the same numbers.
+            keeps: the descriptors that it inherits under the same numbers.
 
         Raises:
             OSError: it could not be started.
@@ -78,49 +96,48 @@ class WatchedProcess:
             child.kill()
             child.wait()
             raise
-        started.when_ended(lambda: code.set_result(child.wait()))
+        started.on_terminated(lambda: code.set_result(child.wait()))
         return started
 
     @property
-    def has_ended(self) -> bool:
-        """Whether it has ended."""
+    def has_terminated(self) -> bool:
+        """Whether it has terminated."""
         return self._end.done()
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code, or minus the signal that ended it; None while that is not known."""
+        """Its exit code, or minus the signal that killed it; None while unknown."""
         return self._code.result() if self._code.done() else None
 
-    def tell(self, line: bytes) -> None:
-        """Write `line` to its standard input; lost if it has ended, or reads no more."""
-        if not self.has_ended:
+    def write_line(self, line: bytes) -> None:
+        """Write a line to its standard input; lost if it has terminated, or reads no more."""
+        if not self.has_terminated:
             self._unwritten += line + b"\n"
             self._write()
 
     async def wait(self) -> int | None:
-        """Wait until it has ended and its `returncode` is known; return that, None if nobody can
-        tell."""
-        await self.gone()
+        """Wait until it has terminated; return its `returncode`, None if that is unknown."""
+        await self.terminated()
         return await asyncio.shield(self._code)
 
-    async def gone(self) -> None:
-        """Wait until it has ended."""
+    async def terminated(self) -> None:
+        """Wait until it has terminated."""
         await asyncio.shield(self._end)
 
-    def when_ended(self, act: Callable[[], None]) -> None:
-        """Call `act` in the event loop once it has ended."""
+    def on_terminated(self, act: Callable[[], None]) -> None:
+        """Call `act` in the event loop once it has terminated."""
         self._end.add_done_callback(lambda _: act())
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM); nothing if it has ended."""
+        """Send SIGTERM, if it has not terminated."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it (SIGKILL); nothing if it has ended. Wait for its end next."""
+        """Send SIGKILL, if it has not terminated; wait for its end next."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        if not self.has_ended:
+        if not self.has_terminated:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, number)
 
@@ -136,7 +153,7 @@ class WatchedProcess:
         if self._unwritten:
             self._loop.add_writer(self._stdin, self._write)
 
-    def _ended(self) -> None:
+    def _on_terminated(self) -> None:
         self._loop.remove_reader(self._descriptor)
         self._loop.remove_writer(self._stdin)
         os.close(self._descriptor)
@@ -144,28 +161,18 @@ class WatchedProcess:
         self._end.set_result(None)
 
 
-FORK_TIMEOUT_S = 60.0
-"""A fork server that forks no process in such a time is taken for hung. It loads the topology
-first."""
-END_S = 5.0
-"""So long a fork server has to end by itself when it is no longer needed."""
-_PROGRAM = "stillframe.runtime.process.fork_server"
-_PACKET_BYTES = 2**15
-"""An answer has room for a path of 4096 characters, each of which JSON may write as six."""
-_REQUEST = b"fork"
-_FIRST_OTHER = 3
 _decode = msgspec.json.Decoder(Answer).decode
 
 
-class _Gone(Exception):
-    """The fork server ended before it answered."""
+class _ServerTerminated(Exception):
+    """The fork server terminated before it replied."""
 
 
 class _Request(NamedTuple):
-    """A process that was asked for: who waits for it, and what writes to its standard input."""
+    """A requested process: the future that it completes, and a pipe to its standard input."""
 
     answering: "asyncio.Future[WatchedProcess]"
-    told: int
+    stdin_writer: int
 
 
 class _Channel:
@@ -195,8 +202,10 @@ class _Channel:
         self._waiting: deque[_Request] = deque()
         self._codes: dict[int, asyncio.Future[int | None]] = {}
         self._loop.add_reader(ours.fileno(), self._read)
-        self.program.when_ended(self._read_the_rest)
-        self.program.tell(msgspec.json.encode(Setup(number, reference, sys.path, os.getpid())))
+        self.program.on_terminated(self._read_the_rest)
+        self.program.write_line(
+            msgspec.json.encode(Setup(number, reference, sys.path, os.getpid()))
+        )
 
     @property
     def is_open(self) -> bool:
@@ -208,20 +217,20 @@ class _Channel:
 
         Raises:
             OSError: the machine has no room for one.
-            _Gone: the fork server has ended.
+            _ServerTerminated: the fork server has ended.
         """
-        stdin, told = os.pipe()
+        stdin, stdin_writer = os.pipe()
         try:
             socket.send_fds(self._socket, [_REQUEST], [stdin])
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has ended: `_read` reads the answers from before, and then the end
         except BaseException:
-            os.close(told)
+            os.close(stdin_writer)
             raise
         finally:
             os.close(stdin)
         answering: asyncio.Future[WatchedProcess] = self._loop.create_future()
-        self._waiting.append(_Request(answering, told))
+        self._waiting.append(_Request(answering, stdin_writer))
         try:
             return await answering
         except asyncio.CancelledError:
@@ -230,23 +239,23 @@ class _Channel:
             raise
 
     def close(self) -> None:
-        """Hang up: the fork server ends. How its processes end is not told any more."""
+        """Close the channel: the fork server exits, and no longer reports how its processes end."""
         if not self.is_open:
             return
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         for request in self._waiting:
-            os.close(request.told)
+            os.close(request.stdin_writer)
             if not request.answering.done():
-                request.answering.set_exception(_Gone())
+                request.answering.set_exception(_ServerTerminated())
         for code in self._codes.values():
             code.set_result(None)
         self._waiting.clear()
         self._codes.clear()
 
     def _read_the_rest(self) -> None:
-        """Read what it answered before it ended, and hang up. The socket alone does not show the
-        end: a process that the topology's import forked can hold it open."""
+        """Read the last replies, and close. The socket alone does not show the end: a process that
+        the topology's import forked can hold it open."""
         while self.is_open:
             self._read()
 
@@ -254,7 +263,7 @@ class _Channel:
         try:
             packet, descriptors, _, _ = socket.recv_fds(self._socket, _PACKET_BYTES, 1)
         except BlockingIOError:
-            if self.program.has_ended:
+            if self.program.has_terminated:
                 self.close()
             return
         except ConnectionError:
@@ -263,17 +272,17 @@ class _Channel:
             self.close()
             return
         answer = _decode(packet)
-        if isinstance(answer, Ended):
+        if isinstance(answer, ProcessTerminated):
             if (code := self._codes.pop(answer.pid, None)) is not None:
                 code.set_result(answer.code)
             return
-        answering, told = self._waiting.popleft()
+        answering, stdin_writer = self._waiting.popleft()
         if isinstance(answer, Forked) and descriptors and not answering.done():
             self.unshared = answer.unshared
             code = self._codes[answer.pid] = self._loop.create_future()
-            answering.set_result(WatchedProcess(answer.pid, descriptors[0], told, code))
+            answering.set_result(WatchedProcess(answer.pid, descriptors[0], stdin_writer, code))
             return
-        os.close(told)  # a process that is told nothing ends
+        os.close(stdin_writer)  # a process that is told nothing ends
         for descriptor in descriptors:
             os.close(descriptor)
         if not answering.done():
@@ -283,7 +292,7 @@ class _Channel:
 
 
 class ForkServer:
-    """Forks the processes of one topology; starts the program that does when there is none.
+    """Forks the processes of one topology; starts the fork server when it does not run.
 
     Args:
         reference: ``module:attribute`` of the topology.
@@ -292,7 +301,7 @@ class ForkServer:
     def __init__(self, reference: str) -> None:
         self._reference = reference
         self._channel: _Channel | None = None
-        self._told: str | None = None
+        self._last_reported: str | None = None
 
     def warm(self) -> None:
         """Start it, if it does not run: it is then ready sooner.
@@ -312,11 +321,11 @@ class ForkServer:
         """
         try:
             return await self._fork()
-        except _Gone:  # it may have ended long ago
+        except _ServerTerminated:  # it may have ended long ago
             pass
         try:
             return await self._fork()
-        except _Gone as error:
+        except _ServerTerminated as error:
             assert self._channel is not None
             code = await self._channel.program.wait()
             raise Unavailable(
@@ -325,16 +334,16 @@ class ForkServer:
             ) from error
 
     def newly_unshared(self) -> str | None:
-        """Return, in words, that each process loads the topology by itself, and why; None if none
-        need, or if the reason is the same as at the last call."""
+        """Return a sentence why each process loads the topology by itself; None if none does, or if
+        the reason is the same as at the last call."""
         reason = None if self._channel is None else self._channel.unshared
-        is_told, self._told = reason == self._told, reason
-        if reason is None or is_told:
+        is_repeated, self._last_reported = reason == self._last_reported, reason
+        if reason is None or is_repeated:
             return None
         return f"each start of a process imports the topology anew, which is slower: {reason}"
 
     async def close(self) -> None:
-        """End it, and wait until it has ended. Processes that it forked go on."""
+        """Stop it, and wait until it has terminated. The processes that it forked keep running."""
         if self._channel is None:
             return
         self._channel.close()

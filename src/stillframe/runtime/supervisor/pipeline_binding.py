@@ -43,9 +43,9 @@ class PipelineBinding:
 
     def __init__(self, root: Path, store: Store) -> None:
         self.root = root
-        self._head = read_metadata(root)
+        self._metadata = read_metadata(root)
         self._store = store
-        self.services = services_among(self._head.dataflow, list(store.description.processes))
+        self.services = services_among(self._metadata.dataflow, list(store.description.processes))
         self.name = self.services[0]
 
     def initial_snapshot(self) -> SnapshotId | None:
@@ -57,10 +57,10 @@ class PipelineBinding:
             NotAtRest: a process died in this epoch of the pipeline: restore it first.
         """
         for service in self.services:
-            check_unused(self.root, self._head, service)
-        if self._head.restored_from is None:
+            check_unused(self.root, self._metadata, service)
+        if self._metadata.restored_from is None:
             return None
-        manifest = read_manifest(self.root, self._head.restored_from)
+        manifest = read_manifest(self.root, self._metadata.restored_from)
         for cut in manifest.systems:
             if cut.name == self.name:
                 if Path(cut.store) != self._store.path.absolute():
@@ -103,16 +103,16 @@ class PipelineBinding:
                 request = under_way(self.root)
                 if (
                     request is not None
-                    and request.epoch == self._head.epoch
+                    and request.epoch == self._metadata.epoch
                     and request.snapshot != last
                 ):
                     last = request.snapshot
-                    await self._take_part(coordinator, request)
+                    await self._take_snapshot(coordinator, request)
             except Exception as error:
                 emit(events.StoreUnavailable(describe(error)))
             await asyncio.sleep(POLL_S)
 
-    async def _take_part(self, coordinator: Coordinator, request: Request) -> None:
+    async def _take_snapshot(self, coordinator: Coordinator, request: Request) -> None:
         cut = SystemCut(
             name=self.name,
             store=str(self._store.path.absolute()),
@@ -121,10 +121,10 @@ class PipelineBinding:
         # Before any marker travels: who records for it must know what it is a part of.
         announce_cut(self.root, request, cut)
         outcome = await coordinator.begin(self.name)
-        is_given_up = isinstance(outcome, Abandoned)
+        is_abandoned = isinstance(outcome, Abandoned)
         ended = msgspec.structs.replace(
             cut,
-            outcome=Outcome.ABANDONED if is_given_up else Outcome.PUBLISHED,
-            detail=str(outcome) if is_given_up else "",
+            outcome=Outcome.ABANDONED if is_abandoned else Outcome.PUBLISHED,
+            detail=str(outcome) if is_abandoned else "",
         )
         announce_cut(self.root, request, ended)

@@ -1,4 +1,9 @@
-"""With what the processes of an epoch begin: a snapshot as it is, or as the code is now."""
+"""How a system is brought back: from a snapshot, by taking over what runs of it, and how often.
+
+Only the coordinator writes to the store, and that needs the store's lock, which dies with it: so
+the owner of the lock decides. Either every process that ran continues in the same epoch, or each of
+them is killed before the next one starts.
+"""
 
 import asyncio
 from pathlib import Path
@@ -17,11 +22,22 @@ from stillframe.runtime.supervisor.config import Placement
 from stillframe.store.store import Store
 from stillframe.topology import Description, Topology
 
+FAILURE_COUNT_MAX = 3
+"""So many failures of the application in a row are too many, if each comes soon after a start:
+a snapshot may have been taken between them, and the program fails all the same."""
+FAILURE_WITHIN_S = 10.0
+DEATH_COUNT_MAX = 20
+"""So many deaths of any kind in a row, with no new snapshot, are too many."""
+STABLE_S = 60.0
+"""A system that ran for so long before a death is not failing in a row."""
+PAUSE_S_MIN = 0.1
+PAUSE_S_MAX = 5.0
+
 
 class RecoveryPlan(msgspec.Struct, frozen=True):
-    """What each process begins with.
+    """The initial state of each process.
 
-    `changes` say what the code of now made of the snapshot, if it was taken of other code.
+    `changes` say how the snapshot was migrated, if it was taken with other code.
     """
 
     snapshot: SnapshotId
@@ -32,16 +48,16 @@ class RecoveryPlan(msgspec.Struct, frozen=True):
 def plan_recovery(
     store: Store, snapshot: SnapshotId, topology: Topology, *, may_migrate: bool
 ) -> RecoveryPlan:
-    """Read a snapshot and return how the processes of `topology` go on from it.
+    """Read a snapshot and return the initial states of the processes of `topology`.
 
     Args:
         store: which holds it.
-        snapshot: where to begin.
+        snapshot: the snapshot to restore.
         topology: of the code as it is now.
-        may_migrate: whether somebody agreed to go on with other code than it was taken of.
+        may_migrate: whether the user agreed to migrate it if it was taken with other code.
 
     Raises:
-        UsageError: it is of other code, and nobody agreed; or it cannot go on with this.
+        UsageError: it was taken with other code, and that was not agreed or is impossible.
         StoreError, NotConsistent: as ``Store.load``.
     """
     recorded = store.description_of(snapshot)
@@ -57,9 +73,9 @@ def plan_recovery(
 
 
 def needs_agreement(store: Store, snapshot: SnapshotId, topology: Topology) -> bool:
-    """Return whether somebody must agree to go on from a snapshot with the code of `topology`.
+    """Return whether the user must agree to restore a snapshot with the code of `topology`.
 
-    Who did so once has done so for the deaths that follow, until there is a snapshot of that code.
+    One agreement covers the restarts that follow, until there is a snapshot of that code.
     """
     now = topology.description.hash
     is_of_now = store.description_of(snapshot).hash == now or snapshot == store.restored_from
@@ -86,20 +102,8 @@ def changed_code(
     )
 
 
-FAILURE_COUNT_MAX = 3
-"""So many failures of the application in a row are too many, if each comes soon after a start:
-a snapshot may have been taken between them, and the program fails all the same."""
-FAILURE_WITHIN_S = 10.0
-DEATH_COUNT_MAX = 20
-"""So many deaths of any kind in a row, with no new snapshot, are too many."""
-STABLE_S = 60.0
-"""A system that ran for so long before a death is not failing in a row."""
-PAUSE_S_MIN = 0.1
-PAUSE_S_MAX = 5.0
-
-
 class RestartStrategy:
-    """Counts deaths that follow each other without progress; each is reported to `next_delay_s`."""
+    """Counts failures without progress, delays restarts, and gives up."""
 
     def __init__(self) -> None:
         self._sequence = -1
@@ -109,13 +113,13 @@ class RestartStrategy:
     def next_delay_s(
         self, *, sequence: int, where: str, ran_s: float, failure: str | None
     ) -> float:
-        """Return how many seconds to wait before the system is taken back.
+        """Record a failure, and return the delay before the restart in seconds.
 
         Args:
-            sequence: of the snapshot that it goes back to, 0 for the start.
+            sequence: of the snapshot to restore, 0 for a fresh start.
             where: that snapshot, in words.
             ran_s: how long the epoch lasted, in seconds.
-            failure: what the process said of its end, None if it said nothing.
+            failure: the reason that the process reported, None if it did not.
 
         Raises:
             ApplicationError: the application has failed too often in a row.
@@ -147,48 +151,50 @@ REQUESTED: str | None = "the system is to begin a new epoch"
 
 
 def takeover_obstacle(
-    left: RunFile, store: Store, site: Placement, started_here: tuple[ProcessId, ...]
+    stale: RunFile, store: Store, placement: Placement, local_processes: tuple[ProcessId, ...]
 ) -> str | None:
-    """Return why another supervisor cannot go on with what is `left`; None if it can.
+    """Return why another supervisor cannot take over a system; None if it can.
 
     Args:
-        left: what an earlier supervisor left.
+        stale: the run file of the supervisor that died.
         store: of the system, open for writing.
-        site: where the new one is to listen, and with which certificates.
-        started_here: the processes that it would start on this machine.
+        placement: where the new one is to listen, and with which certificates.
+        local_processes: the processes that it would start on this machine.
     """
-    if left.pipeline is not None:
-        return f"the system is part of the pipeline {left.pipeline} and goes back with it alone"
-    if left.epoch != store.epoch:
-        return f"they are of epoch {left.epoch}, and epoch {store.epoch} had begun"
-    if left.topology_hash != store.description.hash:
+    if stale.pipeline is not None:
+        return f"the system is part of the pipeline {stale.pipeline} and goes back with it alone"
+    if stale.epoch != store.epoch:
+        return f"they are of epoch {stale.epoch}, and epoch {store.epoch} had begun"
+    if stale.topology_hash != store.description.hash:
         return "they run another topology than the store is for now"
-    if (other := _other_placement(left, site, started_here)) is not None:
+    if (other := _other_placement(stale, placement, local_processes)) is not None:
         return other
-    if left.children and not any(map(is_alive, left.children.values())):
+    if stale.children and not any(map(is_alive, stale.children.values())):
         return "none of them runs any more"
     return None
 
 
-def check_release(left: RunFile, store: Store) -> None:
-    """Check that who wants to take over speaks with what runs of the system, or may run elsewhere.
+def check_release(stale: RunFile, store: Store) -> None:
+    """Check that this release speaks the protocol of the processes to be taken over.
 
     Raises:
-        Refused: it could not let anybody in: everybody would end, and lose what no snapshot has.
+        Refused: none could rejoin: all would terminate, and lose what no snapshot has.
     """
-    elsewhere = store.description.processes.keys() - left.children.keys()
-    if elsewhere or any(map(is_alive, left.children.values())):
-        check_version(left.protocol_version, f"what runs of the system of {store.path}")
+    elsewhere = store.description.processes.keys() - stale.children.keys()
+    if elsewhere or any(map(is_alive, stale.children.values())):
+        check_version(stale.protocol_version, f"what runs of the system of {store.path}")
 
 
-def check_placement(left: RunFile, site: Placement, started_here: tuple[ProcessId, ...]) -> None:
+def check_placement(
+    stale: RunFile, placement: Placement, local_processes: tuple[ProcessId, ...]
+) -> None:
     """Check that who wants to take over runs the system where it ran, as long as it runs.
 
     Raises:
         UsageError: it would have to be ended instead.
     """
-    reason = _other_placement(left, site, started_here)
-    if reason is not None and any(map(is_alive, left.children.values())):
+    reason = _other_placement(stale, placement, local_processes)
+    if reason is not None and any(map(is_alive, stale.children.values())):
         raise UsageError(
             f"what runs of the system cannot be taken over: {reason}; give the options --listen, "
             "--tls and --elsewhere that it was started with, or end it and go back to its last "
@@ -197,29 +203,30 @@ def check_placement(left: RunFile, site: Placement, started_here: tuple[ProcessI
 
 
 def _other_placement(
-    left: RunFile, site: Placement, started_here: tuple[ProcessId, ...]
+    stale: RunFile, placement: Placement, local_processes: tuple[ProcessId, ...]
 ) -> str | None:
-    """Return what `site` has otherwise than what is `left`; None if nothing."""
-    if left.has_tls != (site.certificates is not None):
-        return f"they run {'with' if left.has_tls else 'without'} TLS"
-    if site.listen.port and site.listen != left.coordinator:
-        return f"they come back to {left.coordinator}, and the coordinator is at {site.listen} now"
-    if left.children.keys() != set(started_here):
-        now, then = ", ".join(started_here) or "none", ", ".join(left.children) or "none"
+    """Return how `placement` differs from that of the system; None if it does not."""
+    if stale.has_tls != (placement.certificates is not None):
+        return f"they run {'with' if stale.has_tls else 'without'} TLS"
+    if placement.listen.port and placement.listen != stale.coordinator:
+        now = f"the coordinator is at {placement.listen} now"
+        return f"they come back to {stale.coordinator}, and {now}"
+    if stale.children.keys() != set(local_processes):
+        now, then = ", ".join(local_processes) or "none", ", ".join(stale.children) or "none"
         return f"{now} are the processes of this machine now, and {then} were"
     return None
 
 
-async def kill_all(left: RunFile) -> tuple[str, ...]:
-    """End what runs on this machine of the system that is `left`; return its processes.
+async def kill_all(stale: RunFile) -> tuple[str, ...]:
+    """Kill the processes of a stale system that run on this machine; return them.
 
-    Those that joined by themselves hear that the epoch is over when they come back, and end without
-    that when they have waited for long enough.
+    Processes that joined by themselves are dismissed when they come back, and terminate when they
+    have waited for long enough.
 
     Raises:
         Unavailable: a process cannot be ended.
     """
-    running = {process: known for process, known in left.children.items() if is_alive(known)}
+    running = {process: known for process, known in stale.children.items() if is_alive(known)}
     await asyncio.gather(*(asyncio.to_thread(kill, known) for known in running.values()))
-    remove_socket(left)
+    remove_socket(stale)
     return tuple(running)

@@ -127,13 +127,13 @@ class Supervisor:
         # First of all: it gets ready while we do.
         self._server.warm()
         try:
-            always, left = self._prepare()
+            always, stale = self._prepare()
             if not always.local_processes:
                 await self._server.close()
         except BaseException:
             await self._server.close()
             raise
-        self.finished = asyncio.get_running_loop().create_task(self._live(always, left))
+        self.finished = asyncio.get_running_loop().create_task(self._live(always, stale))
         try:
             await self.until_running()
         except BaseException:
@@ -160,11 +160,11 @@ class Supervisor:
             check_epoch_unused(Path(outputs.log), self.store.epoch + 1)
         if outputs.fragments is not None:
             check_fragments_unused(Path(outputs.fragments), self.store.epoch + 1)
-        left = find_stale(self.store.path)
-        if left is not None and self._config.takes_over:
-            check_release(left, self.store)
-            check_placement(left, placement, local_processes)
-            if takeover_obstacle(left, self.store, placement, local_processes) is None:
+        stale = find_stale(self.store.path)
+        if stale is not None and self._config.takes_over:
+            check_release(stale, self.store)
+            check_placement(stale, placement, local_processes)
+            if takeover_obstacle(stale, self.store, placement, local_processes) is None:
                 # Which snapshots are in progress in the processes is known from it alone.
                 read_history(self.store.path)
                 self.is_taking_over = True
@@ -181,7 +181,7 @@ class Supervisor:
             socket=self.socket_path,
             emit=self._dispatcher.emit,
         )
-        return always, left
+        return always, stale
 
     async def __aexit__(self, *_: object) -> None:
         """Stop the system; what was not recorded in a snapshot is gone."""
@@ -268,9 +268,9 @@ class Supervisor:
         return self._running.is_set()
 
     @property
-    def awaited(self) -> str:
+    def waiting_for(self) -> str:
         """What a system that does not run yet waits for, in words."""
-        return "its start" if self._epoch is None else self._epoch.awaited
+        return "its start" if self._epoch is None else self._epoch.waiting_for
 
     async def until_running(self) -> None:
         """Wait until every process runs and every channel is connected.
@@ -288,26 +288,27 @@ class Supervisor:
         if self._epoch is not None:
             self._epoch.end(ShutdownRequested())
 
-    async def _live(self, always: EpochConfig, left: RunFile | None) -> None:
+    async def _live(self, always: EpochConfig, stale: RunFile | None) -> None:
         """Live through epochs until the system is stopped or cannot go on; the first may be one
-        that goes on with what is `left` of an earlier supervisor."""
-        ended, ending_s = time.monotonic(), 0.0
+        that is taken over from an earlier supervisor."""
+        ended, stop_s = time.monotonic(), 0.0
         cause: Cause = RestoreRequested(self._restore)
         for abandoned in abandon_unfinished(self.store):
             self._dispatcher.emit(events.SnapshotAbandoned(abandoned))
         number = first_number(self.store)
         listen = self._config.placement.listen
-        if left is not None and not listen.port and left.coordinator.host == listen.host:
-            listen = left.coordinator
+        if stale is not None and not listen.port and stale.coordinator.host == listen.host:
+            listen = stale.coordinator
         while not self._stop_requested.is_set() and self._dispatcher.error is None:
-            ending = self._running.clear
-            self._epoch = epoch = Epoch(always, first_number=number, listen=listen, ending=ending)
+            self._epoch = epoch = Epoch(
+                always, first_number=number, listen=listen, on_end=self._running.clear
+            )
             began = time.monotonic()
             try:
-                if left is None or not await self._take_over(epoch, left, ended):
-                    wish = cause.snapshot if isinstance(cause, RestoreRequested) else None
-                    await self._begin(epoch, wish, ended, ending_s)
-                left = None
+                if stale is None or not await self._take_over(epoch, stale, ended):
+                    requested = cause.snapshot if isinstance(cause, RestoreRequested) else None
+                    await self._begin(epoch, requested, ended, stop_s)
+                stale = None
                 cause = await epoch.ended
                 ended = time.monotonic()
                 if isinstance(cause, ProcessFailed):
@@ -320,33 +321,33 @@ class Supervisor:
                 if self._following is not None:
                     self._following.cancel()
                 await epoch.close()
-                ending_s = time.monotonic() - ended
+                stop_s = time.monotonic() - ended
                 number, listen = epoch.next_number, epoch.listen
             if isinstance(cause, ProcessFailed):
-                await self._wait_before_going_back(cause, ended - began)
+                await self._wait_before_restart(cause, ended - began)
         if self._dispatcher.error is not None:
             raise self._dispatcher.error
 
     async def _begin(
-        self, epoch: Epoch, wish: SnapshotId | None, began: float, ending_s: float
+        self, epoch: Epoch, requested: SnapshotId | None, began: float, stop_s: float
     ) -> None:
-        """Begin an epoch with `wish`.
+        """Begin an epoch with `requested`.
 
         Args:
             epoch: which.
-            wish: the snapshot; None for the current one, or afresh.
+            requested: the snapshot; None for the current one, or afresh.
             began: when the last epoch ended.
-            ending_s: how long it then took to end its processes.
+            stop_s: how long it then took to end its processes.
         """
         state_from = time.monotonic()
-        begins = await asyncio.to_thread(self._load, wish)
-        restored_from = None if begins is None else begins.snapshot
+        plan = await asyncio.to_thread(self._load, requested)
+        restored_from = None if plan is None else plan.snapshot
         await self._raise_epoch(restored_from)
         self._may_migrate = False
-        if begins is not None and begins.changes:
-            self._dispatcher.emit(events.CodeChanged(begins.snapshot, begins.changes))
+        if plan is not None and plan.changes:
+            self._dispatcher.emit(events.CodeChanged(plan.snapshot, plan.changes))
         state_until = time.monotonic()
-        await epoch.begin(None if begins is None else begins.starts, restored_from)
+        await epoch.begin(None if plan is None else plan.starts, restored_from)
         if epoch.is_running:
             self._has_run = True
             if self._binding is not None:
@@ -358,34 +359,34 @@ class Supervisor:
                 self.store.epoch,
                 now - began,
                 restored_from,
-                processes_s=ending_s + epoch.forked_at - state_until,
+                processes_s=stop_s + epoch.forked_at - state_until,
                 state_s=state_until - state_from,
                 connections_s=now - epoch.forked_at,
             )
             self._dispatcher.emit(running)
             self._running.set()
 
-    async def _take_over(self, epoch: Epoch, left: RunFile, began: float) -> bool:
-        """Go on with what is `left`, if that is wished and possible, or else end it.
+    async def _take_over(self, epoch: Epoch, stale: RunFile, began: float) -> bool:
+        """Take over the system of `stale` if that is requested and possible; otherwise kill it.
 
         Returns:
-            whether the epoch of what is left went on, if only to end when a process did not come.
+            whether its epoch continued, if only to end when a process did not come.
         """
         reason = REQUESTED
         if self._config.takes_over:
             reason = takeover_obstacle(
-                left, self.store, self._config.placement, epoch.local_processes
+                stale, self.store, self._config.placement, epoch.local_processes
             )
         if reason is None:
             try:
-                await epoch.take_over(left)
+                await epoch.take_over(stale)
             except Unavailable as error:
                 reason = f"they come back to a port that is not to be had: {error}"
         if reason is not None:
-            if ended := await kill_all(left):
+            if ended := await kill_all(stale):
                 self._dispatcher.emit(events.OrphansKilled(ended, reason))
             return False
-        remove_socket(left)
+        remove_socket(stale)
         if epoch.is_running:
             self._has_run = True
             self._dispatcher.emit(
@@ -417,7 +418,7 @@ class Supervisor:
             return None
         return plan_recovery(self.store, entry.id, self._topology, may_migrate=self._may_migrate)
 
-    async def _wait_before_going_back(self, death: ProcessFailed, ran_s: float) -> None:
+    async def _wait_before_restart(self, death: ProcessFailed, ran_s: float) -> None:
         current = self.store.current()
         pause_s = self._restart_strategy.next_delay_s(
             sequence=current.sequence if current else 0,
