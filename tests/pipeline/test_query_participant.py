@@ -1,4 +1,4 @@
-"""What a participant decides between two actions, at the periodically that are hard to meet."""
+"""What a participant decides between two actions, at the moments that are hard to meet."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,16 +39,8 @@ def test_nothing_is_recorded_for_a_snapshot_that_was_just_published(
     )
     monkeypatch.setattr(query_participant, "under_way", lambda root: over)
     recorded: list[Request] = []
-    ends = query_participant.at_boundary(
-        root,
-        read_metadata(root),
-        "feed",
-        {},
-        {},
-        is_patient=True,
-        positions=dict,
-        record=recorded.append,
-    )
+    logs = query_participant.ParticipantLogs(root, read_metadata(root), "feed", "service")
+    ends = logs.record_or_limit({}, dict, recorded.append, is_patient=True)
     assert (ends, recorded) == ({}, [])
 
 

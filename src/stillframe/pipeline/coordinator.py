@@ -88,24 +88,9 @@ def take_snapshot(
     timeout_s: float = TIMEOUT_S,
     progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Manifest | Abandoned:
-    """Take a snapshot of the pipeline at `root` and publish it.
-
-    Args:
-        root: the pipeline.
-        mode: when participants record; aligned and at-least-once need a dataflow without cycles.
-        name: makes it a savepoint, which is kept until it is dropped by name.
-        timeout_s: seconds after which it is abandoned. Its barriers stay in the logs and are
-            stepped over.
-        progress: called again and again while it is pending, at most 5 times a second.
-
-    Returns:
-        the published snapshot, or why it was abandoned and who was missing.
-
-    Raises:
-        UsageError: the mode does not fit the dataflow, or there is a savepoint of that name.
-        Unavailable: another snapshot is being taken, or the pipeline is being restored.
-        StoreError: the disk is full or failed.
-    """
+    """Take a snapshot of the pipeline at `root`, or a savepoint if it has a name, and publish it;
+    as ``Pipeline.snapshot``. The barriers of an abandoned one stay in the logs and are stepped
+    over. `progress` is called at most 5 times a second."""
     with coordinating(root, "a snapshot", is_patient=False):
         metadata = read_metadata(root)
         metadata.dataflow.check_mode(mode)
@@ -141,11 +126,7 @@ def take_snapshot(
 
 def periodically(interval_s: float, wait: Callable[[float], object]) -> Iterator[None]:
     """Yield every `interval_s` seconds, or a little later; missed intervals are not made up for.
-
-    Args:
-        interval_s: from one moment to the next.
-        wait: waits for this many seconds; a true return value ends the iteration.
-    """
+    `wait` waits for a number of seconds; a true return value ends the iteration."""
     due = time.monotonic() + interval_s
     while not wait(max(REST_S, due - time.monotonic())):
         due += interval_s

@@ -27,7 +27,7 @@ from stillframe.durable_files import replace_durably, sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Dataflow
-from stillframe.pipeline.log import LogReader, LogWriter
+from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import check_positions
 from stillframe.protocol.aligner import Mode, Reading
 from stillframe.store.layout import explain_io_errors
@@ -213,23 +213,6 @@ def _after_old_barriers(reader: LogReader, snapshot: SnapshotId, position: int, 
             break
         position += 1
     return position
-
-
-def forward_barrier(
-    writers: Mapping[str, LogWriter], request: Request, *, batch: int | None = None
-) -> dict[str, int]:
-    """Append the barrier to every log that a participant writes; return its position on each.
-    Repeating this before anything else is appended changes nothing.
-
-    `batch` is the micro-batch after which a query has recorded its state.
-
-    Raises:
-        NotConsistent: a log holds records of a later micro-batch.
-    """
-    return {
-        name: writer.append_barrier(request.snapshot, request.mode, batch=batch)
-        for name, writer in writers.items()
-    }
 
 
 # --- systems of processes

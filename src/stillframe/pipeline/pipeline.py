@@ -265,7 +265,7 @@ class Pipeline:
             the snapshot.
 
         Raises:
-            Unavailable: a query or service is running.
+            Unavailable: a query or service is running; or a snapshot or restore is in progress.
             Damaged, NotConsistent: the snapshot is not what was published; nothing was changed.
             UsageError: there is no such snapshot, or it is of another dataflow.
             StoreError: the disk is full or failed; the pipeline is as it was.

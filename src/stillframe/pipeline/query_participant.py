@@ -1,14 +1,16 @@
-"""One query of a pipeline and the barrier rules: called by its sources between two micro-batches.
+"""Participants and the barrier rules, and queries as participants.
 
-Nothing is kept from call to call that is not on the disk as well: the offsets committed in the
-checkpoint are the query's positions on all its logs, and the logs contain the barriers. Each source
-of a query runs in an operating-system process of its own, and any of them may be the one that
-records.
+A query is called by its sources between two micro-batches. Nothing is kept from call to call that
+is not on the disk as well: the offsets committed in the checkpoint are the query's positions on all
+its logs, and the logs contain the barriers. Each source of a query runs in an operating-system
+process of its own, and any of them may be the one that records.
 """
 
 import time
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from stillframe.errors import NotConsistent, Refused
 from stillframe.pipeline import checkpoint
@@ -19,7 +21,6 @@ from stillframe.pipeline.pending_snapshot import (
     ParticipantFragment,
     QueryState,
     Request,
-    forward_barrier,
     has_recorded,
     readings,
     request_path,
@@ -34,80 +35,34 @@ after it, the coordinator was killed, and its barriers hold no participant any m
 the machines of one cluster differ by less."""
 
 
-def at_boundary(
-    root: Path,
-    metadata: Metadata,
-    participant: str,
-    readers: dict[str, LogReader],
-    tails: dict[str, int],
-    *,
-    is_patient: bool,
-    positions: Callable[[], dict[str, int]],
-    record: Callable[[Request], None],
-) -> dict[str, int]:
-    """Record if it is time to, and return up to where the next action may read each log.
-
-    Call it between two actions. When it returns with the state recorded, the barrier is on every
-    outgoing log.
+class ParticipantLogs:
+    """A participant's logs, in the epoch in which it started.
 
     Args:
         root: the pipeline.
-        metadata: of the epoch that the participant is in.
+        metadata: of that epoch.
         participant: its name.
-        readers: of its incoming logs.
-        tails: where each of them ends now; determined before this call, so that a barrier among
-            them belongs to a request that exists already.
-        is_patient: whether it may be held at a barrier until others come. One that is not records
-            unaligned, whatever the mode.
-        positions: returns its positions between the two actions.
-        record: records its state, appends the barrier to its outgoing logs and submits its
-            fragment.
-    """
-    request = under_way(root)
-    if (
-        request is None
-        or request.epoch != metadata.epoch
-        or time.time() > request.deadline_at + OVERDUE_S
-        or has_recorded(root, request.snapshot, participant)
-    ):
-        return tails
-    mode = request.mode if is_patient else Mode.UNALIGNED
-    found = readings(root, request.snapshot, readers, positions(), tails)
-    if may_record(mode, found, is_initiator=participant in metadata.dataflow.initiators()):
-        record(request)
-        return tails
-    limits = {name: read_end(mode, reading) for name, reading in found.items()}
-    return {name: tails[name] if end is None else end for name, end in limits.items()}
-
-
-def readers_of(root: Path, metadata: Metadata, participant: str) -> dict[str, LogReader]:
-    """Return a reader for every log that a participant reads."""
-    incoming = metadata.dataflow.incoming(participant)
-    return {log.name: LogReader(root, log, metadata.segments[log.name]) for log in incoming}
-
-
-def writers_of(root: Path, metadata: Metadata, participant: str) -> dict[str, LogWriter]:
-    """Return a writer for every log that a participant appends to."""
-    outgoing = metadata.dataflow.outgoing(participant)
-    return {log.name: LogWriter(root, log, metadata) for log in outgoing}
-
-
-class Epoch:
-    """Checks whether the pipeline is still in the epoch in which a participant started.
-
-    Args:
-        root: the pipeline.
-        metadata: of the epoch in which it started.
-        participant: its name, for the error.
+        kind: "query" or "service", for errors.
     """
 
-    def __init__(self, root: Path, metadata: Metadata, participant: str) -> None:
+    def __init__(self, root: Path, metadata: Metadata, participant: str, kind: str) -> None:
+        self.metadata = metadata
+        self.readers = {
+            log.name: LogReader(root, log, metadata.segments[log.name])
+            for log in metadata.dataflow.incoming(participant)
+        }
         self._root = root
-        self._epoch = metadata.epoch
         self._participant = participant
+        self._kind = kind
         self._identity: tuple[int, int] | None = None
 
-    def check(self) -> None:
+    @cached_property
+    def writers(self) -> dict[str, LogWriter]:
+        """A writer for every log that the participant appends to; made when it is first needed."""
+        outgoing = self.metadata.dataflow.outgoing(self._participant)
+        return {log.name: LogWriter(self._root, log, self.metadata) for log in outgoing}
+
+    def check_epoch(self) -> None:
         """Refuse to continue if the pipeline was restored since.
 
         Raises:
@@ -118,15 +73,79 @@ class Epoch:
         if identity == self._identity:
             return
         epoch = read_metadata(self._root).epoch
-        if epoch != self._epoch:
+        if epoch != self.metadata.epoch:
             raise Refused(
-                f"{self._participant} is of epoch {self._epoch}, and the pipeline {self._root} "
-                f"was restored and is in epoch {epoch}: start it again"
+                f"{self._kind} {self._participant} is of epoch {self.metadata.epoch}, and the "
+                f"pipeline {self._root} was restored and is in epoch {epoch}: start it again"
             )
         self._identity = identity
 
+    def record_or_limit(
+        self,
+        tails: dict[str, int],
+        positions: Callable[[], dict[str, int]],
+        record: Callable[[Request], None],
+        *,
+        is_patient: bool,
+    ) -> dict[str, int]:
+        """Record if it is time to, and return up to where the next action may read each log.
 
-class QueryParticipant:
+        Call it between two actions. When it returns with the state recorded, the barrier is on
+        every outgoing log.
+
+        Args:
+            tails: where each incoming log ends now; determined before this call, so that a barrier
+                among them belongs to a request that exists already.
+            positions: returns the participant's positions between the two actions.
+            record: records its state, appends the barrier to its outgoing logs and submits its
+                fragment.
+            is_patient: whether it may be held at a barrier until others come. One that is not
+                records unaligned, whatever the mode.
+        """
+        request = under_way(self._root)
+        if (
+            request is None
+            or request.epoch != self.metadata.epoch
+            or time.time() > request.deadline_at + OVERDUE_S
+            or has_recorded(self._root, request.snapshot, self._participant)
+        ):
+            return tails
+        mode = request.mode if is_patient else Mode.UNALIGNED
+        found = readings(self._root, request.snapshot, self.readers, positions(), tails)
+        is_initiator = self._participant in self.metadata.dataflow.initiators()
+        if may_record(mode, found, is_initiator=is_initiator):
+            record(request)
+            return tails
+        limits = {name: read_end(mode, reading) for name, reading in found.items()}
+        return {name: tails[name] if end is None else end for name, end in limits.items()}
+
+    def submit_fragment(
+        self, request: Request, positions: dict[str, int], batch: int | None = None, **content: Any
+    ) -> None:
+        """Append the barrier to every outgoing log, and submit the fragment with its `content`.
+        Repeating this before anything else is appended changes nothing.
+
+        `batch` is the micro-batch after which a query has recorded its state.
+
+        Raises:
+            NotConsistent: a log holds records of a later micro-batch.
+        """
+        barriers = {
+            name: writer.append_barrier(request.snapshot, request.mode, batch=batch)
+            for name, writer in self.writers.items()
+        }
+        fragment = ParticipantFragment(
+            snapshot=request.snapshot,
+            participant=self._participant,
+            recorded_at=time.time(),
+            positions=positions,
+            barriers=barriers,
+            **content,
+        )
+        submit(self._root, fragment)
+
+
+class QueryParticipant(ParticipantLogs):
     """A query as a participant in snapshots.
 
     Args:
@@ -141,15 +160,12 @@ class QueryParticipant:
     """
 
     def __init__(self, root: Path, query: str, *, is_patient: bool = True) -> None:
-        self.metadata = read_metadata(root)
-        self.metadata.dataflow.check_participant(query, "query")
+        metadata = read_metadata(root)
+        metadata.dataflow.check_participant(query, "query")
+        super().__init__(root, metadata, query, "query")
         self.query = query
         self.is_patient = is_patient
-        self.epoch = Epoch(root, self.metadata, f"query {query}")
-        self.readers = readers_of(root, self.metadata, query)
-        self.checkpoint = checkpoint_path(root, self.metadata.epoch, query)
-        self._root = root
-        self._writers: dict[str, LogWriter] | None = None
+        self.checkpoint = checkpoint_path(root, metadata.epoch, query)
         for name, position in self.positions()[1].items():
             self.readers[name].check_whole(position)
 
@@ -191,35 +207,18 @@ class QueryParticipant:
 
         Call it between two micro-batches, with the tails of all incoming logs.
         """
-        return at_boundary(
-            self._root,
-            self.metadata,
-            self.query,
-            self.readers,
-            tails,
-            is_patient=self.is_patient,
-            positions=lambda: self.positions()[1],
-            record=self._record,
+        return self.record_or_limit(
+            tails, lambda: self.positions()[1], self._record, is_patient=self.is_patient
         )
 
     def _record(self, request: Request) -> None:
         """Record the state after the last committed micro-batch. All of it may be repeated after an
         interruption, as long as no other micro-batch has started."""
         batch, positions = self.positions()
-        if self._writers is None:
-            self._writers = writers_of(self._root, self.metadata, self.query)
         if batch is not None:
             directory = request_path(self._root, request.snapshot)
             checkpoint.pin(self.checkpoint, batch, directory / PINNED / self.query)
-        fragment = ParticipantFragment(
-            snapshot=request.snapshot,
-            participant=self.query,
-            recorded_at=time.time(),
-            positions=positions,
-            barriers=forward_barrier(self._writers, request, batch=batch),
-            query=QueryState(batch),
-        )
-        submit(self._root, fragment)
+        self.submit_fragment(request, positions, batch, query=QueryState(batch))
 
 
 def _names(logs: Iterable[str]) -> str:

@@ -45,20 +45,10 @@ from stillframe.store.store import Store
 def restore(
     root: Path, manifest: Manifest, *, progress: Callable[[int], None] = lambda size: None
 ) -> Metadata:
-    """Restore the pipeline at `root`, of which nothing may be running, to a snapshot. Then start
-    its services and queries again as usual: each continues from the snapshot.
-
-    `progress` is called with the length of each file that was verified.
+    """Restore the pipeline at `root` to a snapshot; as ``Pipeline.restore``.
 
     Returns:
         the metadata of the new epoch.
-
-    Raises:
-        Unavailable: a participant is running; or a snapshot or restore is in progress.
-        Damaged: a file of the snapshot is not what was written; nothing was changed.
-        NotConsistent: a channel's books do not balance; nothing was changed.
-        UsageError: the pipeline now declares other participants or channels.
-        StoreError: the disk is full or failed; the pipeline is as it was.
     """
     with coordinating(root, "a restore"):
         locks = _stop_others(root)
@@ -92,25 +82,13 @@ def fork(
     name: str | None = None,
     progress: Callable[[int], None] = lambda size: None,
 ) -> Metadata:
-    """Make a second pipeline that continues from a snapshot, alongside the first one, which may be
-    running.
+    """Make a second pipeline in `target` that continues from a snapshot; as ``Pipeline.fork``.
 
     Neither sees what the other writes. Files are shared as hard links where both are on one file
     system; no file is ever changed in place.
 
-    Args:
-        root: the pipeline.
-        manifest: of the snapshot.
-        target: the directory of the second one; empty or new.
-        name: of the second one; None for the name of its directory's stem.
-        progress: called with the length of each file that was verified.
-
     Returns:
         the metadata of the second pipeline.
-
-    Raises:
-        UsageError: the target is not empty.
-        Damaged, NotConsistent, StoreError: as ``restore``.
     """
     if manifest.systems:
         raise UsageError(

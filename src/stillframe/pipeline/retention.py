@@ -27,14 +27,7 @@ from stillframe.store.layout import explain_io_errors
 def keep(root: Path, count: int) -> list[SnapshotId]:
     """Delete all but the newest `count` snapshots, and trim the logs. Savepoints stay, and the one
     from which the current epoch began as long as it is needed, and any whose manifest is damaged:
-    it may be a savepoint. The caller coordinates (``locks.coordinating``).
-
-    Returns:
-        those whose manifest is damaged.
-
-    Raises:
-        StoreError: a manifest cannot be read, or the disk failed.
-    """
+    it may be a savepoint; these are returned. The caller coordinates (``locks.coordinating``)."""
     if len(published_ids(root)) <= count:
         return []
     metadata, every = read_metadata(root), readable_manifests(root)
@@ -46,11 +39,10 @@ def keep(root: Path, count: int) -> list[SnapshotId]:
 
 
 def drop(root: Path, unwanted: Iterable[SnapshotId]) -> list[SnapshotId]:
-    """Delete snapshots, even damaged ones, and trim the logs; as ``keep``.
+    """Delete snapshots, even damaged ones, and trim the logs; returns as ``keep``.
 
     Raises:
         UsageError: the current epoch began from one of them, and it is still needed.
-        StoreError: a manifest cannot be read, or the disk failed.
     """
     metadata, every, chosen = read_metadata(root), readable_manifests(root), list(unwanted)
     if (why := _why_needed(metadata, every, chosen)) is not None:

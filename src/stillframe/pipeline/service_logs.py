@@ -19,14 +19,8 @@ from stillframe.durable_files import partial_path
 from stillframe.errors import StillframeError, UsageError
 from stillframe.pipeline.locks import PARTICIPANTS
 from stillframe.pipeline.metadata import Metadata, check_positions
-from stillframe.pipeline.pending_snapshot import (
-    ParticipantFragment,
-    Request,
-    ServiceState,
-    forward_barrier,
-    submit,
-)
-from stillframe.pipeline.query_participant import Epoch, at_boundary, readers_of, writers_of
+from stillframe.pipeline.pending_snapshot import Request, ServiceState
+from stillframe.pipeline.query_participant import ParticipantLogs
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
 REPORT_INTERVAL_S = 0.5
@@ -58,8 +52,8 @@ def _report_path(root: Path, epoch: int, service: str) -> Path:
     return root / PARTICIPANTS / f"epoch-{epoch}" / "positions" / f"{service}.json"
 
 
-class ServiceLogs:
-    """A service's view of its channels.
+class ServiceLogs(ParticipantLogs):
+    """The logs of a service, and its positions on them.
 
     Args:
         root: the pipeline.
@@ -74,15 +68,10 @@ class ServiceLogs:
     def __init__(
         self, root: Path, service: str, metadata: Metadata, positions: dict[str, int]
     ) -> None:
-        self._root = root
-        self._service = service
-        self._metadata = metadata
+        super().__init__(root, metadata, service, "service")
         self._positions = dict(positions)
-        self._readers = readers_of(root, metadata, service)
-        for name, reader in self._readers.items():
+        for name, reader in self.readers.items():
             reader.check_whole(self._positions[name])
-        self._writers = writers_of(root, metadata, service)
-        self._epoch = Epoch(root, metadata, f"service {service}")
         self._last = ""
         self._reported: dict[str, int] = {}
         self._report_from = 0.0
@@ -98,7 +87,7 @@ class ServiceLogs:
         if now < self._report_from or self._reported == self._positions:
             return
         self._report_from, self._reported = now + REPORT_INTERVAL_S, dict(self._positions)
-        path = _report_path(self._root, self._metadata.epoch, self._service)
+        path = _report_path(self._root, self.metadata.epoch, self._participant)
         with contextlib.suppress(OSError):
             path.parent.mkdir(exist_ok=True)
             partial = partial_path(path)
@@ -112,40 +101,31 @@ class ServiceLogs:
             UsageError: the service writes no such log, or the columns are not the declared ones.
             StoreError: the disk is full or failed; nothing was appended.
         """
-        writer = self._writers.get(log)
+        writer = self.writers.get(log)
         if writer is None:
             raise UsageError(
-                f"service {self._service} writes no channel {log!r}; it writes "
-                f"{', '.join(self._writers) or 'none'}"
+                f"service {self._participant} writes no channel {log!r}; it writes "
+                f"{', '.join(self.writers) or 'none'}"
             )
         if records.num_rows:
             writer.append(records)
 
     def at_boundary(self, *, is_patient: bool, record: Callable[[Request], None]) -> dict[str, int]:
         """Record if it is time to, and return up to where the next action may read
-        (``query_participant.at_boundary``).
+        (``record_or_limit``).
 
         Raises:
             Refused: the pipeline was restored: this epoch has ended.
         """
-        self._epoch.check()
-        tails = {log: reader.tail(self._positions[log]) for log, reader in self._readers.items()}
-        return at_boundary(
-            self._root,
-            self._metadata,
-            self._service,
-            self._readers,
-            tails,
-            is_patient=is_patient,
-            positions=lambda: self._positions,
-            record=record,
-        )
+        self.check_epoch()
+        tails = {log: reader.tail(self._positions[log]) for log, reader in self.readers.items()}
+        return self.record_or_limit(tails, lambda: self._positions, record, is_patient=is_patient)
 
     def take(self, ends: dict[str, int]) -> tuple[str, pa.Table] | None:
         """Return the next records before `ends`, and their log; the logs take turns."""
         while ready := sorted(log for log, end in ends.items() if self._positions[log] < end):
             self._last = next((log for log in ready if log > self._last), ready[0])
-            reader = self._readers[self._last]
+            reader = self.readers[self._last]
             entry = reader.entry(self._positions[self._last])
             self._positions[self._last] += 1
             reader.forget(self._positions[self._last])
@@ -169,14 +149,4 @@ class ServiceLogs:
             system: the name of the system that the service is a process of.
             failure: why it could not be recorded.
         """
-        fragment = ParticipantFragment(
-            snapshot=request.snapshot,
-            participant=self._service,
-            recorded_at=time.time(),
-            positions=self.positions,
-            barriers=forward_barrier(self._writers, request),
-            service=state,
-            system=system,
-            failure=failure,
-        )
-        submit(self._root, fragment)
+        self.submit_fragment(request, self.positions, service=state, system=system, failure=failure)

@@ -76,7 +76,7 @@ class Replay:
         self._runners = {p: ActionRunner(p, topology, encoded.get(p)) for p in topology.processes}
         self._cuts = {} if trace is None else _cuts_of(trace)
         for process in topology.processes:
-            self._tell_cuts(Position(process, 0))
+            self._notify_cuts(Position(process, 0))
 
     def _load(self, state: ChannelState) -> None:
         channel = state.channel
@@ -108,9 +108,9 @@ class Replay:
             self._check_restored(where, event)
             return
         self._perform(where, event)
-        self._tell_cuts(position)
+        self._notify_cuts(position)
 
-    def _tell_cuts(self, position: Position) -> None:
+    def _notify_cuts(self, position: Position) -> None:
         for snapshot in self._cuts.get(position, ()):
             self._runners[position.process].cut(snapshot)
 

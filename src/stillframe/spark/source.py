@@ -123,7 +123,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         positions = start[OFFSET_KEY]
         member = self._the_member()
-        member.epoch.check()
+        member.check_epoch()
         if positions != self._checked:
             # Once for each micro-batch: Spark calls this every few milliseconds.
             member.check_stands_at(positions)
