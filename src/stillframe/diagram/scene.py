@@ -79,9 +79,12 @@ class Rows:
         bottom: the y below which nothing of this is.
     """
 
-    def __init__(self, processes: Sequence[ProcessId], *, top: float) -> None:
+    def __init__(
+        self, processes: Sequence[ProcessId], *, top: float = 0.0, row_height: float | None = None
+    ) -> None:
         count = max(1, len(processes))
-        self.row_height = min(ROW_HEIGHT_MAX, max(ROW_HEIGHT_MIN, ROWS_HEIGHT / count))
+        fitting = min(ROW_HEIGHT_MAX, max(ROW_HEIGHT_MIN, ROWS_HEIGHT / count))
+        self.row_height = fitting if row_height is None else row_height
         first = top + TOP
         self.ys = {process: first + self.row_height * i for i, process in enumerate(processes)}
         self.names = {
