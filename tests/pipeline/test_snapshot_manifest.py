@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.errors import Damaged, StillframeError, UsageError
+from stillframe.errors import Damaged, NotConsistent, StillframeError, UsageError
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.snapshot_manifest import Manifest
 from tests.pipeline.money import TOTAL, changed, leave_behind, line, money_now
+from tests.pipeline.test_forged import rewritten
 
 KINDS = {
     "manifest": "snapshots/run-1/manifest.json",
@@ -119,3 +120,24 @@ def test_a_damaged_snapshot_can_be_dropped_and_stays_until_then(tmp_path: Path) 
     assert set(logs.rglob("*")) < set(before)
     pipeline.restore()
     assert money_now(pipeline) == TOTAL
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        ({"sent_counts": [2]}, "2 sent - 1 received = 1, but 2 records were recorded"),
+        ({"sent_counts": [0]}, "had received 1 records at its cut, the source had sent 0"),
+        ({"received_counts": [0]}, "records should go on with number 1, but a batch of 0 begins"),
+    ],
+)
+def test_a_snapshot_whose_books_do_not_balance_is_not_restored(
+    tmp_path: Path, counts: dict[str, list[int]], found: str
+) -> None:
+    """The channel, the partition and the figures are named, and nothing is changed."""
+    pipeline = shop(tmp_path / "run")
+    manifest = pipeline.path / KINDS["manifest"]
+    rewritten(manifest, lambda content: content["channels"][0].update(counts))
+    with pytest.raises(NotConsistent, match="channel coins to till, partition 0: ") as caught:
+        pipeline.restore("run-1")
+    assert found in str(caught.value)
+    assert pipeline.epoch == 1
