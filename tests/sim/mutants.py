@@ -1,4 +1,4 @@
-"""Recording rules with one thing wrong each: whoever judges snapshots must find every one.
+"""Recording rules with one thing wrong each: the checker must find every one.
 
 Each class changes one rule of ``Recorder`` (Chandy-Lamport), or of ``LaiYangRecorder`` (Lai-Yang),
 and nothing else.

@@ -1,4 +1,4 @@
-"""The judge: what it says of runs that are right, of networks that are not, and of bad handlers."""
+"""The checker on runs that are right, on networks that are not, and on bad handlers."""
 
 from itertools import count
 from random import Random
@@ -30,7 +30,7 @@ def after(world: World, *lines: str) -> World:
 
 
 def broken(world: World) -> Violation:
-    """Return what the judge finds: it must find something."""
+    """Return what the checker finds: it must find something."""
     violation = check_run(world)
     assert violation is not None
     return violation
@@ -44,7 +44,7 @@ def published(world: World) -> Snapshot:
 
 
 def test_nothing_is_wrong_at_any_moment_of_a_right_run() -> None:
-    """A run is judged after each choice, with snapshots that are still under way."""
+    """A run is checked after each choice, with snapshots that are still pending."""
     world = World(pair())
     assert check_run(world) is None
     for line in (*TAKEN, "P1 crashes", "restart", "P2 does pay"):

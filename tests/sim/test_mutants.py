@@ -1,4 +1,4 @@
-"""Tests of the tests: with one rule wrong, the judge, the seeds and the search must find it."""
+"""Tests of the tests: with one rule wrong, the checker, the seeds and the search must find it."""
 
 from dataclasses import replace
 from functools import cache
@@ -184,8 +184,8 @@ SHRUNK = by_night(
 
 
 @cache
-def judged(seed: int, config: RunConfig) -> Run | None:
-    """Return the run of a seed with what the judge finds, at its end too; None if it is refused,
+def checked(seed: int, config: RunConfig) -> Run | None:
+    """Return the run of a seed with what the checker finds, at its end too; None if it is refused,
     as the restore of a snapshot that lacks a process is."""
     try:
         run = run_seed(seed, config)
@@ -196,7 +196,7 @@ def judged(seed: int, config: RunConfig) -> Run | None:
 
 def shown(name: str) -> Run:
     """Return the run that shows a mutant."""
-    run = judged(SEED_OF.get(name, 1), MUTANTS[name][0])
+    run = checked(SEED_OF.get(name, 1), MUTANTS[name][0])
     assert run is not None
     return run
 
@@ -208,7 +208,7 @@ def test_every_mutant_is_caught_by_the_promise_that_it_breaks(name: str) -> None
     run = shown(name)
     assert run.violation is not None
     assert run.violation.invariant is promise, run.violation
-    right = judged(run.seed, replace(original, world=mutant_hosts.Batching))
+    right = checked(run.seed, replace(original, world=mutant_hosts.Batching))
     assert right is not None
     assert right.violation is None
 
@@ -224,7 +224,7 @@ def test_every_mutant_is_caught_by_fresh_seeds(name: str, figure: Figure) -> Non
     for count, seed in enumerate(seeds(f"mutant {name}", night=NIGHT_SEED_COUNT), 1):
         right = run_seed(seed, original)
         assert (right.violation or check_end(right.world)) is None, f"SEED={seed}"
-        run = judged(seed, mutant)
+        run = checked(seed, mutant)
         if run is None or run.violation is None or run.violation.invariant is not promise:
             continue
         if name not in LIVENESS:
@@ -240,7 +240,7 @@ def test_every_mutant_is_caught_by_fresh_seeds(name: str, figure: Figure) -> Non
 def test_a_marker_behind_its_place_is_seen_though_the_snapshot_is_right() -> None:
     """Where colours make up for a marker that comes late, the marker is still out of its place."""
     config = RunConfig(recorder=LaiYangRecorder, world=mutant_worlds.MarkerBehind)
-    run = judged(1, config)
+    run = checked(1, config)
     assert run is not None
     assert run.violation is not None
     assert run.violation.invariant is Invariant.MARKERS

@@ -97,7 +97,7 @@ class Till(Account):
 
 
 def test_keyed_fields_are_simulated_like_any_other() -> None:
-    """Snapshots, deaths and restores, judged: what was recorded is what was there at the cut."""
+    """Snapshots, deaths and restores, checked: what was recorded is what was there at the cut."""
     topology = Topology.mesh({"P1": Till(), "P2": Till(), "P3": Till()})
     for seed in range(1, 9):
         run = run_seed(seed, RunConfig(topology=topology, load=SHORT))

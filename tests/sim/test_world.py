@@ -194,7 +194,7 @@ def test_a_process_that_hears_of_the_end_stops_recording() -> None:
 
 def test_a_cut_that_turns_out_useless_in_the_same_step_is_still_one() -> None:
     """A marker that contradicts what came before it makes its target record, relay it and give up
-    at once: the trace says so, and the judge finds nothing wrong with it."""
+    at once: the trace says so, and the checker finds nothing wrong with it."""
     world = World(pair(), network=Reordering, recorder=LaiYangRecorder, timeout_s=0.0)
     do(world, "P1 initiates P1-1", "expire", "P1 hears that P1-1 is over", "P1 does pay")
     do(world, "deliver P1->P2 at 1", "deliver P1->P2")
@@ -203,7 +203,7 @@ def test_a_cut_that_turns_out_useless_in_the_same_step_is_still_one() -> None:
 
 
 def test_a_state_that_cannot_be_recorded_is_said_to_be_that() -> None:
-    """A process with an undeclared attribute takes no part, and the judge believes it."""
+    """A process with an undeclared attribute takes no part, and the checker accepts that."""
 
     class Careless(Process):
         def receive(self, channel: Channel, message: Payment) -> None:

@@ -4,6 +4,7 @@ import base64
 import functools
 import itertools
 from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import msgspec
@@ -108,10 +109,11 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def cycle(self) -> tuple[str, ...]:
         """Return the participants of a cycle in its order, or nothing if there is none."""
-        for name in self.participants:
-            path = self._path_back(name)
-            if path:
-                return path
+        sources = {p: [log.source for log in self.incoming(p)] for p in self.participants}
+        try:
+            TopologicalSorter(sources).prepare()
+        except CycleError as error:
+            return tuple(error.args[1][:-1])
         return ()
 
     def check_mode(self, mode: Mode) -> None:
@@ -138,19 +140,6 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 reached.add(target)
                 frontier.append(target)
         return reached
-
-    def _path_back(self, start: str) -> tuple[str, ...]:
-        paths: list[tuple[str, ...]] = [(start,)]
-        seen: set[str] = set()
-        while paths:
-            path = paths.pop(0)
-            for target in sorted(self._targets(path[-1])):
-                if target == start:
-                    return path
-                if target not in seen:
-                    seen.add(target)
-                    paths.append((*path, target))
-        return ()
 
 
 def dataflow(

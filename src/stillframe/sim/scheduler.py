@@ -129,7 +129,7 @@ class RandomScheduler:
         self._now_ms = 0.0
         self._order = count()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._arrives_ms: dict[Channel, float] = {}
+        self._arriving: set[Channel] = set()
         self._is_safety = True
         self._notified: set[tuple[int, SnapshotId]] = set()
         self._notice_count = 0
@@ -230,17 +230,17 @@ class RandomScheduler:
     def _plan_arrivals(self) -> None:
         """Plan the arrival of everything new on the channels."""
         for channel in sorted({*self.world.sendings}):
-            if channel not in self._arrives_ms:
+            if channel not in self._arriving:
                 self._plan_arrival(channel)
         self.world.sendings.clear()
 
     def _plan_arrival(self, channel: Channel, share: float = 1.0) -> None:
         delay_ms = self._chance.random() * self._faults.delay_ms_max * share
-        self._arrives_ms[channel] = self._now_ms + delay_ms
+        self._arriving.add(channel)
         self._at(delay_ms, lambda: self._arrive(channel))
 
     def _arrive(self, channel: Channel) -> None:
-        del self._arrives_ms[channel]
+        self._arriving.remove(channel)
         memory = self.world.channels[channel]
         position = 0
         if self.world.network is Reordering and len(memory):
