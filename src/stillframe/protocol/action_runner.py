@@ -89,19 +89,15 @@ class ActionRunner:
 
         Raises:
             ApplicationError: the handler raised.
-            UsageError: it sent what it cannot, or waits for something outside.
+            UsageError: it sent an invalid message, or waits for something outside.
         """
         for channel, message in messages:
             self._call(RECEIVE, channel, message)
         return self._take_outbox()
 
     def perform(self, handler: str, *arguments: SnapshotId) -> list[Sent]:
-        """Call a handler other than ``receive``: one atomic action; return what it sent.
-
-        Raises:
-            ApplicationError: the handler raised.
-            UsageError: it sent what it cannot, or waits for something outside.
-        """
+        """Call a handler other than ``receive``: one atomic action; return what it sent. Raises as
+        ``receive``."""
         self._call(handler, *arguments)
         return self._take_outbox()
 
@@ -119,11 +115,7 @@ class ActionRunner:
             )
 
     def capture(self) -> ProcessState:
-        """Record the state as it is now.
-
-        Raises:
-            UsageError: a field cannot be recorded.
-        """
+        """Record the current state; UsageError if a field cannot be recorded."""
         return ProcessState(self.id, self._codec.kind.__name__, self._codec.capture(self.process))
 
     def _call(self, handler: str, *arguments: object) -> None:

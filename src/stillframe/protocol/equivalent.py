@@ -66,9 +66,9 @@ class Equivalent(msgspec.Struct, frozen=True):
 def interchanges(trace: Trace, cut: Cut) -> Iterator[Interchange]:
     """Return the interchanges of neighbours that bring all white events before all red ones.
 
-    Each white event in turn, from the first on, moves to the front past the red ones that are
-    before it. There may be quadratically many interchanges: they are found one by one, as they are
-    asked for. For the outcome alone, ``equivalent`` takes linear time.
+    Each white event, from the first on, moves to the front past the red ones before it. There may
+    be quadratically many interchanges, so they are found lazily. For the outcome alone,
+    ``equivalent`` takes linear time.
 
     Raises:
         NotConsistent: a white action accepts a red message; it is named.
@@ -96,9 +96,9 @@ def _interchange(trace: Trace, cut: Cut) -> Iterator[Interchange]:
 def equivalent(trace: Trace, cut: Cut) -> Equivalent:
     """Return the computation with the white events first, in the order of the trace, then the red.
 
-    It takes linear time: every event goes to its place at once, and instead of each interchange
-    its result is checked to be an execution in which nothing is accepted before it was sent. To
-    see the interchanges one by one, use ``interchanges``.
+    It takes linear time: every event moves to its place at once, and only the result is checked to
+    be an execution in which nothing is accepted before it was sent. For each single interchange,
+    use ``interchanges``.
 
     Raises:
         NotConsistent: a white action accepts a red message; it is named.
@@ -132,27 +132,24 @@ def prove(
 ) -> Equivalent:
     """Prove on a trace that the system could have been in the state that `snapshot` recorded.
 
-    Each interchange of neighbours is made and checked to be of actions that commute, if there are
-    at most `INTERCHANGE_COUNT_MAX`; of more, only what comes of them.
-
-    The real processes perform the trace twice, in its own order and with the white events first.
-    Both ways each message must be the same and the end must be the same; between the white events
-    and the red ones there must be the recorded state.
+    Up to `INTERCHANGE_COUNT_MAX` interchanges, each is made and checked to be of actions that
+    commute; beyond that, only the result. The real processes perform the trace twice, in its own
+    order and with the white events first. Both times the messages and the end must be the same, and
+    the state between the white events and the red ones must be the recorded one.
 
     Args:
         trace: what happened in the epoch of the snapshot, with its recording steps.
-        snapshot: what was recorded.
+        snapshot: the snapshot.
         topology: the processes with their start states, and the channels; it is not changed.
         start: the recorded state that the epoch began with; None for a fresh start.
-        contents: what was in the messages, encoded, as far as anybody kept it. With it a process
-            that sends something else in the replay is named at once; without it, possibly one
-            that this led to do something else.
+        contents: the known messages, encoded. With them a process that sends something else in the
+            replay is named at once; without them, possibly one that it influenced.
 
     Returns:
         The equivalent computation.
 
     Raises:
-        NotConsistent: it could not: the message, event, process or channel that says so is named.
+        NotConsistent: it could not; the message, event, process or channel is named.
         ApplicationError: a handler raised in the replay.
         UsageError: trace, snapshot, topology and start do not belong together.
     """
@@ -164,8 +161,8 @@ def prove(
     original = Replay(topology, start, contents=contents, trace=trace)
     for _, event in trace.positions():
         original.perform(event)
-    # That the processes are functions of what they accept comes first: if one is not, the state
-    # between the colours says nothing about the snapshot.
+    # First that the processes are functions of what they accept: if one is not, the state between
+    # the colours says nothing about the snapshot.
     replay = Replay(topology, start, contents=original.contents, trace=trace)
     for position in result.white:
         replay.perform(trace.event(position))
@@ -231,10 +228,10 @@ def _named(position: Position, event: Event) -> str:
 
 
 def _check_commute(trace: Trace, red: Position, white: Position, action: Event) -> None:
-    """Check that a red event and the white one right behind it can change places.
+    """Check that a red event and the white one right after it can be interchanged.
 
-    A channel has one process at each end. So two processes never touch the same end; and what one
-    takes from a channel while the other adds to it is not the same message, or it is found here.
+    A channel has one process at each end, so two processes never touch the same end. Only if one
+    adds the message to a channel that the other takes from it, the order matters.
     """
     assert red.process != white.process, (red, white)
     for message in action.accepted:

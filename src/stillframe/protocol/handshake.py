@@ -1,4 +1,4 @@
-"""Who is there: the first frames on every connection, and the reasons to say no.
+"""The handshake: the first frames on every connection, and the reasons to decline.
 
     connector                                   listener
     Hello(who, epoch, topology, nonce)   ->
@@ -6,9 +6,9 @@
     Proof(proof)                         ->
                                          <-     Welcome(received)            or  Declined(reason)
 
-Both ends prove that they know the secret of this run, by HMAC-SHA256 over everything said so far;
-the secret itself never travels. The version stands before the frame's content (``wire``), so that
-a peer of any version can be told apart. Nonces are handed in: this module has no chance of its own.
+Both ends prove that they know the secret of this run, by HMAC-SHA256 over the whole exchange; the
+secret itself never travels. The version precedes the frame's content (``wire``), so that a peer of
+any version is recognized. Nonces are arguments: this module has no randomness of its own.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ NONCE_BYTES = 16
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The connector says who it is: the source of a channel to `target`, or, when `target` is
-    None, a process that reports to the coordinator. To it, `epoch` 0 means the present one."""
+    """Identifies the connector: the source of a channel to `target`, or, when `target` is None, a
+    process that reports to the coordinator. To it, `epoch` 0 means the current one."""
 
     source: ProcessId
     target: ProcessId | None
@@ -53,7 +53,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Declined(msgspec.Struct, frozen=True, tag=True):
-    """No, and why."""
+    """The connection is refused for a reason."""
 
     reason: str
 
@@ -67,7 +67,7 @@ def _proof(secret: bytes, role: bytes, hello: Hello, nonce: bytes) -> bytes:
 
 
 def _shown(text: str) -> str:
-    # A stranger's words end up on the terminal of whoever runs the system: nothing in them acts.
+    # The text of a stranger is printed on a terminal: it must contain no control characters.
     return ascii(text)[1:-1]
 
 
@@ -174,7 +174,7 @@ class Listener:
                 f"the topologies differ: {_shown(hello.topology_hash[:12])} there, "
                 f"{self._topology_hash[:12]} here; start every process from the same topology"
             )
-        # Whoever comes from another machine asks the coordinator which epoch it is.
+        # A process on another machine asks the coordinator which epoch it is.
         is_asking = self._target is None and hello.epoch == 0
         if hello.epoch != self._epoch and not is_asking:
             raise Refused(

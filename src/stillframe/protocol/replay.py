@@ -1,10 +1,10 @@
 """The events of a trace, performed again by the real processes.
 
-A trace says which messages were accepted and sent, not what was in them. But what a process sends,
-and the state it is left in, follow from its start state and from what it accepts. So the events,
-performed in any order that they could have happened in, give everything back: what is in each
-message, and the global state after any of them. A process that does something else than the trace
-says is no function of what it accepts, or no process of this trace.
+A trace names the messages that were accepted and sent, without their content. But the messages that
+a process sends, and its state, follow from its start state and the messages that it accepts. So the
+events, performed in any possible order, reproduce the content of each message, and the global state
+after any of them. A process that deviates from the trace is no function of what it accepts, or no
+process of this trace.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,24 +28,22 @@ from stillframe.topology import Topology
 from stillframe.trace import Event, MessageId, Position, Trace
 
 RESTORED = "restored"
-"""The handler of the first event of a process in an epoch that began with a recorded state: it
-"sends" what was recorded on its channels, so that the trace of one epoch is whole by itself."""
+"""The handler of the first event of a process in a restored epoch: it "sends" the messages recorded
+on its channels, so that the trace of one epoch is complete."""
 _SHOWN_CHARACTER_MAX = 200
 
 
 class Replay:
-    """A system in which happens what a trace says, event by event.
+    """A system that performs a trace, event by event.
 
     Args:
         topology: the processes with their start states, and the channels; it is not changed.
         start: the recorded state that the epoch began with; None for a fresh start.
-        contents: what is known to be in messages, encoded; None for nothing. Whatever is sent
-            otherwise than here is refused.
-        trace: where the processes recorded their states: they are told (``on_cut``); None for
-            nobody.
+        contents: the known messages, encoded; sending a message that differs is refused.
+        trace: where the processes recorded their states and are notified (``on_cut``), if anywhere.
 
     Attributes:
-        contents: what is in every message that was sent so far, or recorded at the start; encoded.
+        contents: every message that was sent so far, or recorded at the start; encoded.
 
     Raises:
         NotConsistent: the books of `start` do not balance.
@@ -87,9 +85,8 @@ class Replay:
             self.contents[MessageId(channel, number)] = message
 
     def perform(self, event: Event) -> None:
-        """Let `event` happen, as one atomic action, and check that the process sends what it says.
-
-        After an error the replay is at an end: begin another one.
+        """Perform `event` as one atomic action, and check that the process sends the same messages.
+        After an error the replay cannot be used any more.
 
         Raises:
             NotConsistent: it accepts what is not in transit, or does something else than it says.
@@ -119,7 +116,7 @@ class Replay:
             self._send(where, Channel(event.process, target), encoded)
             for target, encoded in self._call(where, event)
         ]
-        # In which order one action sends on several channels makes no difference to anybody.
+        # The order in which one action sends on several channels makes no difference.
         if sorted(sent) != sorted(event.sent):
             raise NotConsistent(
                 f"{where}: replayed it sends {_named(sent)}, but the trace says "
@@ -177,11 +174,10 @@ class Replay:
         return tuple(MessageId(channel, number) for number in self._in_transit.get(channel, ()))
 
     def state(self) -> GlobalState:
-        """Return the global state as it is now.
+        """Return the current global state.
 
-        What is on a channel is numbered from received_count + 1 on, in the order of sending. Where
-        messages overtake each other a number then says how many there were before, not which one
-        it is: the books must balance there too.
+        Messages on a channel are numbered from received_count + 1 on, in the order of sending, even
+        where messages overtake each other: the books must balance there too.
 
         Raises:
             UsageError: a field of a process cannot be recorded.
@@ -192,11 +188,7 @@ class Replay:
         )
 
     def capture(self, process: ProcessId) -> ProcessState:
-        """Return the state of one process as it is now.
-
-        Raises:
-            UsageError: a field of it cannot be recorded.
-        """
+        """Return the current state of one process; UsageError if a field cannot be recorded."""
         return self._runners[process].capture()
 
     def _channel_state(self, channel: Channel) -> ChannelState:
@@ -207,7 +199,7 @@ class Replay:
 
 
 def _cuts_of(trace: Trace) -> dict[Position, list[SnapshotId]]:
-    """Return the snapshots for which states were recorded right behind an event."""
+    """Return the snapshots for which states were recorded right after an event."""
     event_counts = dict.fromkeys(trace.processes, 0)
     cuts: dict[Position, list[SnapshotId]] = {}
     for step in trace.steps:
@@ -221,13 +213,13 @@ def _cuts_of(trace: Trace) -> dict[Position, list[SnapshotId]]:
 
 def compare(recorded: GlobalState, replayed: GlobalState) -> None:
     """Check that two global states are the same: process states by their bytes, counts, and
-    messages one by one, however they are cut into batches.
+    messages one by one, whatever their batches.
 
-    The elements of a set are recorded in the order in which Python has them, and for text that is
-    another one in each run of Python: states with such fields are comparable within one run only.
+    Sets are recorded in Python's order, which for text differs between runs of Python: states with
+    such fields are comparable within one run only.
 
     Raises:
-        NotConsistent: they are not, with the first process or channel and what both say of it.
+        NotConsistent: they are not; the first process or channel is named.
     """
     recorded.check_books()
     replayed.check_books()
@@ -283,10 +275,8 @@ def _check_start(start: GlobalState, topology: Topology) -> None:
 
 
 def _arguments(where: str, event: Event, runner: ActionRunner) -> tuple[SnapshotId, ...]:
-    """Return what the handler of `event` is called with besides messages.
-
-    A trace may come from a file: nothing but a handler is called by a name that it gives.
-    """
+    """Return the arguments of the handler of `event`, except messages. A trace may come from a
+    file: nothing but a handler is called by a name in it."""
     handlers = (START, RECEIVE, PUBLISHED, *runner.actions)
     if event.handler not in handlers:
         raise UsageError(
@@ -311,7 +301,7 @@ def _messages(state: ChannelState) -> list[bytes]:
 
 
 def _difference(ours: bytes, theirs: bytes) -> tuple[str, str]:
-    """Return two encoded states as text; of the fields, only those that differ."""
+    """Return two encoded states as text, with only the fields that differ."""
     try:
         left = msgspec.msgpack.decode(ours, type=dict[str, Any])
         right = msgspec.msgpack.decode(theirs, type=dict[str, Any])

@@ -1,12 +1,11 @@
 """Exactly once, in order, over connections that break: one channel's two halves.
 
 Every frame of a channel (a batch of messages or a marker) has a sequence number, from 1. The source
-keeps each frame until the target has *handled* it; when a connection breaks, the target says in the
-next handshake which frame it received last, and the source sends again what came after. Frames are
-sent again as they were, never cut anew, so a frame arrives whole or not at all.
+keeps each frame until the target has *handled* it. After a lost connection, the next handshake
+names the last frame that the target received, and the source sends the later ones again, unchanged.
 
-Acknowledgements are cumulative and mean "handled", not "received": what is not acknowledged is the
-window that back-pressure works with, and it bounds the memory of both ends.
+Acknowledgements are cumulative and mean "handled", not "received": unacknowledged frames are the
+window for back-pressure, which bounds the memory of both ends.
 """
 
 from collections import deque
@@ -87,7 +86,7 @@ class ReceiveSession:
         return True
 
     def handle(self, size_bytes: int) -> int:
-        """Note that the next frame was handled; return the number to acknowledge now, or 0."""
+        """Count the next frame as handled; return the number to acknowledge now, or 0."""
         self._handled += 1
         self._pending_bytes += size_bytes
         if self._pending_bytes < self._acknowledge_bytes:
