@@ -15,8 +15,8 @@ from stillframe.model import Fragment, ProcessState, SnapshotId
 from stillframe.runtime.process import fragment_recorder, state_capture
 from stillframe.runtime.process.fragment_recorder import WAITING_COUNT_MAX, FragmentRecorder
 from stillframe.store import fragments as fragment_files
-from stillframe.store.chain import CHAIN_LENGTH_MAX
 from stillframe.store.fragments import FragmentSource, FragmentWriter
+from stillframe.store.manifest import CHAIN_LENGTH_MAX
 from stillframe.topology import Joined, Topology
 from tests.runtime.recordings import S1, S2, Books, Recording, filled
 from tests.store.test_fragments import read_all

@@ -54,10 +54,10 @@ from stillframe.store.layout import (
 )
 from stillframe.store.manifest import MANIFEST, FileRecord, Head, Manifest, file_names
 from stillframe.store.parquet import read_parquet
+from stillframe.store.reader import with_topology
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 from stillframe.store.snapshot_directory import publish_directory
 from stillframe.store.tables import Tables
-from stillframe.store.topology_history import with_topology
 
 TIMEOUT_S = 10.0
 _NAMED_MAX = 100

@@ -17,7 +17,6 @@ from stillframe.channel_accounting import imbalance
 from stillframe.durable_files import local_path
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.model import ProcessId, SnapshotId
-from stillframe.store.chain import CHAIN_LENGTH_MAX
 from stillframe.store.fragments import (
     FragmentManifest,
     FragmentPlace,
@@ -26,6 +25,7 @@ from stillframe.store.fragments import (
     read_fragment,
     read_topologies,
 )
+from stillframe.store.manifest import CHAIN_LENGTH_MAX
 from stillframe.topology import Description
 
 _LINK_COUNT_MAX = 8 * CHAIN_LENGTH_MAX

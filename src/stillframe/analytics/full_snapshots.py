@@ -1,8 +1,8 @@
 """Full snapshots as DataFrames: Spark merges incremental ones with those that they are based on.
 
 The files of keyed fields hold the changes since an earlier snapshot. Of each key the newest row in
-the chain of its snapshot and process counts (``store.chain``, ``store.keyed``); as many keys can be
-merged as Spark can sort.
+the chain of its snapshot and process counts (``store.manifest``, ``store.keyed``); as many keys can
+be merged as Spark can sort.
 """
 
 import functools
@@ -20,9 +20,8 @@ from stillframe.analytics.manifests import Published, read_complete
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.store.arrow_columns import ARROW_TYPES, merged_columns
-from stillframe.store.chain import links_of
 from stillframe.store.keyed import KeyedTable
-from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file
+from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file, links_of
 from stillframe.topology import Description
 
 PROCESSES_SCHEMA = (

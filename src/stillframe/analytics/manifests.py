@@ -15,7 +15,6 @@ from stillframe.analytics.snapshot_verdicts import Expected, Topology
 from stillframe.durable_files import local_path
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
-from stillframe.store.chain import chain_length, check_chain, reachable
 from stillframe.store.layout import (
     HEAD,
     SNAPSHOTS,
@@ -30,13 +29,16 @@ from stillframe.store.manifest import (
     FileRecord,
     Head,
     Manifest,
+    chain_length,
+    check_chain,
     entry_of,
     file_names,
+    reachable,
     read_manifest,
 )
+from stillframe.store.reader import TopologyHistory
 from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, read_sealed
 from stillframe.store.tables import Tables
-from stillframe.store.topology_history import TopologyHistory
 from stillframe.topology import Description
 
 READER_COUNT = 16

@@ -38,8 +38,7 @@ from stillframe.detect.registry import check_predicate_name, initial_places, top
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.spark.session import add_package
-from stillframe.store.chain import reachable
-from stillframe.store.manifest import FILES, Manifest
+from stillframe.store.manifest import FILES, Manifest, reachable
 from stillframe.store.store import Store
 
 DETECTED_SCHEMA = (

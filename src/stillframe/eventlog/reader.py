@@ -21,6 +21,9 @@ HEADER_KEY = b"stillframe"
 """The key of the header in the metadata of the schema; its value is JSON."""
 _NAME = re.compile(r"events-(\d{6})\.(parquet|arrows)")
 _EPOCH = re.compile(r"e([1-9]\d{0,8})")
+_COUNT_MAX = 2**62
+_LISTING_COUNT_MAX = 16
+"""How often a listing is restarted because a file was removed meanwhile."""
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,11 +83,6 @@ def segment_of(path: Path) -> tuple[int, int] | None:
     """Return epoch and number of the segment at `path`, by its name; None if it is none."""
     name, epoch = _NAME.fullmatch(path.name), _EPOCH.fullmatch(path.parent.parent.name)
     return None if name is None or epoch is None else (int(epoch[1]), int(name[1]))
-
-
-_COUNT_MAX = 2**62
-_LISTING_COUNT_MAX = 16
-"""How often a listing is restarted because a file was removed meanwhile."""
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -181,26 +179,22 @@ def _files(log: Path, wanted: int | None) -> Iterator[Path]:
         for directory in _visible(log / f"e{epoch}"):
             if not directory.is_dir():
                 raise _foreign(directory)
-            by_part: dict[int, Path] = {}
+            by_number: dict[int, Path] = {}
             for path in sorted(_visible(directory)):  # Parquet comes after Arrow
                 if (named := segment_of(path)) is None:
                     raise _foreign(path)
-                by_part[named[1]] = path
-            yield from by_part.values()
+                by_number[named[1]] = path
+            yield from by_number.values()
 
 
 def _visible(directory: Path) -> Iterable[Path]:
     return [path for path in directory.iterdir() if not path.name.startswith(".")]
 
 
-def _is_parquet(path: Path) -> bool:
-    return path.suffix == ".parquet"
-
-
 def _open_segment(path: Path) -> Segment | None:
     """Return the segment at `path`; None for a stream that was cut short in its schema."""
     with as_written(path):
-        if _is_parquet(path):
+        if path.suffix == ".parquet":
             with pq.ParquetFile(path) as file:
                 metadata = file.metadata
                 header = header_of(metadata.metadata, path)

@@ -35,14 +35,7 @@ from stillframe.store.layout import (
     first_names,
     is_snapshot_id,
 )
-from stillframe.store.manifest import (
-    FILES,
-    HASH,
-    MANIFEST,
-    FileRecord,
-    keyed_file,
-    table_name,
-)
+from stillframe.store.manifest import FILES, HASH, MANIFEST, FileRecord, keyed_file, table_name
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 from stillframe.store.snapshot_directory import NewDirectory
 from stillframe.store.tables import Tables

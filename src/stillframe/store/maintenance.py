@@ -16,17 +16,25 @@ import msgspec
 from stillframe.durable_files import sync
 from stillframe.errors import StoreError, UsageError
 from stillframe.model import SnapshotId
-from stillframe.store.chain import CHAIN_LENGTH_MAX, Manifests, chain_length, check_chain, reachable
 from stillframe.store.history import SnapshotRemoved
 from stillframe.store.layout import dropped_path, explain_io_errors
-from stillframe.store.manifest import FILES, Manifest, read_manifest
+from stillframe.store.manifest import (
+    CHAIN_LENGTH_MAX,
+    FILES,
+    Manifest,
+    Manifests,
+    chain_length,
+    check_chain,
+    reachable,
+    read_manifest,
+)
+from stillframe.store.reader import TopologyHistory
 from stillframe.store.snapshot_directory import (
     SnapshotChain,
     put_manifest,
     remove_changes,
     write_full,
 )
-from stillframe.store.topology_history import TopologyHistory
 
 OVERLAP_COUNT_MAX = 64
 """Maximum snapshots that may overlap: a clock may have been set back."""

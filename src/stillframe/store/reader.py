@@ -1,29 +1,76 @@
-"""Reading a store, also while its one writer is publishing."""
+"""Reading a store, also while its one writer is publishing.
 
-from collections.abc import Callable
+A snapshot is read, verified and queried with the topology that it was taken of: the current one of
+the store, or one before a change of code.
+"""
+
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.store import layout, snapshot_directory
-from stillframe.store.chain import chain_length, check_chain, reachable
 from stillframe.store.history import began_before_epoch, explain_loss, lost_snapshots
 from stillframe.store.layout import HEAD, SNAPSHOTS, first_names, snapshot_directories
 from stillframe.store.manifest import (
     Entry,
     Head,
     Manifest,
+    chain_length,
+    check_chain,
     entry_of,
     newest_restore_point,
+    reachable,
     read_manifest,
 )
 from stillframe.store.sealed_json import read_sealed
 from stillframe.store.snapshot_directory import SnapshotChain
-from stillframe.store.topology_history import TopologyHistory
+from stillframe.store.tables import Tables
 from stillframe.topology import Description
+
+FORMER_COUNT_MAX = 100
+"""Maximum former topologies; more would take too long to read."""
+
+
+class TopologyHistory:
+    """The topologies in ``store.json``, by the hash that each manifest has (`described`); `present`
+    is the hash of the topology of new snapshots."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self.present = head.description.hash
+        self.described = {d.hash: d for d in (*head.former, head.description)}
+        self._tables: dict[str, Tables] = {}
+
+    def following(self, head: Head) -> "TopologyHistory":
+        """Return the topologies after `head` was read; most often the same object."""
+        is_same = (head.description, head.former) == (self._head.description, self._head.former)
+        return self if is_same else TopologyHistory(head)
+
+    def tables(self, topology: str) -> Tables:
+        """Return the tables of the topology with that hash."""
+        if topology not in self._tables:
+            self._tables[topology] = Tables(self.described[topology])
+        return self._tables[topology]
+
+
+def with_topology(head: Head, description: Description, used: Collection[str]) -> Head:
+    """Return the head of a store whose topology is `description` from now on; it may be a former
+    one. Former topologies that are not among `used`, the hashes that snapshots have, are forgotten.
+    """
+    known = {d.hash: d for d in (*head.former, head.description) if d.hash in used}
+    known.pop(description.hash, None)
+    if len(known) > FORMER_COUNT_MAX:
+        raise UsageError(
+            f"the store holds snapshots of {len(known)} topologies, and at most "
+            f"{FORMER_COUNT_MAX} former ones are kept: delete the snapshots of the oldest"
+        )
+    return msgspec.structs.replace(head, description=description, former=tuple(known.values()))
+
 
 _Answer = TypeVar("_Answer")
 
@@ -31,19 +78,15 @@ _Answer = TypeVar("_Answer")
 class StoreReader:
     """The snapshots of one system, to read; ``store.Store`` is the entry point.
 
-    Every answer is what the store holds at that moment: the disk is read each time.
+    Every answer is what the store holds at that moment: the disk is read each time. `path` is its
+    directory.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._snapshots = path / SNAPSHOTS
         self._head = self._read_head()
         self._topologies = TopologyHistory(self._head)
-
-    @property
-    def path(self) -> Path:
-        """The directory of the store."""
-        return self._path
 
     @property
     def description(self) -> Description:
@@ -89,7 +132,7 @@ class StoreReader:
         if name in known:
             raise UsageError(
                 f"there is a savepoint {name!r} already, snapshot {known[name]}: give another "
-                f"name, or drop that one with 'stillframe drop {self._path} {name}'"
+                f"name, or drop that one with 'stillframe drop {self.path} {name}'"
             )
 
     def entries(self) -> list[Entry]:
@@ -205,8 +248,8 @@ class StoreReader:
             verified_count += 1
             progress(entry, len(entries))
         # Last: a damaged history must not hide the error of a snapshot.
-        for lost in lost_snapshots(self._path):
-            raise Damaged(explain_loss(self._path, lost))
+        for lost in lost_snapshots(self.path):
+            raise Damaged(explain_loss(self.path, lost))
         return verified_count
 
     def next_number(self) -> int:
@@ -239,7 +282,7 @@ class StoreReader:
             seen = manifests
 
     def _read_head(self) -> Head:
-        return read_sealed(self._path / HEAD, Head)
+        return read_sealed(self.path / HEAD, Head)
 
     def _head_now(self) -> Head:
         """Read ``store.json`` again: the writer may have raised the epoch."""
@@ -285,7 +328,7 @@ class StoreReader:
             ids = [SnapshotId.parse(directory.name) for directory in found]
             known = [str(one) for one in sorted(ids, key=lambda one: one.number)]
             raise UsageError(
-                f"there is no snapshot {snapshot} in the store {self._path}; "
+                f"there is no snapshot {snapshot} in the store {self.path}; "
                 f"there {'are ' + first_names(known) if known else 'is none at all'}"
             )
         return manifest
@@ -320,7 +363,7 @@ class StoreReader:
             try:
                 return self._read_if_there(directory)
             except Damaged:
-                if began_before_epoch(self._path, SnapshotId.parse(directory.name), epoch):
+                if began_before_epoch(self.path, SnapshotId.parse(directory.name), epoch):
                     return None
                 raise
 

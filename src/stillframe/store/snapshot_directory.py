@@ -1,6 +1,6 @@
 """The directory of one snapshot: written and published, read, verified, and rewritten in full.
 
-Keyed fields are read together with the bases of the snapshot (``chain``).
+Keyed fields are read together with the bases of the snapshot (``manifest``).
 """
 
 import contextlib
@@ -17,7 +17,6 @@ import pyarrow as pa
 from stillframe.durable_files import partial_path, read_hashed, replace_durably, sync, write_new
 from stillframe.errors import NotConsistent, StoreError, UsageError
 from stillframe.model import GlobalState, ProcessId, Snapshot, SnapshotId
-from stillframe.store.chain import links_of
 from stillframe.store.keyed import KeyedTable, as_full
 from stillframe.store.manifest import (
     CHANNELS,
@@ -27,6 +26,7 @@ from stillframe.store.manifest import (
     FileRecord,
     Manifest,
     keyed_file,
+    links_of,
 )
 from stillframe.store.parquet import as_written, check_row_count, different_column, read_parquet
 from stillframe.store.sealed_json import seal
@@ -38,7 +38,7 @@ class SnapshotChain(msgspec.Struct, frozen=True):
     """A snapshot in a store, with everything needed to read it.
 
     `snapshots` is the directory of all snapshots, `manifests` are those of this one and of its
-    bases (checked by ``chain.check_chain``), `tables` those of its topology.
+    bases (checked by ``check_chain``), `tables` those of its topology.
     """
 
     snapshots: Path

@@ -35,21 +35,21 @@ from stillframe.durable_files import local_path, replace_durably
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.model import ProcessId, Snapshot, SnapshotId
 from stillframe.store import layout, maintenance
-from stillframe.store.chain import CHAIN_LENGTH_MAX, chain_length
 from stillframe.store.history import History, SnapshotRemoved, lost_snapshots
 from stillframe.store.layout import HEAD, explain_io_errors
 from stillframe.store.maintenance import Maintenance
 from stillframe.store.manifest import (
+    CHAIN_LENGTH_MAX,
     MANIFEST,
     Entry,
     Head,
     Manifest,
+    chain_length,
     file_names,
 )
-from stillframe.store.reader import StoreReader
+from stillframe.store.reader import StoreReader, with_topology
 from stillframe.store.sealed_json import seal
 from stillframe.store.snapshot_directory import NewDirectory, check_described
-from stillframe.store.topology_history import with_topology
 from stillframe.topology import Description
 
 _THREAD_COUNT = 16
@@ -204,12 +204,12 @@ class Store(StoreReader):
         if snapshot.epoch != self._head.epoch:
             raise UsageError(
                 f"snapshot {snapshot.id} is of epoch {snapshot.epoch}, and the store "
-                f"{self._path} is in epoch {self._head.epoch}: what is left of an older epoch is "
+                f"{self.path} is in epoch {self._head.epoch}: what is left of an older epoch is "
                 "not published"
             )
         if directory.exists():
             raise UsageError(
-                f"snapshot {snapshot.id} is in the store {self._path} already: give each a number "
+                f"snapshot {snapshot.id} is in the store {self.path} already: give each a number "
                 "of its own (Store.next_number)"
             )
         check_described(snapshot, self._head.description)
@@ -302,8 +302,8 @@ class Store(StoreReader):
             snapshot = self.find(text)
             names = dict(self._head.savepoints)
             # Only a missing snapshot needs the history, so a damaged line blocks no other removal.
-            is_there = layout.is_published(self._path, snapshot)
-            if not is_there and snapshot in lost_snapshots(self._path):
+            is_there = layout.is_published(self.path, snapshot)
+            if not is_there and snapshot in lost_snapshots(self.path):
                 self._put_savepoints({n: s for n, s in names.items() if s != snapshot})
                 self.history.append(SnapshotRemoved(snapshot))
                 return None
@@ -327,7 +327,7 @@ class Store(StoreReader):
         self._check_writer()
         with self._writing:
             if self._history is None:
-                self._history = History(self._path)
+                self._history = History(self.path)
             return self._history
 
     @property
@@ -362,7 +362,7 @@ class Store(StoreReader):
     def _check_writer(self) -> None:
         if self._lock is None:
             raise UsageError(
-                f"the store {self._path} is open for reading only: use Store.open_writer"
+                f"the store {self.path} is open for reading only: use Store.open_writer"
             )
 
     def _threads(self) -> ThreadPoolExecutor:
@@ -397,9 +397,9 @@ class Store(StoreReader):
         return super()._head_now() if self._lock is None else self._head
 
     def _put_head(self, head: Head) -> None:
-        with explain_io_errors(self._path / HEAD, "written"):
+        with explain_io_errors(self.path / HEAD, "written"):
             try:
-                replace_durably(self._path / HEAD, seal(head))
+                replace_durably(self.path / HEAD, seal(head))
             except OSError:
                 # The new file may exist already: no epoch is used twice.
                 self._take(self._read_head())
@@ -428,7 +428,7 @@ class Store(StoreReader):
             if found is None or found.topology != self._topologies.present:
                 raise UsageError(
                     f"snapshot {snapshot}: the fragment of process {process} holds changes since "
-                    f"snapshot {base}, and the store {self._path} "
+                    f"snapshot {base}, and the store {self.path} "
                     f"{'does not hold that' if found is None else 'has that of another topology'}: "
                     "the base of a fragment is a published snapshot of this topology, or none"
                 )

@@ -17,7 +17,6 @@ from stillframe.errors import StillframeError, describe
 from stillframe.model import Fragment, SnapshotId
 from stillframe.runtime import control
 from stillframe.runtime.control import CLOSE_S_MAX, ChunkBuffer
-from stillframe.store.chain import CHAIN_LENGTH_MAX
 from stillframe.store.fragments import (
     KEPT_COUNT,
     FragmentSource,
@@ -25,6 +24,7 @@ from stillframe.store.fragments import (
     FragmentWriter,
     check_own_unused,
 )
+from stillframe.store.manifest import CHAIN_LENGTH_MAX
 from stillframe.topology import Description
 
 WAITING_COUNT_MAX = 8
