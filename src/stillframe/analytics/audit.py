@@ -45,13 +45,13 @@ _Books = dict[str, tuple[int, str | None]]
 
 
 class SnapshotAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """What the audit found in one snapshot.
+    """The result of the audit for one snapshot.
 
     `sequence` is the order of publishing, 0 if the manifest cannot be read. `damage` names the
-    first damaged file; then nothing else is known. `contradiction` names the
-    first process or channel that is wrong, with the figures. The amounts are None if no conserved
-    quantity was asked for; `total` is that of states and messages together, `difference` what it
-    has more than the first snapshot's.
+    first damaged file; then nothing else is known. `contradiction` names the first process or
+    channel that is wrong, with the figures. The amounts are None if no conserved quantity was
+    given; `total` is that of states and messages together, `difference` the excess over that of the
+    first snapshot.
     """
 
     id: SnapshotId
@@ -71,11 +71,11 @@ class SnapshotAudit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict over a store: `verdict` is a sentence that names the first thing that is wrong.
+    """The verdict on a store: `verdict` is a sentence that names the first fault.
 
-    `snapshots` are in the order of publishing, those whose manifest cannot be read or whose
-    directory is gone at the end. `history_damage` names the first line of the history that was
-    changed since it was written; then it is not known which snapshots are gone.
+    `snapshots` are in the order of publishing, those with an unreadable manifest or a missing
+    directory at the end. `history_damage` names the first line of the history that was changed;
+    then it is unknown which snapshots are missing.
     """
 
     ok: bool

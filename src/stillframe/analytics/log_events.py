@@ -41,7 +41,7 @@ Channel = tuple[str | None, str | None]
 
 
 class Message(NamedTuple):
-    """Which message: its channel, and its number there, in one epoch."""
+    """A message: its channel, and its number there, in one epoch."""
 
     epoch: int
     source: str
@@ -53,8 +53,8 @@ def event_rows(pieces: DataFrame, only: pc.Expression | None = None) -> DataFram
     """Return the rows of an event log (`ROWS`), in no order.
 
     Args:
-        pieces: of the log (``log_pieces``); those that are not wanted can be left out.
-        only: which rows, by columns of ``eventlog.schema``; the others never leave their task.
+        pieces: of the log (``log_pieces``), all or some.
+        only: a filter by columns of ``eventlog.schema``; other rows never leave their task.
     """
     add_package(pieces.sparkSession)
 
@@ -78,7 +78,7 @@ def event_rows(pieces: DataFrame, only: pc.Expression | None = None) -> DataFram
 
 
 def locate(pieces: DataFrame, messages: Iterable[Message]) -> DataFrame:
-    """Return in which events some messages were sent and accepted: the rows of `event_rows`.
+    """Return the events that sent or accepted some messages, as rows of `event_rows`.
 
     Args:
         pieces: of the log.
@@ -101,11 +101,11 @@ def locate(pieces: DataFrame, messages: Iterable[Message]) -> DataFrame:
 
 def vector_clock(pieces: DataFrame, epoch: int, process: str, event: int) -> dict[str, int]:
     """Return the vector clock of an event: how many events of each process happened before it,
-    itself among them (Mattern 1989). No clocks need have travelled with the messages.
+    including itself (Mattern 1989). The messages need not have carried clocks.
 
     From the last message of each channel that was accepted before, it goes back to the event that
-    sent it, and so on; a chain of messages need never come to a process twice, so that takes no
-    more rounds than there are processes. Events before the beginning of a log do not count.
+    sent it, and so on. A chain of messages need not reach a process twice, so there are no more
+    rounds than processes. Events before the beginning of a log do not count.
 
     Raises:
         UsageError: there is no such event in the log.
@@ -160,15 +160,15 @@ def _senders(pieces: DataFrame, messages: list[Message]) -> dict[str, int]:
 def marker_paths(rows: DataFrame) -> DataFrame:
     """Return the slowest path of the markers of each snapshot (`PATHS_SCHEMA`).
 
-    It ends with the marker that arrived last. Where that came from, the process had recorded
-    because of a marker itself, and so on back to one that recorded without: the initiator.
+    It ends with the marker that arrived last, and goes back along the marker that made each sender
+    record its state, to the process that recorded without one: the initiator.
 
     Clocks of several machines may differ, and a hop between two of them by as much: `travelled_ms`
-    can be less than 0. An error on one hop is compensated on the way back to the same machine.
+    can be negative. An error on one hop is compensated on the way back to the same machine.
 
     Args:
         rows: an event log, at least with the columns snapshot, process, kind, channel and at
-            (``snapshot_stats.marker_steps``); rows that are no step of a snapshot are passed over.
+            (``snapshot_stats.marker_steps``); other rows are ignored.
     """
     add_package(rows.sparkSession)
     steps = rows.where(F.col("snapshot").isNotNull()).select(

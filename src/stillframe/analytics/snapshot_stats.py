@@ -91,7 +91,7 @@ def snapshot_table(published: Published) -> pa.Table:
 
 
 def spread(snapshots: DataFrame, figures: Sequence[str] = FIGURES) -> DataFrame:
-    """Return figure, median, p90, max, and `snapshot`, the one that has the most of it."""
+    """Return figure, median, p90, max, and `snapshot`, the one with the maximum."""
     values = [F.col(name).cast("double").alias(name) for name in figures]
     each = snapshots.select("snapshot", *values).unpivot(
         ["snapshot"], list(figures), "figure", "value"
@@ -108,8 +108,8 @@ def channel_history(channels: DataFrame, snapshots: DataFrame) -> DataFrame:
 
     Returns:
         sequence, initiated_at, snapshot, source, target, sent_count, received_count,
-        message_count; and `sent_since` and `received_since`, how many since the snapshot before of
-        the same epoch, null for the first.
+        message_count; and `sent_since` and `received_since`, the numbers since the previous
+        snapshot of the same epoch, null for the first.
     """
     of_snapshot = snapshots.select("snapshot", "sequence", "epoch", "initiated_at")
     joined = channels.join(F.broadcast(of_snapshot), "snapshot")
@@ -137,14 +137,14 @@ def channel_counts(
 
 def channel_spread(channel_history: DataFrame) -> DataFrame:
     """Return source, target, and the median, p90, max of the messages in transit there; and
-    `snapshot`, the one that caught the most. The channel with most in transit is first."""
+    `snapshot`, the one with the most. The channel with most in transit is first."""
     found = channel_history.groupBy("source", "target").agg(*_spread_of("message_count"))
     return found.orderBy(F.desc("max"), F.desc("median"), "source", "target")
 
 
 def marker_steps(spark: SparkSession, log: Path) -> DataFrame:
     """Return the steps of snapshots in the event log `log` (``log_events.ROWS``), as far as it is
-    written: what ``log_events.marker_paths`` takes.
+    written, for ``marker_paths``.
 
     Raises:
         UsageError: there is no event log.

@@ -58,7 +58,7 @@ def deadlocks(
     """Return a row (`DEADLOCKS_SCHEMA`) for each snapshot in which processes are deadlocked.
 
     Its sentences are those of ``detect.deadlock``. A first job counts the waits of each snapshot,
-    and of one that has too many the rounds are run as well, before this returns.
+    and of one that has too many the rounds run as well, before this returns.
 
     Args:
         waits: `WAITS_SCHEMA`; a process without a row in a snapshot is not blocked in it.

@@ -75,11 +75,12 @@ def read_channels(
     Args:
         spark: the session.
         pipeline: the pipeline.
-        query: who reads; every channel that it is declared to read must be read exactly once.
+        query: the name of the query that reads; it must read each of its declared channels exactly
+            once.
         channels: names of channels with the same columns.
         rows_max: about how many records a micro-batch may have, shared by the channels; None for
-            all there are. What was appended at once is not divided, each channel gives that much at
-            least, and half as many more are taken rather than leave a rest before a barrier.
+            all there are. Records appended together are not divided, each channel gives at least
+            one such item, and up to half as many more are taken to leave no rest before a barrier.
 
     Raises:
         UsageError: there is no such query or channel, or the query is no target of it.
@@ -97,9 +98,9 @@ def read_channels(
 def with_barriers(frame: DataFrame, pipeline: Pipeline, query: str) -> DataFrame:
     """Return a streaming DataFrame from another source (Kafka, files), fit for a pipeline's query.
 
-    A query that reads no channel begins snapshots itself. To be asked between its micro-batches it
-    needs one of our sources: this adds one that has no records. Use it on the source, before any
-    operator that keeps state.
+    A query that reads no channel starts snapshots itself. It needs one of our sources, which is
+    called between its micro-batches: this adds one without records. Use it on the source, before
+    any operator that keeps state.
     """
     spark = frame.sparkSession
     register(spark)
@@ -111,9 +112,9 @@ def with_barriers(frame: DataFrame, pipeline: Pipeline, query: str) -> DataFrame
 def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
     """Return a function for ``foreachBatch`` that appends each micro-batch to a channel, once.
 
-    ``start_query`` does this for every channel that a query is declared to write; use it by itself
-    where you start the query, at ``checkpoint_location``. Until the program ends, no other one may
-    write this channel.
+    ``start_query`` does this for every channel that a query is declared to write; use it directly
+    only where you start the query yourself, at ``checkpoint_location``. Until the program ends, no
+    other program may write this channel.
 
     Raises:
         UsageError: there is no such channel.
@@ -131,9 +132,9 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
 
 
 def checkpoint_location(pipeline: Pipeline, query: str) -> str:
-    """Return where the checkpoint of a query must lie in the present epoch.
+    """Return the directory that the checkpoint of a query must have in the present epoch.
 
-    Ask after ``to_channel``: from then on the epoch stays what it is.
+    Call it after ``to_channel``: from then on the epoch does not change.
     """
     head = read_metadata(pipeline.path)
     head.dataflow.check_participant(query, "query")

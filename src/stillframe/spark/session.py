@@ -81,8 +81,8 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
     active. One that is started here keeps its Java process until the program ends or ``stop``.
 
     Args:
-        app_name: what Spark calls the program.
-        master: where Spark runs, in Spark's own words.
+        app_name: the name of the program in Spark.
+        master: Spark's URL of the cluster, or ``local[*]``.
 
     Raises:
         Unavailable: PySpark or Java is missing, or Spark did not start.

@@ -46,7 +46,7 @@ def query_state(
             of two streams, ``stateVarName="total"`` for ``transformWithState``.
 
     Returns:
-        `key`, `value` and `partition_id`, or what Spark says of that kind of operator.
+        `key`, `value` and `partition_id`, or the columns that Spark has for that kind of operator.
 
     Raises:
         UsageError: there is no such snapshot or query, the query had no state at the cut, or the
@@ -76,14 +76,14 @@ def log_records(
 ) -> DataFrame:
     """Return all records of a log, with `_partition` and `_offset`.
 
-    What was trimmed behind the oldest snapshot is not there: offsets then begin above 0.
+    Records before the oldest snapshot may have been trimmed: offsets then begin above 0.
 
     Args:
         spark: the session.
         pipeline: the pipeline.
         channel: its name.
         snapshot: only the records before the barrier of this one, an id or a savepoint's name;
-            None for the log as it is now. What was abandoned by a restore is no part of it.
+            None for the log as it is now. It has no records of timelines that a restore abandoned.
 
     Raises:
         UsageError: there is no such channel or snapshot.
