@@ -60,12 +60,12 @@ CATALOG = "tables.json"
 INDEX = "snapshots"
 _LOCK = "lock"
 _VERSION = re.compile(r"\.?v\d{6}(\.partial)?")
-_OWN_COLUMNS = {
+_OWN_SCHEMAS = {
     "processes": PROCESSES_SCHEMA,
     "channels": CHANNELS_SCHEMA,
     "messages": MESSAGES_SCHEMA,
 }
-_KEYED_COLUMNS = "snapshot STRING, process STRING"
+_KEYED_SCHEMA = "snapshot STRING, process STRING"
 ADVICE = "put the file back from a copy, or compact into a new directory"
 _ORDER = {
     "processes": ("snapshot", "process"),
@@ -128,7 +128,7 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def schema(self, table: str) -> str:
         """Return the columns of a table, in Spark's words."""
-        return _OWN_COLUMNS.get(table, _KEYED_COLUMNS) + field_schema(self.columns[table])
+        return _OWN_SCHEMAS.get(table, _KEYED_SCHEMA) + field_schema(self.columns[table])
 
 
 def version_path(out: Path, version: int) -> Path:

@@ -56,6 +56,27 @@ SQL_TYPES = {
     "json": "STRING",
 }
 """Kind of column (``Column.kind``) -> its type in Spark."""
+_JSON_OPTIONS = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'",
+    "timeZone": "UTC",
+    "ignoreNullFields": "false",
+}
+TABLES = {"processes": PROCESSES, "channels": CHANNELS, "messages": MESSAGES}
+"""Name of a table -> the file with its rows; those of keyed fields are called after them."""
+_OWN_COLUMNS = {
+    "processes": ("snapshot", "process", "kind", "encoded"),
+    "messages": ("snapshot", "source", "target", "number", "kind"),
+}
+_KEYED_COLUMNS = ("snapshot", "process")
+_LINKS = pa.schema(
+    [
+        pa.field("wanted", pa.string()),  # the snapshot that is read
+        pa.field("of", pa.string()),  # the process; null: all of them
+        pa.field("link", pa.string()),  # a snapshot of its chain
+        pa.field("place", pa.int32()),  # in the chain, the oldest first
+    ]
+)
+Chains = Mapping[tuple[SnapshotId, ProcessId], Sequence[SnapshotId]]
 
 
 def processes_schema(description: Description) -> str:
@@ -73,13 +94,6 @@ def field_schema(columns: Iterable[fields.Column]) -> str:
     return "".join(f", `{column.name}` {SQL_TYPES[column.kind]}" for column in columns)
 
 
-_OPTIONS = {
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'",
-    "timeZone": "UTC",
-    "ignoreNullFields": "false",
-}
-
-
 def as_json(value: Column, kind: str) -> Column:
     """Return a value of a column of that kind (``columns.Column.kind``) as JSON text; None is
     ``null``. Equal texts are equal values, down to the sign of zero."""
@@ -88,7 +102,7 @@ def as_json(value: Column, kind: str) -> Column:
     if kind in ("bool", "int"):
         return F.coalesce(value.cast("string"), F.lit("null"))
     # What Spark writes as JSON is a list or an object; the brackets are taken off again.
-    listed = F.to_json(F.array(value), _OPTIONS)
+    listed = F.to_json(F.array(value), _JSON_OPTIONS)
     return F.coalesce(listed.substr(F.lit(2), F.length(listed) - 2), F.lit("null"))
 
 
@@ -108,24 +122,6 @@ def converted(value: Column, kind: str, wanted: str) -> Column:
     if wanted == "json":
         return F.when(value.isNotNull(), as_json(value, kind))
     return value.cast("double")
-
-
-TABLES = {"processes": PROCESSES, "channels": CHANNELS, "messages": MESSAGES}
-"""Name of a table -> the file with its rows; those of keyed fields are called after them."""
-_OWN_COLUMNS = {
-    "processes": ("snapshot", "process", "kind", "encoded"),
-    "messages": ("snapshot", "source", "target", "number", "kind"),
-}
-_KEYED_COLUMNS = ("snapshot", "process")
-_LINKS = pa.schema(
-    [
-        pa.field("wanted", pa.string()),  # the snapshot that is read
-        pa.field("of", pa.string()),  # the process; null: all of them
-        pa.field("link", pa.string()),  # a snapshot of its chain
-        pa.field("place", pa.int32()),  # in the chain, the oldest first
-    ]
-)
-Chains = Mapping[tuple[SnapshotId, ProcessId], Sequence[SnapshotId]]
 
 
 class FullSnapshots:

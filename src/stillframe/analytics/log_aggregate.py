@@ -57,6 +57,15 @@ are of its actions."""
 _SNAPSHOT = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}-[0-9]{1,18}")
 _COLUMNS = ["event", "channel", "number", "snapshot", "recorded"]
 _NOTHING = SCHEMA.empty_table().select(_COLUMNS)
+_NONE: Ints = np.empty(0, np.int64)
+SPLITS = (
+    "path STRING, "  # of the file
+    "row_group INT, "  # which row group of it, from 0, or ``eventlog.groups.STREAM``
+    "epoch BIGINT, "
+    "process STRING, "  # whose file it is
+    "part INT, "  # which file of that process and epoch, from 1
+    "span STRING"  # what came before the file, as JSON (``eventlog.parts.Span``)
+)
 
 
 def aggregate_splits(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -196,9 +205,6 @@ class _Rows:
         return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), flat)
 
 
-_NONE: Ints = np.empty(0, np.int64)
-
-
 def _runs(numbers: Ints) -> tuple[Ints, Ints]:
     """Return the runs of consecutive numbers: their firsts, and how many numbers each has."""
     if not len(numbers):
@@ -224,16 +230,6 @@ def _texts(column: pa.ChunkedArray) -> tuple[list[str], npt.NDArray[Any], npt.ND
     last = indices.offset + len(indices)
     is_there = np.unpackbits(bits, count=last, bitorder="little")[indices.offset :].astype(bool)
     return array.dictionary.to_pylist(), np.where(is_there, which, 0), is_there
-
-
-SPLITS = (
-    "path STRING, "  # of the file
-    "row_group INT, "  # which row group of it, from 0, or ``eventlog.groups.STREAM``
-    "epoch BIGINT, "
-    "process STRING, "  # whose file it is
-    "part INT, "  # which file of that process and epoch, from 1
-    "span STRING"  # what came before the file, as JSON (``eventlog.parts.Span``)
-)
 
 
 def plan_splits(log: Path) -> list[dict[str, Any]]:

@@ -26,6 +26,8 @@ from stillframe.analytics.snapshot_verdicts import (
     INCOMPLETE,
     INCONSISTENT,
     VERDICTS,
+    Expected,
+    Row,
     moment,
     to_batch,
     verdict_for,
@@ -34,7 +36,6 @@ from stillframe.analytics.snapshot_verdicts import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from stillframe.analytics.snapshot_verdicts import Expected, Row
     from stillframe.store.outcomes import OutcomeCursor, OutcomeReader, SnapshotOutcome
 
 SOURCE = "stillframe.verdicts"
@@ -95,7 +96,7 @@ class InputSplit(InputPartition):
     """The input of one task: published snapshots, by their directories; and the verdicts on others,
     which are known already."""
 
-    def __init__(self, directories: list[str], expected: "Expected", known: "list[Row]") -> None:
+    def __init__(self, directories: list[str], expected: Expected, known: list[Row]) -> None:
         self.directories = directories
         self.expected = expected
         self.known = known
@@ -231,7 +232,7 @@ def _standing_of(offset: dict[str, Any]) -> "OutcomeCursor":
         ) from error
 
 
-def _row(ending: "SnapshotOutcome") -> "Row":
+def _row(ending: "SnapshotOutcome") -> Row:
     """Return the verdict on a snapshot that was not published, or on a line of the history."""
     begun = ending.started
     is_wrong = ending.reason == "NOT_CONSISTENT" or ending.snapshot is None

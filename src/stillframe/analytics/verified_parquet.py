@@ -49,6 +49,14 @@ file."""
 _BATCH_ROW_COUNT = 1 << 16
 _ERRORS = {kind.__name__: kind for kind in (Damaged, StoreError, NotConsistent)}
 _RAISED = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(_ERRORS)}): (.+?)\s*$", re.MULTILINE)
+FILE_ROW_COUNT = 2**23
+GROUP_ROW_COUNT = 2**20
+GROUP_BYTES = 2**26
+_WRITTEN = pa.schema(
+    [("name", pa.string()), ("row_count", pa.int64()), ("bytes", pa.int64()), ("hash", pa.string())]
+)
+Written = tuple[str, int, int, str]
+"""Name, rows, bytes and SHA-256 of a file."""
 
 
 def rows(spark: SparkSession, files: Sequence[File], schema: str | StructType) -> DataFrame:
@@ -167,16 +175,6 @@ def _batches(
                 columns[SNAPSHOT] = pa.repeat(pa.scalar(snapshot), group.num_rows)
             table = pa.table([columns[name] for name in schema.names], names=schema.names)
             yield from table.cast(schema).to_batches(max_chunksize=_BATCH_ROW_COUNT)
-
-
-FILE_ROW_COUNT = 2**23
-GROUP_ROW_COUNT = 2**20
-GROUP_BYTES = 2**26
-_WRITTEN = pa.schema(
-    [("name", pa.string()), ("row_count", pa.int64()), ("bytes", pa.int64()), ("hash", pa.string())]
-)
-Written = tuple[str, int, int, str]
-"""Name, rows, bytes and SHA-256 of a file."""
 
 
 def write(rows: DataFrame, directory: Path) -> list[Written]:

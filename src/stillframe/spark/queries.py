@@ -39,6 +39,11 @@ from stillframe.spark.slices import CHANNELS_FORMAT
 from stillframe.spark.source import ChannelSource, RecordsSource, SnapshotSource
 
 EachBatch = Callable[[DataFrame, int], None]
+_STARTING = "Initializing sources"
+_POLL_S = 0.02
+_TIMES = "spark.sql.parquet.outputTimestampType"
+_lent: dict[tuple[Path, str], Lock] = {}
+"""The locks that ``to_channel`` took: a query may write several channels."""
 
 
 def register(spark: SparkSession, *others: type[DataSource]) -> None:
@@ -257,13 +262,6 @@ def _wait_for_sources(started: StreamingQuery) -> None:
     Python process ten seconds to start: queries that all started at once would delay each other."""
     while started.isActive and started.status["message"] == _STARTING:
         time.sleep(_POLL_S)
-
-
-_STARTING = "Initializing sources"
-_POLL_S = 0.02
-_TIMES = "spark.sql.parquet.outputTimestampType"
-_lent: dict[tuple[Path, str], Lock] = {}
-"""The locks that ``to_channel`` took: a query may write several channels."""
 
 
 def _hold(pipeline: Pipeline, query: str) -> Lock:

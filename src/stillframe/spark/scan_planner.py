@@ -22,6 +22,19 @@ from stillframe.spark.slices import LOG_FORMAT, SNAPSHOT_FORMAT, RecordsSlice, T
 from stillframe.store.arrow_columns import to_array
 from stillframe.topology import Column
 
+TABLES = ("services", "queries", "channels")
+_POSITIONS = pa.map_(pa.string(), pa.int64())
+_INT64 = range(-(2**63), 2**63)
+_KINDS: tuple[tuple[type, str], ...] = (
+    (bool, "bool"),
+    (int, "int"),
+    (float, "float"),
+    (str, "text"),
+    (bytes, "bytes"),
+    (datetime.datetime, "time"),
+)
+"""The type of a recorded value -> the kind of its column; what is not here becomes JSON."""
+
 
 class ReadOptions(msgspec.Struct, frozen=True):
     """Who reads which channels, and about how many records at once (None for all there are)."""
@@ -81,21 +94,6 @@ def channels_of(options: ReadOptions) -> list[Log]:
                 "read each with a readStream of its own"
             )
     return logs
-
-
-TABLES = ("services", "queries", "channels")
-
-_POSITIONS = pa.map_(pa.string(), pa.int64())
-_INT64 = range(-(2**63), 2**63)
-_KINDS: tuple[tuple[type, str], ...] = (
-    (bool, "bool"),
-    (int, "int"),
-    (float, "float"),
-    (str, "text"),
-    (bytes, "bytes"),
-    (datetime.datetime, "time"),
-)
-"""The type of a recorded value -> the kind of its column; what is not here becomes JSON."""
 
 
 class ScanPlan(msgspec.Struct, frozen=True):
