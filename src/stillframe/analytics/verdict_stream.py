@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -112,8 +113,6 @@ class VerdictSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of a verdict."""
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         return from_arrow_schema(VERDICTS)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's

@@ -24,7 +24,9 @@ id or a savepoint's name; and what to read:
 What runs on executors (``read``) imports no more than Arrow; the plan is made on the driver.
 """
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -33,6 +35,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -41,6 +44,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from stillframe.errors import UsageError
 from stillframe.spark.slices import (
     CHANNELS_FORMAT,
     LOG_FORMAT,
@@ -70,8 +74,6 @@ class ChannelSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns that the channels declare."""
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         from stillframe.spark.scan_planner import channels_of, read_options
 
         logs = channels_of(read_options(self.options))
@@ -90,7 +92,6 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         self._options = read_options(options)
         self._logs = [log.name for log in channels_of(self._options)]
-        self._member: Any = None
         self._targets: dict[str, int] | None = None
         self._checked: dict[str, int] | None = None
 
@@ -98,7 +99,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where a query begins that has no checkpoint yet."""
         from stillframe.pipeline.checkpoint import offset_of
 
-        starts = self._the_member().metadata.starts[self._options.query]
+        starts = self._participant.metadata.starts[self._options.query]
         return offset_of({log: starts[log] for log in self._logs})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
@@ -108,12 +109,12 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
         """Remember the present ends of the logs: such a run ends there."""
-        member = self._the_member()
-        member.is_patient = False
-        starts = member.positions()[1]
+        participant = self._participant
+        participant.is_patient = False
+        starts = participant.positions()[1]
         for log in self._logs:
-            member.readers[log].check_whole(starts[log])
-        self._targets = {log: member.readers[log].tail(starts[log]) for log in self._logs}
+            participant.readers[log].check_whole(starts[log])
+        self._targets = {log: participant.readers[log].tail(starts[log]) for log in self._logs}
 
     def latestOffset(  # noqa: N802 - Spark's
         self, start: dict[str, Any], limit: ReadLimit
@@ -122,41 +123,39 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from stillframe.pipeline.checkpoint import OFFSET_KEY, offset_of
 
         positions = start[OFFSET_KEY]
-        member = self._the_member()
-        member.check_epoch()
+        participant = self._participant
+        participant.check_epoch()
         if positions != self._checked:
             # Once for each micro-batch: Spark calls this every few milliseconds.
-            member.check_stands_at(positions)
+            participant.check_stands_at(positions)
             self._checked = positions
-        stands = positions
-        if positions.keys() != member.readers.keys():
-            # Another source of this query reads the other logs; it stands where the last committed
-            # micro-batch ended.
-            stands = member.positions()[1]
-        tails = {name: reader.tail(stands[name]) for name, reader in member.readers.items()}
-        ends = member.at_boundary(tails)
+        reached = positions
+        if positions.keys() != participant.readers.keys():
+            # Another source of this query reads the other logs, from the end of the last committed
+            # micro-batch.
+            reached = participant.positions()[1]
+        tails = {name: reader.tail(reached[name]) for name, reader in participant.readers.items()}
+        ends = participant.at_boundary(tails)
         if self._targets is not None:
             ends = {log: min(ends[log], self._targets[log]) for log in self._logs}
         ends = {log: max(ends[log], positions[log]) for log in self._logs}
         if isinstance(limit, ReadMaxRows):
-            ends = _limited(member.readers, positions, ends, limit.max_rows)
+            ends = _limited(participant.readers, positions, ends, limit.max_rows)
         new = {
-            log: _without_trailing_barriers(member.readers[log], positions[log], ends[log])
+            log: _without_trailing_barriers(participant.readers[log], positions[log], ends[log])
             for log in self._logs
         }
-        for log, reader in member.readers.items():
-            reader.forget(stands[log])
+        for log, reader in participant.readers.items():
+            reader.forget(reached[log])
         return offset_of(new)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return a task for each partition of each log."""
-        from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-
         from stillframe.pipeline.checkpoint import OFFSET_KEY
 
         slices: list[InputPartition] = []
         for log in self._logs:
-            reader = self._the_member().readers[log]
+            reader = self._participant.readers[log]
             files: dict[int, list[tuple[str, int]]] = {}
             for item in reader.entries(start[OFFSET_KEY][log], end[OFFSET_KEY][log]):
                 for file in item.files:
@@ -175,25 +174,21 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to executors without what only the driver needs."""
-        return {"_options": None, "_logs": self._logs, "_member": None}
+        return {"_options": None, "_logs": self._logs}
 
-    def _the_member(self) -> Any:
-        if self._member is None:
-            from pathlib import Path
+    @functools.cached_property
+    def _participant(self) -> Any:
+        from stillframe.pipeline.locks import is_running
+        from stillframe.pipeline.query_participant import QueryParticipant
 
-            from stillframe.errors import UsageError
-            from stillframe.pipeline.locks import is_running
-            from stillframe.pipeline.query_participant import QueryParticipant
-
-            query, root = self._options.query, Path(self._options.pipeline)
-            if not is_running(root, query):
-                raise UsageError(
-                    f"query {query} of {root} was not started with start_query, and its sink is "
-                    "none of to_channel: no snapshot could hold what it writes; use one of them, "
-                    "or read with spark.read"
-                )
-            self._member = QueryParticipant(Path(self._options.pipeline), self._options.query)
-        return self._member
+        query, root = self._options.query, Path(self._options.pipeline)
+        if not is_running(root, query):
+            raise UsageError(
+                f"query {query} of {root} was not started with start_query, and its sink is "
+                "none of to_channel: no snapshot could hold what it writes; use one of them, "
+                "or read with spark.read"
+            )
+        return QueryParticipant(root, query)
 
 
 def _without_trailing_barriers(reader: "LogReader", begin: int, end: int) -> int:
