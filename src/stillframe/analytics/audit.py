@@ -39,7 +39,7 @@ from stillframe.topology import Description
 _FLOAT_TOLERANCE = 1e-9
 
 Amount = int | float | decimal.Decimal
-_SHARES = pa.schema([("directory", pa.string()), ("task", pa.int32())])
+_TASKS = pa.schema([("directory", pa.string()), ("task", pa.int32())])
 _Damages = dict[str, str]
 _Books = dict[str, tuple[int, str | None]]
 
@@ -103,13 +103,15 @@ def audit(
     damages = {str(snapshot): why for snapshot, why in published.damages.items()}
     changed, books = _verify_snapshots(spark, published)
     damages |= changed | lost
-    amounts: list[dict[str, Amount] | None] = [None, None]
-    if books and states_sql is not None:
-        states = _tables(spark, published, books, PROCESSES, processes_schema)
-        amounts[0] = _amounts(states, states_sql, "the states")
-    if books and messages_sql is not None:
-        messages = _tables(spark, published, books, MESSAGES, messages_schema)
-        amounts[1] = _amounts(messages, messages_sql, "the messages")
+    amounts = [
+        None
+        if sql is None or not books
+        else _amounts(_tables(spark, published, books, file, schema), sql, over)
+        for file, schema, sql, over in (
+            (PROCESSES, processes_schema, states_sql, "the states"),
+            (MESSAGES, messages_schema, messages_sql, "the messages"),
+        )
+    ]
     rows = [
         SnapshotAudit(id=manifest.snapshot, sequence=manifest.sequence, damage=damages.get(name))
         if name in damages
@@ -144,7 +146,7 @@ def _verify_snapshots(spark: SparkSession, published: Published) -> tuple[_Damag
     task_count, tasks = spread_tasks(spark, sizes)
     paths = [str(published.directory(snapshot)) for snapshot in published.manifests]
     add_package(spark)
-    directories = spark.createDataFrame(pa.table([paths, tasks], schema=_SHARES))
+    directories = spark.createDataFrame(pa.table([paths, tasks], schema=_TASKS))
     verdicts = directories.repartitionById(task_count, F.col("task")).mapInArrow(
         partial(verdicts_of, expected=expected_of(published.head)), from_arrow_schema(VERDICTS)
     )

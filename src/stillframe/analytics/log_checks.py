@@ -69,11 +69,11 @@ FAULTS = (
 
 NOT_LOGGED = "published, but its cuts are not in the log"
 MARKER_NOT_ACCEPTED = "the marker was not accepted"
-GIVEN_UP = "the channel was not recorded to its end"
+NOT_COMPLETED = "the channel was not recorded to its end"
 ROWS_LOST = "rows were lost, as the log itself says"
 ROWS_MISSING = "rows are missing: a file is not there"
 TOO_MUCH = "more is wrong than can be named"
-GAPS = (NOT_LOGGED, MARKER_NOT_ACCEPTED, GIVEN_UP, ROWS_LOST, ROWS_MISSING, TOO_MUCH)
+GAPS = (NOT_LOGGED, MARKER_NOT_ACCEPTED, NOT_COMPLETED, ROWS_LOST, ROWS_MISSING, TOO_MUCH)
 """Why there is no verdict, or why a snapshot was not completed."""
 
 _NAMED_MAX = 10
@@ -337,7 +337,7 @@ def _check_recorded(
 ) -> None:
     """Check the messages recorded of the channel; `expected` are those that were on it."""
     if batches is None:
-        found.add(snapshot, GIVEN_UP)
+        found.add(snapshot, NOT_COMPLETED)
         return
     recorded = merged((run["first"], run["count"]) for run in batches)
     if recorded == list(expected):

@@ -28,7 +28,7 @@ SNAPSHOTS_SCHEMA = pa.schema(
         pa.field("initiated_at", _TIME),
         pa.field("completed_at", _TIME),  # when the last part of it was in
         pa.field("published_at", _TIME),
-        pa.field("pause_s", pa.float64()),  # the longest that any process stood still for it
+        pa.field("pause_s", pa.float64()),  # the longest pause of any process
         pa.field("capture_s", pa.float64()),  # the longest that encoding a state took, beside work
         # From the request to the last part, less the two above: markers and parts on their way, and
         # processes that were busy. The longest of each need not be the same process's, so it is

@@ -33,11 +33,11 @@ VERDICTS = pa.schema(
         pa.field("epoch", pa.int64()),  # null: unknown
         pa.field("verdict", pa.string()),  # CONSISTENT, INCONSISTENT or INCOMPLETE
         pa.field("why", pa.string()),  # for people
-        pa.field("reason", pa.string()),  # of one that was given up: its model.Reason
+        pa.field("reason", pa.string()),  # of an abandoned one: its model.Reason
         pa.field("missing", pa.list_(pa.string())),  # the processes whose parts were not in
         pa.field("initiated_at", _TIME),
-        pa.field("ended_at", _TIME),  # when it was published or given up
-        pa.field("pause_s", pa.float64()),  # the longest that any process stood still for it
+        pa.field("ended_at", _TIME),  # when it was published or abandoned
+        pa.field("pause_s", pa.float64()),  # the longest pause of any process
         pa.field("capture_s", pa.float64()),  # the longest that encoding a state took
         pa.field("total_s", pa.float64()),  # from the request to the end
         pa.field("message_count", pa.int64()),  # in transit; null: damaged or not published
