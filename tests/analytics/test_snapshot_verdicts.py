@@ -50,18 +50,18 @@ def store(tmp_path: Path) -> Path:
     return bank.make_store(tmp_path / "store", snapshot_count=2)
 
 
-def share_of(store: Path) -> InputSplit:
+def split_of(store: Path) -> InputSplit:
     """Return what a task is to judge: both snapshots."""
     endings = tuple(SnapshotOutcome(snapshot=f"P1-{number}", how=PUBLISHED) for number in (1, 2))
     end = msgspec.to_builtins(OutcomeCursor(outcomes=endings))
-    (share,) = VerdictReader({"store": str(store)}).partitions({}, end)
-    assert isinstance(share, InputSplit)
-    return share
+    (split,) = VerdictReader({"store": str(store)}).partitions({}, end)
+    assert isinstance(split, InputSplit)
+    return split
 
 
 def expected_of(store: Path) -> Expected:
     """Return what is expected of the snapshots of a store."""
-    return share_of(store).expected
+    return split_of(store).expected
 
 
 def forge(store: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -76,10 +76,10 @@ def forge(store: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def test_a_task_needs_no_more_than_arrow(store: Path) -> None:
     """What tasks do, in a program that finds no msgspec."""
-    share = share_of(store)
+    split = split_of(store)
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_MSGSPEC],
-        input=json.dumps([share.directories, share.expected]).encode(),
+        input=json.dumps([split.directories, split.expected]).encode(),
         check=True,
         capture_output=True,
         env={"PYTHONPATH": str(ROOT / "src")},

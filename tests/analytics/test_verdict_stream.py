@@ -117,8 +117,8 @@ class Reader:
         if self._offset is None:
             self._offset = json.dumps(reader.initialOffset())
         while (end := self._latest(reader)) != self._offset:
-            for share in reader.partitions(json.loads(self._offset), json.loads(end)):
-                for batch in copy.copy(reader).read(share):
+            for split in reader.partitions(json.loads(self._offset), json.loads(end)):
+                for batch in copy.copy(reader).read(split):
                     self._rows += batch.to_pylist()
             self._offset = end
         return sorted(self._rows, key=lambda row: row["snapshot"] or "")

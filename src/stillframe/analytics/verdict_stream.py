@@ -127,7 +127,7 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._store = options["store"]
         self._timeout = options.get("timeout")
         self._lag_s = float(options.get("lag", "0"))
-        self._endings: OutcomeReader | None = None
+        self._outcomes: OutcomeReader | None = None
         self._start: dict[str, Any] | None = None
         self._ahead: OutcomeCursor | None = None
         self._until: float | None = None
@@ -150,13 +150,13 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
         """Return the next cursor with an outcome, or `start` if there is none yet."""
-        if self._endings is None:
-            self._endings = self._open()
+        if self._outcomes is None:
+            self._outcomes = self._open()
         if self._ahead is None or start != self._start:
-            self._start, self._ahead = start, _standing_of(start)
+            self._start, self._ahead = start, _cursor_of(start)
         now = (time.time() if self._until is None else self._until) - self._lag_s
         while True:
-            found = self._endings.after(self._ahead, now)
+            found = self._outcomes.after(self._ahead, now)
             if found.outcomes:
                 return _to_offset(found)
             if found.place == self._ahead.place:
@@ -174,18 +174,18 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         head = read_sealed(Path(self._store) / HEAD, Head)
         expected = expected_of(head)
-        endings = _standing_of(end).outcomes
-        shares: list[InputPartition] = []
-        for first in range(0, len(endings), _TASK_SNAPSHOT_COUNT):
-            some = endings[first : first + _TASK_SNAPSHOT_COUNT]
+        outcomes = _cursor_of(end).outcomes
+        splits: list[InputPartition] = []
+        for first in range(0, len(outcomes), _TASK_SNAPSHOT_COUNT):
+            some = outcomes[first : first + _TASK_SNAPSHOT_COUNT]
             published = [
-                str(Path(self._store) / SNAPSHOTS / str(SnapshotId.parse(ending.snapshot)))
-                for ending in some
-                if ending.how == PUBLISHED and ending.snapshot is not None
+                str(Path(self._store) / SNAPSHOTS / str(SnapshotId.parse(outcome.snapshot)))
+                for outcome in some
+                if outcome.how == PUBLISHED and outcome.snapshot is not None
             ]
-            known = [_row(ending) for ending in some if ending.how != PUBLISHED]
-            shares.append(InputSplit(published, expected, known))
-        return shares
+            known = [_row(outcome) for outcome in some if outcome.how != PUBLISHED]
+            splits.append(InputSplit(published, expected, known))
+        return splits
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """Yield the verdicts of one task."""
@@ -208,14 +208,14 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return OutcomeReader(Path(self._store), timeout_s=timeout_s)
 
 
-def _to_offset(standing: "OutcomeCursor") -> dict[str, Any]:
+def _to_offset(cursor: "OutcomeCursor") -> dict[str, Any]:
     import msgspec
 
-    offset: dict[str, Any] = msgspec.to_builtins(standing)
+    offset: dict[str, Any] = msgspec.to_builtins(cursor)
     return offset
 
 
-def _standing_of(offset: dict[str, Any]) -> "OutcomeCursor":
+def _cursor_of(offset: dict[str, Any]) -> "OutcomeCursor":
     import msgspec
 
     from stillframe.errors import Damaged
@@ -231,18 +231,18 @@ def _standing_of(offset: dict[str, Any]) -> "OutcomeCursor":
         ) from error
 
 
-def _row(ending: "SnapshotOutcome") -> Row:
+def _row(outcome: "SnapshotOutcome") -> Row:
     """Return the verdict on a snapshot that was not published, or on a line of the history."""
-    begun = ending.started
-    is_wrong = ending.reason == "NOT_CONSISTENT" or ending.snapshot is None
+    begun = outcome.started
+    is_wrong = outcome.reason == "NOT_CONSISTENT" or outcome.snapshot is None
     return {
-        "snapshot": ending.snapshot,
+        "snapshot": outcome.snapshot,
         "epoch": None if begun is None else begun.epoch,
         "verdict": INCONSISTENT if is_wrong else INCOMPLETE,
-        "why": ending.why,
-        "reason": ending.reason,
-        "missing": list(ending.missing),
+        "why": outcome.why,
+        "reason": outcome.reason,
+        "missing": list(outcome.missing),
         "initiated_at": moment(None if begun is None else begun.at),
-        "ended_at": moment(ending.at),
-        "total_s": None if begun is None or ending.at is None else ending.at - begun.at,
+        "ended_at": moment(outcome.at),
+        "total_s": None if begun is None or outcome.at is None else outcome.at - begun.at,
     }
