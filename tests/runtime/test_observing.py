@@ -50,7 +50,7 @@ def _all_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def counts(observed: SystemStatus) -> list[int]:
     """Return how much every end of every channel has sent or received."""
-    standings = observed.standings.values()
+    standings = observed.statuses.values()
     return [
         end.count for s in standings for ends in (s.incoming, s.outgoing) for end in ends.values()
     ]
@@ -76,7 +76,7 @@ def test_a_running_bank_is_observed(tmp_path: Path) -> None:
                 now > then for now, then in zip(counts(second), counts(first), strict=True)
             ):
                 second = await query_status(store.path)
-            (wave,) = second.waves
+            (wave,) = second.timelines
             killed = system.children["P3"].pid
             os.kill(killed, signal.SIGKILL)
             while (await query_status(store.path)).epoch == first.epoch:
@@ -84,27 +84,27 @@ def test_a_running_bank_is_observed(tmp_path: Path) -> None:
             await system.until_running()
             again = await query_status(store.path)
         assert first.is_running
-        assert first.standings.keys() == description.processes.keys()
+        assert first.statuses.keys() == description.processes.keys()
         for channel in description.channels:
-            sent = second.standings[channel.source].outgoing[channel.target].count
-            received = first.standings[channel.target].incoming[channel.source].count
+            sent = second.statuses[channel.source].outgoing[channel.target].count
+            received = first.statuses[channel.target].incoming[channel.source].count
             assert received <= sent  # which was asked later
-        for standing in first.standings.values():
+        for standing in first.statuses.values():
             assert isinstance(standing.quantities, dict)
             assert 0 <= standing.quantities["money"] <= TOTAL
         assert (wave.snapshot, wave.is_published) == (done.entry.id, True)
-        assert wave.times.keys() == wave.part_at.keys() == description.processes.keys()
+        assert wave.times.keys() == wave.fragment_at.keys() == description.processes.keys()
         assert wave.times["P2"].marked_by is None
         for process, times in wave.times.items():
             assert times.came_s.keys() == set(description.incoming(process))
             if process != "P2":
                 assert times.marked_by is not None
                 assert times.came_s[times.marked_by] == 0.0
-            assert wave.initiated_at - 1 < times.cut_at < wave.part_at[process] + 1
+            assert wave.initiated_at - 1 < times.cut_at < wave.fragment_at[process] + 1
             assert wave.ended_at is not None
-            assert wave.initiated_at <= wave.part_at[process] <= wave.ended_at
+            assert wave.initiated_at <= wave.fragment_at[process] <= wave.ended_at
         assert again.epoch == first.epoch + 1
-        assert [w.snapshot for w in again.waves] == [wave.snapshot]  # of the epoch that ended
+        assert [w.snapshot for w in again.timelines] == [wave.snapshot]  # of the epoch that ended
         assert wave.epoch == first.epoch
         with pytest.raises(Unavailable):
             await query_status(store.path)
@@ -181,7 +181,7 @@ def test_only_the_timelines_of_the_last_snapshots_are_kept() -> None:
     part = msgspec.structs.replace(part, marker_times=MarkerTimes(1.0, "A", {"A": 0.0}))
     assembler.check(part)
     timelines.add_fragment(part, 2.0)
-    assert next(t for t in timelines.latest() if t.snapshot.number == 9).part_at == {"B": 2.0}
+    assert next(t for t in timelines.latest() if t.snapshot.number == 9).fragment_at == {"B": 2.0}
 
 
 def test_what_is_noted_of_a_snapshot_is_forgotten_with_it() -> None:

@@ -321,7 +321,7 @@ def test_series_are_bounded_and_what_is_left_out_is_added_up() -> None:
         observed = SystemStatus(
             1,
             is_running=True,
-            standings={
+            statuses={
                 process: ProcessStatus(
                     is_busy=False,
                     snapshots=(),

@@ -233,7 +233,7 @@ def told(topology: Topology) -> SystemStatus:
         )
         for name, process in topology.processes.items()
     }
-    return SystemStatus(1, is_running=True, standings=standings)
+    return SystemStatus(1, is_running=True, statuses=standings)
 
 
 def said(store: Path) -> SystemStatus:
@@ -245,9 +245,7 @@ def said(store: Path) -> SystemStatus:
 def test_what_is_told_looks_like_what_a_system_says(running_system: Running) -> None:
     """Of the same processes and channels, with the same quantities."""
     made_up = told(calm)
-    until(
-        lambda: said(running_system.store).standings.keys() == calm.processes.keys(), "all answer"
-    )
+    until(lambda: said(running_system.store).statuses.keys() == calm.processes.keys(), "all answer")
     same_shape(made_up, said(running_system.store))
 
 

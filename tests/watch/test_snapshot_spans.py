@@ -299,7 +299,7 @@ def test_what_the_system_has_forgotten_is_traced_as_the_history_has_it() -> None
         SnapshotTimeline(fourth, 7.0, 8.0, True),
         SnapshotTimeline(FIRST, 9.0),
     )
-    running = SystemStatus(3, is_running=True, waves=waves)
+    running = SystemStatus(3, is_running=True, timelines=waves)
     assert builder.update(old | new, running) == 2
     assert builder.update(old | new, None) == 0
     late = {fourth: SnapshotOutcome(SnapshotPublished(fourth), 7.1, 8.1, "")}

@@ -35,7 +35,7 @@ def standing(
 
 def observed(**standings: ProcessStatus) -> SystemStatus:
     """Return the answer of a system that runs."""
-    return SystemStatus(3, is_running=True, standings=standings)
+    return SystemStatus(3, is_running=True, statuses=standings)
 
 
 def test_a_channel_is_told_of_by_both_ends() -> None:
@@ -108,7 +108,7 @@ def test_a_snapshot_under_way_says_who_is_awaited() -> None:
     )
     under_way = UnderWay(S, initiated_at=10.0, deadline=20.0, missing=("B",))
     (told,) = document.pending_snapshots(
-        SystemStatus(3, True, answers.standings, under_way=(under_way,), now=11.0)
+        SystemStatus(3, True, answers.statuses, under_way=(under_way,), now=11.0)
     )
     assert told["phases"] == {"A": "recorded", "B": "recording"}
     assert told["waits_for"] == {"B": ("A",)}

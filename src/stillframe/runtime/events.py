@@ -1,4 +1,4 @@
-"""What happens to a running system, for whoever shows or logs it."""
+"""The events of a running system."""
 
 import msgspec
 
@@ -24,36 +24,36 @@ class SystemRunning(msgspec.Struct, frozen=True, tag=True):
 
 
 class EpochBegan(msgspec.Struct, frozen=True, tag=True):
-    """The processes of a new epoch were started; they are connecting to each other."""
+    """The processes of a new epoch were started; they connect to each other."""
 
     epoch: int
     restored_from: SnapshotId | None
 
 
 class NotShared(msgspec.Struct, frozen=True, tag=True):
-    """The processes cannot share what the topology imports, which makes starts slower. Later epochs
-    do not repeat it while the reason stays the same."""
+    """The processes cannot share what the topology imports, which makes starts slower. It is
+    repeated in a later epoch only if the reason changes."""
 
     detail: str
 
 
 class CodeChanged(msgspec.Struct, frozen=True, tag=True):
-    """The system begins with a snapshot that was taken of other code, and what that means."""
+    """The system starts from a snapshot that was taken with other code, and how it was migrated."""
 
     snapshot: SnapshotId
     changes: tuple[Change, ...]
 
 
 class SupervisorReplaced(msgspec.Struct, frozen=True, tag="TakenOver"):
-    """The supervisor had died, its processes went on and have come back, after `seconds`."""
+    """The supervisor had died, and its processes have come back to this one, after `seconds`."""
 
     epoch: int
     seconds: float
 
 
 class OrphansKilled(msgspec.Struct, frozen=True, tag="OrphansEnded"):
-    """The supervisor had died, and these processes, which had gone on, were ended; `reason` says
-    why they could not go on."""
+    """The supervisor had died, and its processes, which still ran, were killed; `reason` says why
+    they could not be taken over."""
 
     processes: tuple[ProcessId, ...]
     reason: str
@@ -72,7 +72,7 @@ class SnapshotPublished(msgspec.Struct, frozen=True, tag=True):
 
 
 class SnapshotAbandoned(msgspec.Struct, frozen=True, tag=True):
-    """A snapshot was given up; `retried_as` is the one that was begun in its place."""
+    """A snapshot was abandoned; `retried_as` is the one that replaces it."""
 
     abandoned: Abandoned
     retried_as: SnapshotId | None = None
@@ -85,7 +85,7 @@ class SnapshotSkipped(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProcessDied(msgspec.Struct, frozen=True, tag=True):
-    """A process is gone; the whole system is taken back to the last published snapshot."""
+    """A process has terminated; the whole system is restored to the latest published snapshot."""
 
     process: ProcessId
     cause: str
@@ -99,13 +99,13 @@ class StoreUnavailable(msgspec.Struct, frozen=True, tag="StoreTrouble"):
 
 
 class ConnectionWarning(msgspec.Struct, frozen=True, tag="ConnectionTrouble"):
-    """A connection broke the rules and was closed; nothing was lost."""
+    """A connection was refused, failed, or violated the protocol; nothing was lost."""
 
     detail: str
 
 
 class OutputFailed(msgspec.Struct, frozen=True, tag="LogTrouble"):
-    """The event log of a process cannot be written; the process goes on."""
+    """The event log or fragments of a process cannot be written; the process keeps running."""
 
     detail: str
 

@@ -319,7 +319,7 @@ class SystemCounters:
 
     def add_messages(self, status: SystemStatus) -> None:
         """Count the messages that the processes report."""
-        for process, answer in status.standings.items():
+        for process, answer in status.statuses.items():
             for target, end in answer.outgoing.items():
                 counter = self._sent.setdefault(Channel(process, target), MonotonicCounter())
                 counter.update(status.epoch, end.count)
@@ -331,7 +331,7 @@ class SystemCounters:
         self, description: Description, status: SystemStatus | None
     ) -> dict[Channel, ChannelStatus]:
         """Return the channels with any count: their status, with the totals of both counters."""
-        answers = {} if status is None else status.standings
+        answers = {} if status is None else status.statuses
         zero = MonotonicCounter()
         return {
             channel: ChannelStatus.of(channel, answers)._replace(

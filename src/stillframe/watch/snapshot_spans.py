@@ -85,7 +85,7 @@ def to_trace(
     attributes: dict[str, Value] = {
         "stillframe.snapshot.id": str(snapshot),
         "stillframe.snapshot.initiator": snapshot.initiator,
-        "stillframe.snapshot.has_markers": bool(timeline.part_at),
+        "stillframe.snapshot.has_markers": bool(timeline.fragment_at),
         "stillframe.snapshot.outcome": "published" if timeline.is_published else "abandoned",
     }
     if epoch := timeline.epoch if entry is None else entry.epoch:
@@ -110,7 +110,7 @@ def to_trace(
         attributes,
         tuple(
             _fragment_span(process, complete_at, timeline.times.get(process), started_at, seed)
-            for process, complete_at in timeline.part_at.items()
+            for process, complete_at in timeline.fragment_at.items()
         ),
     )
 
@@ -194,7 +194,7 @@ class TraceBuilder:
         if status is not None:
             if not status.is_running:
                 return 0  # it is restarting, and reports its timelines afterwards
-            for timeline in status.waves:
+            for timeline in status.timelines:
                 if timeline.ended_at is not None and timeline.snapshot not in self._traced:
                     self._timelines[timeline.snapshot] = timeline
         before = self.traced_count

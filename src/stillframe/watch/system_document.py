@@ -68,7 +68,7 @@ def process_statuses(
 def _process_status(process: ProcessId, status: SystemStatus, dead: frozenset[ProcessId]) -> str:
     if not status.is_running:
         return DEAD if process in dead else STARTING
-    answer = status.standings.get(process)
+    answer = status.statuses.get(process)
     if answer is None:
         return SILENT
     return BUSY if answer.is_busy else RUNNING
@@ -88,8 +88,8 @@ def channel_columns(
         name: [] for name in ("sent", "rate", "in_transit", "bytes", "is_connected")
     }
     for channel in description.channels:
-        now = ChannelStatus.of(channel, status.standings)
-        rate = None if before is None else _rate(channel, before.standings, status.standings)
+        now = ChannelStatus.of(channel, status.statuses)
+        rate = None if before is None else _rate(channel, before.statuses, status.statuses)
         is_connected = None if now.is_connected is None else int(now.is_connected)
         values = (now.sent, rate, now.in_transit, now.unhandled_bytes, is_connected)
         for column, value in zip(columns.values(), values, strict=True):
@@ -129,7 +129,7 @@ def naive_totals(description: Description, status: SystemStatus) -> dict[str, Nu
     the true totals: no answer includes what is in flight, and no two are of the same moment."""
     amounts: dict[str, dict[str, Number]] = {}
     for process in description.processes:
-        answer = status.standings.get(process)
+        answer = status.statuses.get(process)
         if answer is None or isinstance(answer.quantities, str):
             return {}
         for quantity, amount in answer.quantities.items():
@@ -139,7 +139,7 @@ def naive_totals(description: Description, status: SystemStatus) -> dict[str, Nu
 
 def quantities_error(status: SystemStatus) -> str:
     """Return why a process cannot tell its conserved amounts; empty if all can."""
-    reported = (answer.quantities for answer in status.standings.values())
+    reported = (answer.quantities for answer in status.statuses.values())
     return next((text for text in reported if isinstance(text, str)), "")
 
 
@@ -147,7 +147,7 @@ def pending_snapshots(status: SystemStatus) -> list[dict[str, Any]]:
     """Return the pending snapshots: the phase of each process, the stragglers, and why."""
     found = []
     for snapshot in status.under_way:
-        recording = {p: a.of(snapshot.snapshot) for p, a in status.standings.items()}
+        recording = {p: a.of(snapshot.snapshot) for p, a in status.statuses.items()}
         found.append(
             {
                 "id": str(snapshot.snapshot),

@@ -244,8 +244,8 @@ class SystemTarget(Target):
             and before.epoch == status.epoch
         )
         self.stream.retain("system", self._system_document(before if is_comparable else None))
-        if status is not None and status.waves:
-            self.stream.retain("timeline", document.timeline_document(status.waves[-1]))
+        if status is not None and status.timelines:
+            self.stream.retain("timeline", document.timeline_document(status.timelines[-1]))
 
     def _presence(self) -> str:
         """Return the status of the processes of a system that accepted no command."""
@@ -256,12 +256,12 @@ class SystemTarget(Target):
 
     async def _observe(self) -> SystemStatus:
         """Poll the system; the marker timelines of the last answer are not sent again."""
-        known = () if self.status is None else self.status.waves
+        known = () if self.status is None else self.status.timelines
         after = max((timeline.ended_at or 0.0 for timeline in known), default=0.0)
         status = await query_status(self.store.path, after)
-        timelines = {timeline.snapshot: timeline for timeline in (*known, *status.waves)}
+        timelines = {timeline.snapshot: timeline for timeline in (*known, *status.timelines)}
         latest = tuple(timelines.values())[-TIMELINE_COUNT_MAX:]
-        return msgspec.structs.replace(status, waves=latest)
+        return msgspec.structs.replace(status, timelines=latest)
 
     def _system_document(self, before: SystemStatus | None) -> dict[str, Any]:
         status, now = self.status, time.time()

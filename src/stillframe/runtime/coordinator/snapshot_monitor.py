@@ -226,7 +226,7 @@ class SnapshotTimeline(msgspec.Struct, frozen=True):
         ended_at: when it was published or abandoned; None if it is under way.
         is_published: whether it is in the store.
         times: the marker times that each process sent with its fragment.
-        part_at: when the fragment of each process arrived, by the coordinator's clock.
+        fragment_at: when the fragment of each process arrived, by the coordinator's clock.
         epoch: of the system then; 0 is of a version that does not say it.
     """
 
@@ -235,7 +235,7 @@ class SnapshotTimeline(msgspec.Struct, frozen=True):
     ended_at: float | None = None
     is_published: bool = False
     times: dict[ProcessId, MarkerTimes] = {}
-    part_at: dict[ProcessId, float] = {}
+    fragment_at: dict[ProcessId, float] = msgspec.field(default_factory=dict, name="part_at")
     epoch: int = 0
 
 
@@ -249,7 +249,7 @@ class SnapshotTimelines:
     def started(self, snapshot: SnapshotId, at: float, epoch: int) -> None:
         """Record that `snapshot` was initiated."""
         self._timelines[snapshot] = SnapshotTimeline(
-            snapshot, at, times={}, part_at={}, epoch=epoch
+            snapshot, at, times={}, fragment_at={}, epoch=epoch
         )
         while len(self._timelines) > TIMELINE_COUNT_MAX:
             self._timelines.popitem(last=False)
@@ -259,7 +259,7 @@ class SnapshotTimelines:
         timeline = self._timelines.get(fragment.snapshot)
         if timeline is not None:
             process = fragment.state.process
-            timeline.part_at[process] = at
+            timeline.fragment_at[process] = at
             if fragment.marker_times is not None:
                 timeline.times[process] = fragment.marker_times
 

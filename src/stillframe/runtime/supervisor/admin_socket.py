@@ -1,4 +1,4 @@
-"""Commands from people to a running system, over a socket that only its owner can reach.
+"""Commands to a running system, over a socket that only its owner can reach.
 
 One request, one reply, each a line of JSON; a request contains the protocol version of the command.
 The socket lies in a directory with mode 0700, so the file system does the authentication.
@@ -25,21 +25,21 @@ from stillframe.store.manifest import Entry
 
 LINE_BYTES_MAX = 2**20
 NOTICE_S = 0.8
-"""How long a command waits for the system, in seconds, before it says what it waits for."""
+"""How long a command waits before it reports what it waits for, in seconds."""
 DEADLINE_S = 60.0
-"""How long a command waits for the system at most, in seconds, beside what a snapshot may take."""
+"""Timeout of a command, in seconds, in addition to what a snapshot may take."""
 REPLY_BYTES_MAX = 2**26
-"""A system of hundreds of processes says something of each end of each channel."""
+"""The status of hundreds of processes contains each end of each channel."""
 
 
 class TriggerSnapshot(msgspec.Struct, frozen=True, tag="TakeSnapshot"):
-    """Take a snapshot now; `initiator` None leaves the choice to the system."""
+    """Take a snapshot now; `initiator` None lets the system choose."""
 
     initiator: ProcessId | None
 
 
 class RestoreSnapshot(msgspec.Struct, frozen=True, tag=True):
-    """Take the system back to `snapshot`; None for the last one published."""
+    """Restore `snapshot`; None for the latest published one."""
 
     snapshot: SnapshotId | None
 
@@ -58,33 +58,33 @@ class DropSnapshot(msgspec.Struct, frozen=True, tag="Drop"):
 
 
 class GetPendingSnapshots(msgspec.Struct, frozen=True, tag="Look"):
-    """Say which snapshots are under way, and who holds each of them up."""
+    """Return the snapshots under way, and their stragglers."""
 
 
 class GetStatus(msgspec.Struct, frozen=True, tag="Observe"):
-    """Say how everything is, for those who look on: answered at once, also while nothing runs.
+    """Return the status of the system: replied to at once, even while nothing runs.
 
-    Of the snapshots that ended not later than `waves_after`, by the coordinator's clock, those who
-    ask know already how their markers went.
+    Timelines are returned of snapshots that ended later than `timelines_after`, by the
+    coordinator's clock.
     """
 
-    waves_after: float = 0.0
+    timelines_after: float = msgspec.field(default=0.0, name="waves_after")
 
 
 class SystemStatus(msgspec.Struct, frozen=True, tag="Observed"):
-    """How the system is, in its `epoch`.
+    """The status of the system in its `epoch`.
 
-    `is_running` is false while processes start, or start again; then nothing else is known.
-    `standings` has what each process says of itself; one that is not in it did not reply in time.
-    `under_way` are the snapshots under way and who holds them up, `waves` how the markers of the
-    last that ended went. `now` is the time by the clock of the snapshots.
+    `is_running` is false while processes start; then nothing else is known. `statuses` has the
+    status of each process that replied in time. `under_way` are the snapshots under way with their
+    stragglers, `timelines` those of the last snapshots that ended. `now` is the time by the clock
+    of the snapshots.
     """
 
     epoch: int
     is_running: bool
-    standings: dict[ProcessId, ProcessStatus] = {}
+    statuses: dict[ProcessId, ProcessStatus] = msgspec.field(default_factory=dict, name="standings")
     under_way: tuple[UnderWay, ...] = ()
-    waves: tuple[SnapshotTimeline, ...] = ()
+    timelines: tuple[SnapshotTimeline, ...] = msgspec.field(default=(), name="waves")
     now: float = 0.0
 
 
@@ -104,7 +104,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """It was not, and why; `is_usage` if the request itself was wrong."""
+    """The request was not carried out, and why; `is_usage` if the request itself was wrong."""
 
     detail: str
     is_usage: bool
@@ -179,7 +179,7 @@ async def _execute(system: Supervisor, reader: asyncio.StreamReader) -> Reply:
             under_way = await coordinator.status_poller.poll_pending()
             return Done(system.store.epoch, under_way=under_way, now=coordinator.now())
         if isinstance(request, GetStatus):
-            return await _system_status(system, request.waves_after)
+            return await _system_status(system, request.timelines_after)
         outcome = await system.snapshot(request.initiator)
         if isinstance(outcome, Abandoned):
             return Done(system.store.epoch, abandoned=outcome)
@@ -190,26 +190,26 @@ async def _execute(system: Supervisor, reader: asyncio.StreamReader) -> Reply:
         return Failed(f"the command cannot be read: {error}", is_usage=True)
 
 
-async def _system_status(system: Supervisor, waves_after: float) -> SystemStatus:
+async def _system_status(system: Supervisor, timelines_after: float) -> SystemStatus:
     coordinator = system.coordinator
     if not system.is_running or coordinator is None:
         return SystemStatus(system.store.epoch, is_running=False)
-    under_way, standings = await coordinator.status_poller.poll()
+    under_way, statuses = await coordinator.status_poller.poll()
     latest = coordinator.timelines.latest()
-    waves = tuple(w for w in latest if w.ended_at is not None and w.ended_at > waves_after)
+    timelines = tuple(t for t in latest if t.ended_at is not None and t.ended_at > timelines_after)
     return SystemStatus(
         coordinator.store.epoch,
         is_running=True,
-        standings=standings,
+        statuses=statuses,
         under_way=under_way,
-        waves=waves,
+        timelines=timelines,
         now=coordinator.now(),
     )
 
 
-async def query_status(store: Path, waves_after: float = 0.0) -> SystemStatus:
-    """Ask the system that runs on `store` how everything is; raises as ``command`` does."""
-    reply = await _exchange(store, GetStatus(waves_after))
+async def query_status(store: Path, timelines_after: float = 0.0) -> SystemStatus:
+    """Return the status of the system that runs on `store`; raises as ``send_command`` does."""
+    reply = await _exchange(store, GetStatus(timelines_after))
     assert isinstance(reply, SystemStatus), reply
     return reply
 
@@ -217,12 +217,12 @@ async def query_status(store: Path, waves_after: float = 0.0) -> SystemStatus:
 async def send_command(
     store: Path, request: Request, *, notice: Callable[[str], None] = lambda words: None
 ) -> Done:
-    """Ask the system that runs on `store` to do something, and wait until it is done.
+    """Send a request to the system that runs on `store`, and wait until it is carried out.
 
     Args:
         store: its directory.
-        request: what is to be done.
-        notice: called once if that takes a while, with what is waited for.
+        request: the request.
+        notice: called once if that takes a while, with what is awaited.
 
     Raises:
         Unavailable: no system is running there, or it ended before it answered.
@@ -256,7 +256,7 @@ async def send_command(
 
 
 def _describe(request: Request) -> str:
-    """Return what the supervisor is to do, as a sentence goes on after "waiting for" it."""
+    """Return what the supervisor is to do, as a sentence continues after "waiting for" it."""
     match request:
         case TriggerSnapshot():
             words = "to publish a snapshot"
@@ -315,7 +315,7 @@ async def _exchange(store: Path, request: Request) -> Done | SystemStatus:
 
 
 def _not_accepting(store: Path, system: RunFile, error: OSError) -> StillframeError:
-    """Return the error for a connection that waits to be taken, with no more room to wait."""
+    """Return the error for a connection that is not accepted because too many are waiting."""
     return StillframeError(
         f"the system on the store {store} takes no connection ({error}): its supervisor, process "
         f"{system.supervisor.pid}, hangs, or too many ask at once"
