@@ -243,11 +243,8 @@ class ChunkBuffer:
         self._unfinished: dict[tuple[SnapshotId, ProcessId], _Unfinished] = {}
 
     def add(self, process: ProcessId, message: FragmentRows | FragmentChunk) -> None:
-        """Take rows or a chunk of a fragment of `process`.
-
-        Raises:
-            ProtocolViolation: the fragment is larger than allowed.
-        """
+        """Take rows or a chunk of a fragment of `process`; one that becomes too large is a
+        ProtocolViolation."""
         unfinished = self._unfinished.setdefault((message.snapshot, process), _Unfinished())
         unfinished.byte_count += MESSAGE_EXTRA_BYTES
         match message:

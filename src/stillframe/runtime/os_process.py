@@ -84,14 +84,11 @@ def wait_for(process: OsProcess) -> None:
 
 
 def kill(process: OsProcess, *, grace_s: float = 0.0) -> None:
-    """End `process` by SIGKILL and wait until it has ended; nothing if it has.
-
-    Args:
-        process: which one.
-        grace_s: how long it has, in seconds, to end by itself on SIGTERM before.
+    """Kill `process` and wait until it has terminated; it first has `grace_s` seconds to do so on
+    SIGTERM.
 
     Raises:
-        Unavailable: it is somebody else's, or hangs in the kernel.
+        Unavailable: it belongs to another user, or hangs in the kernel.
     """
     descriptor = open_process(process)
     if descriptor is None:

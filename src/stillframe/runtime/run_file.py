@@ -74,11 +74,8 @@ def remove_socket(system: RunFile) -> None:
 
 
 def write_run_file(store: Path, system: RunFile) -> None:
-    """Write where `system` can be reached, readable by the owner alone, in one step.
-
-    Raises:
-        StoreError: the disk is full or failed; what was written before is still there.
-    """
+    """Write the run file, readable by the owner alone, in one step; raises a StoreError if the disk
+    is full or failed, and then the former one is still there."""
     partial = store / f".{FILE}.partial"
     with explain_io_errors(store / FILE, "written"):
         partial.unlink(missing_ok=True)
@@ -137,11 +134,8 @@ def supervisor_of(store: Path) -> OsProcess | None:
 
 def find_stale(store: Path) -> RunFile | None:
     """Return the system of `store` whose supervisor died; None if the last one was stopped in
-    order. The caller has the store open for writing: so no supervisor is there.
-
-    Raises:
-        Unavailable: what it left cannot be read.
-    """
+    order. The caller has the store open for writing, so no supervisor runs. Raises Unavailable if
+    the run file cannot be read."""
     return _read(store)
 
 

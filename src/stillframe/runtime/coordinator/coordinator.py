@@ -140,13 +140,9 @@ class Coordinator:
         return self._assembler.missing(snapshot) if snapshot in self._assembler.pending else ()
 
     def begin(self, initiator: ProcessId) -> asyncio.Future[Entry | Abandoned]:
-        """Begin a snapshot; the future has its entry in the store, or why it was abandoned.
-
-        If it is tried again, as the policy may say, that is of the last try.
-
-        Raises:
-            UsageError: there is no such process, or too many snapshots are under way.
-        """
+        """Begin a snapshot; the future has its entry in the store, or why its last attempt was
+        abandoned. Raises a UsageError if there is no such process, or too many snapshots are under
+        way."""
         self._description.check_process(initiator)
         if self._last is not None:
             raise Unavailable(STOPPING)
@@ -159,16 +155,11 @@ class Coordinator:
         return result
 
     def begin_last(self, initiator: ProcessId) -> asyncio.Future[Entry | Abandoned]:
-        """Begin the last snapshot of this epoch as soon as no other is in progress.
+        """Begin the last snapshot of this epoch as soon as no other is in progress, and no other
+        from now on; return as ``begin`` does.
 
-        One that overlaps another could not be a restore point. Those in progress are therefore
-        waited for, and abandoned when a snapshot's timeout has passed. From now on no other begins.
-
-        Returns:
-            a future with the entry in the store, or why it was abandoned.
-
-        Raises:
-            UsageError: there is no such process.
+        One that overlaps another could not be a restore point. Those in progress are abandoned when
+        the timeout of a snapshot has passed.
         """
         self._description.check_process(initiator)
         loop = asyncio.get_running_loop()

@@ -260,11 +260,8 @@ class Membership:
     def on_message(
         self, process: ProcessId, message: control.FromProcess, connection: MemberConnection
     ) -> None:
-        """Handle a message of a process about itself; pass on one about snapshots.
-
-        Raises:
-            ProtocolViolation: it is sent before the request to join.
-        """
+        """Handle a message of a process about itself; pass on one about snapshots. One that is sent
+        before the request to join is a ProtocolViolation."""
         if self._is_over and self._connections.get(process) is not connection:
             # It was let in too late to hear it with the others: it is to find the next epoch.
             connection.close()

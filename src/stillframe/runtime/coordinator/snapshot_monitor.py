@@ -79,11 +79,8 @@ class StatusPoller:
         self._unanswered[process] = 0
 
     def on_reply(self, process: ProcessId, reply: control.StatusReply) -> None:
-        """Take a reply; one to a closed query only shows that the process is alive.
-
-        Raises:
-            ProtocolViolation: it does not answer the query.
-        """
+        """Take a reply; one to a closed query only shows that the process is alive, one that does
+        not fit its query is a ProtocolViolation."""
         self._unanswered[process] = 0
         query = self._open.get(reply.number)
         if query is not None:
@@ -91,14 +88,9 @@ class StatusPoller:
             query.add(process, reply.status)
 
     def request(self, snapshots: tuple[SnapshotId, ...], *, has_quantities: bool = False) -> int:
-        """Send a status request about `snapshots` to all processes; return its number.
-
-        Call ``close`` with that, whatever becomes of the replies.
-
-        Args:
-            snapshots: the snapshots under way.
-            has_quantities: whether to ask for the conserved quantities of each process too.
-        """
+        """Send a status request about `snapshots`, and for conserved quantities if
+        `has_quantities`, to all processes; return its number. Call ``close`` with that, whatever
+        becomes of the replies."""
         self._number += 1
         self._open[self._number] = StatusQuery(self._description.processes, snapshots)
         for process in self._description.processes:

@@ -41,16 +41,12 @@ class Acceptor:
         self._reported_count = 0
 
     async def open(self, listen: Address, certificates: str | None) -> Address:
-        """Begin to listen; return where, with the port that it came to be.
-
-        Args:
-            listen: where.
-            certificates: the directory of ours, None for no TLS.
+        """Listen at an address, with TLS if there is a directory of `certificates`; return the
+        address with its port.
 
         Raises:
             UsageError: other machines could connect without TLS.
-            Unavailable: the address is not this machine's, the port is taken, or the machine has no
-                port or no descriptor left.
+            Unavailable: the address is not this machine's, or no port or descriptor is free.
         """
         require_tls_off_loopback(listen, certificates)
         loop = asyncio.get_running_loop()

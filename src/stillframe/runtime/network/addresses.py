@@ -35,12 +35,12 @@ class Address(msgspec.Struct, frozen=True):
         """Read ``10.0.0.1:8640``, ``[fd00::1]:8640``, ``bank.example:8640``; or without a port.
 
         Args:
-            text: what somebody wrote.
-            port: which port it is if none is written; None if one must be.
-            may_be_any: whether 0.0.0.0 or :: will do, all addresses of this machine.
+            text: the address.
+            port: the port if none is written; None if one must be.
+            may_be_any: whether 0.0.0.0 or :: are allowed, all addresses of this machine.
 
         Raises:
-            UsageError: it is no address, with what is.
+            UsageError: it is no address.
         """
         host, colon, digits = text.rpartition(":")
         if text.startswith("["):
@@ -71,15 +71,7 @@ ANY_PORT = Address(LOOPBACK, 0)
 
 
 def require_tls_off_loopback(listen: Address, certificates: str | None) -> None:
-    """Check that other machines cannot connect to `listen` without TLS.
-
-    Args:
-        listen: where something is going to listen.
-        certificates: the directory of its certificates, None for no TLS.
-
-    Raises:
-        UsageError: they could.
-    """
+    """Raise a UsageError if other machines could connect to `listen` without TLS."""
     if certificates is None and not listen.is_loopback:
         raise UsageError(
             f"other machines could connect to {listen}: off 127.0.0.1 and ::1 TLS is required; "

@@ -71,11 +71,8 @@ def name_of(process: ProcessId | None) -> str:
 
 
 def check_speaks_for(names: frozenset[str], process: ProcessId | None) -> None:
-    """Check that a certificate with `names` may speak for `process`; None is the coordinator.
-
-    Raises:
-        Refused: it may not.
-    """
+    """Raise Refused unless a certificate with `names` may speak for `process`; None is the
+    coordinator."""
     name = name_of(process)
     if name not in names and (process is None or ANY_PROCESS not in names):
         shown = ", ".join(sorted(names)[:10]) or "nobody"
@@ -86,11 +83,8 @@ def check_speaks_for(names: frozenset[str], process: ProcessId | None) -> None:
 
 
 def read_own(directory: Path) -> Validity:
-    """Read our certificate.
-
-    Raises:
-        UsageError: a file is missing or no certificate, or the extra ``tls`` is not installed.
-    """
+    """Read our certificate; raises a UsageError if a file is missing or invalid, or the extra
+    ``tls`` is not installed."""
     try:
         from cryptography import x509  # noqa: PLC0415 - an extra: only who uses TLS needs it
     except ImportError as error:
@@ -116,13 +110,8 @@ def read_own(directory: Path) -> Validity:
 
 
 def check_own(directory: Path, process: ProcessId | None) -> None:
-    """Check that our files are all there, fit, are valid now and speak for `process`.
-
-    Call it before connecting or listening: here the file at fault can be named.
-
-    Raises:
-        UsageError: they do not, with the file and what to do.
-    """
+    """Raise a UsageError, with the file and what to do, unless our files are complete, valid now
+    and speak for `process`. Call it before connecting or listening, where the file can be named."""
     validity, path = read_own(directory), directory / CERTIFICATE_FILE
     now = datetime.datetime.now(datetime.UTC)
     if now >= validity.valid_until:
@@ -156,11 +145,8 @@ def explain_unreadable(directory: Path, error: OSError) -> str:
 
 
 def context(directory: Path, *, is_listening: bool) -> ssl.SSLContext:
-    """Return what TLS needs for one end of a connection: TLS 1.3, certificates at both ends.
-
-    Raises:
-        OSError: the files cannot be read, or do not fit (``explain_unreadable`` says which).
-    """
+    """Return the TLS context of one end: TLS 1.3, certificates at both ends; raises an OSError if
+    the files cannot be read or do not fit (``explain_unreadable`` says which)."""
     files = (directory / CA_FILE, directory / CERTIFICATE_FILE, directory / KEY_FILE)
     # To read them takes most of what a stranger who only connects costs, and handlers wait for it.
     found = tuple((s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in map(os.stat, files))

@@ -118,11 +118,7 @@ class Connection(asyncio.BufferedProtocol):
         self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self.close)
 
     def check_certificate(self, process: ProcessId) -> None:
-        """Check that the other end may speak for `process`, if there is TLS.
-
-        Raises:
-            Refused: its certificate is another's.
-        """
+        """Raise Refused if there is TLS and the other end may not speak for `process`."""
         if self.shown_names is not None:
             check_speaks_for(self.shown_names, process)
 
@@ -199,11 +195,7 @@ class InboundConnection(Connection):
         self._listener = listener
 
     def authenticate(self, frame: wire.Frame) -> ProcessId | None:
-        """Take a frame of the handshake; return who connects once that is proved.
-
-        Raises:
-            Refused, ProtocolViolation: it is not proved.
-        """
+        """Take a frame of the handshake; return who connects once that is proved."""
         if isinstance(frame, Hello):
             self.check_certificate(frame.source)
         answer = self._listener.receive(cast(Greeting, frame))
@@ -237,11 +229,7 @@ class OutboundConnection(Connection):
         self.write_greeting(self._connector.hello)
 
     def greet(self, frame: wire.Frame) -> Welcome | None:
-        """Take a frame of the handshake; return the last one, None before.
-
-        Raises:
-            Refused, ProtocolViolation: the other end is not who it must be, or refuses us.
-        """
+        """Take a frame of the handshake; return the last one, None before."""
         match self._connector.receive(cast(Greeting, frame)):
             case Proof() as proof:
                 self.write_greeting(proof)

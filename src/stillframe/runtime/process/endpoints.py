@@ -159,11 +159,8 @@ class IncomingEndpoint:
             self._decoder = msgspec.msgpack.Decoder(list[union])
 
     def attach(self, transport: Transport) -> None:
-        """Acknowledge over `transport` from now on.
-
-        The last acknowledgement is sent again: if it was lost with an earlier connection, the
-        source may be waiting for it.
-        """
+        """Acknowledge over `transport` from now on. The last acknowledgement is sent again: if it
+        was lost with an earlier connection, the source may be waiting for it."""
         self.transport = transport
         if self._acknowledged:
             self.acknowledge(self._acknowledged)
@@ -179,11 +176,8 @@ class IncomingEndpoint:
         return self.transport is not None and not self.transport.is_closing()
 
     def decode(self, batch: Batch) -> list[Message]:
-        """Return the messages of `batch`.
-
-        Raises:
-            ProtocolViolation: they are not of the classes that the target accepts.
-        """
+        """Return the messages of `batch`; others than the target accepts are a
+        ProtocolViolation."""
         if self._decoder is None:
             raise ProtocolViolation(
                 f"channel {self.channel}: {self.channel.target} accepts no message"
@@ -209,15 +203,11 @@ Send = Callable[[ProcessId, Message], None]
 def make_send(
     process: ProcessId, outgoing: Mapping[ProcessId, OutgoingEndpoint], log: "EventLogger | None"
 ) -> Send:
-    """Return the function that applications call: two lookups and an append.
+    """Return the function that applications call to send: two lookups and an append, and a record
+    in the event log `log` if there is one.
 
-    What cannot change is encoded with its batch, which is much faster than one by one; what holds a
-    list or the like is encoded at once, because it could.
-
-    Args:
-        process: who sends.
-        outgoing: the channels, by target.
-        log: where each message is noted, if there is an event log.
+    A message that cannot change is encoded with its batch, which is much faster than one by one;
+    one that holds a list or the like is encoded at once, because it could change.
     """
     entries = {
         target: {kind: _enqueuer(kind, channel.pending) for kind in channel.accepts}

@@ -18,12 +18,8 @@ OpenLog = Callable[[Recorder, Mapping[ProcessId, OutgoingEndpoint]], "EventLogge
 
 
 def check_epoch_unused(log: Path, epoch: int) -> None:
-    """Check that a system may write epochs from `epoch` on into the event log `log`.
-
-    Raises:
-        UsageError: it holds one of them already, or is no directory.
-        Damaged: something there is of no event log.
-    """
+    """Raise a UsageError if the event log `log` holds `epoch` or a later one already, or is no
+    directory."""
     if (newest := max(epochs(log), default=0)) >= epoch:
         raise UsageError(
             f"{log} holds the event log of epoch {newest} already, and nothing there is "
@@ -87,15 +83,9 @@ class EventLogger:
     ) -> None:
         """Record a step of a snapshot, before its markers are sent.
 
-        A marker comes, and the state is that, when the step begins; it sends its markers when the
-        state is recorded.
-
-        Args:
-            snapshot: its id.
-            source: the source of the marker; None if the process initiates.
-            effects: those of the step.
-            is_cut: whether nothing was known of the snapshot here before.
-            took_s: how long ago the step began, in seconds.
+        The marker of `source`, None if the process initiates, came when the step began, `took_s`
+        seconds ago, and the state is that of then if it `is_cut`. The markers are sent when that is
+        recorded.
         """
         sent_at, name = time.time(), str(snapshot)
         at = sent_at - took_s

@@ -248,11 +248,8 @@ class Host:
         raise NotImplementedError
 
     def on_frame(self, incoming: IncomingEndpoint, frame: wire.Messages | wire.Marked) -> None:
-        """Take a frame from a link. It is checked whole before it counts as received.
-
-        Raises:
-            ProtocolViolation: the frame breaks the rules; nothing of it was taken.
-        """
+        """Take a frame from a link, checked in full before it counts as received: of one that is a
+        ProtocolViolation nothing is taken."""
         item: Item
         rider: MarkerArrival | None = None
         if isinstance(frame, wire.Messages):
@@ -373,11 +370,9 @@ class Host:
         return False
 
     def schedule_flush(self) -> None:
-        """Flush at the end of the next turn of the loop.
-
-        Not of this one: the loop looks at its sockets once more in between, and what has come by
-        then is answered in the same frames. With many channels that is a sixth more messages.
-        """
+        """Flush at the end of the next turn of the loop: it looks at its sockets once more in
+        between, and what has arrived by then is answered in the same frames. With many channels
+        that is a sixth more messages."""
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
             self.scheduler.call_soon(self.scheduler.call_soon, self.flush)

@@ -46,16 +46,11 @@ VIOLATION_COUNT_MAX = 5
 async def connect(
     connection: SomeConnection, address: Address, certificates: str | None, target: ProcessId | None
 ) -> SomeConnection:
-    """Connect `connection`, over TLS if there is a directory of `certificates`; return it.
+    """Connect `connection` to an address, over TLS if there is a directory of `certificates`;
+    return it.
 
-    Args:
-        connection: what speaks; it begins its handshake.
-        address: where to.
-        certificates: the directory of ours, None for none.
-        target: whose certificate must be shown there; None is the coordinator's.
-
-    Raises:
-        OSError: nobody answers there in time, or our certificates cannot be read.
+    `target` is the process whose certificate is required there; None is the coordinator. Raises an
+    OSError if there is no answer in time, or our certificates cannot be read.
     """
     protocol: Connection | TlsTransport = connection
     if certificates is not None:

@@ -28,12 +28,12 @@ from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_se
 
 
 def check_unused(root: Path, head: Metadata, service: str) -> None:
-    """Refuse to run a service as a process of a system if it ran by itself in the present epoch: a
-    system begins where the epoch began, and would do everything a second time.
+    """Refuse to run a service as a process of a system if it ran by itself in this epoch: the
+    system starts where the epoch started, and would do everything a second time.
 
     Raises:
         UsageError: it did, and left.
-        NotAtRest: it did, or was the process of a system, and died.
+        StillRunning: it did, or was the process of a system, and died.
     """
     resting = stopped_service(root, head, service)
     if resting is None:
@@ -94,16 +94,12 @@ class PipelineLogs:
     def poll(
         self, initiate: Callable[[SnapshotId], None], *, may_read: bool
     ) -> tuple[str, pa.Table] | None:
-        """Return the next records to handle, and from which log; None if there are none now.
+        """Return the next records and their log, None if there are none now. Call it between two
+        actions; what it returned counts as received.
 
-        Call it between two atomic actions; what it returned counts as received.
-
-        Args:
-            initiate: begins a snapshot of the system at this process, if it has not recorded it.
-            may_read: whether there is room for what the process may send in answer.
-
-        Raises:
-            Refused: the pipeline was restored: this epoch of the system is over.
+        `initiate` begins a snapshot of the system at this process, if it has not recorded it;
+        `may_read` is false when there is no room for what the process may send. Raises Refused if
+        the pipeline was restored.
         """
         self._ends.report()
         wanted: list[Request] = []

@@ -170,16 +170,9 @@ class ProcessRuntime:
         outputs: OutputDirs = NO_OUTPUT,
         reference: str | None = None,
     ) -> SomeHost:
-        """Return a host of class `kind` for this process.
-
-        Args:
-            kind: HandlerHost or LoopHost.
-            topology: the topology.
-            subject: the object whose fields are the recorded state.
-            start: what `connect` returned.
-            outputs: where it writes its event log and fragments.
-            reference: ``module:attribute`` of the topology, if known.
-        """
+        """Return a host of class `kind` for this process, with the recorded object `subject` and
+        the initial state that `connect` returned; `reference` is ``module:attribute`` of the
+        topology, if known."""
         process, description = self.me.process, topology.description
         if start is not None:
             check_start(start, process, description)
@@ -222,13 +215,8 @@ class ProcessRuntime:
         begin: Callable[[], None],
         published: Callable[[SnapshotId], None],
     ) -> None:
-        """Listen, connect to the others, and start; returns when everything has started.
-
-        Args:
-            host: made by ``host``.
-            begin: called when messages may flow.
-            published: called with each snapshot that was published.
-        """
+        """Listen, connect to the others, and call `begin` when messages may flow; returns then.
+        `published` is called with each published snapshot."""
         self.acceptor = acceptor = Acceptor(
             lambda: ListeningLink(host, self.me, warn=self._warn, refused=acceptor.refused),
             self._warn,

@@ -351,15 +351,9 @@ class StateCapture:
         self._fork_s = 0.0
 
     def begin(self, snapshot: SnapshotId, *, is_immediate: bool) -> ProcessState:
-        """Record the state as it is now, in one step; return what is known of it so far.
-
-        Args:
-            snapshot: the snapshot.
-            is_immediate: whether to encode all of it in this step, as a pipeline needs it.
-
-        Raises:
-            UsageError: a field holds a value that cannot be encoded.
-        """
+        """Record the state as it is now, in one step, all of it encoded if `is_immediate`, as a
+        pipeline needs it; return what is known of it so far. Raises a UsageError if a value cannot
+        be encoded."""
         kind = self._codec.kind.__name__
         if is_immediate:
             state = ProcessState(self._process, kind, self._codec.capture(self._subject))

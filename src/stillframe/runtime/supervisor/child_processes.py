@@ -95,11 +95,8 @@ class ChildProcesses:
         return process in self._descriptors or (child is not None and not child.has_terminated)
 
     async def stop(self) -> None:
-        """Stop all processes, and wait until they have terminated.
-
-        Raises:
-            Unavailable: an adopted one does not terminate.
-        """
+        """Stop all processes, and wait until they have terminated; raises Unavailable if an adopted
+        one does not."""
         stopping, self.running = self.running, {}
         try:
             if self._grace_s:
@@ -165,18 +162,12 @@ def _signal_name(number: int) -> str:
 async def run_until_stopped(
     launch: LaunchSpec, stop: asyncio.Future[None], emit: Callable[[str, str], None]
 ) -> int:
-    """Run a process whose coordinator is on another machine, until `stop` is done.
+    """Run a process whose coordinator is on another machine, until `stop` is done; return the code
+    to exit with.
 
     Each epoch has an operating-system process of its own, as on the coordinator's machine: what an
-    epoch leaves in memory ends with it.
-
-    Args:
-        launch: its specification.
-        stop: done when it is to stop.
-        emit: receives events (``Started``, ``NotShared``, ``Ended``, ``Stopped``) and a sentence.
-
-    Returns:
-        the code to exit with.
+    epoch leaves in memory ends with it. `emit` receives events (``Started``, ``NotShared``,
+    ``Ended``, ``Stopped``), each with a sentence.
     """
     loop, process = asyncio.get_running_loop(), launch.me.process
     server = ForkServer(launch.reference)

@@ -125,12 +125,8 @@ class Epoch:
     async def begin(
         self, starts: dict[ProcessId, Start] | None, restored_from: SnapshotId | None
     ) -> None:
-        """Start every process; returns when all run, or something has ended the epoch.
-
-        Args:
-            starts: where each begins; None for afresh.
-            restored_from: the snapshot that these are made from.
-        """
+        """Start every process from `starts`, the states of the snapshot `restored_from`, or afresh;
+        returns when all run, or something has ended the epoch."""
         always = self._always
         # With TLS a certificate says who somebody is, also of those whom we cannot hand a secret.
         secret = (
@@ -176,13 +172,9 @@ class Epoch:
 
     async def take_over(self, stale: RunFile) -> None:
         """Take over the processes of an earlier supervisor; returns when every process has come
-        back, or something (such as that one did not) has ended the epoch.
-
-        Raises:
-            Unavailable: the port to which they come back is taken.
-            StoreError: the run file cannot be written.
-            In each case nothing was done.
-        """
+        back, or something (such as that one did not) has ended the epoch. Raises Unavailable if the
+        port to which they come back is taken, StoreError if the run file cannot be written; then
+        nothing was done."""
         coordinator = self._coordinate(stale.secret, None, is_taken_over=True)
         try:
             self.listen = await coordinator.membership.listen(

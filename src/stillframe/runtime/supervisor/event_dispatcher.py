@@ -32,11 +32,7 @@ def to_history_event(event: events.Event) -> HistoryEvent | None:
 
 def abandon_unfinished(store: Store) -> list[Abandoned]:
     """Return the snapshots that a dead coordinator left under way, to be reported as abandoned;
-    those that it had published are recorded as such.
-
-    Raises:
-        StoreError: the history cannot be written to.
-    """
+    those that it had published are recorded as such."""
     abandoned = []
     for snapshot in store.history.under_way:
         if is_published(store.path, snapshot):

@@ -69,15 +69,9 @@ class WatchedProcess:
 
     @classmethod
     def start(cls, command: Sequence[str], *, keeps: Sequence[int] = ()) -> "WatchedProcess":
-        """Start `command` in a session of its own, so that no key pressed here reaches it.
-
-        Args:
-            command: the program and its arguments.
-            keeps: the descriptors that it inherits under the same numbers.
-
-        Raises:
-            OSError: it could not be started.
-        """
+        """Start `command` in a session of its own, so that no key pressed here reaches it; it
+        inherits the descriptors `keeps` under the same numbers. Raises an OSError if it cannot be
+        started."""
         # It takes a few milliseconds; from a thread it could not be called back.
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=keeps
@@ -213,12 +207,8 @@ class _Channel:
         return self._socket.fileno() >= 0
 
     async def fork(self) -> WatchedProcess:
-        """Fork a process.
-
-        Raises:
-            OSError: the machine has no room for one.
-            _ServerTerminated: the fork server has ended.
-        """
+        """Fork a process; raises an OSError if the machine has no room for one, or
+        _ServerTerminated."""
         stdin, stdin_writer = os.pipe()
         try:
             socket.send_fds(self._socket, [_REQUEST], [stdin])
@@ -304,21 +294,13 @@ class ForkServer:
         self._last_reported: str | None = None
 
     def warm(self) -> None:
-        """Start it, if it does not run: it is then ready sooner.
-
-        Raises:
-            OSError: it could not be started.
-        """
+        """Start the fork server if it does not run, so that it is ready sooner."""
         if self._channel is None or not self._channel.is_open:
             self._channel = _Channel(self._reference)
 
     async def fork(self) -> WatchedProcess:
-        """Fork a process, which waits until it is told what it must know.
-
-        Raises:
-            OSError: the machine has no room for one.
-            Unavailable: the fork server ends at once, or hangs.
-        """
+        """Fork a process, which waits for its launch specification. Raises an OSError if the
+        machine has no room for one, Unavailable if the fork server terminates at once, or hangs."""
         try:
             return await self._fork()
         except _ServerTerminated:  # it may have ended long ago

@@ -91,12 +91,8 @@ class PipelineBinding:
         )
 
     async def follow(self, coordinator: Coordinator, emit: Callable[[events.Event], None]) -> None:
-        """Take the system's part in each snapshot of the pipeline, until cancelled.
-
-        Args:
-            coordinator: of this epoch of the system, which runs.
-            emit: told what went wrong; the pipeline's snapshot then ends by its deadline.
-        """
+        """Take the system's part in each snapshot of the pipeline, until cancelled; `emit` receives
+        errors, after which the pipeline's snapshot ends by its deadline."""
         last: SnapshotId | None = None
         while True:
             try:

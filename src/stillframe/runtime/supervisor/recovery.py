@@ -48,16 +48,11 @@ class RecoveryPlan(msgspec.Struct, frozen=True):
 def plan_recovery(
     store: Store, snapshot: SnapshotId, topology: Topology, *, may_migrate: bool
 ) -> RecoveryPlan:
-    """Read a snapshot and return the initial states of the processes of `topology`.
-
-    Args:
-        store: which holds it.
-        snapshot: the snapshot to restore.
-        topology: of the code as it is now.
-        may_migrate: whether the user agreed to migrate it if it was taken with other code.
+    """Return the initial states of the processes of `topology` from a snapshot.
 
     Raises:
-        UsageError: it was taken with other code, and that was not agreed or is impossible.
+        UsageError: it was taken with other code, and `may_migrate` is false or it cannot be
+            migrated.
         StoreError, NotConsistent: as ``Store.load``.
     """
     recorded = store.description_of(snapshot)
@@ -85,14 +80,8 @@ def needs_agreement(store: Store, snapshot: SnapshotId, topology: Topology) -> b
 def changed_code(
     path: Path, snapshot: SnapshotId | None, recorded: Description, topology: Topology
 ) -> UsageError:
-    """Return the error for code that is not what a snapshot, or a store, is of.
-
-    Args:
-        path: of the store.
-        snapshot: which was to be restored; None for the store's present one.
-        recorded: the topology of that.
-        topology: of the code as it is now.
-    """
+    """Return the error for code that differs from `recorded`, the topology of `snapshot`, or of the
+    store if that is None."""
     what = f"snapshot {snapshot} was" if snapshot else f"the store {path} was"
     command = f"stillframe restore {path}{f' {snapshot}' if snapshot else ''}"
     return UsageError(
@@ -115,15 +104,10 @@ class RestartStrategy:
     ) -> float:
         """Record a failure, and return the delay before the restart in seconds.
 
-        Args:
-            sequence: of the snapshot to restore, 0 for a fresh start.
-            where: that snapshot, in words.
-            ran_s: how long the epoch lasted, in seconds.
-            failure: the reason that the process reported, None if it did not.
-
-        Raises:
-            ApplicationError: the application has failed too often in a row.
-            StillframeError: processes have died too often in a row.
+        The restart is from the snapshot number `sequence`, 0 for a fresh start, which is `where` in
+        words. The epoch lasted `ran_s` seconds, and `failure` is the reason that the process
+        reported, if it did. Raises a StillframeError after too many failures in a row, an
+        ApplicationError if the application failed.
         """
         if sequence != self._sequence or ran_s >= STABLE_S:
             self._death_count = 0
@@ -153,14 +137,8 @@ REQUESTED: str | None = "the system is to begin a new epoch"
 def takeover_obstacle(
     stale: RunFile, store: Store, placement: Placement, local_processes: tuple[ProcessId, ...]
 ) -> str | None:
-    """Return why another supervisor cannot take over a system; None if it can.
-
-    Args:
-        stale: the run file of the supervisor that died.
-        store: of the system, open for writing.
-        placement: where the new one is to listen, and with which certificates.
-        local_processes: the processes that it would start on this machine.
-    """
+    """Return why a supervisor with this placement, which would start `local_processes` on this
+    machine, cannot take over a system; None if it can. The store is open for writing."""
     if stale.pipeline is not None:
         return f"the system is part of the pipeline {stale.pipeline} and goes back with it alone"
     if stale.epoch != store.epoch:
@@ -175,11 +153,8 @@ def takeover_obstacle(
 
 
 def check_release(stale: RunFile, store: Store) -> None:
-    """Check that this release speaks the protocol of the processes to be taken over.
-
-    Raises:
-        Refused: none could rejoin: all would terminate, and lose what no snapshot has.
-    """
+    """Raise Refused if this release does not speak the protocol of the processes to be taken over:
+    all would terminate, and lose what no snapshot has."""
     elsewhere = store.description.processes.keys() - stale.children.keys()
     if elsewhere or any(map(is_alive, stale.children.values())):
         check_version(stale.protocol_version, f"what runs of the system of {store.path}")
@@ -188,11 +163,8 @@ def check_release(stale: RunFile, store: Store) -> None:
 def check_placement(
     stale: RunFile, placement: Placement, local_processes: tuple[ProcessId, ...]
 ) -> None:
-    """Check that who wants to take over runs the system where it ran, as long as it runs.
-
-    Raises:
-        UsageError: it would have to be ended instead.
-    """
+    """Raise a UsageError if what runs of a system runs at another place: it would have to be killed
+    instead of being taken over."""
     reason = _other_placement(stale, placement, local_processes)
     if reason is not None and any(map(is_alive, stale.children.values())):
         raise UsageError(
@@ -218,14 +190,9 @@ def _other_placement(
 
 
 async def kill_all(stale: RunFile) -> tuple[str, ...]:
-    """Kill the processes of a stale system that run on this machine; return them.
-
-    Processes that joined by themselves are dismissed when they come back, and terminate when they
-    have waited for long enough.
-
-    Raises:
-        Unavailable: a process cannot be ended.
-    """
+    """Kill the processes of a stale system that run on this machine; return them. Processes that
+    joined by themselves are dismissed when they come back, or terminate when they have waited long
+    enough."""
     running = {process: known for process, known in stale.children.items() if is_alive(known)}
     await asyncio.gather(*(asyncio.to_thread(kill, known) for known in running.values()))
     remove_socket(stale)

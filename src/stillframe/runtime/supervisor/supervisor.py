@@ -331,14 +331,8 @@ class Supervisor:
     async def _begin(
         self, epoch: Epoch, requested: SnapshotId | None, began: float, stop_s: float
     ) -> None:
-        """Begin an epoch with `requested`.
-
-        Args:
-            epoch: which.
-            requested: the snapshot; None for the current one, or afresh.
-            began: when the last epoch ended.
-            stop_s: how long it then took to end its processes.
-        """
+        """Begin an epoch with the snapshot `requested`, None for the current one or afresh. The
+        last epoch ended at `began`, and its processes within `stop_s` seconds."""
         state_from = time.monotonic()
         plan = await asyncio.to_thread(self._load, requested)
         restored_from = None if plan is None else plan.snapshot
@@ -368,10 +362,7 @@ class Supervisor:
 
     async def _take_over(self, epoch: Epoch, stale: RunFile, began: float) -> bool:
         """Take over the system of `stale` if that is requested and possible; otherwise kill it.
-
-        Returns:
-            whether its epoch continued, if only to end when a process did not come.
-        """
+        Return whether its epoch continued, if only to end when a process did not come back."""
         reason = REQUESTED
         if self._config.takes_over:
             reason = takeover_obstacle(
@@ -453,20 +444,12 @@ async def trigger_periodically(
     initiators: Sequence[ProcessId],
     emit: Callable[[events.Event], None],
 ) -> None:
-    """Take a snapshot every `every_s` seconds until cancelled or until the system ends.
+    """Take a snapshot every `every_s` seconds until cancelled or until the system ends, which
+    raises a StillframeError. The `initiators` take turns.
 
-    One that is due while the one before is still under way is skipped, and said so: if snapshots
-    take longer than the interval, they must not pile up. While the system is being restored none
-    is due.
-
-    Args:
-        system: a system that runs.
-        every_s: the interval, in seconds.
-        initiators: who begins, in turn.
-        emit: takes `SnapshotSkipped`.
-
-    Raises:
-        StillframeError: the system has ended.
+    One that is due while the one before is under way is skipped, and `emit` receives
+    ``SnapshotSkipped``: if snapshots take longer than the interval, they must not pile up. None is
+    due while the system is being restored.
     """
     loop = asyncio.get_running_loop()
     turns = cycle(initiators)
