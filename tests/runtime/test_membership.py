@@ -85,7 +85,7 @@ def test_who_is_at_the_handshake_when_the_epoch_ends_is_sent_away() -> None:
 class Silent(CoordinatorConnection):
     """One that says who it is, and nothing else."""
 
-    def say(self, message: control.FromProcess) -> None:
+    def send(self, message: control.FromProcess) -> None:
         """Say nothing."""
 
 

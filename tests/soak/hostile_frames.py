@@ -152,7 +152,7 @@ async def stranger_at_line(trial: Trial, data: bytes, piece: int) -> str:
 class AloneMember(ProcessRuntime):
     """A process to which no coordinator comes back."""
 
-    async def _come_back(self) -> control.Rejoined:
+    async def _rejoin(self) -> control.Rejoined:
         raise Unavailable(HUNG_UP)
 
 
