@@ -1,12 +1,12 @@
 """The vector clocks of a log, checked (Mattern 1989; Fidge 1988).
 
-The clock of an event says how many events of each host happened before it, itself counted in. So
+The clock of an event counts the events of each host that happened before it, including itself. So
 the clocks of an execution obey rules that a damaged or wrong log breaks:
 
 - the events of a host have 1, 2, 3... in their own entries: each number once, none left out;
 - what a clock knows of another host is an event that this host had;
 - along a host, no entry falls;
-- whoever knows an event knows what that event knew (transitive), and none knows its own future.
+- an event that knows another one knows what that one knew (transitive), and none knows its future.
 
 The order of the lines does not matter. Clocks are kept in flat arrays, 12 bytes for an entry: a
 log of a million events fits into memory.

@@ -1,15 +1,15 @@
 """Makes a trace of the events of a log: finds their messages, and names their processes.
 
-A log in ShiViz form says nothing of messages. There, a process that learned of events of others
+A log in ShiViz form does not mention messages. There, a process that learned of events of others
 accepted messages; the fewest that explain it come from those events that none of the others knew of
 (the transitive reduction of happened-before), as in the diagrams that ShiViz draws.
 
-Where a log says which events send and receive, a receive is matched to its send by clock: a message
-brings the clock of its send, so that what the receiver learned is exactly that event of the source
-and what that knew. A receiver that knew of the send already learns nothing; then it accepted the
-oldest message of the channel with the same content that it knows of and has not accepted. If there
-is none, no message came in: the log has one twice (as where a process puts a message back into its
-own queue), and the event accepts nothing.
+Where a log states which events send and receive, a receive is matched to its send by clock. A
+message brings the clock of its send, so that what the receiver learned is exactly that event of the
+source and what that knew. A receiver that knew of the send already learns nothing; then it accepted
+the oldest message of the channel with the same content that it knows of and has not accepted. If
+there is none, no message came in: the log has one twice (as where a process puts a message back
+into its own queue), and the event accepts nothing.
 """
 
 from collections import Counter, defaultdict
@@ -130,9 +130,9 @@ class Execution(msgspec.Struct, frozen=True):
         label: what the log calls it; may be empty.
         trace: what happened, checked.
         hosts: for each process the name that the log has for it.
-        are_messages_stated: whether the log says what was sent and received. If not, messages are
-            implied by clocks, and one that never came is not known of.
-        repeat_count: how many events receive, by the log, a message that had come before.
+        are_messages_stated: whether the log states what was sent and received. If not, messages are
+            implied by clocks, and one that never arrived is unknown.
+        repeat_count: how many events receive, by the log, a message that had arrived before.
     """
 
     label: str
@@ -169,11 +169,11 @@ def build(
         events: in any order.
         where: what errors call the log.
         label: what the log calls this execution.
-        progress: is told how many events are checked.
+        progress: called with the number of checked events.
 
     Raises:
-        NotConsistent: the clocks contradict themselves, or what the log says of messages; log,
-            line and host are named.
+        NotConsistent: the clocks contradict each other or the stated messages; log, line and host
+            are named.
         UsageError: there is no event, or there are too many hosts.
     """
     clocks = Clocks(where)

@@ -62,7 +62,7 @@ class JsonPaths(msgspec.Struct, frozen=True):
 def read_json_lines(
     path: Path, *, paths: JsonPaths | None = None, progress: Progress = no_progress
 ) -> Imported:
-    """Read a log of one execution; what it says contradicts itself nowhere, or this raises.
+    """Read a log of one execution, and check that it does not contradict itself.
 
     A line that has neither host nor clock is no event: it is passed over, but counted. The fields
     of an event are its whole object but for the clock.
@@ -70,12 +70,12 @@ def read_json_lines(
     Args:
         path: the log; a line has at most 16 MiB.
         paths: where the objects have what is needed.
-        progress: is told how far it is.
+        progress: called with how far it is.
 
     Raises:
         UsageError: a line cannot be read, or there is no event.
-        NotConsistent: clocks contradict themselves, or what is said of messages; line and host
-            are named.
+        NotConsistent: the clocks contradict each other or the stated messages; line and host are
+            named.
     """
     with path.open("rb") as file:
         reading = _Reading(path, file, paths or JsonPaths(), progress)

@@ -1,7 +1,7 @@
 """Logs in the form that ShiViz reads: a regular expression finds the events in any text.
 
 Its groups ``host``, ``clock`` (a JSON object) and ``event`` are needed, other named groups become
-fields of the event. It is JavaScript's or Python's way of writing: ``(?<host>...)`` or
+fields of the event. Groups are written as in JavaScript or Python: ``(?<host>...)`` or
 ``(?P<host>...)``; ``^`` and ``$`` stand for the ends of lines. What lies between matches is passed
 over, as ShiViz does, but counted.
 """
@@ -18,7 +18,7 @@ from stillframe.importer.execution import Imported, build, no_progress
 from stillframe.importer.names import show_host
 
 EVENT_PATTERN = r"^(?<event>.*)\n(?<host>\S*) (?<clock>{.*})"
-"""The form that ShiViz takes when nothing else is said, and that GoVector and others write.
+"""The default form of ShiViz, which GoVector and others write.
 
 It begins at the beginning of a line: else a line without an event would be searched from each of
 its characters on, in time that grows with the square of its length.
@@ -40,14 +40,14 @@ def read_shiviz(
     delimiter: str | None = None,
     progress: Progress = no_progress,
 ) -> Imported:
-    """Read a log with vector clocks; what it says contradicts itself nowhere, or this raises.
+    """Read a log with vector clocks, and check that it does not contradict itself.
 
     Args:
         path: a text of at most 1 GiB.
         regex: finds one event, which may go over several lines.
         delimiter: finds what separates executions; its group ``trace``, if it has one, labels the
             execution that follows.
-        progress: is told how far it is.
+        progress: called with how far it is.
 
     Raises:
         UsageError: the log cannot be read with this regular expression.
@@ -136,7 +136,7 @@ class _Reading:
         return self._line
 
     def _count_ignored(self, begin: int, end: int) -> None:
-        """Count the lines of which no part was matched, blank ones left out."""
+        """Count the lines without any match, except blank ones."""
         lines = self.text[begin:end].split("\n")
         if begin and self.text[begin - 1] != "\n":
             lines = lines[1:]
