@@ -12,6 +12,8 @@ replacing the one before, and the next starts with a summary of everything befor
 
 A cursor into the history outlives the program that reads it: it names a file by its first line,
 because these files change their names, and have first lines that are never written twice.
+
+Every function that reads raises StoreError if the history cannot be read.
 """
 
 import contextlib
@@ -303,12 +305,8 @@ class History:
 
 
 def read_history(store: Path) -> list[HistoryRecord]:
-    """Return the events of the system of `store`, the oldest first; none if it never ran.
-
-    Raises:
-        Damaged: a line was changed since it was written.
-        StoreError: it cannot be read.
-    """
+    """Return the events of the system of `store`, the oldest first; a Damaged if a line was
+    changed."""
     lines, damages = readable_history(store)
     for damage in damages:
         raise damage
@@ -316,11 +314,7 @@ def read_history(store: Path) -> list[HistoryRecord]:
 
 
 def readable_history(store: Path) -> tuple[list[HistoryRecord], list[Damaged]]:
-    """Return the events in lines that can be read, and an error for each line that was changed.
-
-    Raises:
-        StoreError: the history cannot be read.
-    """
+    """Return the events in lines that can be read, and an error for each line that was changed."""
     found, _, _ = _read(store)
     damages = [line for line in found if isinstance(line, Damaged)]
     return [line for line in found if isinstance(line, HistoryRecord)], damages
@@ -328,12 +322,8 @@ def readable_history(store: Path) -> tuple[list[HistoryRecord], list[Damaged]]:
 
 def lost_snapshots(store: Path) -> list[SnapshotId]:
     """Return the published snapshots that are gone without a writer having removed them, as far
-    back as the history reaches; a writer may publish and remove others meanwhile.
-
-    Raises:
-        Damaged: a line was changed since it was written: then nothing is known.
-        StoreError: the history cannot be read.
-    """
+    back as the history reaches; a writer may publish and remove others meanwhile. A Damaged if a
+    line was changed: then nothing is known."""
     lost = {snapshot for snapshot in _kept(store) if not is_published(store, snapshot)}
     if lost:
         # One that was removed meanwhile has a line now: that is written first.
@@ -343,11 +333,7 @@ def lost_snapshots(store: Path) -> list[SnapshotId]:
 
 def began_before_epoch(store: Path, snapshot: SnapshotId, epoch: int) -> bool:
     """Return whether the history shows that a snapshot began before an epoch did. Lines that are
-    damaged or no longer kept show nothing.
-
-    Raises:
-        StoreError: the history cannot be read.
-    """
+    damaged or no longer kept show nothing."""
     has_begun = False
     for line in readable_history(store)[0]:
         match line.what:
@@ -454,11 +440,7 @@ PlacedRecord = tuple[HistoryRecord | Damaged, HistoryCursor]
 
 
 def first_record(store: Path) -> PlacedRecord | None:
-    """Return the oldest line that still exists; None if there is none.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
+    """Return the oldest line that still exists; None if there is none."""
     for name in (OLDER, NEWER):
         path = store / name
         with _opened(path) as file:
@@ -470,14 +452,8 @@ def first_record(store: Path) -> PlacedRecord | None:
 
 
 def read_after(store: Path, place: HistoryCursor) -> list[PlacedRecord] | None:
-    """Return some of the lines after a cursor, the oldest first.
-
-    Returns:
-        nothing if there are no more for now; None if the file is gone, and its lines are unknown.
-
-    Raises:
-        StoreError: something cannot be read.
-    """
+    """Return some of the lines after a cursor, the oldest first; none if there are no more for now;
+    None if the file is gone, and its lines are unknown."""
     newer, older = store / NEWER, store / OLDER
     # The newer one first: if it becomes the older one meanwhile, it still follows that.
     with _opened(newer) as new, _opened(older) as old:

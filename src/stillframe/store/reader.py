@@ -79,7 +79,9 @@ class StoreReader:
     """The snapshots of one system, to read; ``store.Store`` is the entry point.
 
     Every answer is what the store holds at that moment: the disk is read each time. `path` is its
-    directory.
+    directory. Every method raises StoreError if something cannot be read; one that needs a manifest
+    or a file raises Damaged if that is not what was written, and names it; one that is given a
+    snapshot raises UsageError if there is none, and lists those that exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,19 +116,12 @@ class StoreReader:
         return dict(self._head_now().savepoints)
 
     def find(self, text: str) -> SnapshotId:
-        """Return the snapshot that `text` names: a savepoint, or an id, which need not exist.
-
-        Raises:
-            UsageError: it is neither.
-        """
+        """Return the snapshot that `text` names: a savepoint, or an id, which need not exist. A
+        UsageError if it is neither."""
         return layout.find_snapshot(text, self._head_now().savepoints)
 
     def check_savepoint(self, name: str) -> None:
-        """Check that a new savepoint can be called `name`.
-
-        Raises:
-            UsageError: it cannot, or there is one of that name.
-        """
+        """Raise a UsageError if a new savepoint cannot be called `name`."""
         layout.check_savepoint_name(name)
         known = self.savepoints
         if name in known:
@@ -136,21 +131,12 @@ class StoreReader:
             )
 
     def entries(self) -> list[Entry]:
-        """Return all snapshots in the order of publishing.
-
-        Raises:
-            Damaged: a manifest was changed or is missing.
-            StoreError: something cannot be read, or something in the store is no snapshot.
-        """
+        """Return all snapshots in the order of publishing."""
         return self._entries_of(self._manifests())
 
     def listing(self) -> tuple[list[Entry], dict[SnapshotId, Damaged]]:
         """Return the snapshots with a readable manifest, as ``entries``, and the errors of the
-        others.
-
-        Raises:
-            StoreError: something cannot be read, or something in the store is no snapshot.
-        """
+        others."""
         manifests, damages = self._readable()
         return self._entries_of(manifests), dict(sorted(damages.items()))
 
@@ -159,52 +145,33 @@ class StoreReader:
         else the snapshot from which this epoch began, else None.
 
         Newer ones of an older epoch do not count: the system was rolled back to before them on
-        purpose.
-
-        Raises:
-            UsageError: the snapshot from which this epoch began was deleted: name another one.
-            Damaged, StoreError: as ``entries``.
+        purpose. A UsageError if the snapshot from which this epoch began was deleted: name another
+        one.
         """
         point = self._newest_restore_point()
         snapshot = self._head.restored_from if point is None else point.snapshot
         return None if snapshot is None else self.entry(snapshot)
 
     def entry(self, snapshot: SnapshotId) -> Entry:
-        """Return the entry of one snapshot.
-
-        Raises:
-            UsageError: there is none; the error lists those that exist.
-            Damaged, StoreError: its manifest was changed or cannot be read.
-        """
+        """Return the entry of one snapshot."""
         manifests = self._gathered(snapshot)
         return self._entry_of(manifests[snapshot], chain_length(manifests, snapshot))
 
     def description_of(self, snapshot: SnapshotId) -> Description:
-        """Return the topology that a snapshot was taken of.
-
-        Raises:
-            UsageError, Damaged, StoreError: as ``entry``.
-        """
+        """Return the topology that a snapshot was taken of."""
         return self._topologies.described[self._manifest(snapshot).topology]
 
     def load(self, snapshot: SnapshotId) -> Snapshot:
         """Read a full snapshot; every file that is read is verified.
 
         Raises:
-            UsageError: there is no such snapshot.
-            Damaged: a file is not what was written, or a base is missing; it is named.
             NotConsistent: its books do not balance.
-            StoreError: a file cannot be read.
         """
         return self._reading(snapshot, snapshot_directory.read_snapshot)
 
     def tables(self, snapshot: SnapshotId) -> dict[str, pa.Table]:
         """Return a snapshot as tables by name: processes, channels, messages, and
-        ``<class>_<field>`` for each keyed field, with a row for each key.
-
-        Raises:
-            UsageError, Damaged, StoreError: as ``load``.
-        """
+        ``<class>_<field>`` for each keyed field, with a row for each key."""
         return self._reading(snapshot, snapshot_directory.read_tables)
 
     def verify(self, snapshot: SnapshotId) -> None:
@@ -212,11 +179,8 @@ class StoreReader:
         data.
 
         Raises:
-            UsageError: there is no such snapshot.
-            Damaged: a file is not what was written, or a base is missing; it is named.
             NotConsistent: the books do not balance, or the columns for queries differ from the
                 recorded states and messages.
-            StoreError: a file cannot be read.
         """
         self._read_head()
         self._reading(snapshot, snapshot_directory.verify_snapshot)
@@ -224,16 +188,14 @@ class StoreReader:
 
     def verify_all(self, progress: Callable[[Entry, int], None]) -> int:
         """Verify every snapshot, the oldest first, except those that are dropped meanwhile.
-
-        Args:
-            progress: called after each with its entry and the number of all.
+        `progress` is called after each with its entry and the number of all.
 
         Returns:
             how many were verified.
 
         Raises:
-            Damaged, NotConsistent, StoreError: as ``verify``, for the first that is wrong; or a
-                published snapshot is missing (``lost_snapshots``).
+            NotConsistent: as ``verify``, for the first that is wrong.
+            Damaged: a published snapshot is missing (``lost_snapshots``).
         """
         self._read_head()
         entries = self.entries()
@@ -253,11 +215,7 @@ class StoreReader:
         return verified_count
 
     def next_number(self) -> int:
-        """Return a number for the next snapshot: above that of every snapshot in the store.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
+        """Return a number for the next snapshot: above that of every snapshot in the store."""
         directories = snapshot_directories(self._snapshots)
         ids = [SnapshotId.parse(directory.name) for directory in directories]
         return 1 + max((snapshot.number for snapshot in ids), default=0)

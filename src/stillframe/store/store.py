@@ -62,7 +62,8 @@ class Store(StoreReader):
     """The snapshots of one system: use ``create``, ``open`` or ``open_writer``, then ``close``.
 
     A reader sees what a writer, in another process or in this one, has published in the meantime.
-    The writer's methods can be called by several threads.
+    The writer's methods can be called by several threads; they raise UsageError if the store is
+    open for reading only, and StoreError if the disk is full or failed.
 
     Attributes:
         clock: returns the time of publishing, in seconds since 1970. Use the clock by which the
@@ -156,7 +157,7 @@ class Store(StoreReader):
     def raise_epoch(
         self, restored_from: SnapshotId | None, description: Description | None = None
     ) -> int:
-        """Start the next epoch; it is on the disk when this returns.
+        """Start the next epoch; it is on the disk when this returns. After an error, call again.
 
         Args:
             restored_from: the snapshot that the system starts from; None if it starts afresh.
@@ -166,8 +167,7 @@ class Store(StoreReader):
             the new epoch, for all processes.
 
         Raises:
-            UsageError: no such snapshot, too many former topologies, or open for reading only.
-            StoreError: the disk is full or failed; call again when that is mended.
+            UsageError: there is no such snapshot, or there are too many former topologies.
         """
         self._check_writer()
         with self._writing:
@@ -193,10 +193,10 @@ class Store(StoreReader):
 
         Raises:
             NotConsistent: its books do not balance.
-            UsageError: it is of another epoch or topology, exists already, has a base that does not
-                exist, or the store is open for reading only.
+            UsageError: it is of another epoch or topology, exists already, or has a base that does
+                not exist.
             Damaged: the manifest of the newest restore point was changed.
-            StoreError: a value does not fit its column, or the disk is full or failed.
+            StoreError: a value does not fit its column.
             In each case nothing was published.
         """
         self._check_writer()
@@ -257,10 +257,7 @@ class Store(StoreReader):
         after a death, and the newest together with all since its bases or, if there are keyed
         fields, since those that it overlaps: a running process may be based on them. Bases of other
         snapshots are removed when these do not need them any more: up to `CHAIN_LENGTH_MAX` more
-        can exist.
-
-        Raises:
-            UsageError: `count` is below 1, or the store is open for reading only.
+        can exist. A UsageError if `count` is below 1.
         """
         self._check_writer()
         if count < 1:
@@ -269,13 +266,8 @@ class Store(StoreReader):
         self._maintenance.schedule()
 
     def save(self, snapshot: SnapshotId, name: str) -> None:
-        """Keep a snapshot under a name, as a savepoint, until that is dropped.
-
-        Raises:
-            UsageError: there is no such snapshot, or another savepoint of that name; it is no name
-                for a savepoint; or the store is open for reading only.
-            StoreError: the disk is full or failed.
-        """
+        """Keep a snapshot under a name, as a savepoint, until that is dropped. A UsageError if
+        there is no such snapshot, or the name is no name for a new savepoint."""
         self._check_writer()
         with self._writing:
             self.check_savepoint(name)
@@ -293,9 +285,8 @@ class Store(StoreReader):
             why it stays, as a sentence continues after "it"; None if it is gone.
 
         Raises:
-            UsageError: there is no such snapshot, or it must stay: the error says why; or the store
-                is open for reading only.
-            Damaged, StoreError: a snapshot based on it cannot be rewritten, or the disk failed.
+            UsageError: there is no such snapshot, or it must stay: the error says why.
+            Damaged: a snapshot based on it cannot be rewritten.
         """
         self._check_writer()
         with self._writing:
@@ -318,12 +309,7 @@ class Store(StoreReader):
 
     @property
     def history(self) -> History:
-        """The history of the system, for its writer; it is open until ``close``.
-
-        Raises:
-            UsageError: the store is open for reading only.
-            StoreError: the history cannot be read, or the disk is full or failed.
-        """
+        """The history of the system, for its writer; it is open until ``close``."""
         self._check_writer()
         with self._writing:
             if self._history is None:
