@@ -102,8 +102,9 @@ def read_metadata(root: Path) -> Metadata:
     with described_in(path):
         check_process_id(metadata.name)
         check_timeline(metadata.dataflow, metadata.epoch, metadata.segments, metadata.batches)
-        if metadata.restored_from is not None:
-            check_snapshot_id(metadata.restored_from)
+        origin = metadata.restored_from
+        if origin is not None and SnapshotId.parse(str(origin)) != origin:
+            raise UsageError(f"{origin} is no snapshot id")
         if metadata.starts.keys() != set(metadata.dataflow.participants):
             raise UsageError("it has start positions of other queries and services than there are")
         for name, positions in metadata.starts.items():
@@ -154,16 +155,6 @@ def check_positions(positions: Mapping[str, int], logs: Iterable[Log], participa
     """
     if positions.keys() != {log.name for log in logs} or min(positions.values(), default=0) < 0:
         raise UsageError(f"{participant} cannot stand at {dict(positions)}")
-
-
-def check_snapshot_id(snapshot: SnapshotId) -> None:
-    """Check that an id that was read from a file is one.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if SnapshotId.parse(str(snapshot)) != snapshot:
-        raise UsageError(f"{snapshot} is no snapshot id")
 
 
 def check_savepoint_name(name: str) -> str:

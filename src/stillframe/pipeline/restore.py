@@ -9,7 +9,7 @@ appended after it are not part of it any more.
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,7 @@ from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.model import check_process_id
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.coordinator import ID_FILE, clear_pending
-from stillframe.pipeline.locks import Lock, coordinating, participant_lock
+from stillframe.pipeline.locks import coordinating, participant_lock
 from stillframe.pipeline.log import DATA, entry_name, epoch_directory
 from stillframe.pipeline.metadata import (
     CHECKPOINTS,
@@ -50,28 +50,23 @@ def restore(
     Returns:
         the metadata of the new epoch.
     """
-    with coordinating(root, "a restore"):
-        locks = _stop_others(root)
-        try:
-            metadata = read_metadata(root)
-            manifest = read_manifest(root, manifest.snapshot)  # it may have been dropped by now
-            if metadata.dataflow != manifest.dataflow:
-                raise UsageError(
-                    f"snapshot {manifest.snapshot} is of other queries, services or channels than "
-                    "the pipeline declares now: fork it into a new directory instead"
-                )
-            _verify(root, manifest, progress)
-            for cut in manifest.systems:
-                Store.open(Path(cut.store)).verify(cut.snapshot)
-            clear_pending(root)
-            new = _metadata_after(metadata, manifest)
-            place_services(root, new, manifest)
-            _export(root, manifest, root, new)
-            write_metadata(root, new)
-            return new
-        finally:
-            for lock in locks:
-                lock.release()
+    with coordinating(root, "a restore"), _all_stopped(root):
+        metadata = read_metadata(root)
+        manifest = read_manifest(root, manifest.snapshot)  # it may have been dropped by now
+        if metadata.dataflow != manifest.dataflow:
+            raise UsageError(
+                f"snapshot {manifest.snapshot} is of other queries, services or channels than the "
+                "pipeline declares now: fork it into a new directory instead"
+            )
+        _verify(root, manifest, progress)
+        for cut in manifest.systems:
+            Store.open(Path(cut.store)).verify(cut.snapshot)
+        clear_pending(root)
+        new = _metadata_after(metadata, manifest)
+        place_services(root, new, manifest)
+        _export(root, manifest, root, new)
+        write_metadata(root, new)
+        return new
 
 
 def fork(
@@ -134,21 +129,19 @@ def _verify(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> 
     check_channels(root, manifest)
 
 
-def _stop_others(root: Path) -> list[Lock]:
-    """Take the lock of every participant, so that none starts before the restore is done."""
-    locks: list[Lock] = []
-    with contextlib.ExitStack() as taken:
+@contextlib.contextmanager
+def _all_stopped(root: Path) -> Iterator[None]:
+    """Hold the lock of every participant, so that none starts before the restore is done."""
+    with contextlib.ExitStack() as locks:
         for name in read_metadata(root).dataflow.participants:
             lock = participant_lock(root, name)
-            taken.callback(lock.release)
             if not lock.acquire():
                 raise Unavailable(
                     f"{name} is running: a restore would take the ground from under it; stop every "
                     "query and service of the pipeline first"
                 )
-            locks.append(lock)
-        taken.pop_all()
-    return locks
+            locks.callback(lock.release)
+        yield
 
 
 def _metadata_after(metadata: Metadata, manifest: Manifest) -> Metadata:
