@@ -32,19 +32,19 @@ def pair(log: Path, earlier: tuple[int, int] = (0, 0)) -> tuple[Writer, Writer]:
 def test_messages_and_markers_come_after_they_were_sent(tmp_path: Path) -> None:
     """The lines are merged, with the steps of a snapshot where they were."""
     a, b = pair(tmp_path)
-    b.note(b.accepting["A"])
-    b.note_step(StepRow(MARKER_ACCEPTED, b.accepting["A"], str(ID), 2.5, ()))
-    b.note_step(StepRow(RECORDED, BY_ITSELF, str(ID), 2.5))
-    b.note_step(StepRow(MARKER_SENT, b.sending["A"], str(ID), 2.5))
-    b.note(BY_ITSELF)
-    b.note(b.sending["A"])
-    a.note(BY_ITSELF)
-    a.note(a.sending["B"])
-    a.note_step(StepRow(RECORDED, BY_ITSELF, str(ID), 1.5))
-    a.note_step(StepRow(MARKER_SENT, a.sending["B"], str(ID), 1.5))
-    a.note(BY_ITSELF)
-    a.note_step(StepRow(MARKER_ACCEPTED, a.accepting["B"], str(ID), 3.5, ()))
-    a.note(a.accepting["B"])
+    b.record(b.accepting["A"])
+    b.record_step(StepRow(MARKER_ACCEPTED, b.accepting["A"], str(ID), 2.5, ()))
+    b.record_step(StepRow(RECORDED, BY_ITSELF, str(ID), 2.5))
+    b.record_step(StepRow(MARKER_SENT, b.sending["A"], str(ID), 2.5))
+    b.record(BY_ITSELF)
+    b.record(b.sending["A"])
+    a.record(BY_ITSELF)
+    a.record(a.sending["B"])
+    a.record_step(StepRow(RECORDED, BY_ITSELF, str(ID), 1.5))
+    a.record_step(StepRow(MARKER_SENT, a.sending["B"], str(ID), 1.5))
+    a.record(BY_ITSELF)
+    a.record_step(StepRow(MARKER_ACCEPTED, a.accepting["B"], str(ID), 3.5, ()))
+    a.record(a.accepting["B"])
     a.close()
     b.close()
     trace = read_trace(tmp_path, 1)
@@ -71,9 +71,9 @@ def test_messages_and_markers_come_after_they_were_sent(tmp_path: Path) -> None:
 def test_what_was_on_the_way_at_the_beginning_was_sent_before(tmp_path: Path) -> None:
     """After a restore the first messages come from before this log."""
     a, b = pair(tmp_path, earlier=(7, 5))
-    b.note(b.accepting["A"])
-    a.note(BY_ITSELF)
-    a.note(a.sending["B"])
+    b.record(b.accepting["A"])
+    a.record(BY_ITSELF)
+    a.record(a.sending["B"])
     a.close()
     b.close()
     trace = read_trace(tmp_path, 1)
@@ -87,11 +87,11 @@ def test_what_was_on_the_way_at_the_beginning_was_sent_before(tmp_path: Path) ->
 def test_what_depends_on_a_lost_end_is_left_out(tmp_path: Path) -> None:
     """A was killed before it could write that it sent what B accepted."""
     a, b = pair(tmp_path)
-    a.note(a.accepting["B"])
-    b.note(b.sending["A"])
-    b.note(b.accepting["A"])
-    b.note(b.sending["A"])
-    a.note(a.accepting["B"])
+    a.record(a.accepting["B"])
+    b.record(b.sending["A"])
+    b.record(b.accepting["A"])
+    b.record(b.sending["A"])
+    a.record(a.accepting["B"])
     a.close()
     b.close()
     trace = read_trace(tmp_path, 1)
@@ -101,8 +101,8 @@ def test_what_depends_on_a_lost_end_is_left_out(tmp_path: Path) -> None:
 def test_a_circle_is_no_execution(tmp_path: Path) -> None:
     """Each of two processes accepts first what the other sends after that."""
     for writer, other in zip(pair(tmp_path), "BA", strict=True):
-        writer.note(writer.accepting[other])
-        writer.note(writer.sending[other])
+        writer.record(writer.accepting[other])
+        writer.record(writer.sending[other])
         writer.close()
     with pytest.raises(NotConsistent, match="each of A, B"):
         read_trace(tmp_path, 1)
@@ -111,8 +111,8 @@ def test_a_circle_is_no_execution(tmp_path: Path) -> None:
 def begin(log: Path) -> Trace:
     """Let two processes do one thing each, and read that."""
     a, b = pair(log)
-    a.note(BY_ITSELF)
-    b.note(BY_ITSELF)
+    a.record(BY_ITSELF)
+    b.record(BY_ITSELF)
     a.close()
     b.close()
     return read_trace(log, 1)
@@ -130,7 +130,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
             call()
     a, b = pair(tmp_path / "lost", earlier=(10**7, 0))
     for writer in (a, b):
-        writer.note(BY_ITSELF)
+        writer.record(BY_ITSELF)
         writer.close()
     with pytest.raises(UsageError, match="10,000,000 messages were in transit"):
         read_trace(tmp_path / "lost", 1)
@@ -139,13 +139,13 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     a, b = pair(tmp_path / "gap")
     b.close()
     for _ in range(3):
-        a.note(BY_ITSELF)
+        a.record(BY_ITSELF)
         a.hand_over({"B": 0}, {"B": 0})
     a.close()
     with pytest.raises(UsageError, match="no log of process B"):
         read_trace(tmp_path / "gap", 1)
     _, b = pair(tmp_path / "gap")
-    b.note(BY_ITSELF)
+    b.record(BY_ITSELF)
     b.close()
     assert read_trace(tmp_path / "gap", 1).end == (3, 1)
     (tmp_path / "gap" / "e1" / "A" / "events-000002.parquet").unlink()

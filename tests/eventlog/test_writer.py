@@ -32,7 +32,7 @@ Row = tuple[int, str, str | None, int | None, str | None, float | None, Any]
 SOURCES, TARGETS = ("P2", "P3", "P4"), ("P2", "P5")
 
 
-class Noting:
+class Logging:
     """A process that notes what it does, and a dumb list of the same."""
 
     def __init__(self, log: Path, sources: tuple[str, ...], targets: tuple[str, ...]) -> None:
@@ -53,12 +53,12 @@ class Noting:
     def act(self, source: str | None, targets: list[str]) -> None:
         """Take one action: a message from `source` or none, and messages to `targets`."""
         self.event_count += 1
-        self.writer.note(BY_ITSELF if source is None else self.writer.accepting[source])
+        self.writer.record(BY_ITSELF if source is None else self.writer.accepting[source])
         if source is not None:
             self.received[source] += 1
             self._add(ACCEPTED, f"{source}->P1", self.received[source])
         for target in targets:
-            self.writer.note(self.writer.sending[target])
+            self.writer.record(self.writer.sending[target])
             self.sent[target] += 1
             self._add(SENT, f"P1->{target}", self.sent[target])
         if source is None and not targets:
@@ -71,7 +71,7 @@ class Noting:
             codes = self.writer.accepting if kind == MARKER_ACCEPTED else self.writer.sending
             code = codes[channel]
             channel = f"{channel}->P1" if kind == MARKER_ACCEPTED else f"P1->{channel}"
-        self.writer.note_step(StepRow(kind, code, snapshot, self.event_count / 2, recorded))
+        self.writer.record_step(StepRow(kind, code, snapshot, self.event_count / 2, recorded))
         self.rows.append(
             (self.event_count, kind, channel, None, snapshot, self.event_count / 2, recorded)
         )
@@ -132,38 +132,38 @@ def test_the_files_hold_what_was_noted(
         patch.setattr(writer, "ROW_GROUP_COUNT", group_count)
         patch.setattr(segments, "ROW_GROUP_COUNT", group_count)
         log = Path(folder) / "log"
-        noting = Noting(log, SOURCES, TARGETS)
-        noting.writer._code_max = code_max  # as if there were so many channels
+        logging = Logging(log, SOURCES, TARGETS)
+        logging.writer._code_max = code_max  # as if there were so many channels
         kept: list[Row] = []
-        starts = [(0, dict(noting.received), dict(noting.sent), 0)]
+        starts = [(0, dict(logging.received), dict(logging.sent), 0)]
         lost = 0
         for doings, is_too_much in chunks:
             patch.setattr(writer, "BEHIND_COUNT_MAX", -1 if is_too_much else 2**30)
-            before = noting.event_count, dict(noting.received), dict(noting.sent)
-            noting.rows = []
+            before = logging.event_count, dict(logging.received), dict(logging.sent)
+            logging.rows = []
             for doing in doings:
                 if len(doing) == 2:
-                    noting.act(*doing)
+                    logging.act(*doing)
                 else:
-                    noting.step(*doing)
-            noting.hand_over()
+                    logging.step(*doing)
+            logging.hand_over()
             if is_too_much:
-                lost += noting.event_count - before[0]
-            elif noting.rows:
+                lost += logging.event_count - before[0]
+            elif logging.rows:
                 starts.append((*before, lost))
-                kept += noting.rows
+                kept += logging.rows
                 lost = 0
-        noting.writer.close()
-        assert noting.troubles == []
+        logging.writer.close()
+        assert logging.troubles == []
         found = list_segments(log) if log.exists() else []
         assert [row for part in found for row in rows_of(part)] == kept
-        assert sum(part.header.lost_count for part in found) == noting.event_count - sum(
+        assert sum(part.header.lost_count for part in found) == logging.event_count - sum(
             1 for n in {row[0] for row in kept if row[4] is None}
         )
         for part in found:
             span = part.header
             told = (span.event_count, span.received, span.sent, span.lost_count)
-            last = (noting.event_count, noting.received, noting.sent, lost)
+            last = (logging.event_count, logging.received, logging.sent, lost)
             assert told in starts or told == last
             assert part.path.suffix == ".parquet"
 
@@ -175,23 +175,23 @@ def test_a_process_that_is_killed_leaves_what_it_handed_over(
     """What was handed over can be read while the file is being written, and whatever is left of
     it: batches that are whole count."""
     monkeypatch.setattr(writer, "JOINED_COUNT_MAX", 1)
-    noting = Noting(tmp_path, SOURCES, TARGETS)
+    logging = Logging(tmp_path, SOURCES, TARGETS)
     for _ in range(3):
-        noting.act("P2", ["P5"])
-        noting.hand_over()
+        logging.act("P2", ["P5"])
+        logging.hand_over()
     while sum(part.row_count for part in found(tmp_path)) < 6:
         pass
     (part,) = list_segments(tmp_path)
-    assert list(rows_of(part)) == noting.rows
+    assert list(rows_of(part)) == logging.rows
     content = part.path.read_bytes()
-    noting.writer.close()
+    logging.writer.close()
     counts = set()
     for size in range(0, len(content), 5):
         copy = tmp_path / "cut" / "e3" / "P1" / "events-000001.arrows"
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(content[:size])
         left = [row for part in list_segments(tmp_path / "cut") for row in rows_of(part)]
-        assert left == noting.rows[: len(left)]
+        assert left == logging.rows[: len(left)]
         counts.add(len(left))
     assert counts == {0, 2, 4}
 
@@ -206,11 +206,11 @@ def test_the_oldest_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(writer, "STREAM_ROW_COUNT", 2)
     monkeypatch.setattr(writer, "JOINED_COUNT_MAX", 1)
     monkeypatch.setattr(writer, "SEGMENT_COUNT_MAX", 3)
-    noting = Noting(tmp_path, SOURCES, TARGETS)
+    logging = Logging(tmp_path, SOURCES, TARGETS)
     for _ in range(10):
-        noting.act("P2", ["P5"])
-        noting.hand_over()
-    noting.writer.close()
+        logging.act("P2", ["P5"])
+        logging.hand_over()
+    logging.writer.close()
     spans = [part.header for part in list_segments(tmp_path)]
     assert [span.number for span in spans] == [8, 9, 10]
     assert spans[0].event_count == 7
@@ -230,14 +230,14 @@ def test_the_oldest_files_go_also_if_one_is_damaged(
     monkeypatch.setattr(writer, "STREAM_ROW_COUNT", 2)
     monkeypatch.setattr(writer, "JOINED_COUNT_MAX", 1)
     monkeypatch.setattr(writer, "SEGMENT_COUNT_MAX", 3)
-    noting = Noting(tmp_path, SOURCES, TARGETS)
+    logging = Logging(tmp_path, SOURCES, TARGETS)
     for _ in range(10):
-        noting.act("P2", ["P5"])
-        noting.hand_over()
-    noting.writer.close()
+        logging.act("P2", ["P5"])
+        logging.hand_over()
+    logging.writer.close()
     assert [part.header.number for part in list_segments(tmp_path)] == [8, 9, 10]
-    assert all("events-000001.arrows" in trouble for trouble in noting.troubles)
-    assert noting.troubles
+    assert all("events-000001.arrows" in trouble for trouble in logging.troubles)
+    assert logging.troubles
 
 
 def test_a_full_disk_costs_rows_and_is_told_once(
@@ -255,12 +255,12 @@ def test_a_full_disk_costs_rows_and_is_told_once(
         append(stream, batch)
 
     monkeypatch.setattr(writer.SegmentWriter, "append", appending)
-    noting = Noting(tmp_path, SOURCES, TARGETS)
+    logging = Logging(tmp_path, SOURCES, TARGETS)
 
     def act_and_wait() -> None:
-        noting.act("P2", ["P5"])
-        noting.hand_over()
-        while noting.writer._thread.done_count < noting.writer._handed_count:
+        logging.act("P2", ["P5"])
+        logging.hand_over()
+        while logging.writer._thread.done_count < logging.writer._handed_count:
             pass
 
     act_and_wait()
@@ -269,13 +269,13 @@ def test_a_full_disk_costs_rows_and_is_told_once(
         act_and_wait()
     is_full.clear()
     act_and_wait()
-    noting.writer.close()
+    logging.writer.close()
     first, second = list_segments(tmp_path)
-    assert list(rows_of(first)) == noting.rows[:2]
-    assert list(rows_of(second)) == noting.rows[-2:]
+    assert list(rows_of(first)) == logging.rows[:2]
+    assert list(rows_of(second)) == logging.rows[-2:]
     assert (second.header.event_count, second.header.lost_count) == (4, 3)
     assert second.header.sent == {"P2": 0, "P5": 11}
-    (trouble,) = noting.troubles
+    (trouble,) = logging.troubles
     assert "No space left on device" in trouble
 
 
@@ -283,12 +283,12 @@ def test_what_is_lost_at_the_very_end_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file without rows says what nobody could write before the process ended."""
-    noting = Noting(tmp_path, SOURCES, TARGETS)
+    logging = Logging(tmp_path, SOURCES, TARGETS)
     monkeypatch.setattr(writer, "BEHIND_COUNT_MAX", -1)
-    noting.act("P2", [])
-    noting.act(None, [])
-    noting.hand_over()
-    noting.writer.close()
+    logging.act("P2", [])
+    logging.act(None, [])
+    logging.hand_over()
+    logging.writer.close()
     (part,) = list_segments(tmp_path)
     assert (part.row_count, part.header.event_count, part.header.lost_count) == (0, 2, 2)
 
@@ -296,28 +296,28 @@ def test_what_is_lost_at_the_very_end_is_said(
 def test_a_wrong_count_is_never_written_down(tmp_path: Path) -> None:
     """If what was noted is not what the process did, that is a bug: it is told, and no row says
     what is not so."""
-    noting = Noting(tmp_path, SOURCES, TARGETS)
-    noting.act("P2", ["P5"])
-    noting.sent["P5"] -= 1
-    noting.hand_over()
-    noting.writer.close()
+    logging = Logging(tmp_path, SOURCES, TARGETS)
+    logging.act("P2", ["P5"])
+    logging.sent["P5"] -= 1
+    logging.hand_over()
+    logging.writer.close()
     (part,) = list_segments(tmp_path)
     assert part.row_count == 0
     assert part.header.sent == {"P2": 0, "P5": 7}
     assert part.header.lost_count > 0
-    (trouble,) = noting.troubles
+    (trouble,) = logging.troubles
     assert "a bug in stillframe" in trouble
 
 
 def test_what_an_action_did_that_failed_is_in_the_log(tmp_path: Path) -> None:
     """A process that fails in an action leaves that action, as far as it went."""
-    noting = Noting(tmp_path, SOURCES, TARGETS)
-    noting.act("P2", ["P5"])
-    noting.act("P3", ["P2"])
-    noting.writer.close()
-    noting.writer.close()
+    logging = Logging(tmp_path, SOURCES, TARGETS)
+    logging.act("P2", ["P5"])
+    logging.act("P3", ["P2"])
+    logging.writer.close()
+    logging.writer.close()
     (part,) = list_segments(tmp_path)
-    assert list(rows_of(part)) == noting.rows
+    assert list(rows_of(part)) == logging.rows
 
 
 def test_a_log_that_is_there_is_not_written_over(tmp_path: Path) -> None:
@@ -325,10 +325,10 @@ def test_a_log_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     old = tmp_path / "e3" / "P1" / "events-000001.arrows"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"")
-    noting = Noting(tmp_path, SOURCES, TARGETS)
-    noting.act("P2", ["P5"])
-    noting.hand_over()
-    noting.writer.close()
+    logging = Logging(tmp_path, SOURCES, TARGETS)
+    logging.act("P2", ["P5"])
+    logging.hand_over()
+    logging.writer.close()
     assert old.read_bytes() == b""
-    (trouble,) = noting.troubles
+    (trouble,) = logging.troubles
     assert str(old) in trouble

@@ -338,7 +338,7 @@ class Writer:
             writing fails.
 
     Attributes:
-        note: takes the next code.
+        record: takes the next code.
         accepting: source -> the code of an action that starts with a message from there.
         sending: target -> the code of a message that is sent there.
     """
@@ -357,7 +357,7 @@ class Writer:
         self._packed: list[Codes] = []
         self._packed_count = 0
         self._steps: list[StepRow] = []
-        self.note = self._codes.append
+        self.record = self._codes.append
         self.accepting = {source: accept_code(index) for index, source in enumerate(received)}
         self.sending = {target: send_code(index) for index, target in enumerate(sent)}
         self._code_max = max((*self.accepting.values(), *self.sending.values()), default=STEP_ROW)
@@ -380,10 +380,10 @@ class Writer:
             self._pack()
         return self._packed_count >= HAND_OVER_COUNT
 
-    def note_step(self, row: StepRow) -> None:
+    def record_step(self, row: StepRow) -> None:
         """Record one row of a step of a snapshot."""
         self._steps.append(row)
-        self.note(STEP_ROW)
+        self.record(STEP_ROW)
 
     def hand_over(self, received: Mapping[ProcessId, int], sent: Mapping[ProcessId, int]) -> None:
         """Let the thread write the codes so far, between two actions, with the numbers of messages
@@ -426,7 +426,7 @@ class Writer:
         if self._codes:
             self._packed.append(pack_codes(self._codes, self._code_max))
             self._packed_count += len(self._codes)
-            self._codes.clear()  # `note` keeps this very list
+            self._codes.clear()  # `record` keeps this very list
 
     def _forget(self) -> None:
         self._packed, self._packed_count, self._steps = [], 0, []

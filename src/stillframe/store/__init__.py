@@ -1,4 +1,4 @@
-"""Snapshots on disk: published whole by one rename, every byte checked when read.
+"""Snapshots on disk: published by one rename, every byte checked when read.
 
-``store.Store`` is the entrance; plain Parquet readers can query the same files.
+``store.Store`` is the entry point; plain Parquet readers can query the same files.
 """

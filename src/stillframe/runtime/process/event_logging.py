@@ -65,7 +65,7 @@ class EventLogger:
         self._writer = writer
         self._recorder = recorder
         self._outgoing = outgoing
-        self.record = writer.note
+        self.record = writer.record
         self.accepting, self.sending = writer.accepting, writer.sending
 
     def action_started(self) -> None:
@@ -99,13 +99,13 @@ class EventLogger:
                 closed = progress.closed
             recorded = _range(closed[source]) if source in closed else None
             code = self.accepting[source]
-            self._writer.note_step(StepRow(MARKER_ACCEPTED, code, name, at, recorded))
+            self._writer.record_step(StepRow(MARKER_ACCEPTED, code, name, at, recorded))
         if is_cut and (complete or progress is not None):
-            self._writer.note_step(StepRow(RECORDED, BY_ITSELF, name, at))
+            self._writer.record_step(StepRow(RECORDED, BY_ITSELF, name, at))
         for effect in effects:
             if isinstance(effect, SendMarker):
                 code = self.sending[effect.target]
-                self._writer.note_step(StepRow(MARKER_SENT, code, name, sent_at))
+                self._writer.record_step(StepRow(MARKER_SENT, code, name, sent_at))
         if is_cut or complete:
             # So that the log has it by the time that the snapshot is published, whatever comes.
             self.is_time = True
