@@ -104,15 +104,15 @@ def kill(process: OsProcess, *, grace_s: float = 0.0) -> None:
         return
     except PermissionError as error:
         raise Unavailable(
-            f"process {process.pid} is left of an earlier run and belongs to another user: end it "
-            f"first (kill -9 {process.pid})"
+            f"process {process.pid} from an earlier run belongs to another user: end it first "
+            f"(kill -9 {process.pid})"
         ) from error
     finally:
         os.close(descriptor)
     if not has_ended:
         raise Unavailable(
-            f"process {process.pid} is left of an earlier run and does not end, even by SIGKILL: "
-            "it hangs in the kernel, most likely on a disk; see to that first"
+            f"process {process.pid} from an earlier run did not exit after SIGKILL: it is probably "
+            "blocked on disk I/O; resolve that first"
         )
 
 

@@ -123,7 +123,7 @@ class Coordinator:
         self._is_closed = False
         self._last: tuple[ProcessId, asyncio.Future[Entry | Abandoned]] | None = None
         self._is_last_begun = False
-        # Wall time that goes on evenly, and never back in an epoch: a clock that is set must move
+        # Wall time that advances evenly, and never back in an epoch: a clock that is set must move
         # no deadline, and make no snapshot look as if it was begun before an earlier one.
         earlier = store.listing()[0] if start.is_taken_over else []
         ended_at = [entry.completed_at for entry in earlier if entry.epoch == store.epoch]

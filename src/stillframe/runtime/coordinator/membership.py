@@ -290,7 +290,7 @@ class Membership:
                 self._on_message(process, message)
 
     def _on_departed(self, process: ProcessId, failure: control.Failure | None) -> None:
-        # This epoch ends: whoever comes now is to find the next one.
+        # This epoch ends: a process that connects now is to find the next one.
         self.acceptor.close()
         self._departed(process, failure)
 

@@ -1,13 +1,13 @@
 """The two ends of a channel inside a process, without the connection that carries it.
 
-Back-pressure has one measure: what is sent and not yet handled. Above `WINDOW_BYTES` on any
-outgoing channel a process takes no action by itself. Above `HOLD_BYTES` it handles no message
-either, but only if the target cannot reach it: two processes that hold each other up would do so
-for ever. On a cycle a process goes on handling, up to `LIMIT_BYTES`, where it fails and says so.
+Back-pressure has one measure: bytes sent but not yet handled. Above `WINDOW_BYTES` on any outgoing
+channel a process takes no spontaneous action. Above `HOLD_BYTES` it handles no message either, but
+only if no chain of channels leads back from the target: processes on a cycle would block each other
+for ever. On a cycle a process continues up to `LIMIT_BYTES`, where it fails with a message.
 
 A marker may wait for the next batch of its channel and ride on it. Its place is fixed from the
-beginning: it waits behind everything that was sent before it, and all that comes later is written
-with it or after it.
+start: everything sent before it was written, and all that is sent later is written with it or
+after it.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,13 +58,14 @@ class OutgoingEndpoint:
         self._waiting: Marker | None = None
 
     def attach(self, transport: Transport, received: int) -> None:
-        """Go on over `transport`, after the frame `received`: send again what may be lost."""
+        """Continue over `transport`, after the frame `received`: send again what may be lost."""
         for frame in self.session.resume(received):
             transport.write(frame)
         self._transport = transport
 
     def detach(self, transport: Transport | None) -> None:
-        """`transport` is gone: frames are kept until there is another, if there is not already."""
+        """`transport` is closed: frames are kept until there is another, if there is not
+        already."""
         if self._transport is transport:
             self._transport = None
 
@@ -76,7 +77,7 @@ class OutgoingEndpoint:
     def send_marker(self, marker: Marker, *, may_wait: bool) -> None:
         """Put `marker` behind all that was sent; nothing may be pending.
 
-        If it `may_wait`, it leaves with the next batch, or by itself when `release` is called.
+        If it `may_wait`, it leaves with the next batch, or alone when `release` is called.
         """
         assert not self.pending, self.channel
         if self._waiting is not None:
@@ -87,7 +88,7 @@ class OutgoingEndpoint:
             self._write(wire.encode_marker(self.session.sequence + 1, marker))
 
     def release(self, marker: Marker) -> None:
-        """Send `marker` by itself if it still waits."""
+        """Send `marker` alone if it still waits."""
         if self._waiting is marker:
             self._waiting = None
             self._write(wire.encode_marker(self.session.sequence + 1, marker))
@@ -166,7 +167,7 @@ class IncomingEndpoint:
             self.acknowledge(self._acknowledged)
 
     def detach(self, transport: Transport | None) -> None:
-        """`transport` is gone; does nothing if another has taken its place already."""
+        """`transport` is closed; does nothing if another has replaced it already."""
         if self.transport is transport:
             self.transport = None
 

@@ -12,7 +12,8 @@ file was changed that it had loaded, or was loading: a process runs the code tha
 starts. If loading failed, it begins again with the topology once a process has ended that met the
 same.
 
-It ends when its supervisor does, also while it loads the topology; processes that it forked go on.
+It exits with its supervisor, even while it loads the topology; processes that it forked keep
+running.
 """
 
 import contextlib
@@ -304,7 +305,7 @@ class _Server:
                 if self._fork(descriptors):
                     return True
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the supervisor is gone
+            pass  # the supervisor has terminated
         # What has ended is counted with us, in the processor time of the supervisor's children.
         self._reap()
         return False

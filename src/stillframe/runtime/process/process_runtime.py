@@ -4,8 +4,8 @@ Every operating-system process of a system has one ``ProcessRuntime``: one that 
 started (``process_main.py``), and a program that joined (``join.py``). It greets the coordinator,
 receives its initial state, listens, receives the addresses of the others, connects, and runs.
 
-From then on the process needs the coordinator for snapshots only. When the line to it ends without
-a word, the process goes on, and tries to reach it again, or the one that takes its place.
+From then on the process needs the coordinator for snapshots only. When that connection is lost, the
+process keeps running, and tries to reach the coordinator again, or the one that replaces it.
 """
 
 import asyncio
@@ -377,7 +377,7 @@ class ProcessRuntime:
             return
         host.marker_wait_s = resumed.marker_wait_s
         host.forget_through(resumed.last_number)
-        # The newest is told again to whoever comes back.
+        # The newest is announced again to a process that comes back.
         newest = resumed.published
         if newest is not None and newest != self._last_published:
             self._last_published = newest
@@ -395,7 +395,7 @@ class ProcessRuntime:
                         resumed = await self._expect(control.Rejoined)
                     except Refused:
                         raise
-                    except StillframeError:  # nobody is there yet, or somebody else is
+                    except StillframeError:  # there is none yet, or another program listens there
                         self._connection.close()
                         await asyncio.sleep(retry_s)
                         retry_s = min(retry_s * 2, RETRY_S_MAX)
@@ -404,8 +404,8 @@ class ProcessRuntime:
                         return resumed
         except TimeoutError:
             raise Unavailable(
-                "the coordinator is gone: this epoch of the system is over, because nobody took "
-                f"its place within {self._orphaned_s:.0f} s"
+                "lost the coordinator, and no other replaced it within "
+                f"{self._orphaned_s:.0f} s: this epoch of the system has ended"
             ) from None
 
     def _rejoin_request(self) -> control.RejoinRequest:

@@ -40,8 +40,8 @@ class ChildProcesses:
 
     Args:
         server: forks them.
-        exited: called with a process whose child has ended by itself.
-        grace_s: how long each has to end by itself when all are ended, in seconds; 0 if it has
+        exited: called with a process whose child has terminated on its own.
+        grace_s: how long each has to finish when all are stopped, in seconds; 0 if it has
             nothing to do then.
     """
 

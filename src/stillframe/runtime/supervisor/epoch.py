@@ -1,4 +1,4 @@
-"""One epoch of a running system: who takes part, how all begin, and what ends it."""
+"""One epoch of a running system: its processes, how they start, and what ends it."""
 
 import asyncio
 import secrets
@@ -128,7 +128,7 @@ class Epoch:
         """Start every process from `starts`, the states of the snapshot `restored_from`, or afresh;
         returns when all run, or something has ended the epoch."""
         always = self._always
-        # With TLS a certificate says who somebody is, also of those whom we cannot hand a secret.
+        # With TLS a certificate proves who a process is, even one that cannot be given a secret.
         secret = (
             b""
             if always.config.placement.certificates is not None
@@ -252,7 +252,7 @@ class Epoch:
         except Unavailable:
             if self.listen == placement.listen:
                 raise
-            # The port was never promised to anybody, and somebody else has it now.
+            # The port was never announced, and another program has it now.
             self.listen = await coordinator.membership.listen(
                 placement.listen, placement.certificates
             )

@@ -32,7 +32,7 @@ FORK_TIMEOUT_S = 60.0
 """A fork server that forks no process in such a time is taken for hung. It loads the topology
 first."""
 END_S = 5.0
-"""So long a fork server has to end by itself when it is no longer needed."""
+"""How long a fork server has to exit when it is no longer needed."""
 _PROGRAM = "stillframe.runtime.process.fork_server"
 _PACKET_BYTES = 2**15
 """An answer has room for a path of 4096 characters, each of which JSON may write as six."""

@@ -1,8 +1,8 @@
-"""A system whose processes are services of a pipeline: the supervisor's side of it.
+"""A system whose processes are services of a pipeline: the supervisor's side.
 
-The pipeline's snapshots are the ones that count: for each, the system takes one of its own, so that
-both are one cut. Alone the system must not go back: the logs would not go with it. So a death ends
-it, and the way on is to restore the pipeline and to start the system again.
+For each snapshot of the pipeline the system takes one of its own, so that both are one cut. The
+system must not be rolled back alone, because the logs would not be. So a death stops it; then the
+pipeline is restored, and the system started again.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from stillframe.store.store import Store
 
 
 class PipelineBinding:
-    """What joins a system to a pipeline.
+    """Binds a system to a pipeline.
 
     Args:
         root: the pipeline.
@@ -49,7 +49,7 @@ class PipelineBinding:
         self.name = self.services[0]
 
     def initial_snapshot(self) -> SnapshotId | None:
-        """Return the snapshot in the system's store with which it begins; None for afresh.
+        """Return the snapshot in the system's store to start from; None for a fresh start.
 
         Raises:
             UsageError: the pipeline was restored from a snapshot without this system, or a process

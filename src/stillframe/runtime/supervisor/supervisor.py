@@ -1,12 +1,12 @@
-"""Starts the processes of a system, notices death, and takes all back to a published snapshot.
+"""Starts the processes of a system, and restores all of them when one dies.
 
-A system lives through epochs. Each begins with every process at one cut (or afresh) and ends when a
-process dies, when somebody wants another snapshot restored, or when it is stopped. Between two
-epochs nothing of the old one is left: its processes are dead, its secret is void, and what it was
-still writing is written or abandoned. So a restore is a start, and there is one way to start.
+A system runs in epochs. Each starts with every process at one cut (or afresh) and ends when a
+process dies, when a client requests a restore, or when the system is stopped. Nothing remains of an
+epoch that has ended: its processes are dead, its secret is void, and what it was still writing is
+written or abandoned. So a restore is a start, and there is one way to start.
 
-The processes outlive their supervisor for a while. Another one can go on with them in the same
-epoch (``recovery.py``), if all of them come back to it.
+The processes outlive their supervisor for a while. Another one can take them over in the same epoch
+(``recovery.py``), if all of them come back to it.
 """
 
 import asyncio
@@ -80,8 +80,8 @@ class Supervisor:
         emit: receives events.
 
     Attributes:
-        is_taking_over: whether it began with processes that an earlier supervisor left running:
-            they hold work that no snapshot has.
+        is_taking_over: whether it started with processes of an earlier supervisor: they hold work
+            that no snapshot has.
 
     Raises:
         UsageError: on entering; the topology cannot be loaded, or is not the one of the store; in
@@ -184,17 +184,17 @@ class Supervisor:
         return always, stale
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop the system; what was not recorded in a snapshot is gone."""
+        """Stop the system; what was not recorded in a snapshot is lost."""
         await self._stop()
 
     @property
     def children(self) -> dict[ProcessId, WatchedProcess]:
-        """The operating-system processes of this epoch that we started."""
+        """The operating-system processes of this epoch that were started here."""
         return {} if self._epoch is None else self._epoch.children.running
 
     @property
     def coordinator(self) -> Coordinator | None:
-        """Who takes the snapshots of this epoch."""
+        """The coordinator of this epoch."""
         return None if self._epoch is None else self._epoch.coordinator
 
     @property
@@ -225,10 +225,10 @@ class Supervisor:
         return self.coordinator.begin(initiator or next(iter(self.store.description.processes)))
 
     async def last_snapshot(self, initiator: ProcessId) -> Entry | Abandoned:
-        """Take the snapshot from which the system is to go on after it is stopped.
+        """Take the snapshot from which the system continues after it is stopped.
 
-        Snapshots in progress are waited for, and abandoned when they take too long; no other begins
-        in this epoch any more. So it is a restore point.
+        Snapshots in progress are awaited, and abandoned when they take too long; no other begins in
+        this epoch. So it is a restore point.
 
         Raises:
             UsageError: there is no such process.
@@ -239,7 +239,7 @@ class Supervisor:
         return await self.coordinator.begin_last(initiator)
 
     async def restore(self, snapshot: SnapshotId | None = None) -> None:
-        """Take the running system back to `snapshot`; None for the last one published.
+        """Restore the running system to `snapshot`; None for the latest published one.
 
         Returns when the system runs again.
 
@@ -289,8 +289,8 @@ class Supervisor:
             self._epoch.end(ShutdownRequested())
 
     async def _live(self, always: EpochConfig, stale: RunFile | None) -> None:
-        """Live through epochs until the system is stopped or cannot go on; the first may be one
-        that is taken over from an earlier supervisor."""
+        """Run epochs until the system is stopped or cannot continue; the first may be one that is
+        taken over from an earlier supervisor."""
         ended, stop_s = time.monotonic(), 0.0
         cause: Cause = RestoreRequested(self._restore)
         for abandoned in abandon_unfinished(self.store):
