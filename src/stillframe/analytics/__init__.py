@@ -6,7 +6,7 @@ Importing this package needs no Spark; calling what is in it does.
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stillframe.spark.session import import_with_pyspark, spark_session
+from stillframe.spark.session import lazy_attribute, spark_session
 
 if TYPE_CHECKING:
     from stillframe.analytics.assembly import assemble
@@ -73,15 +73,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs PySpark when it is used.
-
-    Raises:
-        Unavailable: PySpark is missing.
-    """
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_with_pyspark(f"stillframe.analytics.{module}"), name)
-    raise AttributeError(f"module 'stillframe.analytics' has no attribute {name!r}")
+    """Import what needs PySpark when it is used."""
+    return lazy_attribute(__name__, _MODULES, name)
 
 
 def audit_store(

@@ -6,7 +6,7 @@ event logs are in ``stillframe.analytics``; their names here are their old home.
 
 from typing import TYPE_CHECKING, Any
 
-from stillframe.spark.session import import_with_pyspark, spark_session
+from stillframe.spark.session import import_with_pyspark, lazy_attribute, spark_session
 
 if TYPE_CHECKING:
     from stillframe.spark.queries import (
@@ -72,16 +72,9 @@ by name, so that no import goes up from this package."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs PySpark when it is used.
-
-    Raises:
-        Unavailable: PySpark is missing.
-    """
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_with_pyspark(f"stillframe.spark.{module}"), name)
+    """Import what needs PySpark when it is used."""
     if name in _OLD_HOME:
         module, attribute = _OLD_HOME[name]
         found = import_with_pyspark(module)
         return found if attribute is None else getattr(found, attribute)
-    raise AttributeError(f"module 'stillframe.spark' has no attribute {name!r}")
+    return lazy_attribute(__name__, _MODULES, name)

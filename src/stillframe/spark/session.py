@@ -12,10 +12,10 @@ import sys
 import tempfile
 import weakref
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from stillframe.errors import Unavailable
 
@@ -133,6 +133,19 @@ def add_package(spark: "SparkSession") -> None:
             file.write(path, Path("stillframe") / path.relative_to(package))
     context.addPyFile(str(archive))
     _shipped.add(context)
+
+
+def lazy_attribute(package: str, modules: Mapping[str, Sequence[str]], name: str) -> Any:
+    """Return an attribute of a package, from that of its modules that defines it.
+
+    Raises:
+        Unavailable: PySpark is missing.
+        AttributeError: no module defines it.
+    """
+    for module, names in modules.items():
+        if name in names:
+            return getattr(import_with_pyspark(f"{package}.{module}"), name)
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
 
 def import_with_pyspark(module: str) -> ModuleType:
