@@ -77,11 +77,8 @@ def redistribute(
 
 
 def as_now(recorded: Description, topology: Topology) -> Topology:
-    """Return the recorded processes and channels with the current classes.
-
-    Raises:
-        UsageError: a class does not exist any more, or they do not fit together.
-    """
+    """Return the recorded processes and channels with the current classes. Raises UsageError if a
+    class does not exist any more, or they do not fit together."""
     examples = {type_name: name for name, type_name in topology.description.processes.items()}
     missing = sorted(set(recorded.processes.values()) - examples.keys())
     if missing:

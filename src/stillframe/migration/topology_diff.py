@@ -206,11 +206,8 @@ def listed(items: Iterable[object]) -> str:
 
 def differences(recorded: Description, topology: Topology) -> list[Change]:
     """Return how a topology differs from the recorded one; nothing if it does not. The effects on
-    recorded values and messages depend on the snapshot (``migrate``).
-
-    Raises:
-        UsageError: a class declares ``renamed`` wrongly.
-    """
+    recorded values and messages depend on the snapshot (``migrate``). Raises UsageError if a class
+    declares ``renamed`` wrongly."""
     now = topology.description
     return [
         *_process_changes(recorded, now),
@@ -227,11 +224,8 @@ def message_classes(topology: Topology) -> dict[str, type[Message]]:
 
 
 def state_fields(topology: Topology) -> dict[str, Fields]:
-    """Return the fields of every class of processes.
-
-    Raises:
-        UsageError: one declares ``renamed`` wrongly.
-    """
+    """Return the fields of every class of processes. Raises UsageError if one declares ``renamed``
+    wrongly."""
     return {
         codec.kind.__name__: Fields(codec.kind, types_of(codec.struct))
         for codec in topology.codecs.values()

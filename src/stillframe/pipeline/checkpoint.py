@@ -61,11 +61,8 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 def last_committed(checkpoint: Path) -> Committed | None:
-    """Return the newest committed micro-batch of a query, or None if there is none yet.
-
-    Raises:
-        Damaged: its offsets cannot be read.
-    """
+    """Return the newest committed micro-batch of a query, or None if there is none yet. Raises
+    Damaged if its offsets cannot be read."""
     batches = _numbers(checkpoint / _COMMITS)
     return committed(checkpoint, max(batches)) if batches else None
 
@@ -330,11 +327,8 @@ def _sst_files_of(directory: Path, version: int) -> list[str]:
 
 
 def _sst_names(path: Path) -> list[str]:
-    """Return the names of the files that a full file of a RocksDB state store refers to.
-
-    Raises:
-        Damaged: it is not what Spark writes, or names what cannot be such a file.
-    """
+    """Return the names of the files that a full file of a RocksDB state store refers to. Raises
+    Damaged if it is not what Spark writes, or names what cannot be such a file."""
     with path.open("rb") as opened:
         try:
             content = _archived(opened)

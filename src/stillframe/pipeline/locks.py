@@ -29,11 +29,8 @@ class Lock:
         self._descriptor: int | None = None
 
     def try_acquire(self) -> bool:
-        """Acquire the lock if it is free, and return whether that succeeded.
-
-        Raises:
-            StoreError: its file cannot be written.
-        """
+        """Acquire the lock if it is free, and return whether that succeeded. Raises StoreError if
+        its file cannot be written."""
         with explain_io_errors(self._path, "opened"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -119,13 +119,8 @@ def entry_name(number: int) -> str:
 
 
 class LogReader:
-    """Reads a log as it is in one epoch; entries that others append appear automatically.
-
-    Args:
-        root: the pipeline.
-        log: which log.
-        segments: the epochs it consists of, the oldest first.
-    """
+    """Reads a log of the pipeline at `root` as it is in one epoch, in which it consists of
+    `segments`. Entries that others append appear automatically."""
 
     def __init__(self, root: Path, log: Log, segments: Sequence[Segment]) -> None:
         self.log = log
@@ -193,11 +188,7 @@ class LogReader:
             yield self.entry(number)
 
     def entry(self, number: int) -> LogEntry:
-        """Return one entry.
-
-        Raises:
-            Damaged: it is missing, or not what was written.
-        """
+        """Return one entry. Raises Damaged if it is missing, or not what was written."""
         entry = self._entries.get(number)
         if entry is None:
             path = self.entry_path(number)
@@ -249,11 +240,8 @@ class LogReader:
         return self._directories[self._epoch(number)] / entry_name(number)
 
     def table(self, entry: LogEntry) -> pa.Table:
-        """Return the records of one entry, partition by partition.
-
-        Raises:
-            Damaged: a data file is missing, or not what was written.
-        """
+        """Return the records of one entry, partition by partition. Raises Damaged if a data file is
+        missing, or not what was written."""
         schema = self.log.arrow_schema
         tables = []
         for file in entry.files:
@@ -283,13 +271,7 @@ class LogReader:
 
 
 class LogWriter:
-    """Appends to a log in the current epoch. The caller holds the lock of the log's source.
-
-    Args:
-        root: the pipeline.
-        log: which log.
-        metadata: of the pipeline, as it is now.
-    """
+    """Appends to a log in the current epoch. The caller holds the lock of the log's source."""
 
     def __init__(self, root: Path, log: Log, metadata: Metadata) -> None:
         self.log = log

@@ -128,11 +128,8 @@ def check_timeline(
     segments: Mapping[str, Sequence[Segment]],
     batches: Mapping[str, Sequence[Segment]],
 ) -> None:
-    """Check a dataflow, and that the timelines of its logs and queries end with `epoch`.
-
-    Raises:
-        UsageError: one of them is impossible.
-    """
+    """Check a dataflow, and that the timelines of its logs and queries end with `epoch`. Raises
+    UsageError if one of them is impossible."""
     check_dataflow(dataflow)
     if epoch < 1:
         raise UsageError(f"there is no epoch {epoch}: epochs start at 1")
@@ -158,11 +155,8 @@ def check_positions(positions: Mapping[str, int], logs: Iterable[Log], participa
 
 
 def check_savepoint_name(name: str) -> str:
-    """Return `name` if a savepoint can have it.
-
-    Raises:
-        UsageError: it cannot be a name, or looks like the id of a snapshot.
-    """
+    """Return `name` if a savepoint can have it. Raises UsageError if it cannot be a name, or looks
+    like the id of a snapshot."""
     check_process_id(name)
     try:
         SnapshotId.parse(name)

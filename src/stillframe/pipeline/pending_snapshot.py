@@ -148,11 +148,8 @@ def _unless_removed(path: Path) -> Iterator[None]:
 
 def read_fragment(root: Path, snapshot: SnapshotId, participant: str) -> ParticipantFragment | None:
     """Return the fragment of one participant; None if it has not submitted it, or if the snapshot
-    has ended in the meantime.
-
-    Raises:
-        Damaged, StoreError: the fragment was changed or cannot be read.
-    """
+    has ended in the meantime. Raises Damaged or StoreError if the fragment was changed or cannot be
+    read."""
     path = fragment_path(root, snapshot, participant)
     if path.exists():
         with _unless_removed(path):
@@ -162,11 +159,7 @@ def read_fragment(root: Path, snapshot: SnapshotId, participant: str) -> Partici
 
 def check_fragments(dataflow: Dataflow, fragments: Sequence[ParticipantFragment]) -> None:
     """Check that each participant of a dataflow recorded its own kind of state, and has positions
-    on the logs that are its own.
-
-    Raises:
-        UsageError: one did not.
-    """
+    on the logs that are its own. Raises UsageError if one did not."""
     if [fragment.participant for fragment in fragments] != list(dataflow.participants):
         raise UsageError(f"it has not one fragment of each of {', '.join(dataflow.participants)}")
     for fragment in fragments:
@@ -242,11 +235,8 @@ class SystemCut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def services_among(dataflow: Dataflow, processes: list[str]) -> tuple[str, ...]:
-    """Return which processes of a system are services of the pipeline, sorted.
-
-    Raises:
-        UsageError: none is.
-    """
+    """Return which processes of a system are services of the pipeline, sorted. Raises UsageError if
+    none is."""
     attached = tuple(sorted(set(processes) & dataflow.services.keys()))
     if not attached:
         raise UsageError(

@@ -36,14 +36,7 @@ the machines of one cluster differ by less."""
 
 
 class ParticipantLogs:
-    """A participant's logs, in the epoch in which it started.
-
-    Args:
-        root: the pipeline.
-        metadata: of that epoch.
-        participant: its name.
-        kind: "query" or "service", for errors.
-    """
+    """A participant's logs, in the epoch in which it started; `kind` is "query" or "service"."""
 
     def __init__(self, root: Path, metadata: Metadata, participant: str, kind: str) -> None:
         self.metadata = metadata
@@ -148,11 +141,8 @@ class ParticipantLogs:
 class QueryParticipant(ParticipantLogs):
     """A query as a participant in snapshots.
 
-    Args:
-        root: the pipeline.
-        query: its name.
-        is_patient: whether it may be held at a barrier: not if it runs with AvailableNow, which
-            takes being held for the end, nor if it does not run at all.
+    If `is_patient`, it may be held at a barrier: not if it runs with AvailableNow, which takes
+    being held for the end, nor if it does not run at all.
 
     Raises:
         NotConsistent: the checkpoint is of a query that reads other logs.
@@ -170,11 +160,8 @@ class QueryParticipant(ParticipantLogs):
             self.readers[name].check_whole(position)
 
     def positions(self) -> tuple[int | None, dict[str, int]]:
-        """Return the last committed micro-batch, and the query's positions on its logs.
-
-        Raises:
-            NotConsistent: the checkpoint is of a query that reads other logs.
-        """
+        """Return the last committed micro-batch, and the query's positions on its logs. Raises
+        NotConsistent if the checkpoint is of a query that reads other logs."""
         found = checkpoint.last_committed(self.checkpoint)
         if found is None:
             return None, dict(self.metadata.starts[self.query])
@@ -188,11 +175,8 @@ class QueryParticipant(ParticipantLogs):
 
     def check_stands_at(self, positions: dict[str, int]) -> None:
         """Refuse to read on from `positions`, between two micro-batches, if the pipeline's
-        checkpoint of the query has others.
-
-        Raises:
-            NotConsistent: they are those of another checkpoint, or its commits come later.
-        """
+        checkpoint of the query has others. Raises NotConsistent if they are those of another
+        checkpoint, or its commits come later."""
         committed = self.positions()[1]
         if any(committed[log] != position for log, position in positions.items()):
             raise NotConsistent(

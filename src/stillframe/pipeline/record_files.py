@@ -22,11 +22,8 @@ def write_records(path: Path, table: pa.Table) -> None:
 
 
 def read_records(path: Path, schema: pa.Schema, checksum: int) -> pa.Table:
-    """Read a Parquet file of a log, whose checksum when it was written is given.
-
-    Raises:
-        Damaged: it is missing, changed, or of other columns.
-    """
+    """Read a Parquet file of a log, whose checksum when it was written is given. Raises Damaged if
+    it is missing, changed, or of other columns."""
     check_file(path, checksum)
     try:
         with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:

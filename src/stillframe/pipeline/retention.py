@@ -39,11 +39,8 @@ def keep(root: Path, count: int) -> list[SnapshotId]:
 
 
 def drop(root: Path, unwanted: Iterable[SnapshotId]) -> list[SnapshotId]:
-    """Delete snapshots, even damaged ones, and trim the logs; returns as ``keep``.
-
-    Raises:
-        UsageError: the current epoch began from one of them, and it is still needed.
-    """
+    """Delete snapshots, even damaged ones, and trim the logs; returns as ``keep``. Raises
+    UsageError if the current epoch began from one of them, and it is still needed."""
     metadata, every, chosen = read_metadata(root), readable_manifests(root), list(unwanted)
     if (why := _why_needed(metadata, every, chosen)) is not None:
         raise UsageError(why)

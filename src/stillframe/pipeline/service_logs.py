@@ -53,17 +53,8 @@ def _report_path(root: Path, epoch: int, service: str) -> Path:
 
 
 class ServiceLogs(ParticipantLogs):
-    """The logs of a service, and its positions on them.
-
-    Args:
-        root: the pipeline.
-        service: the name of the service.
-        metadata: of the epoch that it is in.
-        positions: its position on each log that it reads.
-
-    Raises:
-        Damaged: an entry that it has still to read is missing.
-    """
+    """The logs of a service, and its positions on them. Raises Damaged if an entry that it has
+    still to read is missing."""
 
     def __init__(
         self, root: Path, service: str, metadata: Metadata, positions: dict[str, int]
@@ -112,11 +103,7 @@ class ServiceLogs(ParticipantLogs):
 
     def at_boundary(self, *, is_patient: bool, record: Callable[[Request], None]) -> dict[str, int]:
         """Record if it is time to, and return up to where the next action may read
-        (``record_or_limit``).
-
-        Raises:
-            Refused: the pipeline was restored: this epoch has ended.
-        """
+        (``record_or_limit``). Raises Refused if the pipeline was restored: this epoch has ended."""
         self.check_epoch()
         tails = {log: reader.tail(self._positions[log]) for log, reader in self.readers.items()}
         return self.record_or_limit(tails, lambda: self._positions, record, is_patient=is_patient)
@@ -143,10 +130,7 @@ class ServiceLogs(ParticipantLogs):
     ) -> None:
         """Append the barrier to every log that is written, and submit the fragment.
 
-        Args:
-            request: the snapshot.
-            state: as the service recorded it, in the same atomic step; None if that failed.
-            system: the name of the system that the service is a process of.
-            failure: why it could not be recorded.
+        `state` was recorded in the same atomic step; if that failed, `failure` says why. `system`
+        is the name of the system that the service is a process of.
         """
         self.submit_fragment(request, self.positions, service=state, system=system, failure=failure)

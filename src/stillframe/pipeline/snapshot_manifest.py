@@ -108,11 +108,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     files: tuple[PinnedFile, ...]
 
     def fragment(self, participant: str) -> ParticipantFragment:
-        """Return what one participant recorded.
-
-        Raises:
-            UsageError: there is no such participant.
-        """
+        """Return what one participant recorded. Raises UsageError if there is no such
+        participant."""
         for fragment in self.fragments:
             if fragment.participant == participant:
                 return fragment
@@ -162,11 +159,8 @@ def pinned_path(directory: Path, query: str) -> Path:
 
 
 def manifests(root: Path) -> list[Manifest]:
-    """Return all published snapshots in the order in which they were published.
-
-    Raises:
-        Damaged, StoreError: a manifest was changed or cannot be read.
-    """
+    """Return all published snapshots in the order in which they were published. Raises Damaged or
+    StoreError if a manifest was changed or cannot be read."""
     return [read_manifest(root, snapshot) for snapshot in published_ids(root)]
 
 
@@ -188,11 +182,8 @@ def listing(root: Path) -> tuple[list[Manifest], dict[SnapshotId, Damaged]]:
 
 
 def published_ids(root: Path) -> list[SnapshotId]:
-    """Return the ids of all published snapshots in the order in which they were published.
-
-    Raises:
-        Damaged, StoreError: something else is among them, or the directory cannot be read.
-    """
+    """Return the ids of all published snapshots in the order in which they were published. Raises
+    Damaged or StoreError if something else is among them, or the directory cannot be read."""
     found = []
     with explain_io_errors(root / SNAPSHOTS, "read"):
         for path in (root / SNAPSHOTS).glob("[!.]*"):
@@ -278,11 +269,8 @@ def hashed_files(
     directory: Path, queries: Iterable[str], known: list[PinnedFile]
 ) -> list[PinnedFile]:
     """Return every pinned file in the `directory` of a snapshot, with its hash. Those that are
-    `known` from the snapshot before are not read again.
-
-    Raises:
-        StoreError: a file cannot be read.
-    """
+    `known` from the snapshot before are not read again. Raises StoreError if a file cannot be
+    read."""
     by_inode = {(f.inode, f.bytes, f.changed_at_ns): f.hash for f in known}
     found = []
     for query, name, path in _pinned_files(directory, queries):

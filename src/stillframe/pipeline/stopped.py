@@ -148,10 +148,7 @@ def record_stopped(
     root: Path, metadata: Metadata, request: Request, name: str
 ) -> ParticipantFragment | None:
     """Record a participant that no program runs; None if one does, or if it is not its turn yet.
-
-    Raises:
-        NotAtRest: it does not run, and what is on the disk is not its state.
-    """
+    Raises NotAtRest if it does not run, and what is on the disk is not its state."""
     lock = participant_lock(root, name)
     if not lock.try_acquire():
         return None

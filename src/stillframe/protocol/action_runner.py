@@ -69,11 +69,8 @@ class ActionRunner:
         return tuple(action.name for action in self.process.actions)
 
     def decode(self, encoded: bytes) -> Message:
-        """Return a message that this process is to receive.
-
-        Raises:
-            ProtocolViolation: it does not accept such a message.
-        """
+        """Return a message that this process is to receive. Raises ProtocolViolation if it does not
+        accept such a message."""
         if self._decoder is None:
             raise ProtocolViolation(f"process {self.id} accepts no message")
         try:

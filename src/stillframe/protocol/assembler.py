@@ -30,12 +30,8 @@ class _Pending(msgspec.Struct):
 
 
 class Assembler:
-    """Puts fragments together, any number of snapshots at once.
-
-    Args:
-        description: the processes and channels, all of which must be in every snapshot.
-        epoch: the epoch in which the snapshots are taken.
-    """
+    """Puts fragments together, any number of snapshots at once, all taken in `epoch`. Each must
+    have all processes and channels of `description`."""
 
     def __init__(self, description: Description, epoch: int) -> None:
         self._description = description
@@ -146,11 +142,8 @@ class Assembler:
         )
 
     def check(self, fragment: Fragment) -> None:
-        """Check a fragment against the description; ``add`` does so for a pending snapshot.
-
-        Raises:
-            ProtocolViolation: it does not fit, with what is wrong.
-        """
+        """Check a fragment against the description; ``add`` does so for a pending snapshot. Raises
+        ProtocolViolation if it does not fit, with what is wrong."""
         process = fragment.state.process
         where = _where(fragment)
         if process not in self._description.processes:

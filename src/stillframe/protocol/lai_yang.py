@@ -251,11 +251,8 @@ class LaiYangRecorder(Recordings[_ColourRecording]):
         return effects
 
     def marker(self, source: ProcessId, marker: CountingMarker) -> list[Effect]:
-        """Take a marker that came on the channel from `source`, before or after any message.
-
-        Raises:
-            ProtocolViolation: it is the second marker of its snapshot on this channel.
-        """
+        """Take a marker that came on the channel from `source`, before or after any message. Raises
+        ProtocolViolation if it is the second marker of its snapshot on this channel."""
         effects, recording = self._marked(source, marker.snapshot)
         if recording is None:
             return effects

@@ -347,11 +347,8 @@ class Recorder(Recordings[Recording]):
         return self._received_counts
 
     def receive(self, source: ProcessId, batch: Batch) -> None:
-        """Note that the messages of `batch` were delivered to the application.
-
-        Raises:
-            ProtocolViolation: their numbers do not follow: something was lost or doubled.
-        """
+        """Note that the messages of `batch` were delivered to the application. Raises
+        ProtocolViolation if their numbers do not follow: something was lost or doubled."""
         received_count = self._received_counts[source]
         if batch.first != received_count + 1:
             raise ProtocolViolation(
@@ -364,11 +361,8 @@ class Recorder(Recordings[Recording]):
                 batches.append(batch)
 
     def marker(self, source: ProcessId, marker: Marker) -> list[Effect]:
-        """Take a marker that came on the channel from `source`.
-
-        Raises:
-            ProtocolViolation: it is the second marker of its snapshot on this channel.
-        """
+        """Take a marker that came on the channel from `source`. Raises ProtocolViolation if it is
+        the second marker of its snapshot on this channel."""
         effects, recording = self._marked(source, marker.snapshot)
         if recording is None:
             return effects

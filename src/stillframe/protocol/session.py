@@ -29,11 +29,8 @@ class SendSession:
         self.unacknowledged_bytes += len(frame)
 
     def acknowledge(self, sequence: int) -> None:
-        """Forget all frames up to `sequence`: they were handled.
-
-        Raises:
-            ProtocolViolation: such a frame was never sent.
-        """
+        """Forget all frames up to `sequence`: they were handled. Raises ProtocolViolation if such a
+        frame was never sent."""
         if sequence > self.sequence:
             raise ProtocolViolation(
                 f"frame {sequence} was acknowledged, but only {self.sequence} were sent"
@@ -43,12 +40,9 @@ class SendSession:
             self.unacknowledged_bytes -= len(self._frames.popleft())
 
     def resume(self, received: int) -> list[bytes | bytearray]:
-        """Return the frames to send again on a new connection, given the last one received.
-
-        Raises:
-            ProtocolViolation: the target claims frames that were never sent, or asks for some that
-                it had acknowledged.
-        """
+        """Return the frames to send again on a new connection, given the last one received. Raises
+        ProtocolViolation if the target claims frames that were never sent, or asks for some that it
+        had acknowledged."""
         if not self._acknowledged <= received <= self.sequence:
             raise ProtocolViolation(
                 f"the other end wants to go on after frame {received}; "
@@ -71,11 +65,8 @@ class ReceiveSession:
         self._acknowledge_bytes = acknowledge_bytes
 
     def accept(self, sequence: int) -> bool:
-        """Return whether this frame is new; if so it counts as received.
-
-        Raises:
-            ProtocolViolation: frames before it are missing.
-        """
+        """Return whether this frame is new; if so it counts as received. Raises ProtocolViolation
+        if frames before it are missing."""
         if sequence <= self.received:
             return False
         if sequence != self.received + 1:

@@ -79,10 +79,8 @@ def check_status(
     description: Description,
 ) -> None:
     """Check that a status is that of `process`, and about the snapshots that were `asked` for.
-
-    Raises:
-        ProtocolViolation: it names other snapshots, or channels that the process does not have.
-    """
+    Raises ProtocolViolation if it names other snapshots, or channels that the process does not
+    have."""
     sources = set(description.incoming(process))
     awaited = [source for shown in status.snapshots for source in shown.awaited]
     if (

@@ -59,11 +59,8 @@ class Tally(msgspec.Struct):
 
 
 def run_chunk(make_config: Callable[[], RunConfig], seeds: range) -> Tally:
-    """Run `seeds` one after the other.
-
-    Raises:
-        UsageError: a handler of the system failed; the seed is named.
-    """
+    """Run `seeds` one after the other. Raises UsageError if a handler of the system failed; the
+    seed is named."""
     tally, config = Tally(), make_config()
     for seed in seeds:
         try:
@@ -105,10 +102,8 @@ def run_seeds(
 ) -> Tally:
     """Run `seeds` on all cores, and stop soon after the first that breaks a promise.
 
-    Args:
-        make_config: returns the configuration; called in each process of the pool.
-        seeds: which seeds.
-        progress: called with the number of further seeds that were run.
+    `make_config` is called in each process of the pool, `progress` with the number of further seeds
+    that were run.
 
     Raises:
         UsageError: a handler of the system failed; the seed is named.

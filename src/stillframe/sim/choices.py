@@ -135,11 +135,8 @@ FORMS = (
 
 
 def parse_choice(text: str) -> Choice:
-    """Read what ``str`` writes of a choice.
-
-    Raises:
-        UsageError: it is none; the forms are listed.
-    """
+    """Read what ``str`` writes of a choice. Raises UsageError if it is none; the forms are
+    listed."""
     for kind, form in _PATTERNS:
         if found := form.fullmatch(text.strip()):
             fields = {name: _FIELDS[name].read(value) for name, value in found.groupdict().items()}

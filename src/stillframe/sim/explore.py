@@ -148,11 +148,7 @@ def _play_again(system: SmallSystem, run: Run) -> World:
 
 
 def play(system: SmallSystem, run: Iterable[choices.Choice]) -> World:
-    """Return the world after `run`.
-
-    Raises:
-        UsageError: something in it is not possible.
-    """
+    """Return the world after `run`. Raises UsageError if something in it is not possible."""
     world = World(system.topology, network=system.network, recorder=system.recorder)
     for choice in run:
         world.take(choice)

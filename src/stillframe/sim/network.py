@@ -110,11 +110,8 @@ class MemoryChannel:
             self._frames.append(encoded)
 
     def take(self, position: int = 0) -> Frame | None:
-        """Remove and return the frame at `position`; None if it had arrived before.
-
-        Raises:
-            ProtocolViolation: a channel that keeps order did not.
-        """
+        """Remove and return the frame at `position`; None if it had arrived before. Raises
+        ProtocolViolation if a channel that keeps order did not."""
         frame = _decode(self._frames.pop(position))
         if self._network is not Fifo:
             return frame

@@ -63,11 +63,8 @@ class Run:
 
 
 def run_seed(seed: int, config: RunConfig) -> Run:
-    """Simulate the run of `seed`, and check it.
-
-    Raises:
-        StillframeError: a handler of the system failed; a bug of its own, not of a snapshot.
-    """
+    """Simulate the run of `seed`, and check it. Raises StillframeError if a handler of the system
+    failed; a bug of its own, not of a snapshot."""
     chance = Random(seed)
     world, faults = _draw(chance, config)
     scheduler = RandomScheduler(world, chance, faults, config.load)
@@ -83,11 +80,8 @@ def replay(
     after_each: Callable[[World, Step], None] = lambda world, step: None,
 ) -> Run:
     """Replay `schedule` with the system of `seed`, and check it. Choices that are not enabled are
-    left out; `after_each` is called after each of the others.
-
-    Raises:
-        StillframeError: a handler of the system failed.
-    """
+    left out; `after_each` is called after each of the others. Raises StillframeError if a handler
+    of the system failed."""
     world, faults = _draw(Random(seed), config)
     done: Schedule = []
     for step in schedule:

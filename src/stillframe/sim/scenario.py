@@ -88,11 +88,8 @@ class Played(msgspec.Struct, frozen=True):
 
 
 def play_text(text: str) -> Played:
-    """Play the text of a ``.run`` file.
-
-    Raises:
-        UsageError: it cannot be read, or something in it is not possible; the line is named.
-    """
+    """Play the text of a ``.run`` file. Raises UsageError if it cannot be read, or something in it
+    is not possible; the line is named."""
     blocks, tail = _parse_blocks(text)
     (line, word), *rest = _commands(blocks[0])
     if word != "system":

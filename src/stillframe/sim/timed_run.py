@@ -61,12 +61,8 @@ def run_ticks(
 ) -> None:
     """Do in `world` what ``play`` does; frames in flight already count as sent at tick 0.
 
-    Args:
-        world: the world; no connection may be lost.
-        actions: the choices with their ticks.
-        delay: returns the delay of a frame that was just sent, in ticks.
-        script: whose events may accept several messages together; None if none does.
-        tick: called at the end of each tick.
+    `delay` returns the delay of a frame that was just sent, in ticks. Events of `script` may accept
+    several messages together.
 
     Raises:
         UsageError: an action is not possible when it is due, a connection is lost, or the run does
