@@ -121,7 +121,7 @@ class _Conversion:
         self._met: set[str] = set()
 
     def as_it_came(self, change: Change) -> Change:
-        """Return a change as it turned out: a field of a message that nobody sent loses nothing."""
+        """Return a change as it turned out: without a message, its fields lose nothing."""
         kind = change.subject.removeprefix(MESSAGE)
         if not change.is_loss or kind == change.subject or kind in self._met:
             return change

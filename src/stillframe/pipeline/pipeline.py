@@ -352,8 +352,8 @@ class Pipeline:
 def sentence_on_damaged(damaged: list[SnapshotId]) -> str:
     """Return the consequence of damaged snapshots that stay, for people."""
     return (
-        f"{', '.join(map(str, damaged))}: the manifest is damaged, so nobody knows what it needs, "
-        "and the logs are not trimmed: drop it by its id"
+        f"{', '.join(map(str, damaged))}: the manifest is damaged, so the entries that it needs "
+        "are unknown, and the logs are not trimmed: drop it by its id"
     )
 
 

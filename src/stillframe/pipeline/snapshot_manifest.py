@@ -296,7 +296,7 @@ def verify_files(root: Path, manifest: Manifest, progress: Callable[[int], None]
     for query, name, path in _pinned_files(directory, manifest.queries):
         record = expected.pop((query, name), None)
         if record is None:
-            raise Damaged(f"{path} is not of snapshot {manifest.snapshot}: somebody put it there")
+            raise Damaged(f"{path} is not of snapshot {manifest.snapshot}: it was added later")
         with explain_io_errors(path, "read"):
             if path.stat().st_size != record.bytes or file_hash(path) != record.hash:
                 raise Damaged(

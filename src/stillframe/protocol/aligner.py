@@ -58,7 +58,7 @@ def may_record(mode: Mode, channels: Mapping[str, Reading], *, is_initiator: boo
         mode: of the snapshot.
         channels: every incoming channel by name.
         is_initiator: whether the snapshot begins here. A participant without incoming channels
-            always initiates; on a cycle somebody has to.
+            always initiates; on a cycle one participant has to.
 
     Raises:
         NotConsistent: a barrier was overrun that should have held the channel.

@@ -17,14 +17,14 @@ words):
   white messages that a red process accepts.
 * *Counting* (Mattern, *Efficient Algorithms for Distributed Snapshots and Global Virtual Time
   Approximation*, Journal of Parallel and Distributed Computing 18, 1993; in our words). When has
-  the last of them come? When as many white messages were accepted as were sent, and that the source
-  knows at its cut and tells.
+  the last of them come? When as many white messages were accepted as were sent, a number that the
+  source knows at its cut.
 
-What we add: the number is told by a marker on the channel (`CountingMarker`), which turns the
-target red, too, if nothing else does, so that a snapshot ends although nobody sends a message; any
-number of snapshots at once, so that a message's colour is the set of those for which it is red; and
-giving up. Unlike Chandy-Lamport's, this marker may come before, between or after the messages, and
-a channel stays open after its marker until all that was sent before the cut is in.
+What we add: the number is in a marker on the channel (`CountingMarker`), which turns the target
+red, too, if nothing else does, so that a snapshot ends even if no message is sent; any number of
+snapshots at once, so that a message's colour is the set of those for which it is red; and
+abandonment. Unlike Chandy-Lamport's, this marker may come before, between or after the messages,
+and a channel stays open after its marker until everything sent before the cut has arrived.
 
 *The same books.* ``ChannelState`` numbers the recorded messages from received + 1 to sent. Without
 order a count says how many messages were received before the cut, not which, and the recorded ones

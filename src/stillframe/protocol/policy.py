@@ -90,10 +90,10 @@ class AbandonmentLimit:
         self._last.append(ended)
         if self._count_max is None or self._count <= self._count_max:
             return None
-        told = "".join(f"\n  {abandoned}" for abandoned in self._last)
+        last = "".join(f"\n  {abandoned}" for abandoned in self._last)
         return (
             f"{self._count} snapshots in a row were abandoned, and {self._count_max} are "
-            f"tolerated. The last of them:{told}\nMend what is named there, or give snapshots more "
+            f"tolerated. The last of them:{last}\nMend what is named there, or give snapshots more "
             "time (--timeout) or tolerate more of them (--tolerate)"
         )
 

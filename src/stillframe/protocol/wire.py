@@ -289,8 +289,8 @@ def _decode_other(kind: int, body: bytes) -> Frame:
 
 
 def check_version(version: int, who: str) -> None:
-    """Check that somebody else speaks our version of the protocol. Raises Refused if it is another
-    one; both are named, with what to do."""
+    """Check that a peer speaks our version of the protocol. Raises Refused if it is another one;
+    both are named, with what to do."""
     if version != VERSION:
         raise Refused(
             f"{who} speaks version {version} of the protocol, we speak {VERSION}: run the same "
