@@ -12,11 +12,11 @@ from bench.flows import (
     Feeding,
     chain,
     directory,
-    photograph,
     records,
     running,
     show,
     start_chain,
+    take_snapshot,
     took_s,
 )
 from bench.measure import median
@@ -49,8 +49,10 @@ def measure_latency(spark: SparkSession) -> None:
                 return True
 
             with running(*queries), Feeding(pipeline, is_due, item):
-                photograph(pipeline, "aligned")
-                latencies = [took_s(photograph(pipeline, "aligned")) for _ in range(LATENCY_COUNT)]
+                take_snapshot(pipeline, "aligned")
+                latencies = [
+                    took_s(take_snapshot(pipeline, "aligned")) for _ in range(LATENCY_COUNT)
+                ]
                 batch_s = statistics.median(
                     progress.durationMs["triggerExecution"] / 1000
                     for query in queries
@@ -168,4 +170,4 @@ def _with_backlog(spark: SparkSession, pipeline: Pipeline, backlog: int, mode: s
         )
         with running(second):
             began.wait(TIMEOUT_S)
-            return photograph(pipeline, mode)
+            return take_snapshot(pipeline, mode)

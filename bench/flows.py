@@ -58,7 +58,7 @@ def running(*queries: StreamingQuery) -> Iterator[None]:
             query.stop()
 
 
-def photograph(pipeline: Pipeline, mode: str) -> Manifest:
+def take_snapshot(pipeline: Pipeline, mode: str) -> Manifest:
     """Take a snapshot.
 
     Raises:

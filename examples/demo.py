@@ -1,4 +1,4 @@
-"""The main job, end to end: photograph a running bank, kill part of it, bring it back, audit it.
+"""The main job, end to end: snapshots of a running bank, a kill, recovery, an audit.
 
 Every claim that is printed at the end was checked here; the exit code is 0 only if all hold.
 """
@@ -177,7 +177,7 @@ async def _run(path: Path, findings: Findings, show: Callable[[str], None]) -> N
                     system, every_s=EVERY_S, initiators=("P1", "P2"), emit=emit
                 )
                 tasks = [group.create_task(periodic), group.create_task(_overlap(system))]
-                await _wait(BEFORE_KILL_S, lambda: show("paying each other, photographed"))
+                await _wait(BEFORE_KILL_S, lambda: show("paying each other, with snapshots"))
                 show("kill -9 P3, and back to the last snapshot")
                 await _kill_and_recover(system, findings)
                 await _wait(AFTER_KILL_S, lambda: show("going on after the restore"))

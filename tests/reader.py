@@ -16,7 +16,7 @@ NAMED = re.compile(r"`(\S+\.py)`[^\n`]*:\n\n$")
 NOISE = re.compile(
     r"a snapshot was due and skipped|was abandoned|^waiting for .* to come|^bash: line \d+: "
 )
-PATIENCE_S = 60
+DEADLINE_S = 60
 
 
 class Step(NamedTuple):
@@ -137,7 +137,7 @@ def follow(
 
 def wait_until(is_so: Callable[[], bool], what: str) -> None:
     """Wait for what a page gives a few seconds: a machine may be slower than it expects."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     while not is_so():
-        assert time.monotonic() < deadline, f"not in {PATIENCE_S} s: {what}"
+        assert time.monotonic() < deadline, f"not in {DEADLINE_S} s: {what}"
         time.sleep(0.1)

@@ -1,5 +1,6 @@
 """What the README shows is what happens: its program and its commands are run."""
 
+import ast
 import re
 import shlex
 import subprocess
@@ -159,6 +160,22 @@ def test_the_identifiers_of_the_glossary_are_there() -> None:
         word = re.split(r"[ (]", name.removeprefix("stillframe ").removeprefix("stillframe."))[0]
         is_file = (ROOT / "src" / "stillframe" / word).exists()
         assert is_file or re.search(rf"\b{word.strip('-').split('.')[-1]}\b", source), name
+
+
+def test_the_walks_of_contributing_lead_somewhere() -> None:
+    """Every function that a walk names is in the file that it names."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    steps = re.findall(r"\| `([\w/]+\.py)` \| `([\w.]+)` \|", text)
+    assert len(steps) > 20
+    for file, function in steps:
+        defined: set[str] = set()
+        for item in ast.parse((ROOT / "src" / "stillframe" / file).read_text()).body:
+            if isinstance(item, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                defined.add(item.name)
+            if isinstance(item, ast.ClassDef):
+                members = [m for m in item.body if isinstance(m, ast.FunctionDef)]
+                defined.update(f"{item.name}.{member.name}" for member in members)
+        assert function in defined, f"{file} has no {function}"
 
 
 def test_the_picture_of_the_proof_page_is_what_is_drawn() -> None:

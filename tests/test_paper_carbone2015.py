@@ -62,11 +62,11 @@ def test_the_barrier_goes_out_before_the_inputs_are_released() -> None:
     while frontier:
         world = frontier.pop()
         for following in steps.after(world):
-            for who, standing in enumerate(following.standings):
-                if standing.unhanded is not None:
+            for who, status in enumerate(following.statuses):
+                if status.unhanded is not None:
                     for log in steps.outgoing[who]:
                         assert following.logs[log][-1] == Barrier(0)
-                    assert standing.positions == world.standings[who].positions
+                    assert status.positions == world.statuses[who].positions
             if following not in seen:
                 seen.add(following)
                 frontier.append(following)

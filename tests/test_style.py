@@ -13,11 +13,18 @@ FUNCTION_LINES_MAX = 60
 BANNED_MODULE_NAMES = frozenset(
     "manager managers handler util utils helper helpers base common misc data info".split()
 )
-BANNED_WORDS = frozenset(
-    "node nodes worker workers actor actors leader leaders master backup backups generation "
-    "incarnation incarnations dump".split()
-)
-"""Words that DESIGN section 2 replaces by others: process, initiator, snapshot, epoch."""
+GLOSSARY = ROOT / "docs" / "glossary.md"
+REPLACES = 4
+"""The column of the glossary that holds, in code type, the words that a term replaces."""
+
+
+def replaced_words(glossary: str) -> frozenset[str]:
+    """Return the words that the terms of a glossary replace."""
+    rows = [line.split("|") for line in glossary.splitlines() if line.startswith("| ")]
+    return frozenset(word for row in rows for word in re.findall(r"`(\w+)`", row[REPLACES]))
+
+
+BANNED_WORDS = replaced_words(GLOSSARY.read_text(encoding="utf-8"))
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("src/stillframe/spark/session.py", "master"): "Spark's name for where it runs",
@@ -138,7 +145,7 @@ def test_modules_are_named_after_what_they_hold() -> None:
 
 
 def test_only_our_words_are_used() -> None:
-    """Names, docstrings and pages keep to the words of DESIGN section 2."""
+    """Names, docstrings and pages keep to the terms of the glossary."""
     found = {
         (named(path), word) for path in SOURCES + PAGES for word in seen(path).words & BANNED_WORDS
     }

@@ -1,4 +1,4 @@
-"""The demonstration: run, photograph, kill everything, restore, finish; then compare.
+"""The demonstration: run, take snapshots, kill everything, restore, finish; then compare.
 
 Every claim that is printed at the end was checked here; the exit code is 0 only if all hold.
 """
@@ -81,7 +81,7 @@ class Run:
         with self._console.status("running"):
             self._processes.wait_for_feed()
 
-    def photograph(
+    def take_snapshots(
         self, until: Callable[[Manifest], bool], modes: Sequence[Mode] = MODES
     ) -> Manifest:
         """Take a snapshot every now and then, in each mode in turn, and return the last one.
@@ -164,7 +164,7 @@ def run_unbroken(run: Run) -> Manifest:
     run.start()
     try:
         run.wait_for_feed()
-        return run.photograph(run.is_finished, modes=(Mode.UNALIGNED,))
+        return run.take_snapshots(run.is_finished, modes=(Mode.UNALIGNED,))
     finally:
         run.kill()
 
@@ -173,7 +173,7 @@ def run_broken(run: Run, console: Console) -> Manifest:
     """The same with an end in the middle: kill, restore, finish; return the last snapshot."""
     run.start()
     try:
-        run.photograph(run.is_under_way)
+        run.take_snapshots(run.is_under_way)
         time.sleep(random.uniform(0, EVERY_S))
         killed_count = run.kill()
         console.print(f"\n[bold]kill -9[/bold] of everything: {killed_count} processes")
@@ -186,7 +186,7 @@ def run_broken(run: Run, console: Console) -> Manifest:
             f"{restored.record_count:,} records on channels go on their way"
         )
         run.start()
-        return run.photograph(run.is_finished)
+        return run.take_snapshots(run.is_finished)
     finally:
         run.kill()
 

@@ -112,10 +112,8 @@ class StateCodec:
         try:
             return self._encode(values)
         except _ENCODING_ERRORS as error:
-            culprit = self._find_culprit(values)
-            raise UsageError(
-                f"{self.kind.__name__}.{culprit} cannot be recorded: {error}"
-            ) from error
+            field = self._find_unencodable(values)
+            raise UsageError(f"{self.kind.__name__}.{field} cannot be recorded: {error}") from error
 
     def encode_part(self, name: str, values: list[Any]) -> bytes:
         """Return keys or values of the keyed field `name` as a MessagePack array; a UsageError if
@@ -197,7 +195,7 @@ class StateCodec:
                     f"it '_{name}'"
                 )
 
-    def _find_culprit(self, values: dict[str, Any]) -> str:
+    def _find_unencodable(self, values: dict[str, Any]) -> str:
         for name, value in values.items():
             try:
                 self._encode(value)

@@ -20,7 +20,7 @@ from tests.cli.conftest import Call
 from tests.runtime.watch import new_store, program
 
 TIMEOUT_S = 60
-HOLDUP = Straggler("C", Cause.SILENT, 3.0, (Channel("C", "A"),))
+STRAGGLER = Straggler("C", Cause.SILENT, 3.0, (Channel("C", "A"),))
 
 
 @pytest.mark.parametrize("arguments", [(), ("A-1", "--live"), ("--live", "--books")])
@@ -43,10 +43,10 @@ def test_a_line_comes_when_something_changes_and_not_because_time_goes_by(
 ) -> None:
     """A cause that stays is told once."""
     told: dict[SnapshotId, str] = {}
-    waits = UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("A", "C"), (HOLDUP,))
+    waits = UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("A", "C"), (STRAGGLER,))
     for second in range(2):
         live._put_changes((waits,), told, 3.0 + second)
-    live._put_changes((UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("C",), (HOLDUP,)),), told, 5.0)
+    live._put_changes((UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("C",), (STRAGGLER,)),), told, 5.0)
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition("missing: ")[2].partition(";")[0] for line in lines] == ["A, C", "C"]
     assert all("; markers are awaited on C->A" in line for line in lines)

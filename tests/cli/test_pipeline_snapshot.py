@@ -1,4 +1,4 @@
-"""``spark snapshot`` and ``spark savepoint``: the id, the culprit, and an end at any moment."""
+"""``spark snapshot`` and ``spark savepoint``: the id, the stragglers, and an end at any moment."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def test_a_savepoint_has_a_name(call: Call, shop: Pipeline) -> None:
 
 
 @pytest.mark.slow
-def test_a_snapshot_that_is_given_up_names_the_culprit(call: Call, shop: Pipeline) -> None:
+def test_a_snapshot_that_is_given_up_names_the_straggler(call: Call, shop: Pipeline) -> None:
     """A service that is busy and never ends its action: exit 1, who was missing and why."""
     with join("till", pipeline=shop.path, state=Till()):
         result = call("spark", "snapshot", shop.path, "--timeout", "1s")

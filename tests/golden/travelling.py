@@ -86,7 +86,7 @@ STATE = ProcessState(
 INCOMING = (IncomingRecord("P2", 40, (BATCH,)),)
 TIMES = MarkerTimes(1000.5, "P2", {"P2": 0.25})
 FRAGMENT = Fragment(P2_18, STATE, {"P2": 7}, INCOMING, 0.125, 0.5, TIMES)
-STANDING = stragglers.ProcessStatus(
+STATUS = stragglers.ProcessStatus(
     True,
     (stragglers.RecordingStatus(P1_17, Phase.RECORDING, ("P2",), 1.5),),
     {"P2": stragglers.EndpointStatus(True, 300, True, 40)},
@@ -195,7 +195,7 @@ FROM_PROCESS: dict[str, control.FromProcess] = {
     "fragment": control.FragmentComplete(FRAGMENT),
     "could not record": control.SnapshotDeclined(P1_17, "no"),
     "wants a snapshot": control.SnapshotRequested(),
-    "answers": control.StatusReply(9, STANDING),
+    "answers": control.StatusReply(9, STATUS),
     "trouble with a connection": control.ConnectionWarning("a frame was cut short"),
     "trouble with the event log": control.OutputFailed("the disk is full"),
     "fails": control.Failure("KeyError: 'x'", "Traceback"),
@@ -222,7 +222,7 @@ REQUESTS: dict[str, admin_socket.Request] = {
     "observe": admin_socket.GetStatus(1000.5),
 }
 ANSWERS: dict[str, admin_socket.Reply] = {
-    "observed": admin_socket.SystemStatus(3, True, {"P1": STANDING}, (UNDER_WAY,), (WAVE,), 1001.5),
+    "observed": admin_socket.SystemStatus(3, True, {"P1": STATUS}, (UNDER_WAY,), (WAVE,), 1001.5),
     "done": admin_socket.Done(3, "it is needed", ENTRY, ABANDONED, (UNDER_WAY,), 1001.5),
     "failed": admin_socket.Failed("there is no such snapshot", is_usage=True),
 }

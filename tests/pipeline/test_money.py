@@ -175,7 +175,7 @@ def test_an_aligned_snapshot_of_a_cycle_is_refused(tmp_path: Path) -> None:
             pipeline.snapshot(mode)
 
 
-def test_a_deadline_names_the_culprit_and_its_barriers_are_stepped_over(tmp_path: Path) -> None:
+def test_a_deadline_names_the_straggler_and_its_barriers_are_stepped_over(tmp_path: Path) -> None:
     """A service that never comes to a boundary is named; the next snapshot takes no notice."""
     pipeline = line(tmp_path / "run")
     with join("mint", pipeline=pipeline.path, state=(state := Account(balance=TOTAL))) as mint:

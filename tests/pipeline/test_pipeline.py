@@ -1,4 +1,4 @@
-"""A pipeline as its users hold it: made by whoever comes first, photographed now and then."""
+"""A pipeline as its users hold it: created by the first to come, with a snapshot now and then."""
 
 import subprocess
 import sys

@@ -9,9 +9,9 @@ from tests.protocol.dataflow_world import (
     Barrier,
     Item,
     Part,
+    ParticipantStatus,
     Published,
     Scene,
-    Standing,
     Steps,
     World,
     tokens_of,
@@ -76,7 +76,7 @@ def check_end(
     """Check a world in which nothing can happen any more; return its snapshots."""
     scene = steps.scene
     assert sum(scene.outcomes) == len(world.published), "a snapshot waits for ever"
-    assert [s.read for s in world.standings] == unbroken(steps), "a token was lost or doubled"
+    assert [s.read for s in world.statuses] == unbroken(steps), "a token was lost or doubled"
     found = {}
     for published in world.published:
         found[published, world.logs] = one = check_cut(steps, world, published)
@@ -85,7 +85,7 @@ def check_end(
             tuple(sorted((*read, *extra)))
             for read, extra in zip(unbroken(steps), doubles(steps, one.doubled), strict=True)
         ]
-        assert [s.read for s in restored.standings] == expected, "the restored run ends elsewhere"
+        assert [s.read for s in restored.statuses] == expected, "the restored run ends elsewhere"
     return found
 
 
@@ -123,8 +123,8 @@ def restored_to(steps: Steps, world: World, published: Published) -> World:
     cut_logs = _cut_logs(steps, world, published)
     return World(
         logs=tuple(cut_logs),
-        standings=tuple(
-            Standing(
+        statuses=tuple(
+            ParticipantStatus(
                 tuple(
                     min(position, len(cut_logs[log]))
                     for log, position in zip(steps.incoming[who], part.positions, strict=True)
@@ -199,8 +199,8 @@ def _held(steps: Steps, world: World) -> set[int]:
     impatient = steps.scene.impatient
     return {
         who
-        for who, standing in enumerate(world.standings)
-        if standing.is_patient and steps.names[who] not in impatient
+        for who, status in enumerate(world.statuses)
+        if status.is_patient and steps.names[who] not in impatient
     }
 
 

@@ -50,7 +50,7 @@ class Published(NamedTuple):
     parts: tuple[Part, ...]
 
 
-class Standing(NamedTuple):
+class ParticipantStatus(NamedTuple):
     """Where a participant stands. What is not committed is lost when it is stopped.
 
     `tails` is where it saw its logs end, `ends` up to where its next action may read; `unhanded` is
@@ -70,7 +70,7 @@ class World(NamedTuple):
     """Everything at one moment; two worlds that are equal go on alike."""
 
     logs: tuple[tuple[Item, ...], ...]
-    standings: tuple[Standing, ...]
+    statuses: tuple[ParticipantStatus, ...]
     request: int | None = None
     begun_count: int = 0
     parts: tuple[Part | None, ...] = ()
@@ -145,8 +145,8 @@ class Steps:
         """Return the world before anything happened."""
         return World(
             logs=((),) * len(self.logs),
-            standings=tuple(
-                Standing((0,) * len(logs), is_patient=name not in self.scene.impatient)
+            statuses=tuple(
+                ParticipantStatus((0,) * len(logs), is_patient=name not in self.scene.impatient)
                 for name, logs in zip(self.names, self.incoming, strict=True)
             ),
         )
@@ -154,26 +154,26 @@ class Steps:
     def after(self, world: World) -> Iterator[World]:
         """Yield every world that can come next."""
         yield from self._coordinated(world)
-        for who, standing in enumerate(world.standings):
-            if standing.unhanded is not None:
-                yield self._handed_in(world, who, *standing.unhanded)
-            elif standing.ends is not None:
-                yield from self._acted(world, who, standing.ends)
+        for who, status in enumerate(world.statuses):
+            if status.unhanded is not None:
+                yield self._handed_in(world, who, *status.unhanded)
+            elif status.ends is not None:
+                yield from self._acted(world, who, status.ends)
             else:
                 tails = tuple(
                     max(len(world.logs[log]), position)
-                    for log, position in zip(self.incoming[who], standing.positions, strict=True)
+                    for log, position in zip(self.incoming[who], status.positions, strict=True)
                 )
-                if tails != standing.tails:
-                    yield _with(world, who, standing._replace(tails=tails))
-                decided = self._considered(world, who) if standing.tails is not None else None
+                if tails != status.tails:
+                    yield _with(world, who, status._replace(tails=tails))
+                decided = self._considered(world, who) if status.tails is not None else None
                 if decided is not None:
                     yield decided
-            if world.restart_count < self.scene.restart_count_max and standing.tails is not None:
-                for is_patient in {False, standing.is_patient}:
-                    stopped = standing._replace(tails=None, unhanded=None, is_patient=is_patient)
+            if world.restart_count < self.scene.restart_count_max and status.tails is not None:
+                for is_patient in {False, status.is_patient}:
+                    stopped = status._replace(tails=None, unhanded=None, is_patient=is_patient)
                     # The plan of an action may outlive its participant; then it is carried out.
-                    for ends in {None, None if standing.unhanded else standing.ends}:
+                    for ends in {None, None if status.unhanded else status.ends}:
                         yield _with(world, who, stopped._replace(ends=ends))._replace(
                             restart_count=world.restart_count + 1
                         )
@@ -197,17 +197,15 @@ class Steps:
 
     def _considered(self, world: World, who: int) -> World | None:
         """Do what ``pipeline.member.consider`` does; None if nothing comes of it."""
-        standing = world.standings[who]
-        tails = standing.tails
+        status = world.statuses[who]
+        tails = status.tails
         assert tails is not None
         if world.request is None or world.parts[who] is not None:
             return self._planned(world, who, tails)
-        mode = self.scene.mode if standing.is_patient else Mode.UNALIGNED
+        mode = self.scene.mode if status.is_patient else Mode.UNALIGNED
         found = {
             self.logs[log].name: self._reading(world, log, position, tail)
-            for log, position, tail in zip(
-                self.incoming[who], standing.positions, tails, strict=True
-            )
+            for log, position, tail in zip(self.incoming[who], status.positions, tails, strict=True)
         }
         rules = self.scene.rules
         if rules.may_record(mode, found, is_initiator=self.names[who] in self._initiators):
@@ -242,31 +240,31 @@ class Steps:
             if not logs[log] or logs[log][-1] != Barrier(snapshot):
                 logs[log] = (*logs[log], Barrier(snapshot))
             barriers.append(len(logs[log]) - 1)
-        standing = world.standings[who]
-        part = Part(standing.positions, tuple(barriers), standing.read, standing.sent_count)
+        status = world.statuses[who]
+        part = Part(status.positions, tuple(barriers), status.read, status.sent_count)
         return _with(
             world._replace(logs=tuple(logs)),
             who,
-            standing._replace(unhanded=(snapshot, part)),
+            status._replace(unhanded=(snapshot, part)),
         )
 
     def _handed_in(self, world: World, who: int, snapshot: int, part: Part) -> World:
         if world.request == snapshot:
             parts = (*world.parts[:who], part, *world.parts[who + 1 :])
             world = world._replace(parts=parts)
-        standing = world.standings[who]
-        assert standing.tails is not None
-        handed = _with(world, who, standing._replace(unhanded=None))
-        idle = _with(world, who, standing._replace(unhanded=None, tails=None))
-        return self._planned(handed, who, standing.tails) or idle
+        status = world.statuses[who]
+        assert status.tails is not None
+        handed = _with(world, who, status._replace(unhanded=None))
+        idle = _with(world, who, status._replace(unhanded=None, tails=None))
+        return self._planned(handed, who, status.tails) or idle
 
     def _planned(self, world: World, who: int, ends: tuple[int, ...]) -> World | None:
-        standing = world.standings[who]
+        status = world.statuses[who]
         if self.scene.is_batched:
             ends = self._without_trailing_barriers(world, who, ends)
-        can_read = any(map(int.__lt__, standing.positions, ends))
-        can_send = standing.sent_count < self.scene.own_counts.get(self.names[who], 0)
-        return _with(world, who, standing._replace(ends=ends)) if can_read or can_send else None
+        can_read = any(map(int.__lt__, status.positions, ends))
+        can_send = status.sent_count < self.scene.own_counts.get(self.names[who], 0)
+        return _with(world, who, status._replace(ends=ends)) if can_read or can_send else None
 
     def _without_trailing_barriers(
         self, world: World, who: int, ends: tuple[int, ...]
@@ -274,7 +272,7 @@ class Steps:
         """Do what ``spark.source`` does: a micro-batch never begins only to step over a barrier."""
         earlier = []
         for log, start, end in zip(
-            self.incoming[who], world.standings[who].positions, ends, strict=True
+            self.incoming[who], world.statuses[who].positions, ends, strict=True
         ):
             number = max(start, end)
             while number > start and isinstance(world.logs[log][number - 1], Barrier):
@@ -283,39 +281,41 @@ class Steps:
         return tuple(earlier)
 
     def _acted(self, world: World, who: int, ends: tuple[int, ...]) -> Iterator[World]:
-        standing = world.standings[who]._replace(tails=None, ends=None)
+        status = world.statuses[who]._replace(tails=None, ends=None)
         name = self.names[who]
-        if standing.sent_count < self.scene.own_counts.get(name, 0):
-            sent = standing._replace(sent_count=standing.sent_count + 1)
-            yield self._appended(world, who, sent, [f"{name}{standing.sent_count}"])
+        if status.sent_count < self.scene.own_counts.get(name, 0):
+            sent = status._replace(sent_count=status.sent_count + 1)
+            yield self._appended(world, who, sent, [f"{name}{status.sent_count}"])
         choices = []
         if self.scene.is_batched:
-            choices = [tuple(map(max, standing.positions, ends))]
+            choices = [tuple(map(max, status.positions, ends))]
         else:
-            for place, (position, end) in enumerate(zip(standing.positions, ends, strict=True)):
+            for place, (position, end) in enumerate(zip(status.positions, ends, strict=True)):
                 if position < end:
-                    before, after = standing.positions[:place], standing.positions[place + 1 :]
+                    before, after = status.positions[:place], status.positions[place + 1 :]
                     choices.append((*before, position + 1, *after))
         for positions in choices:
-            if positions == standing.positions:
+            if positions == status.positions:
                 continue
             tokens = [
                 token
                 for log, start, end in zip(
-                    self.incoming[who], standing.positions, positions, strict=True
+                    self.incoming[who], status.positions, positions, strict=True
                 )
                 for token in tokens_of(world.logs[log][start:end])
             ]
-            read = tuple(sorted((*standing.read, *tokens)))
-            moved = standing._replace(positions=positions, read=read)
+            read = tuple(sorted((*status.read, *tokens)))
+            moved = status._replace(positions=positions, read=read)
             yield self._appended(world, who, moved, [f"{token}.{name}" for token in tokens])
 
-    def _appended(self, world: World, who: int, standing: Standing, tokens: list[str]) -> World:
+    def _appended(
+        self, world: World, who: int, status: ParticipantStatus, tokens: list[str]
+    ) -> World:
         logs = list(world.logs)
         for log in self.outgoing[who]:
             if mine := tuple(token for token in tokens if self.route(who, token) == log):
                 logs[log] = (*logs[log], Tokens(mine))
-        return _with(world._replace(logs=tuple(logs)), who, standing)
+        return _with(world._replace(logs=tuple(logs)), who, status)
 
     def route(self, who: int, token: str) -> int | None:
         """Return the log to which a participant sends a token; None if it stays where it is."""
@@ -330,6 +330,6 @@ def tokens_of(items: tuple[Item, ...]) -> tuple[str, ...]:
     return tuple(token for item in items if isinstance(item, Tokens) for token in item.tokens)
 
 
-def _with(world: World, who: int, standing: Standing) -> World:
-    standings = world.standings
-    return world._replace(standings=(*standings[:who], standing, *standings[who + 1 :]))
+def _with(world: World, who: int, status: ParticipantStatus) -> World:
+    statuses = world.statuses
+    return world._replace(statuses=(*statuses[:who], status, *statuses[who + 1 :]))

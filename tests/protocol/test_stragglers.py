@@ -28,7 +28,7 @@ CHAIN = describe("ABC", [("A", "B"), ("B", "C")])
 BEGAN, NOW = 100.0, 109.0
 
 
-def standing(
+def status(
     description: Description,
     process: str,
     phase: Phase,
@@ -71,8 +71,8 @@ def test_in_a_mesh_the_one_that_stands_still_is_named_not_those_that_wait_for_it
         MESH,
         "ABC",
         {
-            "A": standing(MESH, "A", Phase.RECORDING, awaited="C"),
-            "B": standing(MESH, "B", Phase.RECORDING, awaited="C"),
+            "A": status(MESH, "A", Phase.RECORDING, awaited="C"),
+            "B": status(MESH, "B", Phase.RECORDING, awaited="C"),
         },
         {"C": 101.5},
     )
@@ -99,9 +99,9 @@ def test_a_process_in_a_long_action_that_answers_is_busy() -> None:
         MESH,
         "ABC",
         {
-            "A": standing(MESH, "A", Phase.RECORDING, awaited="B"),
-            "B": standing(MESH, "B", Phase.IDLE, is_busy=True),
-            "C": standing(MESH, "C", Phase.RECORDING, awaited="B"),
+            "A": status(MESH, "A", Phase.RECORDING, awaited="B"),
+            "B": status(MESH, "B", Phase.IDLE, is_busy=True),
+            "C": status(MESH, "C", Phase.RECORDING, awaited="B"),
         },
     )
     assert [(h.process, h.cause, h.since) for h in found.stragglers] == [("B", Cause.BUSY, BEGAN)]
@@ -117,9 +117,9 @@ def test_a_channel_that_is_not_connected_is_named(end: str) -> None:
         CHAIN,
         "B",
         {
-            "A": standing(CHAIN, "A", Phase.RECORDED, broken="B" if end == "source" else ""),
-            "B": standing(CHAIN, "B", Phase.IDLE, broken="A" if end == "target" else ""),
-            "C": standing(CHAIN, "C", Phase.IDLE),
+            "A": status(CHAIN, "A", Phase.RECORDED, broken="B" if end == "source" else ""),
+            "B": status(CHAIN, "B", Phase.IDLE, broken="A" if end == "target" else ""),
+            "C": status(CHAIN, "C", Phase.IDLE),
         },
     )
     assert found.stragglers == (Straggler("B", Cause.DISCONNECTED, BEGAN, (Channel("A", "B"),)),)
@@ -134,9 +134,9 @@ def test_a_marker_behind_much_that_was_sent_tells_how_much() -> None:
         CHAIN,
         "BC",
         {
-            "A": standing(CHAIN, "A", Phase.RECORDED, unhandled={"B": 70_000}),
-            "B": standing(CHAIN, "B", Phase.IDLE, unhandled={"A": 50_000}),
-            "C": standing(CHAIN, "C", Phase.IDLE),
+            "A": status(CHAIN, "A", Phase.RECORDED, unhandled={"B": 70_000}),
+            "B": status(CHAIN, "B", Phase.IDLE, unhandled={"A": 50_000}),
+            "C": status(CHAIN, "C", Phase.IDLE),
         },
     )
     behind, unreached = found.stragglers
@@ -152,8 +152,8 @@ def test_back_pressure_names_who_takes_nothing() -> None:
         CHAIN,
         "BC",
         {
-            "A": standing(CHAIN, "A", Phase.RECORDED, unhandled={"B": 9}),
-            "B": standing(CHAIN, "B", Phase.IDLE, unhandled={"A": 9}, full="C"),
+            "A": status(CHAIN, "A", Phase.RECORDED, unhandled={"B": 9}),
+            "B": status(CHAIN, "B", Phase.IDLE, unhandled={"A": 9}, full="C"),
         },
     )
     assert [(h.process, h.cause) for h in found.stragglers] == [
@@ -166,8 +166,8 @@ def test_back_pressure_names_who_takes_nothing() -> None:
 def test_a_silent_process_whose_marker_came_elsewhere_had_recorded() -> None:
     """What lies unhandled at the target is the target's affair; else the source is silent."""
     answers = {
-        "A": standing(MESH, "A", Phase.RECORDING, awaited="C", unhandled={"C": 5}),
-        "B": standing(MESH, "B", Phase.RECORDING, awaited="A"),
+        "A": status(MESH, "A", Phase.RECORDING, awaited="C", unhandled={"C": 5}),
+        "B": status(MESH, "B", Phase.RECORDING, awaited="A"),
     }
     found = look(MESH, "ABC", answers)
     assert [(h.process, h.cause, h.channels) for h in found.stragglers] == [
@@ -175,14 +175,14 @@ def test_a_silent_process_whose_marker_came_elsewhere_had_recorded() -> None:
         ("A", Cause.BEHIND, (Channel("C", "A"),)),
         ("B", Cause.BEHIND, (Channel("A", "B"),)),
     ]
-    answers["A"] = standing(MESH, "A", Phase.RECORDING, awaited="C")
+    answers["A"] = status(MESH, "A", Phase.RECORDING, awaited="C")
     found = look(MESH, "ABC", answers)
     assert found.stragglers[0] == Straggler("C", Cause.SILENT, BEGAN, (Channel("C", "A"),))
 
 
 def test_a_part_on_its_way_is_nobodys_fault() -> None:
     """The process has done what it had to."""
-    found = look(CHAIN, "C", {"C": standing(CHAIN, "C", Phase.RECORDED)})
+    found = look(CHAIN, "C", {"C": status(CHAIN, "C", Phase.RECORDED)})
     assert [h.cause for h in found.stragglers] == [Cause.SENDING]
     assert found.at_fault == ("C",)
 
@@ -208,7 +208,7 @@ def test_whatever_is_said_every_missing_part_is_explained() -> None:
     count = 0
     for phases in itertools.product(PHASES, repeat=3):
         answers = {
-            process: standing(MESH, process, phase, awaited="ABC".replace(process, ""))
+            process: status(MESH, process, phase, awaited="ABC".replace(process, ""))
             for process, phase in zip("ABC", phases, strict=True)
             if phase is not None
         }
@@ -224,7 +224,7 @@ def test_whatever_is_said_every_missing_part_is_explained() -> None:
     assert count == 448
 
 
-RIGHT = standing(CHAIN, "B", Phase.RECORDING, awaited="A")
+RIGHT = status(CHAIN, "B", Phase.RECORDING, awaited="A")
 OTHER = SnapshotId("A", 2)
 WRONG = {
     "another snapshot": replace(RIGHT, snapshots=(replace(RIGHT.snapshots[0], snapshot=OTHER),)),
@@ -232,8 +232,8 @@ WRONG = {
     "none": replace(RIGHT, snapshots=()),
     "no channel of that name": replace(RIGHT, incoming={"x": RIGHT.incoming["A"]}),
     "a channel too many": replace(RIGHT, outgoing=RIGHT.outgoing | RIGHT.incoming),
-    "a marker that cannot come": standing(CHAIN, "B", Phase.RECORDING, awaited="C"),
-    "the same marker often": standing(CHAIN, "B", Phase.RECORDING, awaited="AA"),
+    "a marker that cannot come": status(CHAIN, "B", Phase.RECORDING, awaited="C"),
+    "the same marker often": status(CHAIN, "B", Phase.RECORDING, awaited="AA"),
 }
 
 

@@ -71,10 +71,10 @@ async def main(
 ) -> None:
     """Run until killed."""
     store = new_store(Path(directory), name)
-    patience_s = float(orphaned_s or ORPHANED_S)
+    orphaned_s_max = float(orphaned_s or ORPHANED_S)
     traces = OutputDirs(fragments=fragments or None)
     async with Supervisor(
-        program(name), store, SupervisorConfig(orphaned_s=patience_s, outputs=traces)
+        program(name), store, SupervisorConfig(orphaned_s=orphaned_s_max, outputs=traces)
     ) as system:
         if moment:
             await take(system)

@@ -136,11 +136,11 @@ class TcpPair:
 
     async def listen(self) -> None:
         """Begin to listen, and connect."""
-        self._doors = {
+        self._acceptors = {
             name: Acceptor(self._answer(name), self.troubles.append) for name in self.hosts
         }
         self._addresses = {
-            n: await d.open(ANY_PORT, self._certificates) for n, d in self._doors.items()
+            n: await d.open(ANY_PORT, self._certificates) for n, d in self._acceptors.items()
         }
         await self.reconnect()
 
@@ -200,8 +200,8 @@ class TcpPair:
     async def close(self) -> None:
         """Stop listening and hang up."""
         await self.disconnect()
-        for door in self._doors.values():
-            door.close()
+        for acceptor in self._acceptors.values():
+            acceptor.close()
 
     def _answer(self, name: str) -> Callable[[], ListeningLink]:
         host, me, say = self.hosts[name], self._me[name], self.troubles.append

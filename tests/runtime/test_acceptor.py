@@ -11,7 +11,7 @@ import uvloop
 from stillframe import Topology
 from stillframe.errors import Unavailable, UsageError
 from stillframe.runtime import control
-from stillframe.runtime.network import acceptor as door_module
+from stillframe.runtime.network import acceptor as acceptor_module
 from stillframe.runtime.network.acceptor import REPORT_COUNT_MAX, Acceptor
 from stillframe.runtime.network.addresses import ANY_PORT, LOOPBACK, Address
 from stillframe.runtime.network.connection import HANDSHAKE_TIMEOUT_S, Credentials
@@ -31,17 +31,17 @@ def test_who_says_nothing_makes_room_for_who_comes_next(
 ) -> None:
     """However many connect and stay silent, so many at most are kept; the oldest goes, and a
     process that comes is let in."""
-    monkeypatch.setattr(door_module, "GREETING_COUNT_MAX", CAP)
+    monkeypatch.setattr(acceptor_module, "GREETING_COUNT_MAX", CAP)
     certificates = str(everybody()) if has_tls else None
 
     async def main() -> None:
         b = Caller()
         pair = TcpPair(Topology.mesh({"A": Caller(limit=3), "B": b}), certificates=certificates)
         await pair.listen()
-        door, port = pair._doors["B"], pair._addresses["B"].port
+        acceptor, port = pair._acceptors["B"], pair._addresses["B"].port
         silent = [await asyncio.open_connection(LOOPBACK, port) for _ in range(4 * CAP)]
-        await pair.until(lambda: door.refused_count == 3 * CAP)
-        assert len(door._greeting) == CAP
+        await pair.until(lambda: acceptor.refused_count == 3 * CAP)
+        assert len(acceptor._greeting) == CAP
         for reader, _ in silent[: 3 * CAP]:
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
@@ -51,7 +51,7 @@ def test_who_says_nothing_makes_room_for_who_comes_next(
         await pair.until(lambda: b.received_count == 3)
         await pair.close()
         await hang_up()
-        assert door._greeting == {}
+        assert acceptor._greeting == {}
         for _, writer in silent:
             writer.transport.abort()
 
@@ -67,14 +67,14 @@ def test_so_many_words_and_no_more_are_said_of_strangers(monkeypatch: pytest.Mon
 
     async def main() -> None:
         said: list[str] = []
-        door = Acceptor(_nobody, said.append)
+        acceptor = Acceptor(_nobody, said.append)
         now = asyncio.get_running_loop().time()
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
         for number in range(REPORT_COUNT_MAX + 7):
-            door.refused(f"reason {number}")
+            acceptor.refused(f"reason {number}")
         assert said == [f"reason {number}" for number in range(REPORT_COUNT_MAX)]
-        now += door_module.REPORT_PERIOD_S
-        door.refused("another")
+        now += acceptor_module.REPORT_PERIOD_S
+        acceptor.refused("another")
         assert said[REPORT_COUNT_MAX:] == [
             "7 more connections were refused, for such reasons",
             "another",
@@ -83,7 +83,7 @@ def test_so_many_words_and_no_more_are_said_of_strangers(monkeypatch: pytest.Mon
     asyncio.run(main())
 
 
-def test_a_door_opens_only_where_it_may_and_can() -> None:
+def test_an_acceptor_opens_only_where_it_may_and_can() -> None:
     """Not to other machines without TLS; not at an address that is not here, or a port that is
     taken: the error says what to look at."""
 
@@ -108,11 +108,11 @@ def test_a_connection_that_ends_leaves_nothing_behind() -> None:
         async with asyncio.timeout(30):
             pair = TcpPair(Topology.mesh({"A": Caller(), "B": Caller()}))
             await pair.listen()
-            door = pair._doors["B"]
+            acceptor = pair._acceptors["B"]
             _, writer = await asyncio.open_connection(LOOPBACK, pair._addresses["B"].port)
-            await until(lambda: len(door._greeting) == 1)
+            await until(lambda: len(acceptor._greeting) == 1)
             writer.transport.abort()
-            await until(lambda: not door._greeting)
+            await until(lambda: not acceptor._greeting)
             await pair.close()
             await hang_up()
 
@@ -121,7 +121,7 @@ def test_a_connection_that_ends_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("has_tls", [False, True])
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_who_comes_while_the_door_is_closed_is_not_let_in(
+def test_who_comes_while_the_acceptor_is_closed_is_not_let_in(
     run: Callable[[Coroutine[None, None, None]], None], *, has_tls: bool
 ) -> None:
     """At whatever step the connection was: its end is told at once."""
@@ -129,13 +129,13 @@ def test_who_comes_while_the_door_is_closed_is_not_let_in(
 
     async def main() -> None:
         for step_count in range(10):
-            door = Acceptor(lambda: CoordinatorConnection(ME, control.JoinRequest), print)
-            address = await door.open(ANY_PORT, certificates)
+            acceptor = Acceptor(lambda: CoordinatorConnection(ME, control.JoinRequest), print)
+            address = await acceptor.open(ANY_PORT, certificates)
             with socket.create_connection((LOOPBACK, address.port)) as stranger:
                 stranger.setblocking(False)
                 for _ in range(step_count):
                     await asyncio.sleep(0)
-                door.close()
+                acceptor.close()
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT_S / 2):
                     with contextlib.suppress(ConnectionResetError):
                         while await asyncio.get_running_loop().sock_recv(stranger, 100):

@@ -311,10 +311,10 @@ def test_a_bug_in_what_listens_to_the_coordinator_ends_the_process(
 ) -> None:
     """A process that hears nothing any more would hold every snapshot up, and not be named."""
 
-    def standing(host: Host, snapshots: object) -> None:
+    def status(host: Host, snapshots: object) -> None:
         raise LookupError("what nobody foresaw")
 
-    monkeypatch.setattr(process_runtime, "process_status", standing)
+    monkeypatch.setattr(process_runtime, "process_status", status)
     topology = Topology({"A": Taker(), "B": Taker()}, [])
 
     async def main() -> None:
@@ -328,6 +328,6 @@ def test_a_bug_in_what_listens_to_the_coordinator_ends_the_process(
             assert str(failure) == (
                 "process A: a bug in stillframe: LookupError: what nobody foresaw"
             )
-            assert "in standing" in process_runtime.traceback_of(failure)
+            assert "in status" in process_runtime.traceback_of(failure)
 
     asyncio.run(main())

@@ -50,9 +50,9 @@ def _all_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def counts(observed: SystemStatus) -> list[int]:
     """Return how much every end of every channel has sent or received."""
-    standings = observed.statuses.values()
+    statuses = observed.statuses.values()
     return [
-        end.count for s in standings for ends in (s.incoming, s.outgoing) for end in ends.values()
+        end.count for s in statuses for ends in (s.incoming, s.outgoing) for end in ends.values()
     ]
 
 
@@ -89,9 +89,9 @@ def test_a_running_bank_is_observed(tmp_path: Path) -> None:
             sent = second.statuses[channel.source].outgoing[channel.target].count
             received = first.statuses[channel.target].incoming[channel.source].count
             assert received <= sent  # which was asked later
-        for standing in first.statuses.values():
-            assert isinstance(standing.quantities, dict)
-            assert 0 <= standing.quantities["money"] <= TOTAL
+        for status in first.statuses.values():
+            assert isinstance(status.quantities, dict)
+            assert 0 <= status.quantities["money"] <= TOTAL
         assert (wave.snapshot, wave.is_published) == (done.entry.id, True)
         assert wave.times.keys() == wave.fragment_at.keys() == description.processes.keys()
         assert wave.times["P2"].marked_by is None
@@ -143,8 +143,8 @@ def test_a_process_that_cannot_say_what_it_has_says_why(tmp_path: Path) -> None:
     async def main() -> None:
         odd = {what: Odd(what) for what in ODD}
         async with asyncio.timeout(TIMEOUT_S), LocalSystem(Topology(odd, []), tmp_path) as system:
-            under_way, standings = await system.coordinator.status_poller.poll()
-            told = {process: standing.quantities for process, standing in standings.items()}
+            under_way, statuses = await system.coordinator.status_poller.poll()
+            told = {process: status.quantities for process, status in statuses.items()}
             assert under_way == ()
             assert told["raises"] == "process raises: conserved() raised ValueError: no idea"
             assert told["huge"] == {"things": 1e300}

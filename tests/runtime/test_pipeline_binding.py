@@ -75,7 +75,7 @@ def test_one_cut_through_tcp_and_logs(tmp_path: Path) -> None:
     pipeline, event_log = new_pipeline(tmp_path), tmp_path / "event log"
     traces = OutputDirs(str(event_log))
 
-    def photograph() -> Manifest:
+    def take() -> Manifest:
         outcome = pipeline.snapshot("unaligned", timeout_s=30)
         assert isinstance(outcome, Manifest), outcome
         assert money(pipeline, outcome) == START
@@ -86,7 +86,7 @@ def test_one_cut_through_tcp_and_logs(tmp_path: Path) -> None:
             asyncio.timeout(60),
             Supervisor(REFERENCE, store, SupervisorConfig(pipeline=pipeline.path, outputs=traces)),
         ):
-            return [await asyncio.to_thread(photograph) for _ in range(8)]
+            return [await asyncio.to_thread(take) for _ in range(8)]
 
     with contextlib.closing(
         Store.create(tmp_path / "store", description=system.description, reference=REFERENCE)

@@ -65,8 +65,8 @@ def test_waiting_for_markers_is_no_part_of_the_capture(*, is_immediate: bool) ->
 def test_slices_grow_so_that_a_capture_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is always busy gives a capture few turns: an old one gets more of each."""
     counts = []
-    for patience_s in (state_capture.SPEEDUP_AFTER_S * 1e9, 1e-9):
-        monkeypatch.setattr(state_capture, "SPEEDUP_AFTER_S", patience_s)
+    for delay_s in (state_capture.SPEEDUP_AFTER_S * 1e9, 1e-9):
+        monkeypatch.setattr(state_capture, "SPEEDUP_AFTER_S", delay_s)
         recording = TimedRecording(filled(50_000), monkeypatch)
         recording.cut(S1)
         while recording.go_on():

@@ -101,11 +101,11 @@ def test_who_connects_refuses_a_bad_certificate_too(
     async def main() -> None:
         said: list[str] = []
         me = Credentials("B", 1, "", b"", str(papers() / "B"))
-        door = Acceptor(lambda: CoordinatorConnection(me, control.JoinRequest), said.append)
-        address = await door.open(ANY_PORT, str(directory()))
+        acceptor = Acceptor(lambda: CoordinatorConnection(me, control.JoinRequest), said.append)
+        address = await acceptor.open(ANY_PORT, str(directory()))
         async with asyncio.timeout(20):
             assert why in await knock(me, address, "A")
-        door.close()
+        acceptor.close()
 
     asyncio.run(main())
 
@@ -149,7 +149,7 @@ def test_who_shows_no_certificate_or_speaks_no_tls_is_refused(tmp_path: Path, pl
 
 
 def test_tls_to_who_speaks_none_ends_with_words(tmp_path: Path) -> None:
-    """A process with certificates at the door of a system without: both ends say what is wrong."""
+    """A process with certificates at a system without: both ends say what is wrong."""
 
     async def main() -> None:
         async with asyncio.timeout(30), LocalSystem(players(), tmp_path) as system:

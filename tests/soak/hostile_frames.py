@@ -49,7 +49,7 @@ from tests.soak.hostile_trial import NONCE, SHOP, Trial, feed
 
 SNAPSHOT = SnapshotId("A", 1)
 MARKER = Marker(SNAPSHOT)
-STANDING = ProcessStatus(
+STATUS = ProcessStatus(
     is_busy=False,
     snapshots=(RecordingStatus(SNAPSHOT, Phase.RECORDING, ("B",), 0.5),),
     incoming={"B": EndpointStatus(is_connected=True, unhandled_bytes=7)},

@@ -58,7 +58,7 @@ TO_COORDINATOR = [
         control.Failure("it", "story"),
         control.JoinRequest(),
         control.RejoinRequest(is_connected=True),
-        control.StatusReply(1, frames.STANDING),
+        control.StatusReply(1, frames.STATUS),
     )
 ]
 _BEGINNINGS = [

@@ -15,7 +15,7 @@ from stillframe.runtime import control
 from tests.nightly import Figure, by_night, seeds
 from tests.soak.hostile import throw_files, throw_frames
 from tests.soak.hostile_files import WAYS
-from tests.soak.hostile_frames import STANDING, part
+from tests.soak.hostile_frames import STATUS, part
 from tests.soak.hostile_search import Tally
 from tests.soak.hostile_streams import PLACES, frame, giants
 from tests.soak.hostile_trial import Trial
@@ -81,9 +81,9 @@ def test_a_port_that_there_is_not_is_refused() -> None:
 
 def test_an_answer_that_names_others_closes_the_line() -> None:
     """It is the fault of the process that says so; who holds a snapshot up is told without it."""
-    strange = msgspec.structs.replace(STANDING, incoming={"C": STANDING.incoming["B"]})
-    for standing, became in ((STANDING, "legal"), (strange, "refused: ProtocolViolation")):
-        data = wire.encode_control(control.StatusReply(1, standing))
+    strange = msgspec.structs.replace(STATUS, incoming={"C": STATUS.incoming["B"]})
+    for status, became in ((STATUS, "legal"), (strange, "refused: ProtocolViolation")):
+        data = wire.encode_control(control.StatusReply(1, status))
         assert answer("a process at the coordinator", data) == became
 
 

@@ -64,17 +64,17 @@ def system(tmp_path: Path) -> Iterator[System]:
 
 
 def drain(
-    store: Path, standing: OutcomeCursor, now: float = LATER
+    store: Path, cursor: OutcomeCursor, now: float = LATER
 ) -> tuple[list[str], OutcomeCursor]:
-    """Return what ended since a standing, by somebody who is started again after each step."""
+    """Return what ended since a cursor, by somebody who is started again after each step."""
     told: list[str] = []
     while True:
-        standing = msgspec.json.decode(msgspec.json.encode(standing), type=OutcomeCursor)
-        found = OutcomeReader(store, timeout_s=None).after(standing, now)
-        if found.place == standing.place and not found.outcomes:
+        cursor = msgspec.json.decode(msgspec.json.encode(cursor), type=OutcomeCursor)
+        found = OutcomeReader(store, timeout_s=None).after(cursor, now)
+        if found.place == cursor.place and not found.outcomes:
             return told, found
         told += [f"{ending.snapshot} {ending.how}" for ending in found.outcomes]
-        standing = found
+        cursor = found
 
 
 def test_each_ending_is_told_once(system: System) -> None:
@@ -84,11 +84,11 @@ def test_each_ending_is_told_once(system: System) -> None:
         system.begin(number)
     system.abandon(2)
     system.publish(1)
-    told, standing = drain(system.path, OutcomeCursor())
+    told, cursor = drain(system.path, OutcomeCursor())
     assert told == [f"P-2 {ABANDONED}", f"P-1 {PUBLISHED}"]
-    assert (standing.epoch, list(standing.under_way), standing.last_number) == (3, ["P-3"], 3)
+    assert (cursor.epoch, list(cursor.under_way), cursor.last_number) == (3, ["P-3"], 3)
     system.publish(3)
-    found = OutcomeReader(system.path, timeout_s=None).after(standing, LATER)
+    found = OutcomeReader(system.path, timeout_s=None).after(cursor, LATER)
     (ending,) = found.outcomes
     assert (ending.snapshot, ending.started and ending.started.epoch) == ("P-3", 3)
     assert drain(system.path, found)[0] == []
@@ -98,8 +98,8 @@ def test_what_was_given_up_says_why(system: System) -> None:
     """Reason, processes, and a sentence."""
     system.begin(1)
     system.abandon(1)
-    standing = OutcomeReader(system.path, timeout_s=None).after(OutcomeCursor(), LATER)
-    (ending,) = OutcomeReader(system.path, timeout_s=None).after(standing, LATER).outcomes
+    cursor = OutcomeReader(system.path, timeout_s=None).after(OutcomeCursor(), LATER)
+    (ending,) = OutcomeReader(system.path, timeout_s=None).after(cursor, LATER).outcomes
     assert (ending.reason, ending.missing) == ("DEADLINE", ("Q",))
     assert ending.why.startswith("snapshot P-1 was abandoned: the deadline passed")
 
@@ -117,8 +117,8 @@ def test_what_takes_too_long_is_overdue_once(system: System) -> None:
     system.begin(1)
     system.begin(2)
     (system.path / SNAPSHOTS / "P-2").mkdir()
-    _, standing = drain(system.path, OutcomeCursor())
-    late = OutcomeReader(system.path, timeout_s=10).after(standing, LATER)
+    _, cursor = drain(system.path, OutcomeCursor())
+    late = OutcomeReader(system.path, timeout_s=10).after(cursor, LATER)
     assert [(e.snapshot, e.how) for e in late.outcomes] == [("P-1", OVERDUE), ("P-2", PUBLISHED)]
     assert OutcomeReader(system.path, timeout_s=10).after(late, LATER).outcomes == ()
     system.publish(1)
@@ -135,7 +135,7 @@ def test_nothing_is_lost_or_repeated_when_files_are_put_aside(
     chance = random.Random(seed)
     monkeypatch.setattr(history, "FILE_BYTES_MAX", 1500)
     told: list[str] = []
-    standing, number, under_way = OutcomeCursor(), 0, []
+    cursor, number, under_way = OutcomeCursor(), 0, []
     published = set()
     for _ in range(300):
         what = chance.random()
@@ -151,21 +151,21 @@ def test_nothing_is_lost_or_repeated_when_files_are_put_aside(
             else:
                 system.abandon(ended)
         elif chance.random() < 0.3:
-            more, standing = drain(system.path, standing)
+            more, cursor = drain(system.path, cursor)
             told += more
-    more, standing = drain(system.path, standing)
+    more, cursor = drain(system.path, cursor)
     told += more
     names = [entry.split()[0] for entry in told]
     assert len(names) == len(set(names))
     assert {entry.split()[0] for entry in told if entry.endswith(PUBLISHED)} == published
-    assert set(standing.under_way) == {f"P-{left}" for left in under_way}
+    assert set(cursor.under_way) == {f"P-{left}" for left in under_way}
 
 
 def test_what_was_under_way_when_lines_were_lost_has_an_end(system: System) -> None:
     """One that is not in the store was given up, or dropped; nobody knows any more."""
     system.begin(1)
     system.begin(2)
-    _, standing = drain(system.path, OutcomeCursor())
+    _, cursor = drain(system.path, OutcomeCursor())
     system.abandon(1)
     (system.path / OLDER).unlink(missing_ok=True)
     (system.path / NEWER).unlink()
@@ -175,7 +175,7 @@ def test_what_was_under_way_when_lines_were_lost_has_an_end(system: System) -> N
     again._roll_over(1.0)
     (system.path / OLDER).unlink()
     again.close()
-    told, after = drain(system.path, standing)
+    told, after = drain(system.path, cursor)
     assert told == [f"P-1 {LOST}", f"P-2 {LOST}"]
     assert list(after.under_way) == ["P-7"]
 
@@ -188,11 +188,11 @@ def test_many_come_a_few_at_a_time(system: System) -> None:
         system.begin(number)
         system.publish(number)
     endings = OutcomeReader(system.path, timeout_s=None)
-    standing = endings.after(OutcomeCursor(), LATER)
+    cursor = endings.after(OutcomeCursor(), LATER)
     counts: list[int] = []
-    while standing.outcomes or standing.place is None or not counts or counts[-1]:
-        counts.append(len(standing.outcomes))
-        standing = endings.after(standing, LATER)
+    while cursor.outcomes or cursor.place is None or not counts or counts[-1]:
+        counts.append(len(cursor.outcomes))
+        cursor = endings.after(cursor, LATER)
     assert (sum(counts), max(counts)) == (1200, 256)
 
 
@@ -244,15 +244,15 @@ def test_a_changed_line_hides_no_other(system: System, number: int) -> None:
     system.begin(2)
     system.abandon(2)
     change_line(system.path / NEWER, number)
-    standing = OutcomeCursor()
+    cursor = OutcomeCursor()
     endings: list[SnapshotOutcome] = []
     while True:
-        standing = msgspec.json.decode(msgspec.json.encode(standing), type=OutcomeCursor)
-        found = OutcomeReader(system.path, timeout_s=None).after(standing, LATER)
-        if found.place == standing.place and not found.outcomes:
+        cursor = msgspec.json.decode(msgspec.json.encode(cursor), type=OutcomeCursor)
+        found = OutcomeReader(system.path, timeout_s=None).after(cursor, LATER)
+        if found.place == cursor.place and not found.outcomes:
             break
         endings += found.outcomes
-        standing = found
+        cursor = found
     [damage] = [ending for ending in endings if ending.how == DAMAGED]
     assert damage.snapshot is None
     assert damage.why.startswith(f"line {number} of ")
@@ -269,6 +269,6 @@ def test_a_changed_line_is_told_no_sooner_than_what_comes_before_it(system: Syst
     path = system.path / NEWER
     change_line(path, 4)
     began_at = json.loads(path.read_bytes().splitlines()[1])["happening"]["at"]
-    told, standing = drain(system.path, OutcomeCursor(), now=began_at)
+    told, cursor = drain(system.path, OutcomeCursor(), now=began_at)
     assert told == []
-    assert drain(system.path, standing)[0] == ["P-1 published", "None damaged"]
+    assert drain(system.path, cursor)[0] == ["P-1 published", "None damaged"]

@@ -158,7 +158,7 @@ def test_without_the_token_nothing_is_told(headers: dict[str, str]) -> None:
 
 
 def test_the_link_puts_the_token_into_a_cookie_that_scripts_cannot_read() -> None:
-    """And leaves the address bar, so that it is not sent on or photographed."""
+    """And leaves the address bar, so that it is not sent on or seen in a picture of the screen."""
     host = {"host": "example:8641"}
     status, told, _ = asked(host, path="/", query=f"token={TOKEN}", token=TOKEN)
     assert (status, told["location"]) == (303, "/")

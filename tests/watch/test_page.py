@@ -223,7 +223,7 @@ def test_the_page_is_for_everybody(page: Page, system: Running) -> None:
 def told(topology: Topology) -> SystemStatus:
     """Return what a system says of itself whose processes all run, and were never sent anything."""
     description, end = topology.description, EndpointStatus(is_connected=True, unhandled_bytes=0)
-    standings = {
+    statuses = {
         name: ProcessStatus(
             is_busy=False,
             snapshots=(),
@@ -233,7 +233,7 @@ def told(topology: Topology) -> SystemStatus:
         )
         for name, process in topology.processes.items()
     }
-    return SystemStatus(1, is_running=True, statuses=standings)
+    return SystemStatus(1, is_running=True, statuses=statuses)
 
 
 def said(store: Path) -> SystemStatus:

@@ -15,7 +15,7 @@ DESCRIPTION = Topology({"A": Source(), "B": Sink()}, [("A", "B")]).description
 S = SnapshotId("A", 7)
 
 
-def standing(
+def status(
     *,
     sent: int = 0,
     received: int | None = None,
@@ -33,15 +33,15 @@ def standing(
     )
 
 
-def observed(**standings: ProcessStatus) -> SystemStatus:
+def observed(**statuses: ProcessStatus) -> SystemStatus:
     """Return the answer of a system that runs."""
-    return SystemStatus(3, is_running=True, statuses=standings)
+    return SystemStatus(3, is_running=True, statuses=statuses)
 
 
 def test_a_channel_is_told_of_by_both_ends() -> None:
     """Messages on their way, and the rate since the last look; no number is negative."""
-    before = observed(A=standing(sent=100, moment_s=7.0), B=standing(received=90))
-    now = observed(A=standing(sent=150, moment_s=7.5), B=standing(received=160))
+    before = observed(A=status(sent=100, moment_s=7.0), B=status(received=90))
+    now = observed(A=status(sent=150, moment_s=7.5), B=status(received=160))
     assert document.channel_columns(DESCRIPTION, now, before) == {
         "sent": [150],
         "rate": [100.0],
@@ -65,7 +65,7 @@ def test_large_amounts_reach_the_browser_as_they_are() -> None:
 
 def test_what_nobody_told_is_not_known() -> None:
     """Of a silent process only the other end is."""
-    silent = observed(A=standing(sent=7))
+    silent = observed(A=status(sent=7))
     columns = document.channel_columns(DESCRIPTION, silent, silent)
     assert columns["sent"] == [7]
     assert columns["in_transit"] == [None]
@@ -77,23 +77,23 @@ def test_what_nobody_told_is_not_known() -> None:
 def test_each_process_has_one_status() -> None:
     """Whether it runs, is busy, silent, dead, starting, or stopped with the system."""
     nobody: frozenset[str] = frozenset()
-    some = observed(A=standing(is_busy=True))
+    some = observed(A=status(is_busy=True))
     assert document.process_statuses(DESCRIPTION, some, nobody) == ["busy", "silent"]
     starting = SystemStatus(4, is_running=False)
     assert document.process_statuses(DESCRIPTION, starting, frozenset("B")) == ["starting", "dead"]
     assert document.process_statuses(DESCRIPTION, None, frozenset("B")) == ["stopped", "stopped"]
     unheard = document.process_statuses(DESCRIPTION, None, frozenset("B"), unreachable="silent")
     assert unheard == ["silent", "silent"]
-    both = observed(A=standing(), B=standing(received=0))
+    both = observed(A=status(), B=status(received=0))
     assert document.process_statuses(DESCRIPTION, both, frozenset("B")) == ["running", "running"]
 
 
 def test_a_naive_total_needs_every_answer() -> None:
     """One that is missing, or cannot say, makes it no total; the trouble is told."""
-    a, b = standing(quantities={"money": 3}), standing(received=1, quantities={"money": 4})
+    a, b = status(quantities={"money": 3}), status(received=1, quantities={"money": 4})
     assert document.naive_totals(DESCRIPTION, observed(A=a, B=b)) == {"money": 7}
     assert document.naive_totals(DESCRIPTION, observed(A=a)) == {}
-    lost = observed(A=a, B=standing(received=1, quantities="B cannot say"))
+    lost = observed(A=a, B=status(received=1, quantities="B cannot say"))
     assert document.naive_totals(DESCRIPTION, lost) == {}
     assert document.quantities_error(lost) == "B cannot say"
     assert document.quantities_error(observed(A=a, B=b)) == ""
@@ -103,8 +103,8 @@ def test_a_snapshot_under_way_says_who_is_awaited() -> None:
     """How far each process is, and the sentences of who holds it up."""
     recording = RecordingStatus(S, Phase.RECORDING, ("A",), 0.5)
     answers = observed(
-        A=standing(recording=RecordingStatus(S, Phase.RECORDED)),
-        B=standing(received=0, recording=recording),
+        A=status(recording=RecordingStatus(S, Phase.RECORDED)),
+        B=status(received=0, recording=recording),
     )
     under_way = UnderWay(S, initiated_at=10.0, deadline=20.0, missing=("B",))
     (told,) = document.pending_snapshots(

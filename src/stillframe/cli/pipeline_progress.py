@@ -153,5 +153,5 @@ def _document(progress: Progress | None) -> dict[str, Any]:
         "awaiting": [
             one | sentence for one, sentence in zip(document["awaiting"], sentences, strict=True)
         ],
-        "culprits": [awaited.participant for awaited in progress.culprits],
+        "culprits": [awaited.participant for awaited in progress.stragglers],
     }

@@ -223,7 +223,7 @@ def _collect(
             return fragments
         if time.time() > request.deadline_at:
             late = progress_of(root, metadata, request, fragments)
-            sentence = late.culprit_sentence()
+            sentence = late.straggler_sentence()
             return Abandoned(request.snapshot, Reason.DEADLINE, late.awaited, sentence)
         if time.monotonic() - reported_at >= PROGRESS_S:
             progress(progress_of(root, metadata, request, fragments))

@@ -74,14 +74,14 @@ class Progress(msgspec.Struct, frozen=True):
         return tuple(awaited.participant for awaited in self.awaiting)
 
     @property
-    def culprits(self) -> tuple[Awaited, ...]:
+    def stragglers(self) -> tuple[Awaited, ...]:
         """The stragglers that hold up all the others. They have what they need and have not
         recorded, or have not joined."""
         return tuple(one for one in self.awaiting if one.since is not None or not one.has_joined)
 
-    def culprit_sentence(self) -> str:
+    def straggler_sentence(self) -> str:
         """Return who holds the snapshot up, for people."""
-        return "; ".join(awaited.sentence() for awaited in self.culprits or self.awaiting)
+        return "; ".join(awaited.sentence() for awaited in self.stragglers or self.awaiting)
 
 
 def progress_of(

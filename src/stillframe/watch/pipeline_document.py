@@ -184,7 +184,7 @@ def pending_snapshot(progress: Progress, now: float) -> dict[str, Any]:
         "initiated_at": progress.initiated_at,
         "deadline": progress.deadline_at,
         "missing": list(progress.awaited),
-        "stragglers": [one.participant for one in progress.culprits],
+        "stragglers": [one.participant for one in progress.stragglers],
         "recorded": dict(sorted(progress.recorded.items())),
         "sentences": [
             *overdue,
@@ -270,7 +270,7 @@ def abandoned_event(progress: Progress, at: float) -> dict[str, Any]:
     missing = ", ".join(progress.awaited)
     sentence = f"snapshot {progress.snapshot} was abandoned"
     if missing:
-        sentence += f"; missing: {missing}: {progress.culprit_sentence()}"
+        sentence += f"; missing: {missing}: {progress.straggler_sentence()}"
     return _event(at, "abandoned", sentence)
 
 

@@ -233,7 +233,7 @@ class PipelineTarget(Target):
         metrics.put("up", all(sample.is_running(name) for name in sample.participants))
         metrics.put("epoch", sample.metadata.epoch)
         pending = set() if progress is None else {p.participant for p in progress.awaiting}
-        stragglers = set() if progress is None else {p.participant for p in progress.culprits}
+        stragglers = set() if progress is None else {p.participant for p in progress.stragglers}
         for name, participant in sample.participants.items():
             metrics.put("participant_up", sample.is_running(name), name)
             metrics.put("participant_pending", name in pending, name)
