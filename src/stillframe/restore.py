@@ -95,8 +95,8 @@ def check_start(start: Start, process: ProcessId, description: Description) -> N
         or min(start.sent_counts.values(), default=0) < 0
     ):
         raise ProtocolViolation(
-            f"process {process} is told to begin as {start.kind!r}, with channels from "
-            f"{', '.join(sources) or 'nobody'} and to {', '.join(targets) or 'nobody'}: the "
+            f"process {process} is to start as {start.kind!r}, with channels from "
+            f"{', '.join(sources) or 'none'} and to {', '.join(targets) or 'none'}: the "
             "coordinator runs another topology, or bytes were lost"
         )
     for record in start.incoming:

@@ -121,17 +121,17 @@ class RowEncoder:
         process had done before.
         """
         code_type = pa.uint8() if isinstance(codes, bytes) else pa.int32()
-        noted = pa.Array.from_buffers(code_type, len(codes), [None, pa.py_buffer(codes)])
-        order = pc.array_sort_indices(noted)
-        counts = self._counts(_take(noted, order))
-        event = pc.cumulative_sum(_take(self._begins, noted), start=before.event_count)
+        coded = pa.Array.from_buffers(code_type, len(codes), [None, pa.py_buffer(codes)])
+        order = pc.array_sort_indices(coded)
+        counts = self._counts(_take(coded, order))
+        event = pc.cumulative_sum(_take(self._begins, coded), start=before.event_count)
         rank = pc.inverse_permutation(order.view(pa.int64()))
-        number = pc.add(rank, _take(self._offsets(counts, before), noted))
+        number = pc.add(rank, _take(self._offsets(counts, before), coded))
         # BY_ITSELF is the lowest code, so its places come first.
-        if self._have_sent(noted, order.slice(0, counts[BY_ITSELF])):
-            is_row = self._is_row(noted)
-            noted, event, number = (column.filter(is_row) for column in (noted, event, number))
-        columns = [event, *self._described(noted, steps, number)]
+        if self._have_sent(coded, order.slice(0, counts[BY_ITSELF])):
+            is_row = self._is_row(coded)
+            coded, event, number = (column.filter(is_row) for column in (coded, event, number))
+        columns = [event, *self._described(coded, steps, number)]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), self._after(before, counts)
 
     def _counts(self, in_order: pa.Array) -> list[int]:
@@ -155,31 +155,31 @@ class RowEncoder:
             start += counts[code]
         return pa.array(offsets, pa.int64())
 
-    def _have_sent(self, noted: pa.Array, places: pa.Array) -> bool:
+    def _have_sent(self, coded: pa.Array, places: pa.Array) -> bool:
         """Return whether an action started without a message, at one of `places`, sent some."""
         following = pc.add(places, pa.scalar(1, places.type))
-        following = following.filter(pc.less(following, pa.scalar(len(noted), places.type)))
-        codes = pc.unique(_take(noted, following)).to_pylist()
+        following = following.filter(pc.less(following, pa.scalar(len(coded), places.type)))
+        codes = pc.unique(_take(coded, following)).to_pylist()
         return any(self._kinds[code] == SENT for code in codes)
 
-    def _is_row(self, noted: pa.Array) -> pa.Array:
+    def _is_row(self, coded: pa.Array) -> pa.Array:
         """Return which codes are rows: not the start of an action that only sent messages."""
         is_sent = pa.array([kind == SENT for kind in self._kinds])
-        nothing = pa.array([BY_ITSELF], noted.type)
-        following = pa.concat_arrays([noted.slice(1), nothing])
-        begins_by_itself = pc.equal(noted, pa.scalar(BY_ITSELF, noted.type))
+        nothing = pa.array([BY_ITSELF], coded.type)
+        following = pa.concat_arrays([coded.slice(1), nothing])
+        begins_by_itself = pc.equal(coded, pa.scalar(BY_ITSELF, coded.type))
         return pc.invert(pc.and_(begins_by_itself, _take(is_sent, following)))
 
     def _described(
-        self, noted: pa.Array, steps: Sequence[StepRow], number: pa.Array
+        self, coded: pa.Array, steps: Sequence[StepRow], number: pa.Array
     ) -> list[pa.Array]:
         """Return all columns after the first."""
         kinds = [KINDS.index(kind) for kind in self._kinds]
         if not steps:
-            nowhere, never, nothing = self._nothing(len(noted))
+            nowhere, never, nothing = self._nothing(len(coded))
             return [
-                _dictionary(kinds, noted, self._kind_names),
-                _dictionary(self._channel_of, noted, self._channels),
+                _dictionary(kinds, coded, self._kind_names),
+                _dictionary(self._channel_of, coded, self._channels),
                 number,
                 _from_indices(nowhere, self._snapshots),
                 never,
@@ -187,8 +187,8 @@ class RowEncoder:
             ]
         # Step rows get indices after those of the codes.
         places = pa.array(range(len(self._codes), len(self._codes) + len(steps)), pa.int32())
-        is_step = pc.equal(noted, pa.scalar(STEP_ROW, noted.type))
-        index = pc.replace_with_mask(noted.cast(pa.int32()), is_step, places)
+        is_step = pc.equal(coded, pa.scalar(STEP_ROW, coded.type))
+        index = pc.replace_with_mask(coded.cast(pa.int32()), is_step, places)
         names = list(dict.fromkeys(step.snapshot for step in steps))
         self._snapshots = pa.array(names, pa.string())
         none: list[None] = [None for _ in self._codes]

@@ -228,12 +228,12 @@ class WriterThread(threading.Thread):
             self._lose(buffer.before)
         after = buffer.after
         try:
-            batch, noted = self._rows.batch(buffer.codes, buffer.steps, self._counts)
-            if after is not None and noted != after:
+            batch, done = self._rows.batch(buffer.codes, buffer.steps, self._counts)
+            if after is not None and done != after:
                 raise AssertionError(
-                    f"a bug in stillframe: {noted} was noted after what is {after}"
+                    f"a bug in stillframe: the rows end with {done}, and not with {after}"
                 )
-            after = noted
+            after = done
             if batch.num_rows and time.monotonic() >= self._retry_at:
                 self._append(batch)
             elif batch.num_rows:
