@@ -29,7 +29,7 @@ BANNED_WORDS = replaced_words(GLOSSARY.read_text(encoding="utf-8"))
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("src/stillframe/spark/session.py", "master"): "Spark's name for where it runs",
     ("src/stillframe/cli/options.py", "master"): "the same",
-    ("src/stillframe/cli/tasks.py", "master"): "the same",
+    ("src/stillframe/cli/spark_session.py", "master"): "the same",
     ("docs/cli.md", "master"): "the same",
     ("docs/spark-cluster.md", "master"): "the same",
     ("docs/comparison.md", "actors"): "in the address of a page of Ray's",

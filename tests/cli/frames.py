@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
-from stillframe.cli import tasks
+from stillframe.cli import spark_session
 
 
 class Frame(list[Row]):
@@ -41,4 +41,4 @@ def frame(*rows: Mapping[str, Any]) -> Any:
 
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands start no session."""
-    monkeypatch.setattr(tasks, "session", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(spark_session, "session", lambda *_: contextlib.nullcontext())

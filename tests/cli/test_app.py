@@ -86,7 +86,7 @@ def test_ctrl_c_while_commands_are_loaded_ends_quietly() -> None:
         "import sys, importlib.abc\n"
         "class Interrupted(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'stillframe.cli.stores': raise KeyboardInterrupt\n"
+        "        if name == 'stillframe.cli.command': raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupted())\n"
         "from stillframe.__main__ import main\n"
         "main()"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.cli import auditing
+from stillframe.cli import analytics
 from stillframe.errors import Damaged, Unavailable
 from stillframe.model import SnapshotId
 from tests.cli.conftest import Call
@@ -30,7 +30,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, wrong: int | None) -> None:
         for number in range(1, 31)
     )
     found = audits.Audit(ok=wrong is None, verdict="the verdict of Spark", snapshots=rows)
-    monkeypatch.setattr(auditing, "audit_store", lambda *_, **__: found)
+    monkeypatch.setattr(analytics, "audit_store", lambda *_, **__: found)
 
 
 def test_a_good_store_is_a_yes_with_a_capped_table(
@@ -69,7 +69,7 @@ def test_without_spark_it_says_what_to_install(call: Call, monkeypatch: pytest.M
     def unavailable(*_: object, **__: object) -> None:
         raise Unavailable("PySpark is not installed: pip install 'stillframe[spark]'")
 
-    monkeypatch.setattr(auditing, "audit_store", unavailable)
+    monkeypatch.setattr(analytics, "audit_store", unavailable)
     result = call("spark", "audit", "store")
     assert result.exit_code == 2
     assert result.stderr.endswith(
@@ -83,7 +83,7 @@ def test_a_damaged_store_is_a_no(call: Call, monkeypatch: pytest.MonkeyPatch) ->
     def damaged(*_: object, **__: object) -> None:
         raise Damaged("store.json was changed since it was written")
 
-    monkeypatch.setattr(auditing, "audit_store", damaged)
+    monkeypatch.setattr(analytics, "audit_store", damaged)
     result = call("spark", "audit", "store", "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.analytics import verdict_stream as source
 from stillframe.analytics.snapshot_verdicts import VERDICTS
-from stillframe.cli import following, output
+from stillframe.cli import follow, output
 from stillframe.errors import Unavailable
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished, read_history
 from tests.cli.conftest import Call
@@ -61,7 +61,7 @@ GOOD: dict[str, Any] = {
 BAD = GOOD | {"snapshot": "A-2", "verdict": "inconsistent", "why": "messages.parquet was changed"}
 
 
-wait = following._wait
+wait = follow._wait
 
 
 def judge_what_is_there(query: StreamingQuery, *rest: Any) -> None:
@@ -73,10 +73,10 @@ def judge_what_is_there(query: StreamingQuery, *rest: Any) -> None:
 
 def conclude(*rows: dict[str, Any]) -> int:
     """Write verdicts that come together, and how many there were; return the exit code."""
-    verdicts = following.Verdicts(lambda _: list(rows), is_json=False)
+    verdicts = follow.Verdicts(lambda _: list(rows), is_json=False)
     verdicts.put(cast(DataFrame, None), 0)
     with pytest.raises(typer.Exit) as raised:
-        following._conclude(verdicts.counts, verdicts.damage_count)
+        follow._conclude(verdicts.counts, verdicts.damage_count)
     return raised.value.exit_code
 
 
@@ -126,9 +126,9 @@ def test_only_a_checkpoint_is_kept(
     """Without one the query is given no place."""
     frame, waited = mock.MagicMock(), mock.Mock()
     writer = frame.writeStream.foreachBatch.return_value.trigger.return_value
-    monkeypatch.setattr(following, "spark_session", mock.Mock())
+    monkeypatch.setattr(follow, "spark_session", mock.Mock())
     monkeypatch.setattr(source, "follow", lambda *_, **__: frame)
-    monkeypatch.setattr(following, "_wait", waited)
+    monkeypatch.setattr(follow, "_wait", waited)
     result = call("spark", "follow", money, *checkpoint)
     assert (result.exit_code, result.stderr) == (0, "yes: 0 snapshots\n")
     assert writer.option.called == bool(checkpoint)
@@ -141,7 +141,7 @@ def test_ctrl_c_while_spark_starts_is_an_end(
 ) -> None:
     """Nothing is asked of it any more."""
     asked = mock.Mock(side_effect=lambda **_: signal.raise_signal(signal.SIGINT))
-    monkeypatch.setattr(following, "spark_session", asked)
+    monkeypatch.setattr(follow, "spark_session", asked)
     result = call("spark", "follow", money)
     assert (result.exit_code, result.output) == (0, "")
 
@@ -172,7 +172,7 @@ def test_what_is_broken_off_is_judged_again_and_no_verdict_is_lost(
         really.append(row)
         put(row)
 
-    monkeypatch.setattr(following, "_wait", judge_what_is_there)
+    monkeypatch.setattr(follow, "_wait", judge_what_is_there)
     command = ("spark", "follow", money, "--checkpoint", tmp_path / "checkpoint", "--json", *HERE)
     monkeypatch.setattr(output, "put_json", put_two)
     full = call(*command)
@@ -219,7 +219,7 @@ def test_without_spark_it_says_what_to_install(
     def unavailable(**_: object) -> None:
         raise Unavailable("PySpark is not installed: pip install 'stillframe[spark]'")
 
-    monkeypatch.setattr(following, "spark_session", unavailable)
+    monkeypatch.setattr(follow, "spark_session", unavailable)
     result = call("spark", "follow", money)
     assert result.exit_code == 2
     assert "pip install 'stillframe[spark]'" in result.stderr
@@ -265,15 +265,15 @@ def test_the_time_to_follow_begins_when_it_does(
     query: Query, stop_s: float | None, ended_s: int
 ) -> None:
     """What Spark takes to begin is not counted, however long that is."""
-    stop = following.Stop()
-    following._wait(cast(StreamingQuery, query), stop_s, stop, lambda: query.now)
+    stop = follow.Stop()
+    follow._wait(cast(StreamingQuery, query), stop_s, stop, lambda: query.now)
     assert (query.now, query.is_stopped) == (ended_s, True)
 
 
 class Failing(Query):
     """A query that ends with an error."""
 
-    def __init__(self, stop: following.Stop, *, is_interrupted: bool) -> None:
+    def __init__(self, stop: follow.Stop, *, is_interrupted: bool) -> None:
         super().__init__(begins_s=1)
         self._stop = stop
         self._is_interrupted = is_interrupted
@@ -286,11 +286,11 @@ class Failing(Query):
 
 def test_a_query_that_ctrl_c_ends_has_not_failed() -> None:
     """Ctrl-C comes to all processes of a terminal; any other end of them is told."""
-    stop = following.Stop()
-    following._wait(cast(StreamingQuery, Failing(stop, is_interrupted=True)), None, stop)
-    stop = following.Stop()
+    stop = follow.Stop()
+    follow._wait(cast(StreamingQuery, Failing(stop, is_interrupted=True)), None, stop)
+    stop = follow.Stop()
     with pytest.raises(StreamingQueryException):
-        following._wait(cast(StreamingQuery, Failing(stop, is_interrupted=False)), None, stop)
+        follow._wait(cast(StreamingQuery, Failing(stop, is_interrupted=False)), None, stop)
 
 
 class Follower:
@@ -393,7 +393,7 @@ def test_ctrl_c_ends_it_while_it_judges(
         assert follower.interrupt() == (0, []), follower.words()
         assert follower.words().strip() == "yes: 0 snapshots"
     file.release()
-    monkeypatch.setattr(following, "_wait", judge_what_is_there)
+    monkeypatch.setattr(follow, "_wait", judge_what_is_there)
     again = call("spark", "follow", money, "--checkpoint", checkpoint, "--json", *HERE)
     assert [row["snapshot"] for row in rows_of(again)] == ["A-1", "A-2", "A-3"]
 

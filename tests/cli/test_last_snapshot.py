@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stillframe.cli.supervision import Stop
+from stillframe.cli.supervision import StopSignals
 from stillframe.cli.verdict import EXIT_CLOSED_PIPE
 from stillframe.runtime import run_file
 from stillframe.runtime.os_process import is_alive
@@ -174,7 +174,7 @@ def test_a_closed_terminal_never_hurries_a_stop() -> None:
     """It sends SIGHUP twice; only a second Ctrl-C comes from somebody who will not wait."""
 
     async def main() -> None:
-        loop, stop = asyncio.get_running_loop(), Stop()
+        loop, stop = asyncio.get_running_loop(), StopSignals()
         for _ in range(2):
             # Signals are handled in the order in which they come.
             handled = loop.create_future()

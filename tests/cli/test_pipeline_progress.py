@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import stillframe.pipeline.pipeline
-from stillframe.cli.pipeline_progress import LINE_COUNT_MAX, lines
+from stillframe.cli.pipeline import LINE_COUNT_MAX, progress_lines
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Participant, Pipeline, join
 from stillframe.pipeline.coordinator import clear_pending
@@ -132,13 +132,13 @@ def test_moving_lines_are_capped() -> None:
         recorded={"till": begun_at + 1, "audit": begun_at + 1},
         awaiting=(awaited,),
     )
-    assert lines(progress, begun_at + 5) == [
+    assert progress_lines(progress, begun_at + 5) == [
         "snapshot shop-3, unaligned, begun 5.00 s ago: 2 of 3 have recorded (audit, till)",
         f"  {awaited.sentence()}, for 3.00 s",
     ]
     many = msgspec.structs.replace(progress, awaiting=(awaited,) * (LINE_COUNT_MAX + 4))
-    assert lines(many, begun_at + 5)[-1] == "  and 4 more are awaited"
-    assert len(lines(many, begun_at + 5)) == 1 + LINE_COUNT_MAX + 1
+    assert progress_lines(many, begun_at + 5)[-1] == "  and 4 more are awaited"
+    assert len(progress_lines(many, begun_at + 5)) == 1 + LINE_COUNT_MAX + 1
 
 
 def test_a_snapshot_that_ends_while_it_is_read_is_over(

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from typer.testing import Result
 
-from stillframe.cli import output, pipeline_snapshot
+from stillframe.cli import output, pipeline
 from stillframe.pipeline import Pipeline, coordinator, join
 from stillframe.pipeline.progress import Progress
 from tests.cli.conftest import Call
@@ -232,7 +232,7 @@ def test_periodic_snapshots_go_on_after_an_error(
 
     # Other threads, such as those of a Spark session, keep the real clock.
     clock = mock.Mock(wraps=time, sleep=wait)
-    monkeypatch.setattr(pipeline_snapshot, "time", clock)
+    monkeypatch.setattr(pipeline, "time", clock)
     result = call("spark", "snapshot", shop.path, "--every", "1m")
     assert (result.exit_code, result.stdout) == (0, "shop-1\nshop-2\n")
     assert "under-way" in result.stderr

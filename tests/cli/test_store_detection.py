@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stillframe.cli import tasks
+from stillframe.cli import spark_session
 from stillframe.errors import Unavailable
 from tests.cli.conftest import Call, restored
 from tests.cli.test_detection import PURSES
@@ -149,6 +149,6 @@ def test_without_spark_it_says_what_to_install(
     def unavailable(*_: Any, **__: Any) -> None:
         raise Unavailable("PySpark is not installed: pip install 'stillframe[spark]'")
 
-    monkeypatch.setattr(tasks, "spark_session", unavailable)
+    monkeypatch.setattr(spark_session, "spark_session", unavailable)
     result = call("spark", "detect", money, "loss", *PURSES)
     assert (result.exit_code, "pip install 'stillframe[spark]'" in result.stderr) == (2, True)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stillframe.cli import tasks
+from stillframe.cli import spark_session
 from stillframe.errors import Unavailable
 from stillframe.eventlog.reader import SegmentHeader, schema_with, segment_path
 from tests.cli.conftest import Call
@@ -93,7 +93,7 @@ def test_without_spark_it_says_what_to_install(
     def unavailable(**_: object) -> None:
         raise Unavailable("PySpark is not installed: pip install 'stillframe[spark]'")
 
-    monkeypatch.setattr(tasks, "spark_session", unavailable)
+    monkeypatch.setattr(spark_session, "spark_session", unavailable)
     result = call("spark", "history", money)
     assert result.exit_code == 2
     assert "pip install 'stillframe[spark]'" in result.stderr

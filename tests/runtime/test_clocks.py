@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.cli.narration import Narrator
-from stillframe.cli.request import published
+from stillframe.cli.event_printer import EventPrinter
+from stillframe.cli.snapshot import published
 from stillframe.runtime import events
 from stillframe.store.manifest import Entry
 from tests.runtime.local import LocalSystem
@@ -34,8 +34,8 @@ def test_durations_do_not_depend_on_a_clock_that_is_set(
     assert entry.initiated_at <= entry.completed_at <= entry.published_at
     assert entry.published_at - entry.initiated_at < DAY_S / 2
     assert "published after -" not in published(entry)
-    narrator = Narrator(process_count=2, is_json=True)
-    narrator.emit(events.SnapshotPublished(entry))
+    printer = EventPrinter(process_count=2, is_json=True)
+    printer.emit(events.SnapshotPublished(entry))
     monkeypatch.setattr(time, "time", lambda: REAL() - 2 * ahead_s)
-    age_s = float(str(narrator.__rich__()).partition(f"{entry.id} ")[2].partition(" s ago")[0])
+    age_s = float(str(printer.__rich__()).partition(f"{entry.id} ")[2].partition(" s ago")[0])
     assert age_s < DAY_S / 2

@@ -13,9 +13,9 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 
 from stillframe import tracefile
 from stillframe.cli import output, quantities
+from stillframe.cli.command import EXIT_NO
 from stillframe.cli.cut_option import parse_cut
 from stillframe.cli.proof import put_order
-from stillframe.cli.verdict import EXIT_NO
 from stillframe.cuts import (
     CutView,
     Predicate,

@@ -9,8 +9,8 @@ import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from stillframe.cli import output
+from stillframe.cli.command import EXIT_NO
 from stillframe.cli.rules import Network, Rules, recorder_of
-from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
 from stillframe.imports import add_cwd_to_path, load_topology
 from stillframe.model import ProcessId, SnapshotId

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stillframe import tracefile
 from stillframe.cli import output, quantities
-from stillframe.cli.verdict import EXIT_NO
+from stillframe.cli.command import EXIT_NO
 from stillframe.durable_files import check_target
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.importer.execution import Execution, Imported

@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,46 +60,8 @@ Classes = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
-Every = Annotated[
-    str,
-    typer.Option(metavar="DURATION", help="Take a snapshot this often: 250ms, 1s, 2m; or 'never'."),
-]
-Initiators = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--initiator",
-        metavar="PROCESS",
-        help="Process that initiates; several take turns.  [default: the first process]",
-        show_default=False,
-    ),
-]
 Timeout = Annotated[
     str, typer.Option(metavar="DURATION", help="Abandon a snapshot that takes longer.")
-]
-MarkerWait = Annotated[
-    str,
-    typer.Option(
-        metavar="DURATION",
-        help="Let a marker wait this long for a message of its channel to ride on, at most 1s.",
-    ),
-]
-IfIncomplete = Annotated[
-    Policy,
-    typer.Option(
-        help="What to do with a snapshot for which a part is missing: abandon it; retry at once "
-        "from another initiator, three times at most; or exclude from it a process without "
-        "channels, with the state that it recorded last."
-    ),
-]
-Tolerate = Annotated[
-    int | None,
-    typer.Option(
-        metavar="COUNT",
-        min=0,
-        help="End the system when more snapshots than this in a row are abandoned.  "
-        "[default: never]",
-        show_default=False,
-    ),
 ]
 For = Annotated[
     str | None,
@@ -110,48 +73,110 @@ For = Annotated[
     ),
 ]
 
-Until = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PREDICATE",
-        help="Stop as soon as this holds in a snapshot, as 'detect' has it: termination, deadlock, "
-        "loss, MODULE:FUNCTION or SQL; exit 1 if it never did.",
-        show_default=False,
-    ),
-]
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotOptions:
+    """When a system that is started takes snapshots, and what becomes of those that fail."""
+
+    every: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION", help="Take a snapshot this often: 250ms, 1s, 2m; or 'never'."
+        ),
+    ] = "1s"
+    initiator: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROCESS",
+            help="Process that initiates; several take turns.  [default: the first process]",
+            show_default=False,
+        ),
+    ] = None
+    timeout: Timeout = "10s"
+    marker_wait: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="Let a marker wait this long for a message of its channel to ride on, at most 1s.",
+        ),
+    ] = "0"
+    if_incomplete: Annotated[
+        Policy,
+        typer.Option(
+            help="What to do with a snapshot for which a part is missing: abandon it; retry at "
+            "once from another initiator, three times at most; or exclude from it a process "
+            "without channels, with the state that it recorded last."
+        ),
+    ] = Policy.ABANDON
+    tolerate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="COUNT",
+            min=0,
+            help="End the system when more snapshots than this in a row are abandoned.  "
+            "[default: never]",
+            show_default=False,
+        ),
+    ] = None
+    for_: For = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceOptions:
+    """What processes write of themselves; elsewhere into directories of the same names."""
+
+    log: Annotated[
+        Path | None, event_log_option("Write what each process does into an event log in DIR.")
+    ] = None
+    fragments: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Let each process write what it records of every snapshot into DIR, for "
+            "'stillframe spark assemble'.",
+            show_default=False,
+        ),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacementOptions:
+    """What of a system is on this machine, and how the others reach it."""
+
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS[:PORT]",
+            help="Where the coordinator listens; its processes use the same address and other "
+            "ports. Anything but loopback needs --tls.  [default: 127.0.0.1, any port; with an "
+            "address, port 8640]",
+            show_default=False,
+        ),
+    ] = None
+    tls: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Speak TLS, with ca.pem, cert.pem and key.pem of this directory.",
+            show_default=False,
+        ),
+    ] = None
+    elsewhere: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROCESS",
+            help="Do not start this process here: wait for it to join. May be repeated.",
+            show_default=False,
+        ),
+    ] = None
+
+
 InPipeline = Annotated[
     Path | None,
     typer.Option(
         "--pipeline",
         metavar="DIR",
         help="The pipeline in which processes of this system are services; it takes the snapshots.",
-        show_default=False,
-    ),
-]
-
-Listen = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ADDRESS[:PORT]",
-        help="Where the coordinator listens; its processes use the same address and other ports. "
-        "Anything but loopback needs --tls.  [default: 127.0.0.1, any port; with an address, port "
-        "8640]",
-        show_default=False,
-    ),
-]
-Tls = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Speak TLS, with ca.pem, cert.pem and key.pem of this directory.",
-        show_default=False,
-    ),
-]
-Elsewhere = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PROCESS",
-        help="Do not start this process here: wait for it to join. May be repeated.",
         show_default=False,
     ),
 ]
@@ -164,21 +189,6 @@ Master = Annotated[
         help="Where Spark runs, in Spark's own words: local[2], spark://HOST:7077.",
     ),
 ]
-ToEventLog = Annotated[
-    Path | None, event_log_option("Write what each process does into an event log in DIR.")
-]
-
-ToFragments = Annotated[
-    Path | None,
-    typer.Option(
-        "--fragments",
-        metavar="DIR",
-        help="Let each process write what it records of every snapshot into DIR, for "
-        "'stillframe spark assemble'.",
-        show_default=False,
-    ),
-]
-
 NetworkName = Annotated[Network, typer.Option(help="What is assumed of every channel.")]
 RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]
 TraceFile = Annotated[

@@ -1,9 +1,10 @@
 """Data to stdout, words to stderr; colour and moving lines only on a terminal."""
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterable, Sequence
-from typing import IO, Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -13,7 +14,13 @@ from rich.text import Text
 
 from stillframe.pages.values import plain, printable
 
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+VALUE_LENGTH_MAX = 60
+"""So many characters of a value are shown in a table; JSON has it whole."""
 _UNLIMITED_COLUMNS = 100_000
+Item = TypeVar("Item")
 
 
 class _Unfailing:
@@ -65,6 +72,23 @@ def put_json(document: Any) -> None:
     sys.stdout.flush()
 
 
+def cell(value: Any) -> str:
+    """Return a value as a table shows it, shortened if it is long."""
+    match value:
+        case str():
+            text = value
+        case bool() | None | dict() | list() | tuple() | bytes():
+            text = msgspec.json.encode(plain(value)).decode()
+        case _:
+            text = str(value)
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """Return a text that is short enough for a table."""
+    return text if len(text) <= VALUE_LENGTH_MAX else f"{text[: VALUE_LENGTH_MAX - 3]}..."
+
+
 def put_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1
 ) -> None:
@@ -86,3 +110,59 @@ def put_table(
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)
+
+
+def put_first_rows(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    limit: int,
+    *,
+    title: str = "",
+    texts: int = 1,
+    more: str = "more rows",
+) -> None:
+    """Write the first rows of a table to stdout, and say how many `more` there are."""
+    put_table(title, columns, rows[:limit], texts=texts)
+    if len(rows) > limit:
+        say(f"and {len(rows) - limit:,} {more} (--json has all)")
+
+
+@contextlib.contextmanager
+def progress_bar(
+    description: str, *columns: "ProgressColumn", total: float | None = None
+) -> Iterator[Callable[..., None]]:
+    """Show on a terminal how far the body is, and wipe that away at its end.
+
+    Args:
+        description: what is done.
+        columns: what is shown beside it; by default how many are done and the time left.
+        total: how many there are to do; None if that is not known yet.
+
+    Returns:
+        what takes ``advance``, ``completed``, ``total`` or ``description``.
+    """
+    from rich.progress import (  # noqa: PLC0415 - help does without it
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console = words()
+    bar = Progress(
+        TextColumn("{task.description}"),
+        *(columns or (MofNCompleteColumn(), TimeRemainingColumn())),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        yield functools.partial(bar.update, bar.add_task(description, total=total))
+
+
+def tracked(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
+    """Yield the items, and show on a terminal how many of them are done."""
+    with progress_bar(description, total=total) as update:
+        for item in items:
+            yield item
+            update(advance=1)

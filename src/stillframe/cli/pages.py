@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from stillframe.cli.command import Command
 from stillframe.cli.options import AsJson, Classes, event_log_option
-from stillframe.cli.verdict import Command
 
 app = typer.Typer(rich_markup_mode=None)
 

@@ -6,7 +6,7 @@ from itertools import islice
 import typer
 
 from stillframe.cli import output, quantities
-from stillframe.cli.verdict import EXIT_NO
+from stillframe.cli.command import EXIT_NO
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.protocol.equivalent import Equivalent, equivalent, interchanges, prove

@@ -7,6 +7,7 @@ import typer
 import typer.main
 
 from stillframe.cli.app import app
+from stillframe.cli.command import DeferredCommand
 
 INTRODUCTION = """# The command line
 
@@ -47,6 +48,8 @@ def reference() -> str:
 
 
 def _sections(command: Any, parent: Any, path: str) -> list[str]:
+    if isinstance(command, DeferredCommand):
+        command = command.load()
     name = path.rpartition(" ")[2]
     context = command.context_class(
         command, info_name=name, parent=parent, max_content_width=WIDTH, terminal_width=WIDTH

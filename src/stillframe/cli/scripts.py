@@ -7,8 +7,8 @@ from pathlib import Path
 import typer
 
 from stillframe.cli import output
+from stillframe.cli.command import EXIT_NO
 from stillframe.cli.extras import Extras, serve
-from stillframe.cli.verdict import EXIT_NO
 from stillframe.durable_files import write_atomically
 from stillframe.errors import UsageError
 from stillframe.sim import scenario

@@ -11,9 +11,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stillframe.cli import output, quantities
+from stillframe.cli.command import EXIT_NO
 from stillframe.cli.extras import Extras, serve
 from stillframe.cli.rules import Network, Rules, recorder_of
-from stillframe.cli.verdict import EXIT_NO
 from stillframe.errors import UsageError
 from stillframe.imports import add_cwd_to_path, load_topology
 from stillframe.sim.campaign import COVERAGE, Tally, run_seeds

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from stillframe.cli.command import Command
 from stillframe.cli.options import AsJson, NetworkName, RulesName, TraceFile, event_log_option
 from stillframe.cli.rules import Network, Rules
-from stillframe.cli.verdict import Command
 from stillframe.errors import UsageError
 
 app = typer.Typer()

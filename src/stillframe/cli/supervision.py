@@ -3,29 +3,49 @@
 import asyncio
 import contextlib
 import signal
+import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from stillframe.cli import quantities
-from stillframe.cli.narration import Narrator
-from stillframe.cli.watching import Watch
+from stillframe.cli.event_printer import EventPrinter
+from stillframe.cli.options import PlacementOptions, SnapshotOptions, TraceOptions
+from stillframe.detect.predicate import Sighting
+from stillframe.detect.registry import Evaluate, if_present, resolve_predicate
 from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import Abandoned, ProcessId
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
+from stillframe.runtime import events
+from stillframe.runtime.control import OutputDirs
+from stillframe.runtime.network.addresses import (
+    ANY_PORT,
+    COORDINATOR_PORT,
+    Address,
+    require_tls_off_loopback,
+)
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, serve_commands
-from stillframe.runtime.supervisor.config import SupervisorConfig
+from stillframe.runtime.supervisor.config import Placement, SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
+from stillframe.store.manifest import Entry
+from stillframe.store.store import Store
+from stillframe.topology import Topology
 
 WRITE_S = 5.0
 """How long writing the last snapshot may take, in seconds, after all processes recorded it."""
+MARKER_WAIT_S_MAX = 1.0
 NOT_NEEDED = "to go on from a snapshot does not need it"
 _AS_YOU_WISH = "no last snapshot: as you wish"
 RETRY_S = 0.01
 """How long to wait, in seconds, before trying again while a pipeline takes another snapshot."""
 
 
-class Plan(SupervisorConfig, frozen=True, kw_only=True):
+LAST_LOOK_S = 5.0
+"""So long the last answer may take, in seconds; the system has stopped already."""
+
+
+class SystemConfig(SupervisorConfig, frozen=True, kw_only=True):
     """How to run a system: what the options say.
 
     Attributes:
@@ -44,8 +64,56 @@ class Plan(SupervisorConfig, frozen=True, kw_only=True):
     until: str | None = None
     keep_count: int | None = None
 
+    @classmethod
+    def of(
+        cls,
+        snapshots: SnapshotOptions,
+        traces: TraceOptions,
+        placement: PlacementOptions,
+        **others: Any,
+    ) -> "SystemConfig":
+        """Return what the options say; `others` are fields as they are.
 
-class Stop:
+        Raises:
+            UsageError: a duration cannot be read, or the address cannot be listened on without TLS,
+                or is none.
+        """
+        parse = quantities.parse_duration
+        for_ = snapshots.for_
+        return cls(
+            every_s=quantities.parse_interval("--every", snapshots.every),
+            timeout_s=parse("--timeout", snapshots.timeout),
+            marker_wait_s=quantities.parse_wait(
+                "--marker-wait", snapshots.marker_wait, max_s=MARKER_WAIT_S_MAX
+            ),
+            for_s=None if for_ is None else parse("--for", for_),
+            initiators=tuple(snapshots.initiator or ()),
+            policy=snapshots.if_incomplete,
+            tolerated_count=snapshots.tolerate,
+            outputs=output_dirs(traces),
+            placement=_placement_of(placement),
+            **others,
+        )
+
+
+def output_dirs(options: TraceOptions) -> OutputDirs:
+    """Return where processes write; in the same directories, or elsewhere in others so called."""
+    return OutputDirs(
+        log=None if options.log is None else str(options.log.absolute()),
+        fragments=None if options.fragments is None else str(options.fragments.absolute()),
+    )
+
+
+def _placement_of(options: PlacementOptions) -> Placement:
+    address = ANY_PORT
+    if options.listen is not None:
+        address = Address.parse(options.listen, port=COORDINATOR_PORT)
+    certificates = None if options.tls is None else str(options.tls.absolute())
+    require_tls_off_loopback(address, certificates)
+    return Placement(address, certificates, tuple(options.elsewhere or ()))
+
+
+class StopSignals:
     """SIGINT, SIGTERM and SIGHUP as futures: the first signal asks to stop, the second to hurry.
 
     A terminal that is closed sends SIGHUP twice, from its shell and from the kernel: SIGHUP only
@@ -72,10 +140,114 @@ class Stop:
         self.ask()
 
 
+class StopCondition:
+    """Asks a stable predicate of each snapshot, in a thread beside the system.
+
+    That thread may take as long as it likes: nobody waits for it when the system is to stop.
+
+    Args:
+        name: the predicate, as ``detect`` takes it.
+        path: of the store.
+        topology: of the system.
+    """
+
+    def __init__(self, name: str, path: Path, topology: Topology) -> None:
+        self.name = name
+        self.sightings: list[Sighting] = []
+        self._path = path
+        self._topology = topology
+        self._look: Evaluate | None = None
+        self._epoch = 0
+        self._published: asyncio.Queue[Entry] = asyncio.Queue()
+        self._asking = threading.Lock()
+
+    def on_event(self, event: events.Event) -> None:
+        """Take notice of what happened to the system."""
+        match event:
+            case events.SnapshotPublished(entry):
+                self._published.put_nowait(entry)
+            case events.EpochBegan(epoch):
+                self._epoch = epoch  # what held before a restore need not hold any more
+
+    async def held(self) -> Sighting:
+        """Return the first sighting in which the predicate holds.
+
+        Raises:
+            StillframeError: a snapshot cannot be judged.
+        """
+        while True:
+            entry = await self._published.get()
+            seen = await self._beside(entry)
+            if seen is not None and seen.verdict.holds and seen.epoch == self._epoch:
+                return seen
+
+    def look_at_last(self) -> bool:
+        """Judge the last snapshot when the system has stopped; return whether that was done.
+
+        What takes longer than a few seconds, also of one before, is not waited for.
+
+        Raises:
+            StillframeError: it cannot be judged.
+        """
+        failures: list[BaseException] = []
+
+        def go() -> None:
+            try:
+                entries = Store.open(self._path).entries()
+                with self._asking:
+                    if entries and all(seen.snapshot != entries[-1].id for seen in self.sightings):
+                        self._judge(entries[-1])
+            except BaseException as error:  # noqa: BLE001 - raised again where somebody sees it
+                failures.append(error)
+
+        thread = threading.Thread(target=go, name="predicate", daemon=True)
+        thread.start()
+        thread.join(LAST_LOOK_S)
+        if failures:
+            raise failures[0]
+        return not thread.is_alive()
+
+    async def _beside(self, entry: Entry) -> Sighting | None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Sighting | None] = loop.create_future()
+
+        def finish(seen: Sighting | None, error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(seen)
+            else:
+                done.set_exception(error)
+
+        def go() -> None:
+            seen, failure = None, None
+            with self._asking:
+                try:
+                    seen = self._judge(entry)
+                except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+                    failure = error
+            with contextlib.suppress(RuntimeError):  # the system has stopped meanwhile
+                loop.call_soon_threadsafe(finish, seen, failure)
+
+        threading.Thread(target=go, name="predicate", daemon=True).start()
+        return await done
+
+    def _judge(self, entry: Entry) -> Sighting | None:
+        """Ask of a snapshot; None if it was dropped while one before was asked of."""
+        if self._look is None:
+            self._look = resolve_predicate(
+                self.name, Store.open(self._path), lambda: self._topology
+            )
+        seen = if_present(entry, self._look)
+        if seen is not None:
+            self.sightings.append(seen)
+        return seen
+
+
 async def keep_running(
-    system: Supervisor, plan: Plan, narrator: Narrator, watch: Watch | None
+    system: Supervisor, config: SystemConfig, printer: EventPrinter, condition: StopCondition | None
 ) -> bool:
-    """Start `system`, run it as `plan` says, and stop it; `watch` says whether it may be over.
+    """Start `system`, run it as `config` says, and stop it, also when `condition` holds.
 
     Returns:
         False if work was lost that the last snapshot should have kept.
@@ -83,53 +255,53 @@ async def keep_running(
     Raises:
         StillframeError: it cannot start, or cannot go on.
     """
-    stop = Stop()
-    narrator.on_unwritten = stop.ask
+    stop = StopSignals()
+    printer.on_unwritten = stop.ask
     # Print this only now: once it is read, a signal must stop the system in order.
-    narrator.say(f"this command supervises the system of {system.store.path} until it is stopped")
+    printer.say(f"this command supervises the system of {system.store.path} until it is stopped")
     for damage in system.store.history.damages:
-        narrator.say(f"warning: {damage}; {NOT_NEEDED}")
+        printer.say(f"warning: {damage}; {NOT_NEEDED}")
     async with contextlib.AsyncExitStack() as stack:
         starting = asyncio.ensure_future(stack.enter_async_context(system))
         await _first(starting, stop.asked, timeout_s=NOTICE_S)
         if not starting.done() and not stop.asked.done():
-            narrator.say(f"waiting for {system.waiting_for}")
+            printer.say(f"waiting for {system.waiting_for}")
             await _first(starting, stop.asked)
         if not starting.done() and system.is_taking_over:
             # These processes hold work that no snapshot has: they come back before they are ended.
             awaited = f"waiting for {system.waiting_for}, to stop after one last snapshot"
-            narrator.say(f"{awaited}; Ctrl-C stops without it")
+            printer.say(f"{awaited}; Ctrl-C stops without it")
             await _first(starting, stop.urged)
         if not starting.done():
             starting.cancel()
             await asyncio.wait({starting})
             if system.is_taking_over:
-                narrator.say(_AS_YOU_WISH)
+                printer.say(_AS_YOU_WISH)
             return True
         starting.result()
         await stack.enter_async_context(serve_commands(system))
-        stack.enter_context(narrator.showing())
-        async with _periodic_snapshots(system, plan, narrator), _watching(watch) as held:
-            await _first(system.finished, stop.asked, *held, timeout_s=plan.for_s)
+        stack.enter_context(printer.showing())
+        async with _periodic_snapshots(system, config, printer), _watching(condition) as held:
+            await _first(system.finished, stop.asked, *held, timeout_s=config.for_s)
             for ended in (system.finished, *held):
                 if ended.done():
                     ended.result()
-        return await _take_last(system, plan, stop, narrator)
+        return await _take_last(system, config, stop, printer)
 
 
 @contextlib.asynccontextmanager
 async def _periodic_snapshots(
-    system: Supervisor, plan: Plan, narrator: Narrator
+    system: Supervisor, config: SystemConfig, printer: EventPrinter
 ) -> AsyncIterator[None]:
-    if plan.every_s is None or plan.pipeline is not None:
+    if config.every_s is None or config.pipeline is not None:
         yield
         return
     taking = asyncio.ensure_future(
         trigger_periodically(
             system,
-            every_s=plan.every_s,
-            initiators=plan.initiators,
-            emit=narrator.emit,
+            every_s=config.every_s,
+            initiators=config.initiators,
+            emit=printer.emit,
         )
     )
     try:
@@ -142,9 +314,9 @@ async def _periodic_snapshots(
 
 
 @contextlib.asynccontextmanager
-async def _watching(watch: Watch | None) -> AsyncIterator[list[asyncio.Future[Any]]]:
+async def _watching(condition: StopCondition | None) -> AsyncIterator[list[asyncio.Future[Any]]]:
     """Give what ends when the predicate holds; nothing if none is asked for."""
-    held = [] if watch is None else [asyncio.ensure_future(watch.held())]
+    held = [] if condition is None else [asyncio.ensure_future(condition.held())]
     try:
         yield [*held]
     finally:
@@ -154,12 +326,14 @@ async def _watching(watch: Watch | None) -> AsyncIterator[list[asyncio.Future[An
                 await watching
 
 
-async def _take_last(system: Supervisor, plan: Plan, stop: Stop, narrator: Narrator) -> bool:
+async def _take_last(
+    system: Supervisor, config: SystemConfig, stop: StopSignals, printer: EventPrinter
+) -> bool:
     """Take the last snapshot; return False if there is none that can be restored, which is said."""
-    narrator.say("stopping after one last snapshot; Ctrl-C stops without it")
-    taking = asyncio.ensure_future(_last_snapshot(system, plan))
+    printer.say("stopping after one last snapshot; Ctrl-C stops without it")
+    taking = asyncio.ensure_future(_last_snapshot(system, config))
     # Those in progress may take as long as it, and both have deadlines: only the disk has none.
-    limit_s = 2 * plan.timeout_s + WRITE_S
+    limit_s = 2 * config.timeout_s + WRITE_S
     await _first(taking, stop.urged, timeout_s=limit_s)
     if taking.done():
         error = taking.exception()
@@ -171,17 +345,17 @@ async def _take_last(system: Supervisor, plan: Plan, stop: Stop, narrator: Narra
     else:
         taking.cancel()
         if stop.urged.done():
-            narrator.say(_AS_YOU_WISH)
+            printer.say(_AS_YOU_WISH)
             return True
         why = f"it took longer than {quantities.duration(limit_s)}"
-    narrator.say(f"no last snapshot: {why}; {_loss(system, plan)}")
+    printer.say(f"no last snapshot: {why}; {_loss(system, config)}")
     return False
 
 
-def _loss(system: Supervisor, plan: Plan) -> str:
+def _loss(system: Supervisor, config: SystemConfig) -> str:
     """Say what a system that has no last snapshot loses."""
-    if plan.pipeline is not None:
-        return f"what was done since the newest snapshot of {plan.pipeline} is lost"
+    if config.pipeline is not None:
+        return f"what was done since the newest snapshot of {config.pipeline} is lost"
     try:
         current = system.store.current()
     except StillframeError as error:
@@ -190,15 +364,15 @@ def _loss(system: Supervisor, plan: Plan) -> str:
     return f"{since} is lost"
 
 
-async def _last_snapshot(system: Supervisor, plan: Plan) -> object:
-    if plan.pipeline is None:
-        return await system.last_snapshot(plan.initiators[0])
-    loop, pipeline = asyncio.get_running_loop(), Pipeline(plan.pipeline)
-    until = loop.time() + plan.timeout_s
+async def _last_snapshot(system: Supervisor, config: SystemConfig) -> object:
+    if config.pipeline is None:
+        return await system.last_snapshot(config.initiators[0])
+    loop, pipeline = asyncio.get_running_loop(), Pipeline(config.pipeline)
+    until = loop.time() + config.timeout_s
     while True:
         try:
             return await asyncio.to_thread(
-                pipeline.snapshot, Mode.UNALIGNED, timeout_s=plan.timeout_s
+                pipeline.snapshot, Mode.UNALIGNED, timeout_s=config.timeout_s
             )
         except Unavailable:
             # Another snapshot is being taken, and it began before the system was to stop.

@@ -79,12 +79,9 @@ class Rows:
         bottom: the y below which nothing of this is.
     """
 
-    def __init__(
-        self, processes: Sequence[ProcessId], *, top: float = 0.0, row_height: float | None = None
-    ) -> None:
+    def __init__(self, processes: Sequence[ProcessId], *, top: float) -> None:
         count = max(1, len(processes))
-        fitting = min(ROW_HEIGHT_MAX, max(ROW_HEIGHT_MIN, ROWS_HEIGHT / count))
-        self.row_height = fitting if row_height is None else row_height
+        self.row_height = min(ROW_HEIGHT_MAX, max(ROW_HEIGHT_MIN, ROWS_HEIGHT / count))
         first = top + TOP
         self.ys = {process: first + self.row_height * i for i, process in enumerate(processes)}
         self.names = {

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from stillframe.diagram import svg, text_metrics
-from stillframe.diagram.scene import PADDING, TOP, Rows
+from stillframe.diagram.scene import CUT_OVERHANG, PADDING, PROCESS_CHARS_MAX, TOP
 from stillframe.diagram.shapes import (
     Diagram,
     Dot,
@@ -41,8 +41,6 @@ LABEL_CHARS_MAX = 28
 """Characters of a label that are drawn, if there is room to the next event."""
 MARGIN = 4
 """Halves that are shown behind the last event: a marker may come late."""
-MARGIN_LEFT = 14.0
-"""From the beginning of the rows to the first half, in pixels."""
 HALF_WIDTH = 16.0
 """How far halves are apart, in pixels."""
 ROW_HEIGHT = 92.0
@@ -90,7 +88,7 @@ def scrubber_document(
         ],
         "messages": [
             [
-                layout.message_names[message],
+                layout.names[message],
                 plain.channels.index(message.channel),
                 *(layout.numbers[position] for position in ends),
             ]
@@ -225,18 +223,17 @@ def _keeps_apart(trace: Trace) -> bool:
     return is_apart and trace.message_count == sum(map(len, arrivals.values()))
 
 
-class _Layout(Rows):
+class _Layout:
     """The picture of what the application does: the rest is drawn over it as it is dragged.
 
     Attributes:
         end: the last half that is shown.
         numbers: of each event, its number in the document.
         ends: of each message, where it was sent and accepted.
-        message_names: how each message is called.
+        names: how each message is called.
     """
 
     def __init__(self, trace: Trace, name: Callable[[MessageId], str], end: int, unit: str) -> None:
-        super().__init__(trace.processes, row_height=ROW_HEIGHT)
         self.end = end
         self.numbers = {position: n for n, (position, _) in enumerate(trace.positions())}
         self.ends: dict[MessageId, tuple[Position, Position]] = {}
@@ -245,16 +242,22 @@ class _Layout(Rows):
                 accepted = trace.accepted_in(message)
                 assert accepted is not None, message
                 self.ends[message] = trace.sent_in(message), accepted
-        self.message_names = {message: clean_label(name(message)) for message in self.ends}
+        self.names = {message: clean_label(name(message)) for message in self.ends}
         self._trace = trace
         self._unit = unit
+        self._process_names = {
+            process: text_metrics.shorten_name(process, char_count_max=PROCESS_CHARS_MAX)
+            for process in trace.processes
+        }
+        self._left = PADDING + max(map(text_metrics.width, self._process_names.values())) + 24
         self._width = self.x(end) + PADDING
-        self._height = self.bottom + 3 * PADDING
+        rows_height = ROW_HEIGHT * (len(trace.processes) - 1)
+        self._height = TOP + rows_height + CUT_OVERHANG + 3 * PADDING
         self._places = self._place_events()
 
     def x(self, half: int) -> float:
         """Return where a half is."""
-        return self.x_from + MARGIN_LEFT + HALF_WIDTH * half
+        return self._left + HALF_WIDTH * half
 
     def draw(self) -> str:
         """Return the picture as the text of an SVG element, in which events and messages have
@@ -279,26 +282,30 @@ class _Layout(Rows):
         begin = svg.start_element(round(self._width), round(self._height), role="group")
         return "\n".join((begin, *self._axis(), *parts, "</svg>\n"))
 
+    def _y(self, process: ProcessId) -> float:
+        return TOP + ROW_HEIGHT * self._trace.index_of[process]
+
     def _place_events(self) -> dict[Position, Point]:
         """Those of one process and tick are side by side."""
         found: dict[Position, Point] = {}
         beside = Counter[tuple[ProcessId, int]]()
         for position, event in self._trace.positions():
             process, half = position.process, _half(event)
-            found[position] = self.x(half) + BESIDE * beside[process, half], self.ys[process]
+            found[position] = self.x(half) + BESIDE * beside[process, half], self._y(process)
             beside[process, half] += 1
         return found
 
     def _lines(self) -> Iterator[Line]:
-        for process, y in self.ys.items():
-            label = Label(PADDING, y + 4, self.names[process])
+        for process, name in self._process_names.items():
+            y = self._y(process)
+            label = Label(PADDING, y + 4, name)
             yield Line(process, y, self.x(0) - 8, self.x(self.end), (label,))
 
     def _messages(self) -> Iterator[MessageArrow]:
         for message, ends in self.ends.items():
             begin, end = (self._places[position] for position in ends)
             path = Path(begin, midpoint(begin, end), end)
-            yield MessageArrow(message, path, Extent.WHOLE, Role.PLAIN, self.message_names[message])
+            yield MessageArrow(message, path, Extent.WHOLE, Role.PLAIN, self.names[message])
 
     def _dots(self) -> Iterator[Dot]:
         labels = self._labels()
@@ -332,8 +339,8 @@ class _Layout(Rows):
         """Return how far the label is below the event: where fewer arrows are."""
         others = [message.channel.target for message in event.sent]
         others += [message.channel.source for message in event.accepted]
-        own = self.ys[event.process]
-        up_minus_down = sum(1 if self.ys[other] < own else -1 for other in others)
+        own = self._y(event.process)
+        up_minus_down = sum(1 if self._y(other) < own else -1 for other in others)
         return 22 if up_minus_down > 0 else -14
 
     def _axis(self) -> Iterator[str]:

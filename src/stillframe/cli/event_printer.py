@@ -1,4 +1,4 @@
-"""Tells people, or programs, what happens to a running system."""
+"""Prints the events of a running system, for people or for programs."""
 
 import contextlib
 import time
@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stillframe.cli import output, quantities
-from stillframe.cli.request import published
+from stillframe.cli.snapshot import published
 from stillframe.pages.values import plain
 from stillframe.runtime import events
 from stillframe.store.manifest import Entry
@@ -74,7 +74,7 @@ def _running(event: events.SystemRunning) -> str:
     )
 
 
-class Narrator:
+class EventPrinter:
     """Takes events. On a terminal a status line moves meanwhile, which `showing` turns on: epoch,
     processes, snapshots published; of the last one age, latency and how many messages it caught.
 

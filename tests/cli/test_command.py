@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from stillframe.cli.verdict import Command
+from stillframe.cli.command import Command
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 
 

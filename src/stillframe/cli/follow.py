@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stillframe.analytics.snapshot_verdicts import INCONSISTENT
-from stillframe.cli import output, quantities, tasks
-from stillframe.cli.log_verification import why
-from stillframe.cli.verdict import EXIT_NO
+from stillframe.cli import output, quantities
+from stillframe.cli.command import EXIT_NO, Command
+from stillframe.cli.event_log import why
+from stillframe.cli.options import AsJson, For, Master, StorePath, event_log_option
+from stillframe.cli.spark_session import MASTER, with_zone
 from stillframe.errors import StillframeError
 from stillframe.eventlog.reader import list_segments
 from stillframe.spark import spark_session
@@ -28,6 +30,7 @@ LOG_LAG_S = 2.0
 noted twice a second."""
 _EACH = "250 milliseconds"
 _LOOK_S = 1
+app = typer.Typer(rich_markup_mode=None)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Fields = dict[str, Any]
 
@@ -53,9 +56,7 @@ class Verdicts:
         Only then is it done for Spark: one that is broken off is judged and written again.
         """
         try:
-            self._put(
-                [{name: tasks.with_zone(row[name]) for name in row} for row in self._judge(batch)]
-            )
+            self._put([{name: with_zone(row[name]) for name in row} for row in self._judge(batch)])
         except (StillframeError, OSError) as error:
             self.error = error  # Spark would tell of it in words of its own
             raise
@@ -72,24 +73,40 @@ class Verdicts:
                 output.put_lines([_sentence(row)])
 
 
+@app.command(
+    cls=Command,
+    epilog="Examples: stillframe spark follow money; "
+    "stillframe spark follow money --log money.log --checkpoint judged --json",
+)
 def follow(
-    path: Path,
-    log: Path | None,
+    path: StorePath,
     *,
-    timeout: str,
-    for_: str | None,
-    checkpoint: Path | None,
-    where: str,
-    is_json: bool,
+    log: Annotated[
+        Path | None,
+        event_log_option("Directory of the event log: judge from there as well, 2 s later."),
+    ] = None,
+    timeout: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="A snapshot that has not ended so long after it began is incomplete; or 'never'.",
+        ),
+    ] = "1m",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Spark's checkpoint: a command that is started again with it goes on where the "
+            "last one was.  [default: judge all snapshots]",
+            show_default=False,
+        ),
+    ] = None,
+    for_: For = None,
+    where: Master = MASTER,
+    is_json: AsJson = False,
 ) -> None:
-    """Write a verdict on each snapshot of the store at `path` as it ends, until Ctrl-C.
-
-    Raises:
-        typer.Exit: with 1; some snapshot is inconsistent, or a line of the history damaged.
-        UsageError: there is no store, or no event log; or no duration.
-        StoreError: something cannot be read.
-        Unavailable: PySpark or Java is missing.
-    """
+    """Write a verdict on each snapshot as soon as it is published or given up, while a system runs:
+    consistent, inconsistent or incomplete, and why; exit 1 if some were inconsistent."""
     timeout_s = quantities.parse_interval("--timeout", timeout)
     stop_s = None if for_ is None else quantities.parse_duration("--for", for_)
     check_is_store(path)

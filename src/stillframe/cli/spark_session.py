@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from stillframe.cli import output
 from stillframe.spark import spark_session
@@ -30,27 +30,17 @@ def session(master: str, description: str) -> Iterator["SparkSession"]:
     Raises:
         Unavailable: PySpark or Java is missing, or Spark did not start.
     """
-    console = output.words()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("tasks"),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("starting Spark", total=None)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("tasks"), TimeElapsedColumn())
+    with output.progress_bar("starting Spark", *columns) as update:
         spark = spark_session(master=master)
-        bar.update(task, description=description)
+        update(description=description)
         over = threading.Event()
         watching = threading.Thread(
             target=_watch,
-            args=(spark, over, lambda done, known: bar.update(task, completed=done, total=known)),
+            args=(spark, over, lambda done, known: update(completed=done, total=known)),
             daemon=True,
         )
-        if console.is_terminal:
+        if output.words().is_terminal:
             watching.start()
         try:
             yield spark

@@ -2,21 +2,22 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
-from stillframe.cli import output, quantities, tasks
-from stillframe.cli.verdict import EXIT_NO
+from stillframe.cli import output, quantities, spark_session
+from stillframe.cli.command import EXIT_NO, Command
+from stillframe.cli.options import AsJson, Master
 from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog.reader import epochs, list_segments
 from stillframe.model import SnapshotId
 from stillframe.trace import Position
 
-if TYPE_CHECKING:  # tasks.session says what to do if PySpark is missing
+if TYPE_CHECKING:  # spark_session.session says what to do if PySpark is missing
     from pyspark.sql import DataFrame, SparkSession
 
 ROW_COUNT_MAX = 20
@@ -41,19 +42,61 @@ class Found(msgspec.Struct, frozen=True):
     snapshots: list[Fields]
 
 
-def verify(log: Path, store: Path | None, epoch: int | None, *, where: str, is_json: bool) -> None:
-    """Verify the snapshots in the event log `log`, and write a row for each.
+app = typer.Typer(rich_markup_mode=None)
 
-    Raises:
-        typer.Exit: with 1; a snapshot is inconsistent, one of the store is not in the log, or the
-            log or the store is damaged.
-        UsageError: there is no event log, no such epoch in it, no store, or no snapshot in it.
-        StoreError: something cannot be read.
-    """
+
+@app.command(
+    cls=Command,
+    epilog="Examples: stillframe spark verify money.log --store money; "
+    "stillframe spark verify money.log --clock P1#17",
+)
+def verify(
+    log: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LOG",
+            help="Directory of the event log that 'run --log' wrote.",
+            show_default=False,
+        ),
+    ],
+    *,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Store with what was published: it must be what the log says.",
+            show_default=False,
+        ),
+    ] = None,
+    clock: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROCESS#EVENT",
+            help="Instead: the vector clock of an event, such as P1#17.",
+            show_default=False,
+        ),
+    ] = None,
+    epoch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Only this epoch of the system.  [default: all; the last, for a clock]",
+            show_default=False,
+        ),
+    ] = None,
+    where: Master = spark_session.MASTER,
+    is_json: AsJson = False,
+) -> None:
+    """Check with what every process did that every snapshot is consistent: nothing is accepted
+    inside a cut that was sent outside it, every recorded channel holds what was on it, in order,
+    and one marker travelled on each; exit 1 names the first message that contradicts."""
+    if clock is not None:
+        _put_clock(log, clock, epoch, where=where, is_json=is_json)
+        return
     try:
         _check(log, epoch)
         published = None if store is None else _published(store)
-        with tasks.session(where, "verifying") as spark:
+        with spark_session.session(where, "verifying") as spark:
             found = _find(spark, log, published, epoch)
     except Damaged as error:
         found = Found(ok=False, verdict=str(error), snapshots=[])
@@ -66,19 +109,14 @@ def verify(log: Path, store: Path | None, epoch: int | None, *, where: str, is_j
         raise typer.Exit(EXIT_NO)
 
 
-def put_clock(log: Path, event: str, epoch: int | None, *, where: str, is_json: bool) -> None:
-    """Write the vector clock of an event: how many events of each process happened before it.
-
-    Raises:
-        UsageError: there is no event log, or no such event in it.
-        Damaged: something cannot be read.
-    """
+def _put_clock(log: Path, event: str, epoch: int | None, *, where: str, is_json: bool) -> None:
+    """Write the vector clock of an event: how many events of each process happened before it."""
     process, sharp, index = event.rpartition("#")
     if not sharp or not index.isascii() or not index.isdigit():
         raise UsageError(f"{event!r} names no event: they look like P1#17")
     _check(log, epoch)
     chosen = epochs(log)[-1] if epoch is None else epoch
-    with tasks.session(where, "looking for causes") as spark:
+    with spark_session.session(where, "looking for causes") as spark:
         from stillframe.analytics.log_events import vector_clock  # noqa: PLC0415 - needs PySpark
         from stillframe.analytics.log_verification import log_pieces  # noqa: PLC0415
 
@@ -240,7 +278,7 @@ def _places(pieces: "DataFrame", row: Fields) -> str:
 
 def _put(found: Found) -> None:
     wrong_first = sorted(found.snapshots, key=lambda row: row["verdict"] == CONSISTENT)
-    rows = (
+    rows = [
         (
             "" if row["epoch"] is None else str(row["epoch"]),
             row["snapshot"] or "(the log)",
@@ -249,9 +287,6 @@ def _put(found: Found) -> None:
             f"{row['message_count']:,}",
             why(row),
         )
-        for row in wrong_first[:ROW_COUNT_MAX]
-    )
-    output.put_table("", COLUMNS, rows, texts=3)
-    left_out = len(found.snapshots) - ROW_COUNT_MAX
-    if left_out > 0:
-        output.say(f"and {left_out:,} more rows (--json has all)")
+        for row in wrong_first
+    ]
+    output.put_first_rows(COLUMNS, rows, ROW_COUNT_MAX, texts=3)

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stillframe.cli.narration import Narrator, sentence
+from stillframe.cli.event_printer import EventPrinter, sentence
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.runtime import events
 from stillframe.store.manifest import Entry
@@ -108,9 +108,9 @@ def test_only_the_first_snapshot_of_an_epoch_gets_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Periodic snapshots do not fill the screen."""
-    narrator = Narrator(process_count=5, is_json=False)
+    printer = EventPrinter(process_count=5, is_json=False)
     for event in (published(1), published(2), published(3), published(4, epoch=2)):
-        narrator.emit(event)
+        printer.emit(event)
     captured = capsys.readouterr()
     assert [line.split(":")[0] for line in captured.err.splitlines()] == [
         "snapshot P1-1",
@@ -121,10 +121,10 @@ def test_only_the_first_snapshot_of_an_epoch_gets_a_line(
 
 def test_json_has_every_event_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     """A program sees all snapshots; people still get their words on stderr."""
-    narrator = Narrator(process_count=5, is_json=True)
-    narrator.emit(events.SystemRunning(1, 0.35, None, 0.1, 0.1, 0.1))
-    narrator.emit(published(1))
-    narrator.emit(published(2))
+    printer = EventPrinter(process_count=5, is_json=True)
+    printer.emit(events.SystemRunning(1, 0.35, None, 0.1, 0.1, 0.1))
+    printer.emit(published(1))
+    printer.emit(published(2))
     captured = capsys.readouterr()
     lines = [json.loads(line) for line in captured.out.splitlines()]
     assert [line["event"] for line in lines] == [
@@ -139,13 +139,13 @@ def test_json_has_every_event_on_its_line(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_status_line_tells_where_the_system_is() -> None:
     """Epoch, processes, how many snapshots, and what the last one was."""
-    narrator = Narrator(process_count=5, is_json=False)
-    narrator.emit(events.EpochBegan(1, None))
-    assert str(narrator.__rich__()).startswith("epoch 1 starting | ")
-    narrator.emit(events.SystemRunning(1, 0.35, None, 0.1, 0.1, 0.1))
-    assert str(narrator.__rich__()) == "epoch 1 | 5 processes | 0 snapshots"
-    narrator.emit(published(1))
-    assert "epoch 1 | 5 processes | 1 snapshot | P1-1 " in str(narrator.__rich__())
-    assert " s ago in 30 ms, 1,234 messages" in str(narrator.__rich__())
-    narrator.emit(events.ProcessDied("P3", "it was ended by SIGKILL"))
-    assert str(narrator.__rich__()).startswith("epoch 1 starting | ")
+    printer = EventPrinter(process_count=5, is_json=False)
+    printer.emit(events.EpochBegan(1, None))
+    assert str(printer.__rich__()).startswith("epoch 1 starting | ")
+    printer.emit(events.SystemRunning(1, 0.35, None, 0.1, 0.1, 0.1))
+    assert str(printer.__rich__()) == "epoch 1 | 5 processes | 0 snapshots"
+    printer.emit(published(1))
+    assert "epoch 1 | 5 processes | 1 snapshot | P1-1 " in str(printer.__rich__())
+    assert " s ago in 30 ms, 1,234 messages" in str(printer.__rich__())
+    printer.emit(events.ProcessDied("P3", "it was ended by SIGKILL"))
+    assert str(printer.__rich__()).startswith("epoch 1 starting | ")

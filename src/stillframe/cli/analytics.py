@@ -1,0 +1,546 @@
+"""The commands that ask Spark about all snapshots of a store at once."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from stillframe.analytics import audit_store
+from stillframe.analytics.manifests import Published, read_published, while_published
+from stillframe.analytics.predicate_eval import DAMAGED
+from stillframe.cli import output, quantities, spark_session
+from stillframe.cli.command import EXIT_NO, Command, end_with_no
+from stillframe.cli.options import AsJson, Classes, Master, StorePath, event_log_option
+from stillframe.errors import Damaged, UsageError
+from stillframe.model import SnapshotId
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from stillframe.analytics.audit import Audit, SnapshotAudit
+    from stillframe.analytics.predicate_history import Summary, Unevaluable
+
+ROW_COUNT_MAX = 20
+"""So many rows of a table are shown, the ones that matter most; JSON has all."""
+Fields = dict[str, Any]
+
+
+AUDIT_COLUMNS = (
+    "snapshot",
+    "verdict",
+    "messages caught",
+    "in states",
+    "in channels",
+    "total",
+    "differs by",
+)
+
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(
+    cls=Command,
+    epilog="Example: stillframe spark audit money --states 'sum(balance)' --messages 'sum(amount)'",
+)
+def audit(
+    path: StorePath,
+    states_sql: Annotated[
+        str | None,
+        typer.Option(
+            "--states", metavar="SQL", help="Aggregate over process states.", show_default=False
+        ),
+    ] = None,
+    messages_sql: Annotated[
+        str | None,
+        typer.Option(
+            "--messages", metavar="SQL", help="Aggregate over messages caught.", show_default=False
+        ),
+    ] = None,
+    is_json: AsJson = False,
+) -> None:
+    """Check bytes and books of all snapshots at once, and that the sum of both aggregates never
+    changes; exit 1 names the first that is wrong."""
+    try:
+        with output.words().status("auditing on Spark"):
+            found = audit_store(path, states_sql=states_sql, messages_sql=messages_sql)
+    except Damaged as error:
+        if is_json:
+            verdict = {"ok": False, "verdict": str(error)}
+            output.put_json({**verdict, "snapshots": [], "history_damage": None})
+        end_with_no(str(error))
+    if is_json:
+        output.put_json(found)
+    else:
+        _put_audit(found)
+    output.say(f"{'yes' if found.ok else 'no'}: {found.verdict}")
+    if not found.ok:
+        raise typer.Exit(EXIT_NO)
+
+
+def _put_audit(found: "Audit") -> None:
+    wrong_first = sorted(found.snapshots, key=lambda row: row.is_valid)
+    rows = [*map(_audit_row, wrong_first)]
+    output.put_first_rows(AUDIT_COLUMNS, rows, ROW_COUNT_MAX, texts=2, more="more snapshots")
+
+
+def _audit_row(row: "SnapshotAudit") -> tuple[str, ...]:
+    amounts = (row.states_amount, row.messages_amount, row.total, row.difference)
+    return (
+        str(row.id),
+        row.damage or row.contradiction or ("sound" if row.is_valid else "total differs"),
+        f"{row.message_count:,}",
+        *("" if amount is None else f"{amount:,}" for amount in amounts),
+    )
+
+
+PATH_COUNT_MAX = 5
+"""So many ways of markers are shown, the slowest."""
+
+HISTORY_COLUMNS = (
+    *("snapshot", "initiated", "epoch", "paused for", "encoded in", "waited", "published in"),
+    *("size", "in transit", "chain", "savepoint"),
+)
+
+
+class HistoryRows(msgspec.Struct, frozen=True):
+    """What Spark found, as rows; `in_transit` without the channels on which nothing was."""
+
+    snapshots: list[Fields]
+    spread: list[Fields]
+    channels: list[Fields]
+    in_transit: list[Fields]
+    marker_paths: list[Fields] | None
+
+
+@app.command(
+    cls=Command,
+    epilog="Examples: stillframe spark history money; "
+    "stillframe spark history money --log money.log",
+)
+def history(
+    path: StorePath,
+    *,
+    log: Annotated[
+        Path | None,
+        event_log_option("Directory of the event log: show the way of the markers, too."),
+    ] = None,
+    where: Master = spark_session.MASTER,
+    is_json: AsJson = False,
+) -> None:
+    """Show for every snapshot how long it took and what it waited for, its size and what was in
+    transit; over all of them the median, nine tenths and the most; and the busiest channels."""
+    published = read_published(path)
+    if published.is_empty:
+        raise UsageError(f"the store {path} holds no snapshot yet: there is no history of any")
+    with spark_session.session(where, "reading the history") as spark:
+        found = _find_history(spark, path, published, log)
+    damages = {str(snapshot): why for snapshot, why in published.damages.items()}
+    if is_json:
+        output.put_json({"store": path, "damages": damages} | msgspec.structs.asdict(found))
+    else:
+        _put_history(found)
+    if damages:
+        end_with_no(*(f"snapshot {name} is left out: {why}" for name, why in damages.items()))
+
+
+def _find_history(
+    spark: "SparkSession", path: Path, published: Any, log: Path | None
+) -> HistoryRows:
+    from stillframe.analytics import log_events, snapshot_stats, verified_parquet  # noqa: PLC0415
+
+    with verified_parquet.spark_errors(path):
+        snapshots = snapshot_stats.snapshots(spark, published)
+        channels = snapshot_stats.channel_history(
+            snapshot_stats.channel_counts(spark, published), snapshots
+        ).persist()
+        try:
+            busy = channels.where("message_count > 0").orderBy("sequence", "source", "target")
+            found = HistoryRows(
+                _rows(snapshots),
+                _rows(snapshot_stats.spread(snapshots)),
+                _rows(snapshot_stats.channel_spread(channels)),
+                _rows(busy.select("snapshot", "source", "target", "message_count")),
+                None,
+            )
+        finally:
+            channels.unpersist()
+    if log is None:
+        return found
+    with verified_parquet.spark_errors(log):
+        paths = log_events.marker_paths(snapshot_stats.marker_steps(spark, log))
+        hops = _rows(paths.orderBy("snapshot", "hop"))
+    return msgspec.structs.replace(found, marker_paths=hops)
+
+
+def _rows(frame: "DataFrame") -> list[Fields]:
+    return [
+        {name: spark_session.with_zone(value) for name, value in row.asDict().items()}
+        for row in frame.collect()
+    ]
+
+
+def _put_history(found: HistoryRows) -> None:
+    newest = found.snapshots[-ROW_COUNT_MAX:]
+    output.put_table("", HISTORY_COLUMNS, map(_snapshot_row, newest), texts=2)
+    if len(found.snapshots) > len(newest):
+        output.say(f"and {len(found.snapshots) - len(newest):,} older ones (--json has all)")
+    output.put_table(
+        f"over {quantities.count(len(found.snapshots), 'snapshot')}",
+        ("", "median", "90 %", "most", "in"),
+        map(_spread_row, _ordered(found.spread)),
+    )
+    output.put_table(
+        "messages in transit",
+        ("channel", "median", "90 %", "most", "in"),
+        (
+            (
+                f"{row['source']}->{row['target']}",
+                *(f"{row[name]:,.0f}" for name in ("median", "p90", "max")),
+                row["snapshot"],
+            )
+            for row in found.channels[:ROW_COUNT_MAX]
+        ),
+    )
+    if len(found.channels) > ROW_COUNT_MAX:
+        output.say(f"and {len(found.channels) - ROW_COUNT_MAX:,} less busy channels")
+    if found.marker_paths is not None:
+        _put_paths(found.marker_paths)
+
+
+def _snapshot_row(row: Fields) -> tuple[str, ...]:
+    durations = ("pause_s", "capture_s", "waiting_s", "publishing_s")
+    return (
+        row["snapshot"],
+        quantities.moment(row["initiated_at"].timestamp()),
+        str(row["epoch"]),
+        *(quantities.duration(row[name]) for name in durations),
+        quantities.size(row["bytes"]),
+        f"{row['message_count']:,}",
+        str(row["chain_length"]) if row["bases"] else "",
+        ", ".join(row["savepoints"]),
+    )
+
+
+_FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "pause_s": ("paused for", quantities.duration),
+    "capture_s": ("encoded in", quantities.duration),
+    "waiting_s": ("waited", quantities.duration),
+    "publishing_s": ("published in", quantities.duration),
+    "total_s": ("took", quantities.duration),
+    "bytes": ("size", lambda value: quantities.size(round(value))),
+    "message_count": ("in transit", lambda value: f"{value:,.0f}"),
+    "chain_length": ("chain", lambda value: f"{value:,.0f}"),
+}
+
+
+def _ordered(spread: Iterable[Fields]) -> list[Fields]:
+    order = list(_FIGURES)
+    return sorted(spread, key=lambda row: order.index(row["figure"]))
+
+
+def _spread_row(row: Fields) -> tuple[str, ...]:
+    name, shown = _FIGURES[row["figure"]]
+    return (name, *(shown(row[value]) for value in ("median", "p90", "max")), row["snapshot"])
+
+
+def _put_paths(hops: list[Fields]) -> None:
+    paths: dict[str, list[Fields]] = {}
+    for hop in hops:
+        paths.setdefault(hop["snapshot"], []).append(hop)
+    slowest = sorted(paths.values(), key=lambda path: -(path[-1]["elapsed_ms"] or 0.0))
+    output.put_table(
+        "the slowest ways of markers, to the last that arrived",
+        ("snapshot", "hop", "held for", "travelled"),
+        (
+            (
+                hop["snapshot"],
+                f"{hop['source']}->{hop['target']}",
+                *(_milliseconds(hop[name]) for name in ("held_ms", "travelled_ms")),
+            )
+            for path in slowest[:PATH_COUNT_MAX]
+            for hop in path
+        ),
+        texts=2,
+    )
+    output.say("a hop between two machines is wrong by as much as their clocks differ")
+
+
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f} ms"
+
+
+_COUNTS = ("sent_count", "received_count", "message_count")
+
+
+class DifferenceRows(msgspec.Struct, frozen=True):
+    """What Spark found, as rows (``store_diff.Difference``); `key_counts` has a row for each
+    process and keyed field."""
+
+    is_equal: bool
+    fields: list[Fields]
+    key_counts: list[Fields]
+    keys: list[Fields]
+    channels: list[Fields]
+    messages: list[Fields]
+
+
+@app.command(cls=Command, epilog="Example: stillframe spark diff money P1-16 P1-17")
+def diff(
+    path: StorePath,
+    before: Annotated[
+        str,
+        typer.Argument(metavar="A", help="Id of a snapshot, or name of a savepoint."),
+    ],
+    after: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    *,
+    where: Master = spark_session.MASTER,
+    is_json: AsJson = False,
+) -> None:
+    """Show in what two snapshots differ: fields, keys of keyed fields that were added, removed or
+    changed, channels, and messages that only one caught; exit 1 if they do."""
+    published = read_published(path)
+    for name in (before, after):  # before Spark is started
+        published.find(name)
+    with spark_session.session(where, "comparing") as spark:
+        found = while_published(path, lambda now: _find_difference(spark, now, before, after))
+    if is_json:
+        output.put_json(found)
+    else:
+        _put_difference(found, before, after)
+    if found.is_equal:
+        output.say(f"{before} and {after} record the same states and the same messages")
+        return
+    output.say(
+        f"{before} and {after} differ in {quantities.count(len(found.fields), 'field')}, "
+        f"{quantities.count(len(found.keys), 'key')} and "
+        f"{quantities.count(len(found.channels), 'channel')}"
+    )
+    raise typer.Exit(EXIT_NO)
+
+
+def _find_difference(
+    spark: "SparkSession", published: Published, before: str, after: str
+) -> DifferenceRows:
+    from stillframe.analytics import verified_parquet  # noqa: PLC0415 - they need PySpark
+    from stillframe.analytics.store_diff import difference  # noqa: PLC0415
+
+    with verified_parquet.spark_errors(published.path):
+        made = difference(spark, published, published.find(before), published.find(after))
+        ordered = {
+            "fields": made.fields.orderBy("process", "field"),
+            "keys": made.keys.orderBy("process", "field", "change", "key"),
+            "channels": made.channels.orderBy("source", "target"),
+            "messages": made.messages.orderBy("source", "target", "number", "caught"),
+        }
+        rows = {
+            name: [row.asDict() for row in frame.toLocalIterator()]
+            for name, frame in ordered.items()
+        }
+    return DifferenceRows(
+        is_equal=not any(rows.values()),
+        key_counts=_counts(rows["keys"]),
+        **rows,
+    )
+
+
+def _counts(keys: Iterable[Fields]) -> list[Fields]:
+    counted: dict[tuple[str, str], Counter[str]] = {}
+    for row in keys:
+        counted.setdefault((row["process"], row["field"]), Counter())[row["change"]] += 1
+    return [
+        {"process": process, "field": field}
+        | {f"{change}_count": counts[change] for change in ("added", "removed", "changed")}
+        for (process, field), counts in counted.items()
+    ]
+
+
+def _put_difference(found: DifferenceRows, before: str, after: str) -> None:
+    _put_rows("processes", ("process", "field", before, after), found.fields, texts=4)
+    _put_rows(
+        "keys", ("process", "field", "added", "removed", "changed"), found.key_counts, texts=2
+    )
+    columns = ("process", "field", "change", "key", before, after)
+    _put_rows("which keys", columns, found.keys, texts=6)
+    counts = [f"{what}, {name}" for what in ("sent", "received", "in it") for name in "AB"]
+    _put_rows(
+        f"channels, counts in messages: A is {before}, B is {after}",
+        ("channel", *counts, "only A", "only B"),
+        map(_channel, found.channels),
+    )
+    _put_rows(
+        "messages that only one caught",
+        ("channel", "number", "caught by", "kind", "message"),
+        (
+            {
+                "channel": f"{row['source']}->{row['target']}",
+                "number": str(row["number"]),
+                "caught": before if row["caught"] == "before" else after,
+                "kind": row["kind"],
+                "message": row["message"],
+            }
+            for row in found.messages
+        ),
+        texts=5,
+    )
+
+
+def _channel(row: Fields) -> Fields:
+    sides = ("before", "after")
+    return {
+        "channel": f"{row['source']}->{row['target']}",
+        **{f"{count}_{side}": row[f"{count}_{side}"] for count in _COUNTS for side in sides},
+        **{f"only_{side}": row[f"only_{side}"] for side in sides},
+    }
+
+
+def _put_rows(
+    title: str, columns: Sequence[str], rows: Iterable[Fields], *, texts: int = 1
+) -> None:
+    if cells := [tuple(map(_cell, row.values())) for row in rows]:
+        output.put_first_rows(columns, cells, ROW_COUNT_MAX, title=title, texts=texts, more="more")
+
+
+def _cell(value: str | int | None) -> str:
+    return f"{value:,}" if isinstance(value, int) else output.shortened(value or "")
+
+
+DETECT_COLUMNS = ("snapshot", "holds", "found", "epoch")
+_FOUND_LENGTH_MAX = 60
+_NAMED_MAX = 5
+
+
+class Detection(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON document: what ``detect`` says of the present epoch, and then of all."""
+
+    predicate: str
+    holds: bool
+    found: str | None
+    snapshot: SnapshotId | None
+    first: SnapshotId | None
+    snapshot_count: int
+    not_stable: tuple[SnapshotId, ...] | None
+    first_of_all: SnapshotId | None
+    epochs: tuple[Any, ...]
+    snapshots: list[Fields]
+
+
+@app.command(
+    cls=Command,
+    epilog="Examples: stillframe spark detect dinner deadlock; stillframe spark detect money "
+    "'select snapshot, sum(balance) < 100 from processes group by snapshot'",
+)
+def detect(
+    path: StorePath,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="PREDICATE",
+            help="As 'stillframe detect' has it: termination, deadlock, loss or MODULE:FUNCTION; "
+            "or a question in SQL, over the rows of all snapshots together, that gives for each "
+            "its id, and true or false.",
+            show_default=False,
+        ),
+    ],
+    *,
+    reference: Classes = None,
+    where: Master = spark_session.MASTER,
+    is_json: AsJson = False,
+) -> None:
+    """Ask a stable predicate of every snapshot of a store, of all its epochs: whether it holds now,
+    in which it held first, and whether it stayed; exit 1 if it does not hold or did not stay."""
+    with spark_session.session(where, "asking all snapshots") as spark:
+        from stillframe.analytics import predicate_history  # noqa: PLC0415 - PySpark is there now
+
+        rows = predicate_history.detect(spark, path, name, topology=reference)
+        found = predicate_history.summary(rows)
+        snapshots = [row.asDict() for row in rows.collect()]
+    if is_json:
+        output.put_json(_report(name, found, snapshots))
+    else:
+        _put_detection(snapshots)
+    holds = _say_detection(name, found)
+    _say_unasked(found.unasked)
+    if not holds:
+        raise typer.Exit(EXIT_NO)
+
+
+def _report(name: str, found: "Summary", snapshots: list[Fields]) -> Detection:
+    return Detection(
+        predicate=name,
+        holds=found.holds,
+        found=None if found.shown is None else found.shown.verdict.sentence,
+        snapshot=None if found.shown is None else found.shown.snapshot,
+        first=None if found.since is None else found.since.snapshot,
+        snapshot_count=found.present_count,
+        not_stable=found.not_stable and tuple(seen.snapshot for seen in found.not_stable),
+        first_of_all=None if found.first is None else found.first.snapshot,
+        epochs=found.epochs,
+        snapshots=snapshots,
+    )
+
+
+def _put_detection(snapshots: list[Fields]) -> None:
+    """Write what could not be asked, then the first in which it holds, then the others."""
+    ordered = sorted(snapshots, key=lambda row: (row["holds"] is not None, not row["holds"]))
+    output.put_table("", DETECT_COLUMNS, map(_detect_row, ordered[:ROW_COUNT_MAX]), texts=3)
+    if (left_out := len(snapshots) - ROW_COUNT_MAX) > 0:
+        output.say(f"and {quantities.count(left_out, 'more snapshot')} (--json has all)")
+
+
+def _detect_row(row: Fields) -> tuple[str, ...]:
+    holds = {True: "yes", False: "no", None: "?"}[row["holds"]]
+    found = row["sentence"]
+    if len(found) > _FOUND_LENGTH_MAX:
+        found = f"{found[:_FOUND_LENGTH_MAX]}..."
+    return row["snapshot"], holds, found, "" if row["epoch"] is None else str(row["epoch"])
+
+
+def _say_detection(name: str, found: "Summary") -> bool:
+    """Say what ``stillframe detect`` says, and what all epochs say; return whether it holds."""
+    # It needs what runs systems, which no other command here does.
+    from stillframe.cli.checks import holds_sentence, not_stable_sentence  # noqa: PLC0415
+
+    if found.not_stable is not None:
+        output.say(f"no: {not_stable_sentence(name, *found.not_stable)}")
+    elif found.shown is None:
+        output.say(f"no: no snapshot of the present epoch could be asked of {name}")
+    elif found.since is None:
+        shown = found.shown
+        output.say(f"no: {name} does not hold in {shown.snapshot}: {shown.verdict.sentence}")
+    else:
+        output.say(holds_sentence(name, found.shown, found.since, found.present_count))
+    if len(found.epochs) > 1:
+        asked = quantities.count(found.snapshot_count, "snapshot")
+        of_all = f"of all {asked} in {quantities.count(len(found.epochs), 'epoch')}"
+        if found.first is None:
+            output.say(f"{of_all} it held in none")
+        else:
+            held = sum(epoch.first is not None for epoch in found.epochs)
+            stayed = " and stayed in each" if found.not_stable is None else ""
+            output.say(
+                f"{of_all} it held first in {found.first.snapshot}, in epoch {found.first.epoch}; "
+                f"it held in {quantities.count(held, 'epoch')}{stayed}"
+            )
+    return found.holds
+
+
+def _say_unasked(unasked: "tuple[Unevaluable, ...]") -> None:
+    """Name the snapshots that could not be asked, by reason.
+
+    Raises:
+        Damaged: some are damaged.
+    """
+    reasons: dict[str, list[Unevaluable]] = {}
+    for each in unasked:
+        reasons.setdefault(each.failure, []).append(each)
+    for reason, found in reasons.items():
+        names = ", ".join(each.snapshot for each in found[:_NAMED_MAX])
+        more = f" and {len(found) - _NAMED_MAX:,} more" if len(found) > _NAMED_MAX else ""
+        output.say(f"not asked, {reason}: {names}{more}")
+    if DAMAGED in reasons:
+        first = reasons[DAMAGED][0]
+        raise Damaged(f"snapshot {first.snapshot} could not be asked: {first.sentence}")

@@ -1,0 +1,686 @@
+"""The commands about pipelines: ``stillframe spark snapshot`` and so on.
+
+None needs Spark or Java: all that is asked and answered is in the directory of the pipeline."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.live import Live
+from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
+from rich.text import Text
+
+from stillframe.cli import output, quantities
+from stillframe.cli.command import EXIT_NO, Command, end_with_no
+from stillframe.cli.options import AsJson, Timeout, keep_option
+from stillframe.errors import StillframeError, UsageError
+from stillframe.model import Abandoned, SnapshotId
+from stillframe.pages.values import plain
+from stillframe.pipeline.coordinator import periodically
+from stillframe.pipeline.locks import COORDINATOR, Lock
+from stillframe.pipeline.metadata import Metadata, read_metadata
+from stillframe.pipeline.pending_snapshot import ParticipantFragment
+from stillframe.pipeline.pipeline import Pipeline, sentence_on_damaged
+from stillframe.pipeline.progress import Progress
+from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, listing, published_ids
+from stillframe.protocol.aligner import Mode
+
+LIST_COLUMNS = (
+    *("snapshot", "name", "course", "mode", "published"),
+    *("epoch", "recorded in", "on channels", "duplicates", "size"),
+)
+PARTICIPANT_COLUMNS = ("participant", "kind", "state", "read up to", "barrier put at")
+CHANNEL_COLUMNS = ("channel", "from", "to", "sent", "received", "on it", "duplicates")
+PROGRESS_COLUMNS = ("participant", "what", "since", "for")
+LINE_COUNT_MAX = 10
+"""So many awaited participants are shown in the moving lines; the table has all."""
+POLL_S = 0.1
+
+app = typer.Typer(rich_markup_mode=None)
+
+PipelinePath = Annotated[
+    Path, typer.Argument(metavar="PIPELINE", help="Directory of the pipeline.", show_default=False)
+]
+ModeName = Annotated[
+    Mode,
+    typer.Option(
+        help="When each query and service records: once it stands at the barriers of all its "
+        "channels; at once, with what is on the channels; or without holding anything up, so that "
+        "a restore receives some records twice."
+    ),
+]
+_SNAPSHOT = "Id of a snapshot, such as shop-17, or name of a savepoint."
+OptionalSnapshot = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SNAPSHOT",
+        help=f"{_SNAPSHOT}  [default: the newest of the present course]",
+        show_default=False,
+    ),
+]
+
+
+@app.command(
+    cls=Command,
+    epilog="Examples: stillframe spark snapshot shop.pipeline --mode unaligned; "
+    "stillframe spark snapshot shop.pipeline --every 1m --keep 10",
+)
+def snapshot(
+    path: PipelinePath,
+    *,
+    mode: ModeName = Mode.ALIGNED,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Take one this often, until Ctrl-C: 10s, 5m.",
+            show_default=False,
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None, keep_option("Afterwards delete all but the newest N; savepoints stay.")
+    ] = None,
+    timeout: Timeout = "1m",
+    is_json: AsJson = False,
+) -> None:
+    """Take a snapshot of all queries, services and channels while they run, and print its id;
+    exit 1 says who was missing. Ctrl-C gives it up, and nothing stays held."""
+    timeout_s = quantities.parse_duration("--timeout", timeout)
+    every_s = None if every is None else quantities.parse_duration("--every", every)
+    pipeline = Pipeline(path)
+    if every_s is None:
+        _take_once(pipeline, mode, None, timeout_s, is_json=is_json)
+        _keep(pipeline, keep)
+        return
+    pipeline.dataflow.check_mode(mode)
+    with _ended_like_ctrl_c(), contextlib.suppress(KeyboardInterrupt):
+        for _ in periodically(every_s, time.sleep):
+            # One that is abandoned, or cannot be taken just now, does not end the command.
+            try:
+                outcome, is_ended = _take_one(pipeline, mode, None, timeout_s)
+                _put_outcome(outcome, is_json=is_json)
+                if is_ended:
+                    return
+                _keep(pipeline, keep)
+            except StillframeError as error:
+                output.say(f"no: {error}")
+
+
+@app.command(cls=Command, epilog="Example: stillframe spark savepoint shop.pipeline before-upgrade")
+def savepoint(
+    path: PipelinePath,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="What it is called.", show_default=False)
+    ],
+    *,
+    mode: ModeName = Mode.ALIGNED,
+    timeout: Timeout = "1m",
+    is_json: AsJson = False,
+) -> None:
+    """Take a snapshot that is kept under a name until it is dropped; as 'snapshot'."""
+    timeout_s = quantities.parse_duration("--timeout", timeout)
+    _take_once(Pipeline(path), mode, name, timeout_s, is_json=is_json)
+
+
+def _take_once(
+    pipeline: Pipeline, mode: Mode, name: str | None, timeout_s: float, *, is_json: bool
+) -> None:
+    """Take a snapshot, a savepoint if it has a name; end with 1 if it is abandoned."""
+    outcome, _ = _take_one(pipeline, mode, name, timeout_s)
+    _put_outcome(outcome, is_json=is_json)
+    if not isinstance(outcome, Manifest):
+        raise typer.Exit(EXIT_NO)
+
+
+def _keep(pipeline: Pipeline, count: int | None) -> None:
+    if count is not None and (damaged := pipeline.keep(count)):
+        output.say(sentence_on_damaged(damaged))
+
+
+def _put_outcome(outcome: "Manifest | Abandoned | Interrupted", *, is_json: bool) -> None:
+    if is_json:
+        output.put_json(
+            {"published": document_of(outcome), "abandoned": None}
+            if isinstance(outcome, Manifest)
+            else {"published": None, "abandoned": outcome}
+        )
+    if not isinstance(outcome, Manifest):
+        output.say(f"no: {outcome}")
+        return
+    if not is_json:
+        output.put_lines([str(outcome.snapshot)])
+    output.say(published(outcome))
+
+
+class Interrupted(msgspec.Struct, frozen=True):
+    """A snapshot that was given up because somebody ended the command."""
+
+    snapshot: SnapshotId | None
+    missing: tuple[str, ...]
+    reason: str = "interrupted"
+
+    def __str__(self) -> str:
+        which = "the snapshot" if self.snapshot is None else f"snapshot {self.snapshot}"
+        missing = f"; missing: {', '.join(self.missing)}" if self.missing else ""
+        return f"{which} was given up: {self.reason}{missing}; nothing is held up any more"
+
+
+def _take_one(
+    pipeline: Pipeline, mode: Mode, name: str | None, timeout_s: float
+) -> tuple[Manifest | Abandoned | Interrupted, bool]:
+    """Take one, and return how it went and whether somebody ended the command meanwhile."""
+    last: Progress | None = None
+    began_at = time.time()
+    try:
+        with _ended_like_ctrl_c(), moving() as draw:
+
+            def progress(now: Progress) -> None:
+                nonlocal last
+                last = now
+                draw(now)
+
+            if name is None:
+                return pipeline.snapshot(mode, timeout_s=timeout_s, progress=progress), False
+            return pipeline.savepoint(name, mode, timeout_s=timeout_s, progress=progress), False
+    except KeyboardInterrupt:
+        newest = pipeline.snapshots()[-1:]
+        if newest and newest[0].initiated_at >= began_at:
+            return newest[0], True  # too late: it was published a moment before
+        missing = Interrupted(last.snapshot, last.awaited) if last else Interrupted(None, ())
+        return missing, True
+
+
+@contextlib.contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM end the body as Ctrl-C does: what is under way must not hold queries up after."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def published(manifest: Manifest) -> str:
+    """Say what a published snapshot is."""
+    kind = "snapshot" if manifest.name is None else f"savepoint {manifest.name}, snapshot"
+    sentence = (
+        f"{kind} {manifest.snapshot}: {manifest.mode}, epoch {manifest.epoch}, "
+        f"{quantities.count(manifest.record_count, 'record')} on channels, recorded in "
+        f"{quantities.duration(manifest.completed_at - manifest.initiated_at)}, published after "
+        f"{quantities.duration(manifest.published_at - manifest.initiated_at)}"
+    )
+    return f"{sentence}; {doubled(manifest)}" if manifest.duplicate_count else sentence
+
+
+def doubled(manifest: Manifest) -> str:
+    """Say what a restore of a snapshot receives twice."""
+    return f"a restore receives {quantities.count(manifest.duplicate_count, 'record')} twice"
+
+
+@app.command(cls=Command, epilog="Example: stillframe spark progress shop.pipeline --watch")
+def progress(
+    path: PipelinePath,
+    *,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Follow the snapshot until it is over; exit 1 if it was given up."
+        ),
+    ] = False,
+    is_json: AsJson = False,
+) -> None:
+    """Show how far the snapshot is that is being taken: who has recorded, who is awaited, for what
+    and since when."""
+    pipeline = Pipeline(path)
+    found = pipeline.progress()
+    if found is None:
+        if is_json:
+            output.put_json(_progress_document(None))
+        output.say("no snapshot is under way")
+    elif watch:
+        _watch(pipeline, found, is_json=is_json)
+    else:
+        now = time.time()
+        if is_json:
+            output.put_json(_progress_document(found))
+        else:
+            output.put_table("", PROGRESS_COLUMNS, _progress_rows(found, now), texts=2)
+        output.say(_progress_summary(found, now))
+        if _is_left_over(pipeline, found):
+            output.say(f"no: {_left_over(found)}")
+
+
+def _watch(pipeline: Pipeline, first: Progress, *, is_json: bool) -> None:
+    """Follow the snapshot that is being taken until it is over; end with 1 if it was abandoned."""
+    now: Progress | None = first
+    with moving() as draw:
+        while now is not None and now.snapshot == first.snapshot:
+            draw(now)
+            if _is_left_over(pipeline, now):
+                break
+            time.sleep(POLL_S)
+            now = pipeline.progress()
+    is_published = first.snapshot in (manifest.snapshot for manifest in pipeline.snapshots())
+    if is_json:
+        output.put_json({"snapshot": first.snapshot, "is_published": is_published})
+    if is_published:
+        output.say(f"snapshot {first.snapshot} is published")
+        return
+    is_over = now is None or now.snapshot != first.snapshot
+    end_with_no(f"snapshot {first.snapshot} was given up" if is_over else _left_over(first))
+
+
+@contextlib.contextmanager
+def moving() -> Iterator[Callable[[Progress], None]]:
+    """Give what draws progress on a terminal, line over line, and wipes it away at the end.
+
+    Where words do not go to a terminal it draws nothing.
+    """
+    console = output.words()
+    if not console.is_terminal:
+        yield lambda progress: None
+        return
+    with Live(console=console, transient=True) as live:
+        yield lambda progress: live.update(Text("\n".join(progress_lines(progress, time.time()))))
+
+
+def progress_lines(progress: Progress, now: float) -> list[str]:
+    """Return how far a snapshot is at the time `now`, for people."""
+    awaiting = progress.awaiting[:LINE_COUNT_MAX]
+    shown = [
+        f"  {awaited.sentence()}, for {_age(awaited.since or progress.initiated_at, now)}"
+        for awaited in awaiting
+    ]
+    left_out = len(progress.awaiting) - len(awaiting)
+    more = [f"  and {left_out:,} more are awaited"] if left_out else []
+    return [_progress_summary(progress, now), *shown, *more]
+
+
+def _progress_summary(progress: Progress, now: float) -> str:
+    recorded_count = len(progress.recorded)
+    count = recorded_count + len(progress.awaiting)
+    return (
+        f"snapshot {progress.snapshot}, {progress.mode}, begun {_age(progress.initiated_at, now)} "
+        f"ago: {recorded_count} of {count} have recorded"
+        + (f" ({', '.join(sorted(progress.recorded))})" if recorded_count else "")
+    )
+
+
+def _progress_rows(progress: Progress, now: float) -> list[tuple[str, ...]]:
+    what = {name: ("has recorded", at) for name, at in progress.recorded.items()}
+    for awaited in progress.awaiting:
+        # Until the barriers of others are there it has been waiting since the beginning.
+        since = awaited.since or progress.initiated_at
+        sentence = awaited.sentence().removeprefix(f"{awaited.participant} ")
+        what[awaited.participant] = (sentence, since)
+    return [
+        (name, sentence, quantities.moment(since), _age(since, now))
+        for name, (sentence, since) in sorted(what.items())
+    ]
+
+
+def _age(since: float, now: float) -> str:
+    # Somebody else's clock may be ahead of ours.
+    return quantities.duration(max(0.0, now - since))
+
+
+def _is_left_over(pipeline: Pipeline, progress: Progress) -> bool:
+    """Return whether nobody takes the snapshot any more: its coordinator was killed."""
+    # Only after the deadline, because asking for the lock could be in the way of the next snapshot.
+    if time.time() <= progress.deadline_at:
+        return False
+    lock = Lock(pipeline.path / COORDINATOR)
+    is_free = lock.try_acquire()
+    lock.release()
+    return is_free
+
+
+def _left_over(progress: Progress) -> str:
+    return (
+        f"the program that took snapshot {progress.snapshot} is gone, and its deadline has "
+        "passed: take another, which clears this one away"
+    )
+
+
+def _progress_document(progress: Progress | None) -> dict[str, Any]:
+    if progress is None:
+        return {"snapshot": None}
+    document: dict[str, Any] = plain(progress)
+    sentences = [{"sentence": awaited.sentence()} for awaited in progress.awaiting]
+    return document | {
+        "mode": str(progress.mode),
+        "awaiting": [
+            one | sentence for one, sentence in zip(document["awaiting"], sentences, strict=True)
+        ],
+        "culprits": [awaited.participant for awaited in progress.stragglers],
+    }
+
+
+@app.command("list", cls=Command, epilog="Example: stillframe spark list shop.pipeline")
+def list_snapshots(path: PipelinePath, is_json: AsJson = False) -> None:
+    """List the snapshots of a pipeline in the order of publishing; those of the present course,
+    and the one from which the present epoch began, are marked."""
+    pipeline = Pipeline(path)
+    metadata = read_metadata(pipeline.path)
+    manifests, damages = listing(pipeline.path)
+    present = [manifest for manifest in manifests if _timeline_mark(manifest, metadata)]
+    if is_json:
+        output.put_json(
+            {
+                "pipeline": pipeline.path,
+                "name": metadata.name,
+                "epoch": metadata.epoch,
+                "restored_from": metadata.restored_from,
+                "latest": present[-1].snapshot if present else None,
+                "snapshots": [
+                    document_of(manifest) | {"is_of_present_course": manifest in present}
+                    for manifest in manifests
+                ],
+                "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
+            }
+        )
+    else:
+        _put_list(path, metadata, manifests, present)
+    if damages:
+        end_with_no(*map(str, damages.values()))
+
+
+def _put_list(
+    path: Path, metadata: Metadata, manifests: list[Manifest], present: list[Manifest]
+) -> None:
+    if manifests:
+        rows = (_list_row(manifest, metadata) for manifest in manifests)
+        output.put_table("", LIST_COLUMNS, rows, texts=5)
+    began = f", which began from {metadata.restored_from}" if metadata.restored_from else ""
+    end = (
+        f"a restore goes back to {present[-1].snapshot}"
+        if present
+        else f"none to go back to: 'stillframe spark snapshot {path}' takes one"
+    )
+    output.say(
+        f"{quantities.count(len(manifests), 'snapshot')}; pipeline {metadata.name} is in epoch "
+        f"{metadata.epoch}{began}; {end}"
+    )
+
+
+@app.command(
+    cls=Command,
+    epilog="Examples: stillframe spark drop shop.pipeline shop-3 shop-4; "
+    "stillframe spark drop shop.pipeline --keep 10",
+)
+def drop(
+    path: PipelinePath,
+    snapshots: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SNAPSHOT...",
+            help="Ids of snapshots, or names of savepoints.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    keep: Annotated[
+        int | None, keep_option("Delete all but the newest N; savepoints stay.", least=0)
+    ] = None,
+    is_json: AsJson = False,
+) -> None:
+    """Delete snapshots, all those named or none, and what the channels kept for them alone. The
+    one from which the present epoch began stays."""
+    names = snapshots or []
+    if bool(names) == (keep is not None):
+        raise UsageError("say which snapshots to drop, or with --keep how many stay: one of both")
+    pipeline = Pipeline(path)
+    before = published_ids(pipeline.path)
+    damaged = pipeline.drop(*names) if keep is None else pipeline.keep(keep)
+    left = published_ids(pipeline.path)
+    dropped = [snapshot for snapshot in before if snapshot not in left]
+    if is_json:
+        output.put_json({"dropped": dropped, "left": left})
+    words = f" ({', '.join(map(str, dropped))})" if dropped else ""
+    output.say(
+        f"dropped {quantities.count(len(dropped), 'snapshot')}{words}; "
+        f"{quantities.count(len(left), 'snapshot')} left",
+        *([sentence_on_damaged(damaged)] if damaged else []),
+    )
+
+
+def document_of(manifest: Manifest) -> dict[str, Any]:
+    """Return what JSON says of a snapshot."""
+    return {
+        "id": manifest.snapshot,
+        "name": manifest.name,
+        "epoch": manifest.epoch,
+        "mode": str(manifest.mode),
+        "initiated_at": manifest.initiated_at,
+        "completed_at": manifest.completed_at,
+        "published_at": manifest.published_at,
+        "record_count": manifest.record_count,
+        "duplicate_count": manifest.duplicate_count,
+        "byte_count": manifest.bytes,
+    }
+
+
+def _timeline_mark(manifest: Manifest, metadata: Metadata) -> str:
+    """Return what a snapshot is to the present course of the pipeline; nothing if it is of another.
+
+    These are the ones among which ``Pipeline.latest`` chooses.
+    """
+    if manifest.snapshot == metadata.restored_from:
+        return "began here"
+    return "present" if manifest.epoch == metadata.epoch else ""
+
+
+def _list_row(manifest: Manifest, metadata: Metadata) -> tuple[str, ...]:
+    return (
+        str(manifest.snapshot),
+        manifest.name or "",
+        _timeline_mark(manifest, metadata),
+        str(manifest.mode),
+        quantities.moment(manifest.published_at),
+        str(manifest.epoch),
+        quantities.duration(manifest.completed_at - manifest.initiated_at),
+        f"{manifest.record_count:,}",
+        f"{manifest.duplicate_count:,}",
+        quantities.size(manifest.bytes),
+    )
+
+
+@app.command(cls=Command, epilog="Example: stillframe spark show shop.pipeline shop-17")
+def show(path: PipelinePath, name: OptionalSnapshot = None, is_json: AsJson = False) -> None:
+    """Show what a snapshot holds: for each query its micro-batch, for each service its fields, and
+    what was sent, received and on each channel."""
+    pipeline = Pipeline(path)
+    manifest = pipeline.latest() if name is None else pipeline.find(name)
+    if is_json:
+        output.put_json(
+            document_of(manifest)
+            | {
+                "participants": [_fragment_document(fragment) for fragment in manifest.fragments],
+                "channels": [_channel_document(manifest, cut) for cut in manifest.channels],
+            }
+        )
+        return
+    output.say(f"{published(manifest)}, begun {quantities.moment(manifest.initiated_at)}")
+    output.put_table(
+        "participants, positions in items",
+        PARTICIPANT_COLUMNS,
+        map(_fragment_row, manifest.fragments),
+        texts=len(PARTICIPANT_COLUMNS),
+    )
+    rows = (_channel_row(manifest, cut) for cut in manifest.channels)
+    output.put_table("channels, counts in records", CHANNEL_COLUMNS, rows, texts=3)
+    output.say(
+        f"at most {output.VALUE_LENGTH_MAX} characters of each state are shown (--json has it "
+        "whole)"
+    )
+
+
+def _fields_of(fragment: ParticipantFragment) -> dict[str, Any] | None:
+    """Return the recorded fields of a service; None for a query."""
+    if fragment.service is None:
+        return None
+    return msgspec.msgpack.decode(fragment.service.encoded, type=dict[str, Any])
+
+
+def _batch_of(fragment: ParticipantFragment) -> int | None:
+    return None if fragment.query is None else fragment.query.batch
+
+
+def _kind_of(fragment: ParticipantFragment) -> str:
+    return "query" if fragment.service is None else f"service {fragment.service.kind}"
+
+
+def _fragment_document(fragment: ParticipantFragment) -> dict[str, Any]:
+    return {
+        "participant": fragment.participant,
+        "kind": "query" if fragment.service is None else "service",
+        "recorded_at": fragment.recorded_at,
+        "positions": fragment.positions,
+        "barriers": fragment.barriers,
+        "batch": _batch_of(fragment),
+        "state": _fields_of(fragment),
+    }
+
+
+def _fragment_row(fragment: ParticipantFragment) -> tuple[str, ...]:
+    batch = _batch_of(fragment)
+    if fragment.service is not None:
+        state = output.cell(_fields_of(fragment))
+    else:
+        state = "no micro-batch yet" if batch is None else f"after micro-batch {batch}"
+    positions, barriers = _places(fragment.positions), _places(fragment.barriers)
+    return (fragment.participant, _kind_of(fragment), state, positions, barriers)
+
+
+def _places(positions: Mapping[str, int]) -> str:
+    return ", ".join(f"{log} {position:,}" for log, position in sorted(positions.items()))
+
+
+def _channel_document(manifest: Manifest, cut: ChannelCut) -> dict[str, Any]:
+    return {
+        "channel": cut.log,
+        "source": manifest.dataflow.log(cut.log).source,
+        "target": cut.target,
+        "position": cut.position,
+        "barrier": cut.barrier,
+        "sent_count": sum(cut.sent_counts),
+        "received_count": sum(cut.received_counts),
+        "record_count": cut.record_count,
+        "duplicate_count": cut.duplicate_count,
+    }
+
+
+def _channel_row(manifest: Manifest, cut: ChannelCut) -> tuple[str, ...]:
+    return (
+        cut.log,
+        manifest.dataflow.log(cut.log).source,
+        cut.target,
+        f"{sum(cut.sent_counts):,}",
+        f"{sum(cut.received_counts):,}",
+        f"{cut.record_count:,}",
+        f"{cut.duplicate_count:,}",
+    )
+
+
+@app.command(cls=Command, epilog="Example: stillframe spark restore shop.pipeline shop-17")
+def restore(path: PipelinePath, name: OptionalSnapshot = None, is_json: AsJson = False) -> None:
+    """Verify a snapshot and take the stopped pipeline back to it, all at once or not at all; then
+    start its programs again."""
+    pipeline = Pipeline(path)
+    manifest = pipeline.latest() if name is None else pipeline.find(name)
+    began = time.monotonic()
+    with _verifying(manifest) as verified:
+        pipeline.restore(str(manifest.snapshot), progress=verified)
+    seconds = time.monotonic() - began
+    if is_json:
+        output.put_json(
+            {
+                "snapshot": manifest.snapshot,
+                "epoch": pipeline.epoch,
+                "duplicate_count": manifest.duplicate_count,
+                "byte_count": manifest.bytes,
+                "seconds": seconds,
+            }
+        )
+    output.say(
+        f"epoch {pipeline.epoch}: pipeline {path} went back to snapshot {manifest.snapshot} in "
+        f"{quantities.duration(seconds)}, its {quantities.size(manifest.bytes)} of checkpoints "
+        "verified",
+        *_next_words(manifest, path),
+    )
+
+
+@app.command(
+    cls=Command, epilog="Example: stillframe spark fork shop.pipeline shop-17 trial.pipeline"
+)
+def fork(
+    path: PipelinePath,
+    snapshot: Annotated[
+        str, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT, show_default=False)
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TARGET",
+            help="Directory of the second: a new or empty one.",
+            show_default=False,
+        ),
+    ],
+    *,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What the snapshots of the second are called after.  [default: the name of TARGET "
+            "without its ending]",
+            show_default=False,
+        ),
+    ] = None,
+    is_json: AsJson = False,
+) -> None:
+    """Make a second pipeline that goes on from a snapshot, beside the first, which may run; neither
+    sees what the other writes."""
+    pipeline = Pipeline(path)
+    manifest = pipeline.find(snapshot)
+    with _verifying(manifest) as verified:
+        second = pipeline.fork(str(manifest.snapshot), target, name=name, progress=verified)
+    metadata = read_metadata(second.path)
+    if is_json:
+        output.put_json(
+            {
+                "snapshot": manifest.snapshot,
+                "pipeline": second.path,
+                "name": metadata.name,
+                "epoch": metadata.epoch,
+                "duplicate_count": manifest.duplicate_count,
+                "byte_count": manifest.bytes,
+            }
+        )
+    output.say(
+        f"epoch {metadata.epoch}: pipeline {target}, called {metadata.name}, goes on from snapshot "
+        f"{manifest.snapshot} of {path}, its {quantities.size(manifest.bytes)} of checkpoints "
+        "verified",
+        *_next_words(manifest, target),
+    )
+
+
+def _next_words(manifest: Manifest, path: Path) -> Iterator[str]:
+    """Yield what is to be done next, and what to expect."""
+    names = ", ".join(manifest.dataflow.participants)
+    yield f"next, start its programs with the pipeline {path}; each goes on from there: {names}"
+    if manifest.duplicate_count:
+        yield f"it was taken in mode {manifest.mode}: {doubled(manifest)}"
+
+
+@contextlib.contextmanager
+def _verifying(manifest: Manifest) -> Iterator[Callable[[int], None]]:
+    """Give what moves a bar, on a terminal, by the length of a file that was verified."""
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    what = f"verifying snapshot {manifest.snapshot}"
+    with output.progress_bar(what, *columns, total=manifest.bytes) as update:
+        yield lambda byte_count: update(advance=byte_count)

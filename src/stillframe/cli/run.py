@@ -1,0 +1,420 @@
+"""The commands that run a system: ``run``, ``restore`` and ``resume``."""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+import uvloop
+
+from stillframe.cli import output, quantities
+from stillframe.cli.checks import not_stable_sentence
+from stillframe.cli.command import EXIT_NO, Command, end_with_no, with_bundles
+from stillframe.cli.event_printer import EventPrinter
+from stillframe.cli.options import (
+    AsJson,
+    InPipeline,
+    Keep,
+    OptionalSnapshotName,
+    PlacementOptions,
+    SnapshotOptions,
+    StorePath,
+    TopologyName,
+    TraceOptions,
+)
+from stillframe.cli.supervision import NOT_NEEDED, StopCondition, SystemConfig, keep_running
+from stillframe.detect.predicate import not_stable
+from stillframe.detect.registry import check_predicate_name
+from stillframe.errors import StillframeError, Unavailable, UsageError
+from stillframe.imports import add_cwd_to_path, load_topology
+from stillframe.migration.migrate import Migration
+from stillframe.migration.migrate import migrate as migrate_snapshot
+from stillframe.model import SnapshotId
+from stillframe.runtime import events
+from stillframe.runtime.run_file import describe_owner, find_stale
+from stillframe.runtime.supervisor.admin_socket import NOTICE_S, RestoreSnapshot, send_command
+from stillframe.runtime.supervisor.recovery import needs_agreement
+from stillframe.runtime.supervisor.supervisor import Supervisor
+from stillframe.store.history import readable_history
+from stillframe.store.store import Store
+from stillframe.topology import Description, Topology
+
+_STDOUT, _STDERR = 1, 2
+
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(
+    cls=Command,
+    epilog="Example: stillframe run examples.bank:bank --store money --every 250ms",
+)
+@with_bundles
+def run(
+    reference: TopologyName,
+    *,
+    store: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Where snapshots go: a new or empty directory."),
+    ],
+    snapshots: SnapshotOptions,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PREDICATE",
+            help="Stop as soon as this holds in a snapshot, as 'detect' has it: termination, "
+            "deadlock, loss, MODULE:FUNCTION or SQL; exit 1 if it never did.",
+            show_default=False,
+        ),
+    ] = None,
+    keep: Keep = None,
+    pipeline: InPipeline = None,
+    traces: TraceOptions,
+    placement: PlacementOptions,
+    is_json: AsJson = False,
+) -> None:
+    """Start a system afresh and keep it running, with snapshots, until Ctrl-C or SIGTERM."""
+    config = SystemConfig.of(
+        *(snapshots, traces, placement),
+        until=until,
+        keep_count=keep,
+        pipeline=pipeline,
+        is_json=is_json,
+    )
+    add_cwd_to_path()
+    topology = _load_topology(reference)
+    _check_initiators(config, topology.description)
+    if until is not None:
+        check_predicate_name(until)
+    _refuse_used(store)
+    with contextlib.closing(
+        Store.create(store, description=topology.description, reference=reference)
+    ) as made:
+        condition = None if until is None else StopCondition(until, store, topology)
+        _supervise(reference, made, None, config, condition)
+
+
+@app.command(cls=Command, epilog="Example: stillframe restore money P1-17")
+@with_bundles
+def restore(
+    path: StorePath,
+    name: OptionalSnapshotName = None,
+    *,
+    snapshots: SnapshotOptions,
+    keep: Keep = None,
+    pipeline: InPipeline = None,
+    traces: TraceOptions,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Say what a restore would do with the code as it is, and do nothing."
+        ),
+    ] = False,
+    migrate: Annotated[
+        bool,
+        typer.Option("--migrate", help="Go on though the code is not what the snapshot is of."),
+    ] = False,
+    placement: PlacementOptions,
+    is_json: AsJson = False,
+) -> None:
+    """Go back to a snapshot, by default the last: live if the system is running (the options of
+    its start stay), else by starting it again with these options."""
+    config = SystemConfig.of(
+        *(snapshots, traces, placement),
+        keep_count=keep,
+        pipeline=pipeline,
+        may_migrate=migrate,
+        is_json=is_json,
+    )
+    if dry_run:
+        _foretell(path, name, pipeline, is_json=is_json)
+        return
+    store = Store.open(path)
+    requested = None if name is None else store.find(name)
+    if pipeline is not None:
+        if migrate:
+            raise UsageError(
+                "--migrate is for a system alone: the snapshots of this one are parts of those of "
+                f"the pipeline {pipeline}: go on with the old code, or start both afresh"
+            )
+        if requested is not None:
+            raise UsageError(
+                "the pipeline says with which snapshot this system begins: leave out the snapshot, "
+                f"and choose one with 'stillframe spark restore {pipeline}'"
+            )
+        _restore_stopped(path, None, config)
+        return
+    if (store.current() if requested is None else store.entry(requested)) is None:
+        raise _no_snapshot_yet(path)
+    if migrate:
+        _restore_stopped(path, requested, config)
+        return
+    _check_initiators(config, store.description)
+    try:
+        _restore_live(path, requested, is_json=is_json)
+    except Unavailable:
+        _restore_stopped(path, requested, config)
+
+
+@app.command(cls=Command, epilog="Example: stillframe resume money")
+@with_bundles
+def resume(
+    path: StorePath,
+    *,
+    snapshots: SnapshotOptions,
+    keep: Keep = None,
+    traces: TraceOptions,
+    placement: PlacementOptions,
+    is_json: AsJson = False,
+) -> None:
+    """Bring a system back: processes that go on without their supervisor are taken over as they
+    are; if one is missing, or none runs, all go on from the last snapshot, or start afresh."""
+    config = SystemConfig.of(snapshots, traces, placement, keep_count=keep, is_json=is_json)
+    add_cwd_to_path()
+    with contextlib.closing(_open_writer(path)) as store:
+        left = find_stale(path)
+        if left is not None and left.pipeline is not None:
+            raise UsageError(
+                f"the system of {path} is part of the pipeline {left.pipeline}, and goes back with "
+                f"it alone: use 'stillframe spark restore {left.pipeline}', and then 'stillframe "
+                f"restore {path} --pipeline {left.pipeline}'"
+            )
+        _supervise(reference_of(store), store, None, config, None, takes_over=True)
+
+
+def _no_snapshot_yet(path: Path) -> UsageError:
+    return UsageError(
+        f"the store {path} holds no snapshot yet: start the system with 'stillframe run'"
+    )
+
+
+def _restore_live(path: Path, requested: SnapshotId | None, *, is_json: bool) -> None:
+    began = time.monotonic()
+    done = uvloop.run(send_command(path, RestoreSnapshot(requested), notice=output.say))
+    seconds = time.monotonic() - began
+    for damage in readable_history(path)[1]:
+        output.say(f"warning: {damage}; {NOT_NEEDED}")
+    snapshot = Store.open(path).restored_from
+    if is_json:
+        output.put_json({"epoch": done.epoch, "snapshot": snapshot, "seconds": seconds})
+    output.say(
+        f"epoch {done.epoch}: the running system went back to snapshot {snapshot} in "
+        f"{quantities.duration(seconds)}; it keeps the options that it was started with"
+    )
+
+
+def _restore_stopped(path: Path, requested: SnapshotId | None, config: SystemConfig) -> None:
+    add_cwd_to_path()
+    with contextlib.closing(_open_writer(path)) as store:
+        _supervise(reference_of(store), store, requested, config, None)
+
+
+def _open_writer(path: Path) -> Store:
+    try:
+        return Store.open_writer(path)
+    except Unavailable as error:
+        if use := describe_owner(path):
+            raise Unavailable(f"the store {path} is in use: {use}") from error
+        raise
+
+
+def _supervise(
+    reference: str,
+    store: Store,
+    requested: SnapshotId | None,
+    config: SystemConfig,
+    condition: StopCondition | None,
+    *,
+    takes_over: bool = False,
+) -> None:
+    # Import it before the event loop runs, which takes no signal meanwhile.
+    topology = _load_topology(reference)
+    # With other code the processes can be others; else the supervisor sees that they are the same.
+    description = topology.description if config.may_migrate else store.description
+    _check_initiators(config, description)
+    processes = description.processes
+    initiators = config.initiators or (next(iter(processes)),)
+    if config.keep_count is not None:
+        if config.pipeline is not None:
+            raise UsageError(
+                "--keep is for a system alone: the pipeline's snapshots need those of this one; "
+                f"use 'stillframe spark snapshot {config.pipeline} --keep {config.keep_count}'"
+            )
+        store.keep(config.keep_count)
+    with _stdout_for_json() if config.is_json else contextlib.nullcontext():
+        printer = EventPrinter(process_count=len(processes), is_json=config.is_json)
+
+        def emit(event: events.Event) -> None:
+            printer.emit(event)
+            if condition is not None:
+                condition.on_event(event)
+
+        config = msgspec.structs.replace(
+            config, restore=requested, takes_over=takes_over, initiators=initiators
+        )
+        system = Supervisor(reference, store, config, emit=emit)
+        has_kept_all = uvloop.run(keep_running(system, config, printer, condition))
+    if (error := store.maintenance_error) is not None:
+        output.say(f"old snapshots could not be seen to: {error}")
+    _say_how_to_go_on(store, config)
+    if condition is not None and printer.unwritten is None:
+        _say_what_was_seen(condition, is_json=config.is_json)
+    if not has_kept_all:
+        raise typer.Exit(EXIT_NO)
+    if printer.unwritten is not None:
+        raise printer.unwritten
+
+
+def _load_topology(reference: str) -> Topology:
+    """Import a topology, and say what is waited for if that takes long: it runs code of users."""
+    module = reference.partition(":")[0]
+    words = f"waiting for the import of {module}; Ctrl-C ends this command"
+    notice = threading.Timer(NOTICE_S, output.say, [words])
+    notice.daemon = True
+    notice.start()
+    try:
+        return load_topology(reference)
+    finally:
+        notice.cancel()
+
+
+def _say_how_to_go_on(store: Store, config: SystemConfig) -> None:
+    if config.pipeline is not None:
+        output.say(
+            f"stopped; to go on: stillframe spark restore {config.pipeline}, and then stillframe "
+            f"restore {store.path} --pipeline {config.pipeline}"
+        )
+        return
+    try:
+        current = store.current()
+    except StillframeError as error:
+        output.say(f"stopped; choose a snapshot to go on from with 'stillframe list': {error}")
+        return
+    output.say(
+        "stopped; no snapshot was published, so there is nothing to go on from"
+        if current is None
+        else f"stopped; to go on from snapshot {current.id}: stillframe restore {store.path}"
+    )
+
+
+def _say_what_was_seen(condition: StopCondition, *, is_json: bool) -> None:
+    """Say whether the predicate held; end with 1 if it did not."""
+    is_known = condition.look_at_last()
+    present = [seen for seen in condition.sightings if seen.epoch == condition.sightings[-1].epoch]
+    held = [seen for seen in present if seen.verdict.holds]
+    broken = not_stable(present)
+    shown = held[-1] if held else (present[-1] if present else None)
+    if is_json:
+        output.put_json(
+            {
+                "event": "Judged",
+                "predicate": condition.name,
+                "holds": bool(held) and broken is None,
+                "newest": shown,
+                "not_stable": broken and [seen.snapshot for seen in broken],
+            }
+        )
+    if broken is not None:
+        end_with_no(not_stable_sentence(condition.name, *broken))
+    if held and shown is not None:
+        output.say(f"yes: {condition.name} holds in {shown.snapshot}: {shown.verdict.sentence}")
+        return
+    if not is_known:
+        output.say(f"no answer: {condition.name} was still being asked when the system was stopped")
+        raise typer.Exit(EXIT_NO)
+    if shown is None:
+        end_with_no(f"no snapshot was published in which {condition.name} could have held")
+    end_with_no(f"{condition.name} did not hold in {shown.snapshot}: {shown.verdict.sentence}")
+
+
+def _check_initiators(config: SystemConfig, description: Description) -> None:
+    for initiator in config.initiators:
+        description.check_process(initiator)
+
+
+def _refuse_used(path: Path) -> None:
+    try:
+        is_used = bool(Store.open(path).entries())
+    except UsageError:  # there is no store yet
+        return
+    if is_used:
+        raise UsageError(
+            f"the store {path} has snapshots already: use 'stillframe restore {path}' to go on "
+            "from the last one, or give another directory for a fresh start"
+        )
+
+
+@contextlib.contextmanager
+def _stdout_for_json() -> Iterator[None]:
+    """Keep stdout for JSON: processes inherit it, and what they print goes to stderr meanwhile."""
+    sys.stdout.flush()
+    ours = os.fdopen(os.dup(_STDOUT), "w", encoding="utf-8")
+    os.dup2(_STDERR, _STDOUT)
+    try:
+        with contextlib.redirect_stdout(ours):
+            yield
+    finally:
+        os.dup2(ours.fileno(), _STDOUT)
+        # Each line was flushed: what is left could not be written, and whoever wrote it knows.
+        with contextlib.suppress(OSError):
+            ours.close()
+
+
+def _foretell(path: Path, name: str | None, pipeline: Path | None, *, is_json: bool) -> None:
+    """Say what a restore would do. Everything is read and decoded, and nothing is changed."""
+    if pipeline is not None:
+        raise UsageError("--dry-run is for a system alone: leave out --pipeline")
+    store = Store.open(path)
+    entry = store.current() if name is None else store.entry(store.find(name))
+    if entry is None:
+        raise _no_snapshot_yet(path)
+    add_cwd_to_path()
+    topology = load_topology(reference_of(store))
+    migration = migrate_snapshot(store.load(entry.id), store.description_of(entry.id), topology)
+    is_agreed = not needs_agreement(store, entry.id, topology)
+    state = migration.snapshot.state
+    if is_json:
+        output.put_json(
+            {
+                "snapshot": entry.id,
+                "process_count": len(state.processes),
+                "channel_count": len(state.channels),
+                "message_count": state.message_count,
+                "needs_migrate": not is_agreed,
+                "is_lossy": bool(migration.losses),
+                "changes": migration.changes,
+            }
+        )
+    elif migration.changes:
+        rows = [(c.subject, c.sentence, "lost" if c.is_loss else "") for c in migration.changes]
+        output.put_table("changes of code", ["what", "change", "recorded values"], rows, texts=3)
+    output.say(_migration_sentence(entry.id, migration, is_agreed=is_agreed))
+
+
+def reference_of(store: Store) -> str:
+    """Return where the topology of a store is defined."""
+    if store.reference is None:
+        raise UsageError(
+            f"the store {store.path} does not say where its topology is defined: it was not made "
+            "by 'stillframe run'"
+        )
+    return store.reference
+
+
+def _migration_sentence(snapshot: SnapshotId, migration: Migration, *, is_agreed: bool) -> str:
+    state = migration.snapshot.state
+    lost = quantities.count(len(migration.losses), "change")
+    agreement = "" if is_agreed else ", with --migrate, since the code is not what the store is of"
+    return (
+        f"a restore would go on from snapshot {snapshot}: "
+        f"{quantities.count(len(state.processes), 'process')}, "
+        f"{quantities.count(state.message_count, 'message')} in channels{agreement}"
+        + (f"; recorded values would be LOST by {lost}" if migration.losses else "")
+        + "; nothing was changed"
+    )

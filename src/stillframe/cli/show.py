@@ -1,0 +1,401 @@
+"""The commands that show what a store holds: ``list``, ``show`` and ``history``."""
+
+import asyncio
+import contextlib
+import itertools
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Annotated, Any, assert_never
+
+import typer
+import uvloop
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from stillframe.cli import output, quantities
+from stillframe.cli.command import Command, end_with_no
+from stillframe.cli.options import AsJson, OptionalSnapshotName, StorePath
+from stillframe.cli.snapshot import without
+from stillframe.errors import Damaged, UsageError
+from stillframe.model import (
+    Abandoned,
+    ChannelState,
+    GlobalState,
+    ProcessState,
+    Reason,
+    Snapshot,
+    SnapshotId,
+)
+from stillframe.pages.values import plain
+from stillframe.protocol.stragglers import UnderWay
+from stillframe.runtime.supervisor.admin_socket import GetPendingSnapshots, send_command
+from stillframe.store import history as store_history
+from stillframe.store.history import HistoryEvent, readable_history
+from stillframe.store.layout import is_published
+from stillframe.store.manifest import Entry
+from stillframe.store.store import Store
+from stillframe.store.tables import DecodedMessage, fields_of, messages_of
+from stillframe.topology import Description
+
+app = typer.Typer(rich_markup_mode=None)
+
+LIST_COLUMNS = (
+    "snapshot",
+    "published",
+    "epoch",
+    "restore point",
+    "processes",
+    "channels",
+    "messages caught",
+    "paused for",
+    "encoded in",
+    "recorded in",
+    "published after",
+    "size",
+    "based on",
+    "chain",
+    "savepoint",
+)
+
+
+@app.command("list", cls=Command, epilog="Example: stillframe list money")
+def list_snapshots(path: StorePath, is_json: AsJson = False) -> None:
+    """List the snapshots of a store in the order of publishing."""
+    store = Store.open(path)
+    entries, damages = store.listing()
+    current = None
+    try:
+        current = store.current()
+    except (Damaged, UsageError):
+        if not damages:
+            raise
+    _put_list(store, entries, current, damages, is_json=is_json)
+    if damages:
+        end_with_no(*map(str, damages.values()))
+
+
+def _put_list(
+    store: Store,
+    entries: list[Entry],
+    current: Entry | None,
+    damages: dict[SnapshotId, Damaged],
+    *,
+    is_json: bool,
+) -> None:
+    if is_json:
+        output.put_json(
+            {
+                "store": store.path,
+                "epoch": store.epoch,
+                "current": current and current.id,
+                "snapshots": entries,
+                "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
+            }
+        )
+        return
+    if not entries and not damages:
+        output.say(f"the store {store.path} holds no snapshot yet")
+        return
+    output.put_table("", LIST_COLUMNS, map(_list_row, entries), texts=2)
+    output.say(*(f"{e.id}{without(e.excluded)}" for e in entries if e.excluded))
+    point = "to none: name one" if current is None else f"to {current.id}"
+    output.say(f"{quantities.count(len(entries), 'snapshot')}; a restore goes back {point}")
+
+
+def _list_row(entry: Entry) -> tuple[str, ...]:
+    return (
+        str(entry.id),
+        quantities.moment(entry.published_at),
+        str(entry.epoch),
+        "yes" if entry.is_restore_point else "no",
+        str(entry.process_count),
+        str(entry.channel_count),
+        f"{entry.message_count:,}",
+        quantities.duration(entry.pause_s),
+        quantities.duration(entry.capture_s),
+        quantities.duration(entry.completed_at - entry.initiated_at),
+        quantities.duration(entry.published_at - entry.initiated_at),
+        quantities.size(entry.bytes),
+        ", ".join(map(str, entry.bases)),
+        str(entry.chain_length) if entry.bases else "",
+        ", ".join(entry.savepoints),
+    )
+
+
+MESSAGE_COUNT_MAX = 3
+"""So many messages of a channel are shown."""
+
+
+@app.command(
+    cls=Command,
+    epilog="Examples: stillframe show money P1-17 --books; stillframe show money --live",
+)
+def show(
+    path: StorePath,
+    name: OptionalSnapshotName = None,
+    *,
+    books: Annotated[bool, typer.Option("--books", help="Show only the books.")] = False,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Show the snapshots under way in the running system, and which processes and "
+            "channels hold them up, until none is.",
+        ),
+    ] = False,
+    is_json: AsJson = False,
+) -> None:
+    """Show what a snapshot holds: process states, and what was sent, received and in channels."""
+    if live == (name is not None) or (live and books):
+        raise UsageError("give either SNAPSHOT, with or without --books, or --live")
+    store = Store.open(path)
+    if name is None:
+        with contextlib.suppress(KeyboardInterrupt):
+            uvloop.run(_put_once(path) if is_json else _follow(path))
+        return
+    snapshot = store.load(store.find(name))
+    description = store.description_of(snapshot.id)
+    if is_json:
+        output.put_json(_snapshot_document(snapshot, description, only_books=books))
+        return
+    recorded_s = snapshot.completed_at - snapshot.initiated_at
+    output.say(
+        f"snapshot {snapshot.id}: epoch {snapshot.epoch}, initiated "
+        f"{quantities.moment(snapshot.initiated_at)}, recorded in {quantities.duration(recorded_s)}"
+        f"{without(snapshot.excluded)}"
+    )
+    if books:
+        put_books(snapshot.state)
+        return
+    for kind, columns in description.states.items():
+        states = [state for state in snapshot.state.processes if state.kind == kind]
+        names = [column.name for column in columns]
+        rows = [(state.process, *_cells(state, names)) for state in states]
+        output.put_table(f"processes: {kind}", ["process", *names], rows)
+    _put_channels(snapshot, description)
+
+
+def _cells(state: ProcessState, names: list[str]) -> Iterator[str]:
+    fields = fields_of(state)
+    return (output.cell(fields.get(name)) for name in names)
+
+
+def _snapshot_document(
+    snapshot: Snapshot, description: Description, *, only_books: bool
+) -> dict[str, Any]:
+    channels = books_document(snapshot.state)
+    document: dict[str, Any] = {
+        "id": snapshot.id,
+        "epoch": snapshot.epoch,
+        "initiated_at": snapshot.initiated_at,
+        "completed_at": snapshot.completed_at,
+        "excluded": snapshot.excluded,
+        "channels": channels,
+    }
+    if only_books:
+        return document
+    document["processes"] = [
+        {"process": state.process, "kind": state.kind, "state": fields_of(state)}
+        for state in snapshot.state.processes
+    ]
+    for shown, state in zip(channels, snapshot.state.channels, strict=True):
+        shown["messages"] = _first_messages(state, description)
+        shown["messages_left_out_count"] = state.message_count - len(shown["messages"])
+    return document
+
+
+def _first_messages(state: ChannelState, description: Description) -> list[DecodedMessage]:
+    return list(itertools.islice(messages_of(state, description), MESSAGE_COUNT_MAX))
+
+
+def _put_channels(snapshot: Snapshot, description: Description) -> None:
+    columns = ["channel", "first messages", "sent", "received", "in channel"]
+    rows = []
+    for state in snapshot.state.channels:
+        channel, *counts = _books_row(state)
+        rows.append((channel, _messages_cell(state, description), *counts))
+    output.put_table("channels, counts in messages", columns, rows, texts=2)
+    output.say(
+        f"{quantities.count(snapshot.state.message_count, 'message')} caught in channels; at most "
+        f"{MESSAGE_COUNT_MAX} of each channel are shown, and {output.VALUE_LENGTH_MAX} characters "
+        "of each value (--json has the values whole, messages.parquet has every message)"
+    )
+
+
+def _messages_cell(state: ChannelState, description: Description) -> str:
+    first = _first_messages(state, description)
+    shown = [
+        f"{message.number}: {message.kind}("
+        + ", ".join(f"{name}={output.cell(value)}" for name, value in message.fields.items())
+        + ")"
+        for message in first
+    ]
+    left_out = state.message_count - len(first)
+    return ", ".join(shown) + (f" and {left_out:,} more" if left_out else "")
+
+
+BOOKS_COLUMNS = ("channel", "sent", "received", "in channel")
+
+
+def books_document(state: GlobalState) -> list[dict[str, Any]]:
+    """Return the books as JSON shows them."""
+    return [
+        {
+            "channel": channel.channel,
+            "sent_count": channel.sent_count,
+            "received_count": channel.received_count,
+            "message_count": channel.message_count,
+        }
+        for channel in state.channels
+    ]
+
+
+def put_books(state: GlobalState) -> None:
+    """Write the books as a table, with their sum."""
+    rows = [_books_row(channel) for channel in state.channels]
+    sent = sum(channel.sent_count for channel in state.channels)
+    received = sum(channel.received_count for channel in state.channels)
+    rows.append(("all", f"{sent:,}", f"{received:,}", f"{state.message_count:,}"))
+    output.put_table("books, in messages", BOOKS_COLUMNS, rows)
+
+
+def _books_row(state: ChannelState) -> tuple[str, ...]:
+    return (
+        str(state.channel),
+        f"{state.sent_count:,}",
+        f"{state.received_count:,}",
+        f"{state.message_count:,}",
+    )
+
+
+@app.command(cls=Command, epilog="Example: stillframe history money")
+def history(path: StorePath, is_json: AsJson = False) -> None:
+    """Show what happened to a system, one line an event: its starts and deaths, and how each
+    snapshot ended."""
+    Store.open(path)
+    found, damages = readable_history(path)
+    lines = [line for line in found if not isinstance(line.what, store_history.Rollover)]
+    if is_json:
+        events = [{"at": line.at} | plain(line.what) for line in lines]
+        damaged = [{"detail": str(damage)} for damage in damages]
+        output.put_json({"store": path, "history": events, "damaged": damaged})
+    else:
+        output.put_lines(f"{quantities.moment(line.at)}  {sentence(line.what)}" for line in lines)
+        output.say(f"{quantities.count(len(lines), 'event')}")
+    if damages:
+        end_with_no(*map(str, damages))
+
+
+def sentence(what: HistoryEvent) -> str:
+    """Return what happened, as people read it."""
+    match what:
+        case store_history.EpochBegan(epoch, restored_from):
+            text = f"epoch {epoch} began {_origin(restored_from)}"
+        case store_history.TakenOver(epoch):
+            text = f"epoch {epoch} goes on: a new supervisor took it over"
+        case store_history.ProcessDied(process, cause):
+            text = f"process {process} died: {cause}"
+        case store_history.SnapshotBegan(snapshot):
+            text = f"snapshot {snapshot} began"
+        case store_history.SnapshotPublished(snapshot):
+            text = f"snapshot {snapshot} was published"
+        case store_history.SnapshotRemoved(snapshot):
+            text = f"snapshot {snapshot} was removed"
+        case store_history.SnapshotAbandoned(snapshot, reason, missing, detail):
+            text = str(Abandoned(snapshot, Reason[reason], missing, detail))
+        case store_history.Rollover():
+            text = "older events are in the file before"
+        case _:
+            assert_never(what)
+    return text
+
+
+def _origin(restored_from: SnapshotId | None) -> str:
+    return "afresh" if restored_from is None else f"from snapshot {restored_from}"
+
+
+AGAIN_S = 0.5
+"""So long after one answer the system is asked again, in seconds."""
+LIVE_COLUMNS = ("snapshot", "under way for", "time left", "missing", "held up by")
+
+Shown = tuple[UnderWay, ...]
+Looks = tuple[Shown, float]
+
+
+async def _put_once(path: Path) -> None:
+    done = await send_command(path, GetPendingSnapshots(), notice=output.say)
+    output.put_json({"epoch": done.epoch, "under_way": done.under_way})
+
+
+async def _follow(path: Path) -> None:
+    console = output.words()
+    if console.is_terminal and sys.stdout.isatty():
+        with Live(console=console, transient=True) as live:
+            async for shown, now in _looks(path, console):
+                live.update(_live_table(shown, now))
+    else:
+        announced: dict[SnapshotId, str] = {}
+        async for shown, now in _looks(path, console):
+            _put_changes(shown, announced, now)
+    output.say("no snapshot is under way")
+
+
+async def _looks(path: Path, console: Console) -> AsyncIterator[Looks]:
+    """Yield what is under way, and the time by the clock of the snapshots, until nothing is; say of
+    each snapshot how it ended."""
+    before: Shown = ()
+    while True:
+        done = await send_command(path, GetPendingSnapshots(), notice=output.say)
+        shown = done.under_way
+        present = {under_way.snapshot for under_way in shown}
+        for under_way in before:
+            if under_way.snapshot not in present:
+                # To the console that shows the table, which would else be drawn over it.
+                output.say(_ending(path, under_way.snapshot), console=console)
+        if not shown:
+            return
+        yield shown, done.now
+        before = shown
+        await asyncio.sleep(AGAIN_S)
+
+
+def _ending(path: Path, snapshot: SnapshotId) -> str:
+    is_there = is_published(path, snapshot)
+    return f"snapshot {snapshot} {'was published' if is_there else 'is no longer under way'}"
+
+
+def _put_changes(shown: Shown, announced: dict[SnapshotId, str], now: float) -> None:
+    """Write a line for each snapshot of which something other than the time has changed."""
+    for under_way in shown:
+        # As of the same moment for all looks, so that the words change with the causes alone.
+        words = "; ".join((*under_way.missing, *under_way.sentences(0.0)))
+        if announced.get(under_way.snapshot) != words:
+            announced[under_way.snapshot] = words
+            output.put_lines([_live_line(under_way, now)])
+
+
+def _live_line(under_way: UnderWay, now: float) -> str:
+    missing = ", ".join(under_way.missing)
+    age = quantities.duration(max(0.0, now - under_way.initiated_at))
+    head = f"snapshot {under_way.snapshot}: under way for {age}; missing: {missing}"
+    return "; ".join((head, *under_way.sentences(now)))
+
+
+def _live_table(shown: Shown, now: float) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in LIVE_COLUMNS:
+        table.add_column(Text(column), overflow="fold")
+    for under_way in shown:
+        cells = (
+            str(under_way.snapshot),
+            quantities.duration(max(0.0, now - under_way.initiated_at)),
+            quantities.duration(max(0.0, under_way.deadline - now)),
+            ", ".join(under_way.missing),
+            "\n".join(under_way.sentences(now)),
+        )
+        table.add_row(*map(Text, cells))
+    return table
