@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stillframe import tracefile
-from stillframe.cli import cutting
+from stillframe.cli import trace as trace_commands
 from stillframe.cuts import CutView
 from stillframe.model import Channel
 from stillframe.trace import Event, MessageId, Trace
@@ -219,7 +219,7 @@ def test_cuts_are_counted_up_to_a_bound(
     """Exactly, or that there are more."""
     result = call("cuts", trace)
     assert result.stdout.splitlines()[-1].split() == ["2", "3", "3", "4"]
-    monkeypatch.setattr(cutting, "COUNTED_MAX", 3)
+    monkeypatch.setattr(trace_commands, "COUNTED_MAX", 3)
     assert call("cuts", trace).stdout.rstrip().endswith("more than 3")
     assert json.loads(call("cuts", trace, "--json").stdout)["consistent_cut_count"] is None
 
@@ -228,7 +228,7 @@ def test_too_many_cuts_are_not_asked_at(
     call: Call, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rather than never to end, it says so."""
-    monkeypatch.setattr(cutting, "SEARCHED_MAX", 3)
+    monkeypatch.setattr(trace_commands, "SEARCHED_MAX", 3)
     result = call("cuts", trace, "--where", f"{__name__}:never")
     assert result.exit_code == 2
     assert "more than 3 consistent cuts, too many to ask at each" in result.stderr

@@ -11,9 +11,8 @@ import msgspec
 import pytest
 
 from stillframe import tracefile
-from stillframe.cli import simulation
-from stillframe.cli.rules import Network, Rules, recorder_of
-from stillframe.cli.simulation import parse_seeds
+from stillframe.cli import sim
+from stillframe.cli.sim import Network, Rules, parse_seeds, recorder_of
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.protocol.lai_yang import LaiYangRecorder
@@ -78,7 +77,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
             settings.append(make_config())
             return tally
 
-        monkeypatch.setattr(simulation, "run_seeds", run_seeds)
+        monkeypatch.setattr(sim, "run_seeds", run_seeds)
         return settings
 
     return find

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from stillframe.cli.rules import Rules, recorder_of
+from stillframe.cli.sim import Rules, recorder_of
 from stillframe.diagram.recording_intervals import Choice, record
 from stillframe.errors import UsageError
 from stillframe.model import Channel, Snapshot, SnapshotId

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from stillframe.cli import watch_page
+from stillframe.cli import watch
 from stillframe.errors import StillframeError
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.run_file import RunFile, find_running
@@ -95,7 +95,7 @@ def running(store: Path) -> RunFile:
 def shown(path: Path, *, otlp: str | None = None) -> AbstractContextManager[Target]:
     """Return what ``stillframe watch`` shows of a store or a pipeline by default, while the body
     runs."""
-    return watch_page._target(path, [], None, None, otlp)
+    return watch._target(path, [], None, None, otlp)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stillframe.cli.app import app
-from stillframe.cli.watch_page import token_for
+from stillframe.cli.watch import token_for
 from stillframe.runtime.network.addresses import Address
 from stillframe.store.store import Store
 from stillframe.watch.pipeline_target import PipelineTarget

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from stillframe.cli import watch_page
+from stillframe.cli import watch
 from stillframe.errors import UsageError
 from stillframe.imports import load_topology
 from stillframe.model import Abandoned, MarkerTimes, SnapshotId
@@ -321,7 +321,7 @@ def test_without_the_extra_the_error_names_it(
     store = Store.create(tmp_path / "store", description=load_topology(BANK).description)
     with (
         pytest.raises(UsageError, match=r"pip install 'stillframe\[otel\]'"),
-        watch_page._trace_builder(store, "http://localhost:4318"),
+        watch._trace_builder(store, "http://localhost:4318"),
     ):
         pass
     store.close()

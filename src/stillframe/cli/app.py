@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from stillframe.cli import pages, study
 from stillframe.cli.command import defer
 
 app = typer.Typer(
@@ -105,9 +104,19 @@ defer(
         "certificates": "Make certificates for several machines.",
     },
 )
+defer(
+    more_app,
+    "trace",
+    {
+        "import": "Turn a log of another system into a trace.",
+        "cuts": "Ask about the consistent cuts of a trace.",
+    },
+)
+defer(more_app, "sim", {"sim": "Simulate seeds with faults, or play a script."})
+defer(more_app, "explore", {"explore": "Visit every interleaving of a small system."})
+defer(more_app, "view", {"view": "Show an execution as a space-time diagram."})
+defer(more_app, "watch", {"watch": "Show a system or a pipeline in a page, while it runs."})
 app.add_typer(more_app)
-app.add_typer(study.app)
-app.add_typer(pages.app)
 
 
 def _print_version(is_wanted: bool) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from stillframe.cli.rules import Network, Rules
 from stillframe.protocol.policy import Policy
 
 
@@ -189,13 +188,59 @@ Master = Annotated[
         help="Where Spark runs, in Spark's own words: local[2], spark://HOST:7077.",
     ),
 ]
-NetworkName = Annotated[Network, typer.Option(help="What is assumed of every channel.")]
-RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]
-TraceFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="TRACE",
-        help="Trace that 'import --out' or 'sim --trace' wrote.",
-        show_default=False,
-    ),
-]
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewOptions:
+    """What ``view`` shows of a trace, a script or a store, and where to."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where to: a picture if it ends in .svg or .png, a page that goes through the "
+            "execution step by step, or shows the snapshot of a store, if it ends in .html.  "
+            "[default: the trace's name with .svg; of a store a page]",
+            show_default=False,
+        ),
+    ] = (None,)
+    snapshot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SNAPSHOT",
+            help="Circle what this snapshot recorded, and list what it caught in channels; of a "
+            "store: show this one.  [default: the only snapshot, if there is no --cut; of a store "
+            "the newest]",
+            show_default=False,
+        ),
+    ] = (None,)
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SNAPSHOT",
+            help="Of a store or pipeline: show in what the snapshot differs from this earlier one.",
+            show_default=False,
+        ),
+    ] = (None,)
+    log: Annotated[
+        Path | None,
+        event_log_option("Directory of the event log: draw the true events around the cut."),
+    ] = (None,)
+    cut: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROCESS=COUNT,...",
+            help="Draw this cut, given how many events of each process lie before it; 0 for those "
+            "left out.",
+            show_default=False,
+        ),
+    ] = (None,)
+    first: Annotated[
+        int, typer.Option(metavar="N", help="Begin with this step of a long trace.", min=1)
+    ] = (1,)
+    steps: Annotated[
+        bool,
+        typer.Option(
+            "--steps", help="Draw a picture after each step: FILE/FILE-001.svg and so on."
+        ),
+    ] = (False,)

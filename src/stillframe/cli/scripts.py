@@ -4,11 +4,9 @@ import difflib
 import importlib.resources
 from pathlib import Path
 
-import typer
-
 from stillframe.cli import output
-from stillframe.cli.command import EXIT_NO
-from stillframe.cli.extras import Extras, serve
+from stillframe.cli.command import end_with_no
+from stillframe.cli.proof import Extras, serve
 from stillframe.durable_files import write_atomically
 from stillframe.errors import UsageError
 from stillframe.sim import scenario
@@ -93,10 +91,8 @@ def play_script(path: Path, extras: Extras, *, rewrite: bool, is_json: bool) -> 
             2,
             "",
         )
-        output.say(
-            *changes, f"no: something else happened than {path} says; if it is right: --rewrite"
-        )
-        raise typer.Exit(EXIT_NO)
+        output.say(*changes)
+        end_with_no(f"something else happened than {path} says; if it is right: --rewrite")
 
 
 def play(path: Path, text: str) -> scenario.Played:

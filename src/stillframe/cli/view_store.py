@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stillframe.cli import output, quantities
+from stillframe.cli.options import ViewOptions
 from stillframe.diagram import svg
 from stillframe.durable_files import write_atomically
 from stillframe.errors import UsageError
@@ -21,28 +20,12 @@ from stillframe.store.store import Store
 SUFFIX = ".html"
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """What is to be shown.
-
-    Attributes:
-        out: where to; its suffix says in which form. None: the names of store and snapshot.
-        snapshot: an id, or the name of a savepoint; None: the newest.
-        compare: another, to compare it with.
-        log: the directory of the event log.
-    """
-
-    out: Path | None
-    snapshot: str | None
-    compare: str | None
-    log: Path | None
-
-
 def is_store(path: Path) -> bool:
     """Return whether `path` is a store, also one that has lost its head, or a pipeline."""
     return any((path / name).exists() for name in (HEAD, SNAPSHOTS, PIPELINE_FILE))
 
 
-def show(path: Path, wish: Wish, *, is_json: bool) -> None:
+def show(path: Path, options: ViewOptions, *, is_json: bool) -> None:
     """Write a snapshot of the store at `path`, or a comparison of two, to a file.
 
     Raises:
@@ -51,15 +34,17 @@ def show(path: Path, wish: Wish, *, is_json: bool) -> None:
         Damaged, NotConsistent, StoreError: the store or the log is not what was written.
         OSError: the file cannot be written.
     """
-    suffix = SUFFIX if wish.out is None else wish.out.suffix
+    if options.cut is not None or options.first != 1 or options.steps:
+        raise UsageError("--cut, --first and --steps are for traces, and not for a store")
+    suffix = SUFFIX if options.out is None else options.out.suffix
     if suffix not in (SUFFIX, ".svg", ".png"):
-        raise UsageError(f"--out {wish.out}: let it end in .html, .svg or .png, which says what")
+        raise UsageError(f"--out {options.out}: let it end in .html, .svg or .png, which says what")
     if (path / PIPELINE_FILE).exists():
-        content, words, name = _of_pipeline(path, wish, suffix)
+        content, words, name = _of_pipeline(path, options, suffix)
     else:
-        content, words, name = _of_store(path, wish, suffix)
-    out = wish.out if wish.out is not None else path.with_name(f"{path.stem}-{name}{SUFFIX}")
-    for inside in filter(None, (path, wish.log)):
+        content, words, name = _of_store(path, options, suffix)
+    out = options.out if options.out is not None else path.with_name(f"{path.stem}-{name}{SUFFIX}")
+    for inside in filter(None, (path, options.log)):
         if out.resolve().is_relative_to(inside.resolve()):
             raise UsageError(f"--out {out} is inside {inside}: give a place outside")
     write_atomically(out, [content], inputs=[])
@@ -68,25 +53,25 @@ def show(path: Path, wish: Wish, *, is_json: bool) -> None:
     output.say(f"done: {out}: {words}, {quantities.size(len(content))}")
 
 
-def _of_store(path: Path, wish: Wish, suffix: str) -> tuple[bytes, str, str]:
+def _of_store(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, str, str]:
     """Return the content of the file, what it is in words, and what of it belongs into its name."""
     store = Store.open(path)
-    snapshot = _chosen(store, wish.snapshot)
-    if wish.compare is None:
-        return *_snapshot(store, snapshot, wish.log, suffix), str(snapshot)
-    content, words = _comparison(store, snapshot, wish, suffix)
-    return content, words, f"{store.find(wish.compare)}-{snapshot}"
+    snapshot = _chosen(store, options.snapshot)
+    if options.compare is None:
+        return *_snapshot(store, snapshot, options.log, suffix), str(snapshot)
+    content, words = _comparison(store, snapshot, options, suffix)
+    return content, words, f"{store.find(options.compare)}-{snapshot}"
 
 
-def _of_pipeline(path: Path, wish: Wish, suffix: str) -> tuple[bytes, str, str]:
-    if suffix != SUFFIX or wish.log is not None:
+def _of_pipeline(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, str, str]:
+    if suffix != SUFFIX or options.log is not None:
         raise UsageError(
             f"{path} is a pipeline: a snapshot of it can be shown as a page (.html), without --log"
         )
     pipeline = Pipeline(path)
-    manifest = pipeline.latest() if wish.snapshot is None else pipeline.find(wish.snapshot)
-    if wish.compare is not None:
-        other = pipeline.find(wish.compare)
+    manifest = pipeline.latest() if options.snapshot is None else pipeline.find(options.snapshot)
+    if options.compare is not None:
+        other = pipeline.find(options.compare)
         document = pipeline_diff_document(path, other, manifest)
         content, words = _compared(document, str(other.snapshot), str(manifest.snapshot))
         return content, words, f"{other.snapshot}-{manifest.snapshot}"
@@ -143,13 +128,15 @@ def _warn(contradictions: list[str]) -> None:
         output.say(f"the event log contradicts the snapshot: {contradiction}")
 
 
-def _comparison(store: Store, snapshot: SnapshotId, wish: Wish, suffix: str) -> tuple[bytes, str]:
-    assert wish.compare is not None
+def _comparison(
+    store: Store, snapshot: SnapshotId, options: ViewOptions, suffix: str
+) -> tuple[bytes, str]:
+    assert options.compare is not None
     if suffix != SUFFIX:
-        raise UsageError(f"--out {wish.out}: a comparison is a page: let it end in .html")
-    if wish.log is not None:
+        raise UsageError(f"--out {options.out}: a comparison is a page: let it end in .html")
+    if options.log is not None:
         raise UsageError("a comparison takes no --log: show each snapshot by itself with it")
-    other = store.find(wish.compare)
+    other = store.find(options.compare)
     return _compared(diff_document(store, other, snapshot), str(other), str(snapshot))
 
 

@@ -2,22 +2,27 @@
 
 import re
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
-from stillframe.cli import output, quantities
-from stillframe.cli.command import EXIT_NO
-from stillframe.cli.extras import Extras, serve
-from stillframe.cli.rules import Network, Rules, recorder_of
+from stillframe.cli import output, quantities, scripts
+from stillframe.cli.command import EXIT_NO, Command, end_with_no
+from stillframe.cli.options import AsJson
+from stillframe.cli.proof import Extras, serve
 from stillframe.errors import UsageError
 from stillframe.imports import add_cwd_to_path, load_topology
+from stillframe.protocol.lai_yang import LaiYangRecorder
+from stillframe.protocol.recorder import Recorder
 from stillframe.sim.campaign import COVERAGE, Tally, run_seeds
 from stillframe.sim.narration import Narrator
+from stillframe.sim.network import Network
 from stillframe.sim.run import (
     EVENT_INDENT,
     Run,
@@ -30,7 +35,111 @@ from stillframe.sim.run import (
 from stillframe.sim.scheduler import describe
 from stillframe.sim.world import World
 
+__all__ = ["Network", "Rules", "recorder_of"]
+
+
+class Rules(StrEnum):
+    """Which recording rules are followed."""
+
+    CHANDY_LAMPORT = "chandy-lamport"
+    LAI_YANG = "lai-yang"
+
+
+def recorder_of(rules: Rules) -> Callable[..., Recorder | LaiYangRecorder]:
+    """Return what follows `rules` for one process."""
+    return LaiYangRecorder if rules is Rules.LAI_YANG else Recorder
+
+
 _SEEDS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?", re.ASCII)
+
+
+app = typer.Typer(rich_markup_mode=None)
+
+NetworkName = Annotated[Network, typer.Option(help="What is assumed of every channel.")]
+RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]
+
+
+@app.command(cls=Command, epilog="Examples: stillframe sim --seeds 1..200; stillframe sim lecture")
+def sim(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE:TOPOLOGY|SCRIPT",
+            help="A system, or a .run file; of those that come with stillframe the name will do.  "
+            "[default: another random system from each seed]",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A..B",
+            help="Which seeds; one number for one.  [default: 1..200]",
+            show_default=False,
+        ),
+    ] = None,
+    schedule: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With one seed: do this schedule with its system, as a failing seed prints it.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[bool, typer.Option("--steps", help="Show every step of one seed.")] = False,
+    network: NetworkName = Network.FIFO,
+    rules: RulesName = Rules.CHANDY_LAMPORT,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write what happened in a script or in one seed, for 'view' and 'cuts'.",
+            show_default=False,
+        ),
+    ] = None,
+    prove: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SNAPSHOT",
+            help="Show the proof of a snapshot in a script or in one seed, step by step: the "
+            "computation in which all events before the cut come first.",
+            show_default=False,
+        ),
+    ] = None,
+    rewrite: Annotated[
+        bool, typer.Option("--rewrite", help="Write what happens now into the script.")
+    ] = False,
+    is_json: AsJson = False,
+) -> None:
+    """Run real processes and the real recording rules in one thread, in virtual time: many seeds
+    with crashes, partitions and lost connections, each judged; or a script, step by step. Exit 1 if
+    a promise is broken, with the shortest schedule that does, or if a script ends otherwise."""
+    path = scripts.script_path(what) if what is not None else None
+    inputs = tuple(file for file in (path, schedule) if file is not None)
+    extras = Extras(trace, prove, inputs)
+    is_usual = network is Network.FIFO and rules is Rules.CHANDY_LAMPORT
+    if path is not None:
+        if steps or seeds is not None or schedule is not None or not is_usual:
+            raise UsageError(
+                f"{what} is a script, and says itself what happens: leave --seeds, --schedule, "
+                "--steps, --network and --rules out"
+            )
+        scripts.play_script(path, extras, rewrite=rewrite, is_json=is_json)
+        return
+    if rewrite:
+        raise UsageError("--rewrite is about a script: name one")
+    subject = Subject(what, network, rules)
+    chosen = parse_seeds(seeds or "1..200")
+    if not steps and schedule is None and trace is None and prove is None:
+        _try_seeds(subject, chosen, is_json=is_json)
+        return
+    if len(chosen) > 1:
+        raise UsageError(
+            "--schedule, --steps, --trace and --prove are about one run: give one seed, such as "
+            "--seeds 17"
+        )
+    _show_seed(subject, chosen[0], schedule, extras, is_json=is_json)
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -85,7 +194,7 @@ def parse_seeds(text: str) -> range:
     return range(first, last + 1)
 
 
-def show_seed(
+def _show_seed(
     subject: Subject, seed: int, schedule: Path | None, extras: Extras, *, is_json: bool
 ) -> None:
     """Run one seed, or with its system what is in the file `schedule`, and show every step of it.
@@ -108,34 +217,25 @@ def show_seed(
             output.put_lines(lines)
     serve(run.world, extras, is_json=is_json)
     if run.violation is not None:
-        output.say(f"no: seed {seed}: {run.violation}")
-        raise typer.Exit(EXIT_NO)
+        end_with_no(f"seed {seed}: {run.violation}")
     if not subject.rules_fit:
         ending = run.world.refusal or "nothing wrong was published, and nothing had to be"
-        output.say(f"no: seed {seed}: {subject.misfit}: {ending}")
-        raise typer.Exit(EXIT_NO)
+        end_with_no(f"seed {seed}: {subject.misfit}: {ending}")
     output.say(f"yes: seed {seed}: {len(run.schedule)} choices, every promise was kept")
 
 
-def try_seeds(subject: Subject, seeds: range, *, is_json: bool) -> None:
+def _try_seeds(subject: Subject, seeds: range, *, is_json: bool) -> None:
     """Run `seeds`; of the first that breaks a promise show the shortest schedule that does.
 
     Raises:
         typer.Exit: with 1; a promise was not kept.
     """
-    console = output.words()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("simulating seeds", total=len(seeds))
-        with redirect_stdout(sys.stderr):  # what handlers print is no data
-            tally = run_seeds(subject.config, seeds, lambda count: bar.update(task, advance=count))
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        output.progress_bar("simulating seeds", *columns, total=len(seeds)) as update,
+        redirect_stdout(sys.stderr),  # what handlers print is no data
+    ):
+        tally = run_seeds(subject.config, seeds, lambda count: update(advance=count))
     if not tally.broken:
         _put_tally(subject, tally, is_json=is_json)
         return
@@ -174,13 +274,12 @@ def _put_tally(subject: Subject, tally: Tally, *, is_json: bool) -> None:
         output.say(f"never seen: {'; '.join(unseen)}")
     seeds = quantities.count(tally.seed_count, "seed")
     if not subject.rules_fit:
-        output.say(
-            f"no: {subject.misfit}: of {seeds} {tally.refused_count:,} broke off; of "
+        end_with_no(
+            f"{subject.misfit}: of {seeds} {tally.refused_count:,} broke off; of "
             f"{quantities.count(tally.snapshot_count, 'snapshot')} {tally.published_count:,} were "
             f"published, none of them wrong, and {tally.inconsistent_count:,} abandoned because "
             "their parts contradicted each other"
         )
-        raise typer.Exit(EXIT_NO)
     output.say(
         f"yes: {seeds}, {tally.choice_count:,} choices, "
         f"{quantities.count(tally.snapshot_count, 'snapshot')}: every promise was kept"

@@ -6,10 +6,14 @@ import secrets
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
+import typer
 import uvloop
 
 from stillframe.cli import output
+from stillframe.cli.command import Command
+from stillframe.cli.options import AsJson, Classes, event_log_option
 from stillframe.detect.registry import check_predicate_name
 from stillframe.errors import StillframeError, StoreError, UsageError
 from stillframe.model import SnapshotId
@@ -30,19 +34,70 @@ TOKEN_BYTES = 24
 TOKEN_CHARS_MIN, TOKEN_CHARS_MAX = 20, 200
 
 
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(
+    cls=Command,
+    epilog="Examples: stillframe watch money; stillframe watch shop.pipeline; "
+    "stillframe watch money --listen 0.0.0.0 --token-file money.token",
+)
 def watch(
-    path: Path,
-    listen: str | None,
-    token_file: Path | None,
-    predicates: list[str],
-    reference: str | None,
-    log: Path | None,
-    otlp: str | None,
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STORE",
+            help="Directory of the store of a system, or of a pipeline.",
+            show_default=False,
+        ),
+    ],
     *,
-    is_json: bool,
+    predicates: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--detect",
+            metavar="PREDICATE",
+            help="Ask this of every snapshot, as 'stillframe detect' has it; several times for "
+            "several.  [default: termination, deadlock, and loss if anything is conserved]",
+            show_default=False,
+        ),
+    ] = None,
+    reference: Classes = None,
+    log: Annotated[
+        Path | None,
+        event_log_option("Directory of the event log: snapshots show what happened around them."),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST[:PORT]",
+            help="Where to listen; on any other address than loopback the link has a token.  "
+            "[default: 127.0.0.1:8641]",
+            show_default=False,
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Ask for the token in this file, which is made if it is not there.  [default: a "
+            "new one each time, and none on loopback]",
+            show_default=False,
+        ),
+    ] = None,
+    otlp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send a trace of each snapshot to this OTLP endpoint, over HTTP.",
+            show_default=False,
+        ),
+    ] = None,
+    is_json: AsJson = False,
 ) -> None:
-    """Serve the page of the system of the store at `path`, or of the pipeline in that directory,
-    until Ctrl-C or SIGTERM."""
+    """Serve a page that shows the system of a store, or a pipeline, while it runs, and its
+    snapshots afterwards, until Ctrl-C; the first line written is the link to open. Metrics for
+    Prometheus are at /metrics."""
     address = Address.parse(listen or "127.0.0.1", port=PORT, may_be_any=True)
     token = token_for(address, token_file)
 
@@ -57,7 +112,7 @@ def watch(
         output.say(f"showing {path} there, until Ctrl-C")
 
     with (
-        _target(path, predicates, reference, log, otlp) as target,
+        _target(path, predicates or [], reference, log, otlp) as target,
         contextlib.suppress(KeyboardInterrupt),  # one that comes while it starts
     ):
         uvloop.run(serve(target, address, token=token, ready=ready))

@@ -1,0 +1,462 @@
+"""The commands about executions of other systems: ``import`` and ``cuts``."""
+
+import re
+import reprlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, TimeRemainingColumn
+
+from stillframe import tracefile
+from stillframe.cli import output, quantities
+from stillframe.cli.command import Command, end_with_no
+from stillframe.cli.options import AsJson
+from stillframe.cli.proof import put_order
+from stillframe.cuts import (
+    CutView,
+    Predicate,
+    count_consistent_cuts,
+    cuts_where,
+    definitely,
+    explain,
+)
+from stillframe.detect.evaluate import yes_or_no
+from stillframe.durable_files import check_target
+from stillframe.errors import NotConsistent, UsageError
+from stillframe.importer.execution import Execution, Imported
+from stillframe.importer.jsonlines import JsonPaths, read_json_lines
+from stillframe.importer.names import show_host
+from stillframe.importer.shiviz import EVENT_PATTERN, read_shiviz
+from stillframe.imports import add_cwd_to_path, load_function
+from stillframe.trace import Cut, Position, Trace
+
+_COUNT = re.compile(r"(?P<process>[^=,#\s]+)=(?P<count>[0-9]{1,18})")
+
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+def parse_cut(text: str, trace: Trace) -> Cut:
+    """Return the cut of `trace` that `text` says; processes left out have no event before it.
+
+    Raises:
+        UsageError: it is none, or `trace` has no such process or event.
+    """
+    counts: dict[str, int] = {}
+    for part in text.split(","):
+        found = _COUNT.fullmatch(part.strip())
+        if found is None or found["process"] in counts:
+            raise UsageError(
+                f"{part!r} is no part of a cut: write once for each process how many of its "
+                "events lie before the cut, as in P1=3,P2=5; 0 for those left out"
+            )
+        counts[found["process"]] = int(found["count"])
+    if strangers := [process for process in counts if process not in trace.index_of]:
+        raise UsageError(
+            f"the trace has no process {strangers[0]!r}: it has {', '.join(trace.processes)}"
+        )
+    cut = tuple(counts.get(process, 0) for process in trace.processes)
+    trace.check_cut(cut)
+    return cut
+
+
+JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl"})
+_RENAMED_SHOWN_MAX = 5
+
+
+@app.command(
+    "import", cls=Command, epilog="Example: stillframe import simpledb.log --out simpledb.trace"
+)
+def import_(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LOG",
+            help="Log with vector clocks: text in the form that ShiViz reads, or JSON in lines if "
+            "its name ends in .ndjson or .jsonl.",
+            show_default=False,
+        ),
+    ],
+    *,
+    regex: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="Finds an event in text, with groups (?<host>...), (?<clock>...) and "
+            "(?<event>...). One that can begin anywhere, without ^, is slow where lines are long.  "
+            "[default: an event, on the next line its host and clock]",
+            show_default=False,
+        ),
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="Finds what separates executions in text; its group (?<trace>...) names the next.",
+            show_default=False,
+        ),
+    ] = None,
+    json_paths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=PATH,...",
+            help="The log is JSON in lines, and there host, clock, kind, source, target and "
+            "content are, as in host=who,clock=meta.clock.",
+            show_default=False,
+        ),
+    ] = None,
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "--execution", metavar="N", help="Take only this execution, from 1.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the trace here; several executions get numbers: m.trace is then "
+            "m-1.trace, m-2.trace.",
+            show_default=False,
+        ),
+    ] = None,
+    is_json: AsJson = False,
+) -> None:
+    """Check that the vector clocks of a log contradict themselves nowhere, find its messages, and
+    write it as a trace; exit 1 names line and host."""
+    if out is not None:
+        check_target(out, inputs=[path])
+    try:
+        with _import_progress() as progress:
+            imported = _read_log(path, regex, delimiter, json_paths, progress)
+    except NotConsistent as error:
+        if is_json:
+            output.put_json({"is_consistent": False, "detail": str(error)})
+        end_with_no(str(error))
+    chosen = _choose(path, imported, number)
+    files = _write_traces(path, out, chosen)
+    rows = [
+        _execution_row(index, execution, files.get(index)) for index, execution in chosen.items()
+    ]
+    if is_json:
+        output.put_json(
+            {
+                "is_consistent": True,
+                "executions": rows,
+                "ignored_line_count": imported.ignored_line_count,
+            }
+        )
+    else:
+        _put_executions(rows)
+    _say_executions(chosen, imported, files)
+
+
+def _read_log(
+    path: Path,
+    regex: str | None,
+    delimiter: str | None,
+    json_paths: str | None,
+    progress: Callable[[str, int, int], None],
+) -> Imported:
+    if json_paths is not None or (regex is None and path.suffix.lower() in JSON_LINES_SUFFIXES):
+        if regex is not None or delimiter is not None:
+            raise UsageError(
+                "--regex and --delimiter are for text, and this is JSON in lines "
+                "(--json-paths, or a name that ends in .ndjson or .jsonl): leave out one or other"
+            )
+        paths = JsonPaths.parse(json_paths) if json_paths else JsonPaths()
+        return read_json_lines(path, paths=paths, progress=progress)
+    pattern = EVENT_PATTERN if regex is None else regex
+    return read_shiviz(path, regex=pattern, delimiter=delimiter, progress=progress)
+
+
+def _choose(path: Path, imported: Imported, number: int | None) -> dict[int, Execution]:
+    executions = dict(enumerate(imported.executions, 1))
+    if number is None:
+        return executions
+    if number not in executions:
+        raise UsageError(
+            f"{path} has no execution {number}: it has {len(executions)}, counted from 1"
+        )
+    return {number: executions[number]}
+
+
+def _write_traces(log: Path, out: Path | None, chosen: dict[int, Execution]) -> dict[int, Path]:
+    """Write each execution to a file, several to files with numbers, and return these files."""
+    if out is None:
+        return {}
+    files = {
+        number: out if len(chosen) == 1 else out.with_name(f"{out.stem}-{number}{out.suffix}")
+        for number in chosen
+    }
+    for number, file in files.items():
+        tracefile.write(file, chosen[number].trace, inputs=[log])
+    return files
+
+
+def _execution_row(number: int, execution: Execution, file: Path | None) -> dict[str, Any]:
+    trace = execution.trace
+    in_transit = None
+    if execution.are_messages_stated:
+        in_transit = sum(map(len, trace.in_transit(trace.end).values()))
+    return {
+        "number": number,
+        "label": execution.label,
+        "process_count": len(trace.processes),
+        "event_count": trace.event_count,
+        "message_count": trace.message_count,
+        "in_transit_count": in_transit,
+        "repeat_count": execution.repeat_count,
+        "hosts": execution.hosts,
+        "file": file,
+    }
+
+
+def _put_executions(rows: list[dict[str, Any]]) -> None:
+    columns = ("EXECUTION", "PROCESSES", "EVENTS", "MESSAGES", "IN TRANSIT AT THE END")
+    counted = ("process_count", "event_count", "message_count", "in_transit_count")
+    output.put_table(
+        "",
+        columns,
+        [
+            (
+                f"{row['number']} {row['label']}".rstrip(),
+                *("unknown" if row[name] is None else f"{row[name]:,}" for name in counted),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _say_executions(
+    chosen: dict[int, Execution], imported: Imported, files: dict[int, Path]
+) -> None:
+    if imported.ignored_line_count:
+        lines = quantities.count(imported.ignored_line_count, "line")
+        output.say(f"{lines} passed over: no event there")
+    if repeat_count := sum(execution.repeat_count for execution in chosen.values()):
+        receives = quantities.count(repeat_count, "receive")
+        output.say(
+            f"{receives} of a message that, by the clocks, had come before: nothing accepted"
+        )
+    renamed = {
+        host: process
+        for execution in chosen.values()
+        for process, host in execution.hosts.items()
+        if process != host
+    }
+    for host, process in list(renamed.items())[:_RENAMED_SHOWN_MAX]:
+        output.say(f"host {show_host(host)} is process {process}")
+    if len(renamed) > _RENAMED_SHOWN_MAX:
+        output.say(f"and {len(renamed) - _RENAMED_SHOWN_MAX} other hosts renamed: see --json")
+    for file in files.values():
+        output.say(f"written: {file}")
+    output.say(
+        f"yes: the clocks of {quantities.count(len(chosen), 'execution')} contradict themselves "
+        "nowhere"
+    )
+
+
+@contextmanager
+def _import_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Give what shows on a terminal how far an import is."""
+    with output.progress_bar("reading", BarColumn(), TimeRemainingColumn()) as update:
+        yield lambda phase, done, total: update(description=phase, completed=done, total=total)
+
+
+_POSITION = re.compile(r"(?P<process>[^=,#\s]+)#(?P<index>[0-9]{1,18})")
+COUNTED_MAX = 100_000_000
+"""More cuts than this are not counted, which takes under a second."""
+SEARCHED_MAX = 2_000_000
+"""A predicate is not asked at more cuts than this: all that an observation can pass are kept."""
+_PROGRESS_STEP = 1000
+
+
+@app.command(cls=Command, epilog="Example: stillframe cuts simpledb.trace --cut P24464=3,P24468=5")
+def cuts(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRACE",
+            help="Trace that 'import --out' or 'sim --trace' wrote.",
+            show_default=False,
+        ),
+    ],
+    *,
+    cut: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROCESS=COUNT,...",
+            help="Say whether this cut is consistent, given how many events of each process lie "
+            "before it; 0 for those left out.",
+            show_default=False,
+        ),
+    ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROCESS#INDEX",
+            help="Show the smallest consistent cut that has this event: all that happened before.",
+            show_default=False,
+        ),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Count the consistent cuts in which this function of a CutView returns true.",
+            show_default=False,
+        ),
+    ] = None,
+    prove: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SNAPSHOT",
+            help="Put all events before this snapshot's cut first, interchange by interchange.",
+            show_default=False,
+        ),
+    ] = None,
+    is_json: AsJson = False,
+) -> None:
+    """Ask one question about the consistent cuts of a trace, by default how many there are; exit 1
+    if the answer is no."""
+    if sum(value is not None for value in (cut, before, where, prove)) > 1:
+        raise UsageError("ask one question at a time: --cut, --before, --where, --prove")
+    add_cwd_to_path()
+    predicate = None if where is None else load_function(where)
+    trace = tracefile.read(path)
+    if cut is not None:
+        _check_cut(trace, parse_cut(cut, trace), is_json=is_json)
+    elif before is not None:
+        _put_past(trace, _parse_position(before), is_json=is_json)
+    elif prove is not None:
+        put_order(trace, prove, is_json=is_json)
+    elif predicate is not None:
+        _search(trace, predicate, is_json=is_json)
+    else:
+        _count_cuts(trace, is_json=is_json)
+
+
+def _count_cuts(trace: Trace, *, is_json: bool) -> None:
+    cut_count = count_consistent_cuts(trace, count_max=COUNTED_MAX)
+    is_exact = cut_count <= COUNTED_MAX
+    counts = {
+        "process_count": len(trace.processes),
+        "event_count": trace.event_count,
+        "message_count": trace.message_count,
+    }
+    if is_json:
+        output.put_json(counts | {"consistent_cut_count": cut_count if is_exact else None})
+        return
+    shown = f"{cut_count:,}" if is_exact else f"more than {COUNTED_MAX:,}"
+    columns = ("PROCESSES", "EVENTS", "MESSAGES", "CONSISTENT CUTS")
+    rows = [(*(f"{count:,}" for count in counts.values()), shown)]
+    output.put_table("", columns, rows, texts=0)
+
+
+def _check_cut(trace: Trace, cut: Cut, *, is_json: bool) -> None:
+    orphans = list(trace.orphans(cut))
+    if is_json:
+        output.put_json(
+            {"is_consistent": not orphans, **_cut_document(trace, cut), "orphans": orphans}
+        )
+    elif not orphans:
+        _put_cut(trace, cut)
+    if orphans:
+        end_with_no(explain(trace, cut))
+    output.say("yes: the cut is consistent")
+
+
+def _search(trace: Trace, predicate: Predicate, *, is_json: bool) -> None:
+    total = count_consistent_cuts(trace, count_max=SEARCHED_MAX)
+    if total > SEARCHED_MAX:
+        raise UsageError(
+            f"the trace has more than {SEARCHED_MAX:,} consistent cuts, too many to ask at each: "
+            "ask about a shorter trace, or call stillframe.cuts.possibly with a bound"
+        )
+    first, holding_count = None, 0
+    with _asking(predicate, "asking at every consistent cut", total) as asked:
+        for cut in cuts_where(trace, asked):
+            first = cut if first is None else first
+            holding_count += 1
+    with _asking(predicate, "looking for an observation without", total) as asked:
+        is_definite = holding_count > 0 and definitely(trace, asked)
+    if is_json:
+        output.put_json(
+            {
+                "consistent_cut_count": total,
+                "holding_count": holding_count,
+                "possibly": holding_count > 0,
+                "definitely": is_definite,
+                "first": None if first is None else _cut_document(trace, first),
+            }
+        )
+    elif first is not None:
+        _put_cut(trace, first)
+    all_cuts = quantities.count(total, "consistent cut")
+    if first is None:
+        end_with_no(f"it holds in none of {all_cuts}")
+    output.say(
+        f"yes: it holds in {holding_count:,} of {all_cuts}, the first of them this; "
+        + (
+            "definitely: whatever the order was, it held at some time"
+            if is_definite
+            else "possibly: in some orders of the events it never held"
+        )
+    )
+
+
+@contextmanager
+def _asking(predicate: Predicate, what: str, total: int) -> Iterator[Predicate]:
+    """Give a predicate that shows on a terminal how often it was asked, and whose errors are
+    sentences; what it prints goes to stderr."""
+    with output.progress_bar(what, total=total) as update, redirect_stdout(sys.stderr):
+        asked_count = 0
+
+        def asked(view: CutView) -> bool:
+            nonlocal asked_count
+            asked_count += 1
+            if not asked_count % _PROGRESS_STEP:
+                update(completed=asked_count)
+            counts = dict(zip(view.trace.processes, view.cut, strict=True))
+            where = f"asked at the cut {reprlib.repr(counts)}"
+            return yes_or_no(predicate, view, "the predicate", where)
+
+        yield asked
+
+
+def _put_past(trace: Trace, position: Position, *, is_json: bool) -> None:
+    cut = trace.clock(position)
+    if is_json:
+        output.put_json({"event": str(position), **_cut_document(trace, cut)})
+    else:
+        _put_cut(trace, cut)
+    events = quantities.count(sum(cut) - 1, "event")
+    output.say(f"done: {events} happened before {position}")
+
+
+def _parse_position(text: str) -> Position:
+    found = _POSITION.fullmatch(text)
+    if found is None:
+        raise UsageError(f"{text!r} is no event: they look like P2#7, the seventh event of P2")
+    return Position(found["process"], int(found["index"]))
+
+
+def _cut_document(trace: Trace, cut: Cut) -> dict[str, object]:
+    in_transit = {channel: len(m) for channel, m in trace.in_transit(cut).items() if m}
+    return {"cut": dict(zip(trace.processes, cut, strict=True)), "in_transit": in_transit}
+
+
+def _put_cut(trace: Trace, cut: Cut) -> None:
+    rows = [
+        (process, f"{count:,}", f"{most:,}")
+        for process, count, most in zip(trace.processes, cut, trace.end, strict=True)
+    ]
+    output.put_table("", ("PROCESS", "EVENTS BEFORE THE CUT", "OF"), rows)
+    for channel, messages in trace.in_transit(cut).items():
+        if messages:
+            output.say(f"in transit on {channel}: {quantities.count(len(messages), 'message')}")

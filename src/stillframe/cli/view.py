@@ -1,0 +1,220 @@
+"""``stillframe view``: an execution as a picture, as one after each step, or as a page."""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from stillframe import tracefile
+from stillframe.cli import output, quantities, scripts
+from stillframe.cli.command import Command, with_bundles
+from stillframe.cli.options import AsJson, ViewOptions
+from stillframe.cli.trace import parse_cut
+from stillframe.diagram import layout, svg
+from stillframe.diagram.shapes import Diagram, Sample
+from stillframe.durable_files import local_path, write_atomically
+from stillframe.errors import UsageError
+from stillframe.model import SnapshotId
+from stillframe.pages import self_contained_page
+from stillframe.pages.player_document import player_document
+from stillframe.sim.scenario import Played
+from stillframe.trace import Cut, Trace
+
+
+class Execution(msgspec.Struct, frozen=True):
+    """An execution, and where it comes from.
+
+    Attributes:
+        path: the file that was read_execution.
+        trace: what happened; of a script with several epochs, in the last.
+        script: the text of the script and what came of it; None if the file is a trace.
+    """
+
+    path: Path
+    trace: Trace
+    script: tuple[str, Played] | None
+
+    @property
+    def beside(self) -> Path:
+        """Where a picture goes by default, but for its suffix: beside the file, or here if that
+        comes with stillframe."""
+        return Path(self.path.name) if scripts.is_included(self.path) else self.path
+
+
+def _read_execution(what: str) -> Execution:
+    """Return the execution that `what` means: a trace file, a ``.run`` file, or the name of one
+    that comes with stillframe.
+
+    Raises:
+        UsageError: it means none of them, or the file is not what it should be.
+        NotConsistent: no execution is like what the file says.
+        OSError: it cannot be read_execution.
+    """
+    path = local_path(what)
+    if what.endswith(scripts.RUN_SUFFIX) or (
+        what in scripts.included_names() and not path.exists()
+    ):
+        script = scripts.script_path(what)
+        assert script is not None, what
+        text = scripts.read_script(script)
+        played = scripts.play(script, text)
+        world = played.world
+        return Execution(script, world.epoch.trace(world.description), (text, played))
+    if path.is_dir():
+        raise UsageError(f"{what} is a directory: give a trace, or a script that ends in .run")
+    if not path.exists():
+        raise UsageError(
+            f"there is no file {what}: give a trace, a .run file, or one of those that come with "
+            f"stillframe: {', '.join(scripts.included_names())}"
+        )
+    return Execution(path, tracefile.read(path), None)
+
+
+SVG, PNG, HTML = ".svg", ".png", ".html"
+DRAWN: dict[str, Callable[[Diagram], bytes]] = {
+    SVG: lambda shown: svg.draw(shown).encode(),
+    PNG: svg.draw_png,
+}
+"""Suffix -> what makes a file of a diagram."""
+NUMBER_DIGITS_MIN = 3
+
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(
+    cls=Command,
+    epilog="Examples: stillframe view lecture.trace --snapshot P1-1 --out lecture.svg; "
+    "stillframe view lecture --out lecture.html",
+)
+@with_bundles
+def view(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRACE|SCRIPT|STORE",
+            help="Trace that 'import --out' or 'sim --trace' wrote, or a .run file; of those that "
+            "come with stillframe the name will do. Or a store, or a pipeline: shows one of its "
+            "snapshots.",
+            show_default=False,
+        ),
+    ],
+    *,
+    options: ViewOptions,
+    is_json: AsJson = False,
+) -> None:
+    """Show an execution: processes, events, messages, markers, and cuts with what is in channels,
+    as a picture, or as a page in one file that needs nothing else; long ones are cut off, and what
+    is shown says where. Or a snapshot of a store: its cut, every state and every channel."""
+    if Path(what).is_dir():
+        # It loads what reads stores and pipelines, which no picture of a trace needs.
+        from stillframe.cli import view_store  # noqa: PLC0415
+
+        if view_store.is_store(Path(what)):
+            view_store.show(Path(what), options, is_json=is_json)
+            return
+    if options.compare is not None or options.log is not None:
+        raise UsageError(f"--compare and --log are for stores, and {what} is none")
+    suffix = (options.out.suffix if options.out is not None else "") or SVG
+    _check_form(suffix, options)
+    found = _read_execution(what)
+    if suffix == HTML:
+        _write_page(found, options, is_json=is_json)
+    else:
+        _draw(found, options, suffix, is_json=is_json)
+
+
+def _check_form(suffix: str, options: ViewOptions) -> None:
+    if suffix not in {*DRAWN, HTML}:
+        raise UsageError(
+            f"--out {options.out}: let it end in .svg, .png or .html, which says in which form"
+        )
+    if suffix == HTML and options.steps:
+        raise UsageError("--steps draws pictures, and a page has all steps in it: leave one out")
+
+
+def _write_page(found: Execution, options: ViewOptions, *, is_json: bool) -> None:
+    """Write a page that goes through the execution step by step."""
+    assert options.out is not None
+    snapshot, cuts = _chosen(found, options)
+    with output.words().status("drawing every step"):
+        page = player_document(
+            found.trace,
+            title=found.path.stem,
+            played=found.script[1] if found.script is not None else None,
+            snapshot=snapshot,
+            cuts=cuts,
+            first=options.first,
+        )
+        text = self_contained_page.render(page, title=found.path.stem).encode()
+    write_atomically(options.out, [text], inputs=[found.path])
+    if is_json:
+        output.put_json({"files": [options.out], "left_out": page["notice"]})
+    shown = len(page["steps"])
+    _say_left_out(found, options, page["notice"], shown)
+    steps, size = quantities.count(shown, "step"), quantities.size(len(text))
+    output.say(f"done: {options.out}: {steps}, {size}: open it in a browser")
+
+
+def _draw(found: Execution, options: ViewOptions, suffix: str, *, is_json: bool) -> None:
+    """Draw one picture, or a sequence of them."""
+    trace, draw = found.trace, DRAWN[suffix]
+    snapshot, cuts = _chosen(found, options)
+    whole = layout.lay_out(trace, snapshot=snapshot, cuts=cuts, first=options.first)
+    out = options.out if options.out is not None else found.beside.with_suffix(suffix)
+    shown = len(whole.dots) + len(whole.marks)
+    if options.steps:
+        pictures = layout.frames(trace, snapshot=snapshot, cuts=cuts, first=options.first)
+        drawn = map(draw, output.tracked(pictures, "drawing steps", shown))
+        files = _write_sequence(found.path, out, drawn, shown)
+    else:
+        write_atomically(out, [draw(whole)], inputs=[found.path])
+        files = [out]
+    left_out = layout.left_out(trace, first=options.first)
+    if is_json:
+        output.put_json({"files": files, "left_out": left_out})
+    for row in whole.legend:
+        if row.sample is Sample.CUT:
+            output.say(row.full)
+    _say_left_out(found, options, left_out, shown)
+    steps = quantities.count(shown, "step")
+    processes = quantities.count(len(whole.lines), "process")
+    what = quantities.count(len(files), "picture")
+    where = f"{what} in {out.with_suffix('')}" if options.steps else str(out)
+    output.say(f"done: {where}: {steps} of {processes}")
+
+
+def _chosen(found: Execution, options: ViewOptions) -> tuple[SnapshotId | None, list[Cut]]:
+    snapshot = None if options.snapshot is None else SnapshotId.parse(options.snapshot)
+    return snapshot, [] if options.cut is None else [parse_cut(options.cut, found.trace)]
+
+
+def _say_left_out(found: Execution, options: ViewOptions, left_out: str, shown: int) -> None:
+    """Say what is not among the `shown` steps, and how to see the rest."""
+    if left_out:
+        going_on = options.first + shown
+        hint = f": --first {going_on} goes on" if going_on <= len(found.trace.steps) else ""
+        output.say(f"{left_out}{hint}")
+
+
+def _write_sequence(path: Path, out: Path, pictures: Iterable[bytes], count: int) -> list[Path]:
+    """Write numbered pictures to the directory that has the name of `out` without its suffix."""
+    directory, stem, suffix = out.with_suffix(""), out.stem, out.suffix or SVG
+    digits = max(NUMBER_DIGITS_MIN, len(str(count)))
+    files = [directory / f"{stem}-{number:0{digits}}{suffix}" for number in range(1, count + 1)]
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file, and pictures go there: give another --out")
+    directory.mkdir(parents=True, exist_ok=True)
+    numbered = re.compile(re.escape(f"{stem}-") + r"\d+" + re.escape(suffix))
+    old = {file for file in directory.iterdir() if numbered.fullmatch(file.name)} - {*files}
+    if old:
+        raise UsageError(
+            f"{min(old)} is of a longer sequence, and would stand at the end of this one: remove "
+            f"{directory} or give another --out"
+        )
+    for file, picture in zip(files, pictures, strict=True):
+        write_atomically(file, [picture], inputs=[path])
+    return files
