@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from stillframe.cli.command import EXIT_CLOSED_PIPE
 from stillframe.cli.supervision import StopSignals
-from stillframe.cli.verdict import EXIT_CLOSED_PIPE
 from stillframe.runtime import run_file
 from stillframe.runtime.os_process import is_alive
 from stillframe.store.store import Store

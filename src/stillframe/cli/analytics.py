@@ -292,8 +292,7 @@ class DifferenceRows(msgspec.Struct, frozen=True):
 def diff(
     path: StorePath,
     before: Annotated[
-        str,
-        typer.Argument(metavar="A", help="Id of a snapshot, or name of a savepoint."),
+        str, typer.Argument(metavar="A", help="Id of a snapshot, or name of a savepoint.")
     ],
     after: Annotated[str, typer.Argument(metavar="B", help="Another.")],
     *,
@@ -340,11 +339,7 @@ def _find_difference(
             name: [row.asDict() for row in frame.toLocalIterator()]
             for name, frame in ordered.items()
         }
-    return DifferenceRows(
-        is_equal=not any(rows.values()),
-        key_counts=_counts(rows["keys"]),
-        **rows,
-    )
+    return DifferenceRows(is_equal=not any(rows.values()), key_counts=_counts(rows["keys"]), **rows)
 
 
 def _counts(keys: Iterable[Fields]) -> list[Fields]:
@@ -442,7 +437,6 @@ def detect(
             help="As 'stillframe detect' has it: termination, deadlock, loss or MODULE:FUNCTION; "
             "or a question in SQL, over the rows of all snapshots together, that gives for each "
             "its id, and true or false.",
-            show_default=False,
         ),
     ],
     *,
@@ -529,11 +523,7 @@ def _say_detection(name: str, found: "Summary") -> bool:
 
 
 def _say_unasked(unasked: "tuple[Unevaluable, ...]") -> None:
-    """Name the snapshots that could not be asked, by reason.
-
-    Raises:
-        Damaged: some are damaged.
-    """
+    """Name the snapshots that could not be asked, by reason."""
     reasons: dict[str, list[Unevaluable]] = {}
     for each in unasked:
         reasons.setdefault(each.failure, []).append(each)

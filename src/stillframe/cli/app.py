@@ -133,10 +133,7 @@ def _stillframe(
     _version: Annotated[
         bool,
         typer.Option(
-            "--version",
-            is_eager=True,
-            callback=_print_version,
-            help="Print the version and exit.",
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:

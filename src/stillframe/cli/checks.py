@@ -87,7 +87,6 @@ def detect(
             "function of yours that takes a view of a snapshot and returns True or False; or a "
             "question in SQL that gives true or false, over the tables processes, channels and "
             "messages.",
-            show_default=False,
         ),
     ],
     reference: Classes = None,

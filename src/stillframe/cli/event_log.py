@@ -53,27 +53,19 @@ app = typer.Typer(rich_markup_mode=None)
 def verify(
     log: Annotated[
         Path,
-        typer.Argument(
-            metavar="LOG",
-            help="Directory of the event log that 'run --log' wrote.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="LOG", help="Directory of the event log that 'run --log' wrote."),
     ],
     *,
     store: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR",
-            help="Store with what was published: it must be what the log says.",
-            show_default=False,
+            metavar="DIR", help="Store with what was published: it must be what the log says."
         ),
     ] = None,
     clock: Annotated[
         str | None,
         typer.Option(
-            metavar="PROCESS#EVENT",
-            help="Instead: the vector clock of an event, such as P1#17.",
-            show_default=False,
+            metavar="PROCESS#EVENT", help="Instead: the vector clock of an event, such as P1#17."
         ),
     ] = None,
     epoch: Annotated[
@@ -81,7 +73,6 @@ def verify(
         typer.Option(
             metavar="N",
             help="Only this epoch of the system.  [default: all; the last, for a clock]",
-            show_default=False,
         ),
     ] = None,
     where: Master = spark_session.MASTER,

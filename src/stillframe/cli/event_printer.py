@@ -62,8 +62,7 @@ def sentence(event: events.Event) -> str:
 
 def _running(event: events.SystemRunning) -> str:
     took, processes, state, connections = map(
-        quantities.duration,
-        (event.seconds, event.processes_s, event.state_s, event.connections_s),
+        quantities.duration, (event.seconds, event.processes_s, event.state_s, event.connections_s)
     )
     spent = f"(processes {processes}, state {state}, connections {connections})"
     if event.restored_from is None:

@@ -41,7 +41,6 @@ def explore(
         typer.Argument(
             metavar="MODULE:TOPOLOGY",
             help="A small system.  [default: two accounts, each pays once]",
-            show_default=False,
         ),
     ] = None,
     *,
@@ -51,7 +50,6 @@ def explore(
             metavar="PROCESS=ACTION,...",
             help="What a process does, in turn; for several processes, again.  "
             "[default: each action once]",
-            show_default=False,
         ),
     ] = None,
     initiator: Annotated[
@@ -61,7 +59,6 @@ def explore(
             metavar="PROCESS",
             help="Process that initiates a snapshot; again for a second one.  "
             "[default: the first process]",
-            show_default=False,
         ),
     ] = None,
     network: NetworkName = Network.FIFO,

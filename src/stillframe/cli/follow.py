@@ -98,7 +98,6 @@ def follow(
             metavar="DIR",
             help="Spark's checkpoint: a command that is started again with it goes on where the "
             "last one was.  [default: judge all snapshots]",
-            show_default=False,
         ),
     ] = None,
     for_: For = None,
@@ -223,11 +222,7 @@ def _sentence(row: Fields) -> str:
 
 
 def _conclude(counts: dict[str, int], damage_count: int) -> None:
-    """Say how many snapshots were judged, and how, and how many lines of the history are damaged.
-
-    Raises:
-        typer.Exit: with 1; some were inconsistent, or some lines are damaged.
-    """
+    """Say how many snapshots got which verdict, and how many lines of the history are damaged."""
     found = [f"{count:,} {verdict}" for verdict, count in sorted(counts.items())]
     total = quantities.count(sum(counts.values()), "snapshot")
     is_wrong = INCONSISTENT in counts or damage_count > 0

@@ -51,8 +51,7 @@ def join(
         ),
     ],
     tls: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="Directory of its ca.pem, cert.pem and key.pem."),
+        Path, typer.Option(metavar="DIR", help="Directory of its ca.pem, cert.pem and key.pem.")
     ],
     traces: TraceOptions,
     is_json: AsJson = False,
@@ -95,9 +94,7 @@ def certificates(
     processes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PROCESS...",
-            help="Processes that run elsewhere than the coordinator.",
-            show_default=False,
+            metavar="PROCESS...", help="Processes that run elsewhere than the coordinator."
         ),
     ] = None,
     *,

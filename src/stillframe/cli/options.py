@@ -11,29 +11,24 @@ from stillframe.protocol.policy import Policy
 
 def keep_option(what: str, *, least: int = 1) -> Any:
     """Return the option ``--keep N``, of which `what` says what it removes."""
-    return typer.Option("--keep", metavar="N", min=least, help=what, show_default=False)
+    return typer.Option("--keep", metavar="N", min=least, help=what)
 
 
 def event_log_option(what: str) -> Any:
     """Return the option ``--log DIR``, of which `what` says what is done with an event log."""
-    return typer.Option("--log", metavar="DIR", help=what, show_default=False)
+    return typer.Option("--log", metavar="DIR", help=what)
 
 
-StorePath = Annotated[
-    Path, typer.Argument(metavar="STORE", help="Directory of the store.", show_default=False)
-]
+StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.")]
 _SNAPSHOT = "Id of a snapshot, such as P1-17, or name of a savepoint."
 SnapshotName = Annotated[str, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT)]
-OptionalSnapshotName = Annotated[
-    str | None, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT, show_default=False)
-]
+OptionalSnapshotName = Annotated[str | None, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT)]
 InitiatorName = Annotated[
     str | None,
     typer.Option(
         "--initiator",
         metavar="PROCESS",
         help="Process that initiates it.  [default: the first process]",
-        show_default=False,
     ),
 ]
 Keep = Annotated[
@@ -55,7 +50,6 @@ Classes = Annotated[
         "--topology",
         metavar="MODULE:TOPOLOGY",
         help="Where the classes are.  [default: where the store says]",
-        show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
@@ -64,12 +58,7 @@ Timeout = Annotated[
 ]
 For = Annotated[
     str | None,
-    typer.Option(
-        "--for",
-        metavar="DURATION",
-        help="Stop after this long.  [default: at Ctrl-C]",
-        show_default=False,
-    ),
+    typer.Option("--for", metavar="DURATION", help="Stop after this long.  [default: at Ctrl-C]"),
 ]
 
 
@@ -88,7 +77,6 @@ class SnapshotOptions:
         typer.Option(
             metavar="PROCESS",
             help="Process that initiates; several take turns.  [default: the first process]",
-            show_default=False,
         ),
     ] = None
     timeout: Timeout = "10s"
@@ -114,7 +102,6 @@ class SnapshotOptions:
             min=0,
             help="End the system when more snapshots than this in a row are abandoned.  "
             "[default: never]",
-            show_default=False,
         ),
     ] = None
     for_: For = None
@@ -133,7 +120,6 @@ class TraceOptions:
             metavar="DIR",
             help="Let each process write what it records of every snapshot into DIR, for "
             "'stillframe spark assemble'.",
-            show_default=False,
         ),
     ] = None
 
@@ -149,15 +135,12 @@ class PlacementOptions:
             help="Where the coordinator listens; its processes use the same address and other "
             "ports. Anything but loopback needs --tls.  [default: 127.0.0.1, any port; with an "
             "address, port 8640]",
-            show_default=False,
         ),
     ] = None
     tls: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR",
-            help="Speak TLS, with ca.pem, cert.pem and key.pem of this directory.",
-            show_default=False,
+            metavar="DIR", help="Speak TLS, with ca.pem, cert.pem and key.pem of this directory."
         ),
     ] = None
     elsewhere: Annotated[
@@ -165,7 +148,6 @@ class PlacementOptions:
         typer.Option(
             metavar="PROCESS",
             help="Do not start this process here: wait for it to join. May be repeated.",
-            show_default=False,
         ),
     ] = None
 
@@ -176,7 +158,6 @@ InPipeline = Annotated[
         "--pipeline",
         metavar="DIR",
         help="The pipeline in which processes of this system are services; it takes the snapshots.",
-        show_default=False,
     ),
 ]
 
@@ -201,9 +182,8 @@ class ViewOptions:
             help="Where to: a picture if it ends in .svg or .png, a page that goes through the "
             "execution step by step, or shows the snapshot of a store, if it ends in .html.  "
             "[default: the trace's name with .svg; of a store a page]",
-            show_default=False,
         ),
-    ] = (None,)
+    ] = None
     snapshot: Annotated[
         str | None,
         typer.Option(
@@ -211,36 +191,33 @@ class ViewOptions:
             help="Circle what this snapshot recorded, and list what it caught in channels; of a "
             "store: show this one.  [default: the only snapshot, if there is no --cut; of a store "
             "the newest]",
-            show_default=False,
         ),
-    ] = (None,)
+    ] = None
     compare: Annotated[
         str | None,
         typer.Option(
             metavar="SNAPSHOT",
             help="Of a store or pipeline: show in what the snapshot differs from this earlier one.",
-            show_default=False,
         ),
-    ] = (None,)
+    ] = None
     log: Annotated[
         Path | None,
         event_log_option("Directory of the event log: draw the true events around the cut."),
-    ] = (None,)
+    ] = None
     cut: Annotated[
         str | None,
         typer.Option(
             metavar="PROCESS=COUNT,...",
             help="Draw this cut, given how many events of each process lie before it; 0 for those "
             "left out.",
-            show_default=False,
         ),
-    ] = (None,)
+    ] = None
     first: Annotated[
         int, typer.Option(metavar="N", help="Begin with this step of a long trace.", min=1)
-    ] = (1,)
+    ] = 1
     steps: Annotated[
         bool,
         typer.Option(
             "--steps", help="Draw a picture after each step: FILE/FILE-001.svg and so on."
         ),
-    ] = (False,)
+    ] = False

@@ -44,7 +44,7 @@ POLL_S = 0.1
 app = typer.Typer(rich_markup_mode=None)
 
 PipelinePath = Annotated[
-    Path, typer.Argument(metavar="PIPELINE", help="Directory of the pipeline.", show_default=False)
+    Path, typer.Argument(metavar="PIPELINE", help="Directory of the pipeline.")
 ]
 ModeName = Annotated[
     Mode,
@@ -58,9 +58,7 @@ _SNAPSHOT = "Id of a snapshot, such as shop-17, or name of a savepoint."
 OptionalSnapshot = Annotated[
     str | None,
     typer.Argument(
-        metavar="SNAPSHOT",
-        help=f"{_SNAPSHOT}  [default: the newest of the present course]",
-        show_default=False,
+        metavar="SNAPSHOT", help=f"{_SNAPSHOT}  [default: the newest of the present course]"
     ),
 ]
 
@@ -76,11 +74,7 @@ def snapshot(
     mode: ModeName = Mode.ALIGNED,
     every: Annotated[
         str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Take one this often, until Ctrl-C: 10s, 5m.",
-            show_default=False,
-        ),
+        typer.Option(metavar="DURATION", help="Take one this often, until Ctrl-C: 10s, 5m."),
     ] = None,
     keep: Annotated[
         int | None, keep_option("Afterwards delete all but the newest N; savepoints stay.")
@@ -114,9 +108,7 @@ def snapshot(
 @app.command(cls=Command, epilog="Example: stillframe spark savepoint shop.pipeline before-upgrade")
 def savepoint(
     path: PipelinePath,
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="What it is called.", show_default=False)
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called.")],
     *,
     mode: ModeName = Mode.ALIGNED,
     timeout: Timeout = "1m",
@@ -417,11 +409,7 @@ def drop(
     path: PipelinePath,
     snapshots: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="SNAPSHOT...",
-            help="Ids of snapshots, or names of savepoints.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="SNAPSHOT...", help="Ids of snapshots, or names of savepoints."),
     ] = None,
     *,
     keep: Annotated[
@@ -620,16 +608,9 @@ def restore(path: PipelinePath, name: OptionalSnapshot = None, is_json: AsJson =
 )
 def fork(
     path: PipelinePath,
-    snapshot: Annotated[
-        str, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT, show_default=False)
-    ],
+    snapshot: Annotated[str, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT)],
     target: Annotated[
-        Path,
-        typer.Argument(
-            metavar="TARGET",
-            help="Directory of the second: a new or empty one.",
-            show_default=False,
-        ),
+        Path, typer.Argument(metavar="TARGET", help="Directory of the second: a new or empty one.")
     ],
     *,
     name: Annotated[
@@ -638,7 +619,6 @@ def fork(
             metavar="NAME",
             help="What the snapshots of the second are called after.  [default: the name of TARGET "
             "without its ending]",
-            show_default=False,
         ),
     ] = None,
     is_json: AsJson = False,

@@ -52,16 +52,14 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command(
-    cls=Command,
-    epilog="Example: stillframe run examples.bank:bank --store money --every 250ms",
+    cls=Command, epilog="Example: stillframe run examples.bank:bank --store money --every 250ms"
 )
 @with_bundles
 def run(
     reference: TopologyName,
     *,
     store: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="Where snapshots go: a new or empty directory."),
+        Path, typer.Option(metavar="DIR", help="Where snapshots go: a new or empty directory.")
     ],
     snapshots: SnapshotOptions,
     until: Annotated[
@@ -70,7 +68,6 @@ def run(
             metavar="PREDICATE",
             help="Stop as soon as this holds in a snapshot, as 'detect' has it: termination, "
             "deadlock, loss, MODULE:FUNCTION or SQL; exit 1 if it never did.",
-            show_default=False,
         ),
     ] = None,
     keep: Keep = None,

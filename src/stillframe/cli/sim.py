@@ -67,24 +67,18 @@ def sim(
             metavar="MODULE:TOPOLOGY|SCRIPT",
             help="A system, or a .run file; of those that come with stillframe the name will do.  "
             "[default: another random system from each seed]",
-            show_default=False,
         ),
     ] = None,
     *,
     seeds: Annotated[
         str | None,
-        typer.Option(
-            metavar="A..B",
-            help="Which seeds; one number for one.  [default: 1..200]",
-            show_default=False,
-        ),
+        typer.Option(metavar="A..B", help="Which seeds; one number for one.  [default: 1..200]"),
     ] = None,
     schedule: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             help="With one seed: do this schedule with its system, as a failing seed prints it.",
-            show_default=False,
         ),
     ] = None,
     steps: Annotated[bool, typer.Option("--steps", help="Show every step of one seed.")] = False,
@@ -95,7 +89,6 @@ def sim(
         typer.Option(
             metavar="FILE",
             help="Write what happened in a script or in one seed, for 'view' and 'cuts'.",
-            show_default=False,
         ),
     ] = None,
     prove: Annotated[
@@ -104,7 +97,6 @@ def sim(
             metavar="SNAPSHOT",
             help="Show the proof of a snapshot in a script or in one seed, step by step: the "
             "computation in which all events before the cut come first.",
-            show_default=False,
         ),
     ] = None,
     rewrite: Annotated[
@@ -197,12 +189,7 @@ def parse_seeds(text: str) -> range:
 def _show_seed(
     subject: Subject, seed: int, schedule: Path | None, extras: Extras, *, is_json: bool
 ) -> None:
-    """Run one seed, or with its system what is in the file `schedule`, and show every step of it.
-
-    Raises:
-        typer.Exit: with 1; a promise was not kept.
-        UsageError: the file holds something else than a schedule.
-    """
+    """Run one seed, or with its system the schedule in a file, and show every step."""
     with redirect_stdout(sys.stderr):  # what handlers print is no data
         config = subject.config()
         if schedule is None:
@@ -225,11 +212,7 @@ def _show_seed(
 
 
 def _try_seeds(subject: Subject, seeds: range, *, is_json: bool) -> None:
-    """Run `seeds`; of the first that breaks a promise show the shortest schedule that does.
-
-    Raises:
-        typer.Exit: with 1; a promise was not kept.
-    """
+    """Run `seeds`; of the first that breaks a promise show the shortest schedule that does."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         output.progress_bar("simulating seeds", *columns, total=len(seeds)) as update,

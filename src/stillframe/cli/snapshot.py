@@ -56,7 +56,6 @@ def savepoint(
         typer.Option(
             metavar="SNAPSHOT",
             help="The snapshot, also if nothing runs.  [default: one that is taken now]",
-            show_default=False,
         ),
     ] = None,
     initiator: InitiatorName = None,

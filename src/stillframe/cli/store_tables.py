@@ -29,7 +29,6 @@ def compact(
             metavar="DIR",
             help="Where the tables go: a new directory, or one from before, to which only new "
             "snapshots are added.",
-            show_default=False,
         ),
     ],
     of: Annotated[
@@ -37,7 +36,6 @@ def compact(
         typer.Option(
             metavar="SNAPSHOT",
             help="Only this one, an id or the name of a savepoint.  [default: all]",
-            show_default=False,
         ),
     ] = None,
     keep: Annotated[
@@ -116,7 +114,6 @@ def assemble(
             metavar="DIR",
             help="Directory of the fragments of all processes: what 'run --fragments' and 'join "
             "--fragments' wrote, brought together.",
-            show_default=False,
         ),
     ],
     *,
@@ -126,7 +123,6 @@ def assemble(
             metavar="STORE",
             help="Where the snapshots go: a new directory, or one from before, to which only what "
             "is not there yet is added.",
-            show_default=False,
         ),
     ],
     timeout: Annotated[

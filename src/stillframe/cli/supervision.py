@@ -298,10 +298,7 @@ async def _periodic_snapshots(
         return
     taking = asyncio.ensure_future(
         trigger_periodically(
-            system,
-            every_s=config.every_s,
-            initiators=config.initiators,
-            emit=printer.emit,
+            system, every_s=config.every_s, initiators=config.initiators, emit=printer.emit
         )
     )
     try:

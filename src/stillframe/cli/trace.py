@@ -78,7 +78,6 @@ def import_(
             metavar="LOG",
             help="Log with vector clocks: text in the form that ShiViz reads, or JSON in lines if "
             "its name ends in .ndjson or .jsonl.",
-            show_default=False,
         ),
     ],
     *,
@@ -89,7 +88,6 @@ def import_(
             help="Finds an event in text, with groups (?<host>...), (?<clock>...) and "
             "(?<event>...). One that can begin anywhere, without ^, is slow where lines are long.  "
             "[default: an event, on the next line its host and clock]",
-            show_default=False,
         ),
     ] = None,
     delimiter: Annotated[
@@ -97,7 +95,6 @@ def import_(
         typer.Option(
             metavar="REGEX",
             help="Finds what separates executions in text; its group (?<trace>...) names the next.",
-            show_default=False,
         ),
     ] = None,
     json_paths: Annotated[
@@ -106,7 +103,6 @@ def import_(
             metavar="NAME=PATH,...",
             help="The log is JSON in lines, and there host, clock, kind, source, target and "
             "content are, as in host=who,clock=meta.clock.",
-            show_default=False,
         ),
     ] = None,
     number: Annotated[
@@ -121,7 +117,6 @@ def import_(
             metavar="FILE",
             help="Write the trace here; several executions get numbers: m.trace is then "
             "m-1.trace, m-2.trace.",
-            show_default=False,
         ),
     ] = None,
     is_json: AsJson = False,
@@ -280,11 +275,7 @@ _PROGRESS_STEP = 1000
 def cuts(
     path: Annotated[
         Path,
-        typer.Argument(
-            metavar="TRACE",
-            help="Trace that 'import --out' or 'sim --trace' wrote.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="TRACE", help="Trace that 'import --out' or 'sim --trace' wrote."),
     ],
     *,
     cut: Annotated[
@@ -293,7 +284,6 @@ def cuts(
             metavar="PROCESS=COUNT,...",
             help="Say whether this cut is consistent, given how many events of each process lie "
             "before it; 0 for those left out.",
-            show_default=False,
         ),
     ] = None,
     before: Annotated[
@@ -301,7 +291,6 @@ def cuts(
         typer.Option(
             metavar="PROCESS#INDEX",
             help="Show the smallest consistent cut that has this event: all that happened before.",
-            show_default=False,
         ),
     ] = None,
     where: Annotated[
@@ -309,7 +298,6 @@ def cuts(
         typer.Option(
             metavar="MODULE:FUNCTION",
             help="Count the consistent cuts in which this function of a CutView returns true.",
-            show_default=False,
         ),
     ] = None,
     prove: Annotated[
@@ -317,7 +305,6 @@ def cuts(
         typer.Option(
             metavar="SNAPSHOT",
             help="Put all events before this snapshot's cut first, interchange by interchange.",
-            show_default=False,
         ),
     ] = None,
     is_json: AsJson = False,

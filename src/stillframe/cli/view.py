@@ -46,13 +46,7 @@ class Execution(msgspec.Struct, frozen=True):
 
 def _read_execution(what: str) -> Execution:
     """Return the execution that `what` means: a trace file, a ``.run`` file, or the name of one
-    that comes with stillframe.
-
-    Raises:
-        UsageError: it means none of them, or the file is not what it should be.
-        NotConsistent: no execution is like what the file says.
-        OSError: it cannot be read_execution.
-    """
+    that comes with stillframe."""
     path = local_path(what)
     if what.endswith(scripts.RUN_SUFFIX) or (
         what in scripts.included_names() and not path.exists()
@@ -99,7 +93,6 @@ def view(
             help="Trace that 'import --out' or 'sim --trace' wrote, or a .run file; of those that "
             "come with stillframe the name will do. Or a store, or a pipeline: shows one of its "
             "snapshots.",
-            show_default=False,
         ),
     ],
     *,

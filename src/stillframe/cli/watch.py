@@ -46,9 +46,7 @@ def watch(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="STORE",
-            help="Directory of the store of a system, or of a pipeline.",
-            show_default=False,
+            metavar="STORE", help="Directory of the store of a system, or of a pipeline."
         ),
     ],
     *,
@@ -59,7 +57,6 @@ def watch(
             metavar="PREDICATE",
             help="Ask this of every snapshot, as 'stillframe detect' has it; several times for "
             "several.  [default: termination, deadlock, and loss if anything is conserved]",
-            show_default=False,
         ),
     ] = None,
     reference: Classes = None,
@@ -73,7 +70,6 @@ def watch(
             metavar="HOST[:PORT]",
             help="Where to listen; on any other address than loopback the link has a token.  "
             "[default: 127.0.0.1:8641]",
-            show_default=False,
         ),
     ] = None,
     token_file: Annotated[
@@ -82,15 +78,12 @@ def watch(
             metavar="FILE",
             help="Ask for the token in this file, which is made if it is not there.  [default: a "
             "new one each time, and none on loopback]",
-            show_default=False,
         ),
     ] = None,
     otlp: Annotated[
         str | None,
         typer.Option(
-            metavar="URL",
-            help="Send a trace of each snapshot to this OTLP endpoint, over HTTP.",
-            show_default=False,
+            metavar="URL", help="Send a trace of each snapshot to this OTLP endpoint, over HTTP."
         ),
     ] = None,
     is_json: AsJson = False,
