@@ -12,12 +12,13 @@ import pytest
 
 from stillframe import tracefile
 from stillframe.cli import sim
-from stillframe.cli.sim import Network, Rules, parse_seeds, recorder_of
+from stillframe.cli.sim import Rules, parse_seeds, recorder_of
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.sim import campaign
 from stillframe.sim.campaign import COVERAGE, Tally
+from stillframe.sim.network import Network
 from stillframe.sim.run import RunConfig
 from tests.cli.conftest import Call
 from tests.shapes import same_shape

@@ -15,7 +15,6 @@ from stillframe.cli import output, quantities, spark_session
 from stillframe.cli.command import EXIT_NO, Command, end_with_no
 from stillframe.cli.options import AsJson, Classes, Master, StorePath, event_log_option
 from stillframe.errors import Damaged, UsageError
-from stillframe.model import SnapshotId
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,16 +27,35 @@ ROW_COUNT_MAX = 20
 Fields = dict[str, Any]
 
 
-AUDIT_COLUMNS = (
-    "snapshot",
-    "verdict",
-    "messages caught",
-    "in states",
-    "in channels",
-    "total",
-    "differs by",
-)
-
+PATH_COUNT_MAX = 5
+"""So many ways of markers are shown, the slowest."""
+HISTORY_COLUMNS: dict[str, Callable[[Fields], str | int]] = {
+    "snapshot": lambda row: row["snapshot"],
+    "initiated": lambda row: quantities.moment(row["initiated_at"].timestamp()),
+    "epoch": lambda row: str(row["epoch"]),
+    "paused for": lambda row: quantities.duration(row["pause_s"]),
+    "encoded in": lambda row: quantities.duration(row["capture_s"]),
+    "waited": lambda row: quantities.duration(row["waiting_s"]),
+    "published in": lambda row: quantities.duration(row["publishing_s"]),
+    "size": lambda row: quantities.size(row["bytes"]),
+    "in transit": lambda row: row["message_count"],
+    "chain": lambda row: str(row["chain_length"]) if row["bases"] else "",
+    "savepoint": lambda row: ", ".join(row["savepoints"]),
+}
+_FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "pause_s": ("paused for", quantities.duration),
+    "capture_s": ("encoded in", quantities.duration),
+    "waiting_s": ("waited", quantities.duration),
+    "publishing_s": ("published in", quantities.duration),
+    "total_s": ("took", quantities.duration),
+    "bytes": ("size", lambda value: quantities.size(round(value))),
+    "message_count": ("in transit", lambda value: f"{value:,.0f}"),
+    "chain_length": ("chain", lambda value: f"{value:,.0f}"),
+}
+_COUNTS = ("sent_count", "received_count", "message_count")
+DETECT_COLUMNS = ("snapshot", "holds", "found", "epoch")
+_FOUND_LENGTH_MAX = 60
+_NAMED_MAX = 5
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -83,27 +101,22 @@ def audit(
 
 def _put_audit(found: "Audit") -> None:
     wrong_first = sorted(found.snapshots, key=lambda row: row.is_valid)
-    rows = [*map(_audit_row, wrong_first)]
-    output.put_first_rows(AUDIT_COLUMNS, rows, ROW_COUNT_MAX, texts=2, more="more snapshots")
+    columns: dict[str, Callable[[SnapshotAudit], str | int | None]] = {
+        "snapshot": lambda row: str(row.id),
+        "verdict": lambda row: (
+            row.damage or row.contradiction or ("sound" if row.is_valid else "total differs")
+        ),
+        "messages caught": lambda row: row.message_count,
+        "in states": lambda row: _amount(row.states_amount),
+        "in channels": lambda row: _amount(row.messages_amount),
+        "total": lambda row: _amount(row.total),
+        "differs by": lambda row: _amount(row.difference),
+    }
+    output.put_records(columns, wrong_first, texts=2, limit=ROW_COUNT_MAX, more="more snapshots")
 
 
-def _audit_row(row: "SnapshotAudit") -> tuple[str, ...]:
-    amounts = (row.states_amount, row.messages_amount, row.total, row.difference)
-    return (
-        str(row.id),
-        row.damage or row.contradiction or ("sound" if row.is_valid else "total differs"),
-        f"{row.message_count:,}",
-        *("" if amount is None else f"{amount:,}" for amount in amounts),
-    )
-
-
-PATH_COUNT_MAX = 5
-"""So many ways of markers are shown, the slowest."""
-
-HISTORY_COLUMNS = (
-    *("snapshot", "initiated", "epoch", "paused for", "encoded in", "waited", "published in"),
-    *("size", "in transit", "chain", "savepoint"),
-)
+def _amount(value: Any) -> str:
+    return "" if value is None else f"{value:,}"
 
 
 class HistoryRows(msgspec.Struct, frozen=True):
@@ -185,7 +198,7 @@ def _rows(frame: "DataFrame") -> list[Fields]:
 
 def _put_history(found: HistoryRows) -> None:
     newest = found.snapshots[-ROW_COUNT_MAX:]
-    output.put_table("", HISTORY_COLUMNS, map(_snapshot_row, newest), texts=2)
+    output.put_records(HISTORY_COLUMNS, newest, texts=2)
     if len(found.snapshots) > len(newest):
         output.say(f"and {len(found.snapshots) - len(newest):,} older ones (--json has all)")
     output.put_table(
@@ -209,32 +222,6 @@ def _put_history(found: HistoryRows) -> None:
         output.say(f"and {len(found.channels) - ROW_COUNT_MAX:,} less busy channels")
     if found.marker_paths is not None:
         _put_paths(found.marker_paths)
-
-
-def _snapshot_row(row: Fields) -> tuple[str, ...]:
-    durations = ("pause_s", "capture_s", "waiting_s", "publishing_s")
-    return (
-        row["snapshot"],
-        quantities.moment(row["initiated_at"].timestamp()),
-        str(row["epoch"]),
-        *(quantities.duration(row[name]) for name in durations),
-        quantities.size(row["bytes"]),
-        f"{row['message_count']:,}",
-        str(row["chain_length"]) if row["bases"] else "",
-        ", ".join(row["savepoints"]),
-    )
-
-
-_FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "pause_s": ("paused for", quantities.duration),
-    "capture_s": ("encoded in", quantities.duration),
-    "waiting_s": ("waited", quantities.duration),
-    "publishing_s": ("published in", quantities.duration),
-    "total_s": ("took", quantities.duration),
-    "bytes": ("size", lambda value: quantities.size(round(value))),
-    "message_count": ("in transit", lambda value: f"{value:,.0f}"),
-    "chain_length": ("chain", lambda value: f"{value:,.0f}"),
-}
 
 
 def _ordered(spread: Iterable[Fields]) -> list[Fields]:
@@ -271,9 +258,6 @@ def _put_paths(hops: list[Fields]) -> None:
 
 def _milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:,.1f} ms"
-
-
-_COUNTS = ("sent_count", "received_count", "message_count")
 
 
 class DifferenceRows(msgspec.Struct, frozen=True):
@@ -396,31 +380,13 @@ def _put_rows(
     title: str, columns: Sequence[str], rows: Iterable[Fields], *, texts: int = 1
 ) -> None:
     if cells := [tuple(map(_cell, row.values())) for row in rows]:
-        output.put_first_rows(columns, cells, ROW_COUNT_MAX, title=title, texts=texts, more="more")
+        output.put_table(title, columns, cells[:ROW_COUNT_MAX], texts=texts)
+        if len(cells) > ROW_COUNT_MAX:
+            output.say(f"and {len(cells) - ROW_COUNT_MAX:,} more (--json has all)")
 
 
 def _cell(value: str | int | None) -> str:
     return f"{value:,}" if isinstance(value, int) else output.shortened(value or "")
-
-
-DETECT_COLUMNS = ("snapshot", "holds", "found", "epoch")
-_FOUND_LENGTH_MAX = 60
-_NAMED_MAX = 5
-
-
-class Detection(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON document: what ``detect`` says of the present epoch, and then of all."""
-
-    predicate: str
-    holds: bool
-    found: str | None
-    snapshot: SnapshotId | None
-    first: SnapshotId | None
-    snapshot_count: int
-    not_stable: tuple[SnapshotId, ...] | None
-    first_of_all: SnapshotId | None
-    epochs: tuple[Any, ...]
-    snapshots: list[Fields]
 
 
 @app.command(
@@ -453,7 +419,7 @@ def detect(
         found = predicate_history.summary(rows)
         snapshots = [row.asDict() for row in rows.collect()]
     if is_json:
-        output.put_json(_report(name, found, snapshots))
+        output.put_json(_detection_document(name, found, snapshots))
     else:
         _put_detection(snapshots)
     holds = _say_detection(name, found)
@@ -462,19 +428,20 @@ def detect(
         raise typer.Exit(EXIT_NO)
 
 
-def _report(name: str, found: "Summary", snapshots: list[Fields]) -> Detection:
-    return Detection(
-        predicate=name,
-        holds=found.holds,
-        found=None if found.shown is None else found.shown.verdict.sentence,
-        snapshot=None if found.shown is None else found.shown.snapshot,
-        first=None if found.since is None else found.since.snapshot,
-        snapshot_count=found.present_count,
-        not_stable=found.not_stable and tuple(seen.snapshot for seen in found.not_stable),
-        first_of_all=None if found.first is None else found.first.snapshot,
-        epochs=found.epochs,
-        snapshots=snapshots,
-    )
+def _detection_document(name: str, found: "Summary", snapshots: list[Fields]) -> Fields:
+    """Return what ``detect`` says of the present epoch, and then of all."""
+    return {
+        "predicate": name,
+        "holds": found.holds,
+        "found": None if found.shown is None else found.shown.verdict.sentence,
+        "snapshot": None if found.shown is None else found.shown.snapshot,
+        "first": None if found.since is None else found.since.snapshot,
+        "snapshot_count": found.present_count,
+        "not_stable": found.not_stable and [seen.snapshot for seen in found.not_stable],
+        "first_of_all": None if found.first is None else found.first.snapshot,
+        "epochs": found.epochs,
+        "snapshots": snapshots,
+    }
 
 
 def _put_detection(snapshots: list[Fields]) -> None:

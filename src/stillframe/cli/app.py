@@ -112,8 +112,14 @@ defer(
         "cuts": "Ask about the consistent cuts of a trace.",
     },
 )
-defer(more_app, "sim", {"sim": "Simulate seeds with faults, or play a script."})
-defer(more_app, "explore", {"explore": "Visit every interleaving of a small system."})
+defer(
+    more_app,
+    "sim",
+    {
+        "sim": "Simulate seeds with faults, or play a script.",
+        "explore": "Visit every interleaving of a small system.",
+    },
+)
 defer(more_app, "view", {"view": "Show an execution as a space-time diagram."})
 defer(more_app, "watch", {"watch": "Show a system or a pipeline in a page, while it runs."})
 app.add_typer(more_app)

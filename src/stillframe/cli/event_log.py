@@ -1,6 +1,7 @@
 """``stillframe spark verify``: every snapshot of an event log, on Spark."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:  # spark_session.session says what to do if PySpark is missing
 
 ROW_COUNT_MAX = 20
 """So many snapshots are shown in the table: the wrong ones first; JSON has all."""
-COLUMNS = ("epoch", "snapshot", "verdict", "actions inside", "in transit", "why")
 
 Fields = dict[str, Any]
 
@@ -269,15 +269,12 @@ def _places(pieces: "DataFrame", row: Fields) -> str:
 
 def _put(found: Found) -> None:
     wrong_first = sorted(found.snapshots, key=lambda row: row["verdict"] == CONSISTENT)
-    rows = [
-        (
-            "" if row["epoch"] is None else str(row["epoch"]),
-            row["snapshot"] or "(the log)",
-            row["verdict"],
-            "" if row["event_count"] is None else f"{row['event_count']:,}",
-            f"{row['message_count']:,}",
-            why(row),
-        )
-        for row in wrong_first
-    ]
-    output.put_first_rows(COLUMNS, rows, ROW_COUNT_MAX, texts=3)
+    columns: dict[str, Callable[[Fields], str | int | None]] = {
+        "epoch": lambda row: None if row["epoch"] is None else str(row["epoch"]),
+        "snapshot": lambda row: row["snapshot"] or "(the log)",
+        "verdict": lambda row: row["verdict"],
+        "actions inside": lambda row: row["event_count"],
+        "in transit": lambda row: row["message_count"],
+        "why": why,
+    }
+    output.put_records(columns, wrong_first, texts=3, limit=ROW_COUNT_MAX)

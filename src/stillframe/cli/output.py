@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
@@ -112,19 +112,34 @@ def put_table(
     console.print(table)
 
 
-def put_first_rows(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    limit: int,
+def put_records(
+    columns: Mapping[str, Callable[[Item], str | int | None]],
+    items: Iterable[Item],
     *,
     title: str = "",
     texts: int = 1,
+    limit: int | None = None,
     more: str = "more rows",
 ) -> None:
-    """Write the first rows of a table to stdout, and say how many `more` there are."""
-    put_table(title, columns, rows[:limit], texts=texts)
-    if len(rows) > limit:
-        say(f"and {len(rows) - limit:,} {more} (--json has all)")
+    """Write a table to stdout with a row for each item.
+
+    Args:
+        columns: what each column shows of an item; a number with separators, None as nothing.
+        items: what the table is about.
+        title: what stands above it.
+        texts: how many columns are words; the others are figures.
+        limit: how many items are shown.
+        more: what the items are called that are not shown.
+    """
+    listed = list(items)
+    rows = [[_figure(of(item)) for of in columns.values()] for item in listed[:limit]]
+    put_table(title, tuple(columns), rows, texts=texts)
+    if limit is not None and len(listed) > limit:
+        say(f"and {len(listed) - limit:,} {more} (--json has all)")
+
+
+def _figure(value: str | int | None) -> str:
+    return f"{value:,}" if isinstance(value, int) else value or ""
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,16 +31,20 @@ from stillframe.pipeline.progress import Progress
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, listing, published_ids
 from stillframe.protocol.aligner import Mode
 
-LIST_COLUMNS = (
-    *("snapshot", "name", "course", "mode", "published"),
-    *("epoch", "recorded in", "on channels", "duplicates", "size"),
-)
-PARTICIPANT_COLUMNS = ("participant", "kind", "state", "read up to", "barrier put at")
-CHANNEL_COLUMNS = ("channel", "from", "to", "sent", "received", "on it", "duplicates")
 PROGRESS_COLUMNS = ("participant", "what", "since", "for")
 LINE_COUNT_MAX = 10
 """So many awaited participants are shown in the moving lines; the table has all."""
 POLL_S = 0.1
+
+CHANNEL_COLUMNS = {
+    "channel": "channel",
+    "from": "source",
+    "to": "target",
+    "sent": "sent_count",
+    "received": "received_count",
+    "on it": "record_count",
+    "duplicates": "duplicate_count",
+}
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -386,8 +391,19 @@ def _put_list(
     path: Path, metadata: Metadata, manifests: list[Manifest], present: list[Manifest]
 ) -> None:
     if manifests:
-        rows = (_list_row(manifest, metadata) for manifest in manifests)
-        output.put_table("", LIST_COLUMNS, rows, texts=5)
+        columns: dict[str, Callable[[Manifest], str | int | None]] = {
+            "snapshot": lambda manifest: str(manifest.snapshot),
+            "name": lambda manifest: manifest.name,
+            "course": lambda manifest: _timeline_mark(manifest, metadata),
+            "mode": lambda manifest: str(manifest.mode),
+            "published": lambda manifest: quantities.moment(manifest.published_at),
+            "epoch": lambda manifest: str(manifest.epoch),
+            "recorded in": lambda m: quantities.duration(m.completed_at - m.initiated_at),
+            "on channels": lambda manifest: manifest.record_count,
+            "duplicates": lambda manifest: manifest.duplicate_count,
+            "size": lambda manifest: quantities.size(manifest.bytes),
+        }
+        output.put_records(columns, manifests, texts=5)
     began = f", which began from {metadata.restored_from}" if metadata.restored_from else ""
     end = (
         f"a restore goes back to {present[-1].snapshot}"
@@ -463,45 +479,23 @@ def _timeline_mark(manifest: Manifest, metadata: Metadata) -> str:
     return "present" if manifest.epoch == metadata.epoch else ""
 
 
-def _list_row(manifest: Manifest, metadata: Metadata) -> tuple[str, ...]:
-    return (
-        str(manifest.snapshot),
-        manifest.name or "",
-        _timeline_mark(manifest, metadata),
-        str(manifest.mode),
-        quantities.moment(manifest.published_at),
-        str(manifest.epoch),
-        quantities.duration(manifest.completed_at - manifest.initiated_at),
-        f"{manifest.record_count:,}",
-        f"{manifest.duplicate_count:,}",
-        quantities.size(manifest.bytes),
-    )
-
-
 @app.command(cls=Command, epilog="Example: stillframe spark show shop.pipeline shop-17")
 def show(path: PipelinePath, name: OptionalSnapshot = None, is_json: AsJson = False) -> None:
     """Show what a snapshot holds: for each query its micro-batch, for each service its fields, and
     what was sent, received and on each channel."""
     pipeline = Pipeline(path)
     manifest = pipeline.latest() if name is None else pipeline.find(name)
+    channels = [_channel_document(manifest, cut) for cut in manifest.channels]
     if is_json:
-        output.put_json(
-            document_of(manifest)
-            | {
-                "participants": [_fragment_document(fragment) for fragment in manifest.fragments],
-                "channels": [_channel_document(manifest, cut) for cut in manifest.channels],
-            }
-        )
+        participants = [_fragment_document(fragment) for fragment in manifest.fragments]
+        found = {"participants": participants, "channels": channels}
+        output.put_json(document_of(manifest) | found)
         return
     output.say(f"{published(manifest)}, begun {quantities.moment(manifest.initiated_at)}")
-    output.put_table(
-        "participants, positions in items",
-        PARTICIPANT_COLUMNS,
-        map(_fragment_row, manifest.fragments),
-        texts=len(PARTICIPANT_COLUMNS),
-    )
-    rows = (_channel_row(manifest, cut) for cut in manifest.channels)
-    output.put_table("channels, counts in records", CHANNEL_COLUMNS, rows, texts=3)
+    title = "participants, positions in items"
+    output.put_records(PARTICIPANT_COLUMNS, manifest.fragments, title=title, texts=5)
+    columns = {name: itemgetter(key) for name, key in CHANNEL_COLUMNS.items()}
+    output.put_records(columns, channels, title="channels, counts in records", texts=3)
     output.say(
         f"at most {output.VALUE_LENGTH_MAX} characters of each state are shown (--json has it "
         "whole)"
@@ -519,10 +513,6 @@ def _batch_of(fragment: ParticipantFragment) -> int | None:
     return None if fragment.query is None else fragment.query.batch
 
 
-def _kind_of(fragment: ParticipantFragment) -> str:
-    return "query" if fragment.service is None else f"service {fragment.service.kind}"
-
-
 def _fragment_document(fragment: ParticipantFragment) -> dict[str, Any]:
     return {
         "participant": fragment.participant,
@@ -535,18 +525,24 @@ def _fragment_document(fragment: ParticipantFragment) -> dict[str, Any]:
     }
 
 
-def _fragment_row(fragment: ParticipantFragment) -> tuple[str, ...]:
-    batch = _batch_of(fragment)
+def _state_cell(fragment: ParticipantFragment) -> str:
     if fragment.service is not None:
-        state = output.cell(_fields_of(fragment))
-    else:
-        state = "no micro-batch yet" if batch is None else f"after micro-batch {batch}"
-    positions, barriers = _places(fragment.positions), _places(fragment.barriers)
-    return (fragment.participant, _kind_of(fragment), state, positions, barriers)
+        return output.cell(_fields_of(fragment))
+    batch = _batch_of(fragment)
+    return "no micro-batch yet" if batch is None else f"after micro-batch {batch}"
 
 
-def _places(positions: Mapping[str, int]) -> str:
+def _positions_cell(positions: Mapping[str, int]) -> str:
     return ", ".join(f"{log} {position:,}" for log, position in sorted(positions.items()))
+
+
+PARTICIPANT_COLUMNS: dict[str, Callable[[ParticipantFragment], str]] = {
+    "participant": lambda fragment: fragment.participant,
+    "kind": lambda one: "query" if one.service is None else f"service {one.service.kind}",
+    "state": _state_cell,
+    "read up to": lambda fragment: _positions_cell(fragment.positions),
+    "barrier put at": lambda fragment: _positions_cell(fragment.barriers),
+}
 
 
 def _channel_document(manifest: Manifest, cut: ChannelCut) -> dict[str, Any]:
@@ -561,18 +557,6 @@ def _channel_document(manifest: Manifest, cut: ChannelCut) -> dict[str, Any]:
         "record_count": cut.record_count,
         "duplicate_count": cut.duplicate_count,
     }
-
-
-def _channel_row(manifest: Manifest, cut: ChannelCut) -> tuple[str, ...]:
-    return (
-        cut.log,
-        manifest.dataflow.log(cut.log).source,
-        cut.target,
-        f"{sum(cut.sent_counts):,}",
-        f"{sum(cut.received_counts):,}",
-        f"{cut.record_count:,}",
-        f"{cut.duplicate_count:,}",
-    )
 
 
 @app.command(cls=Command, epilog="Example: stillframe spark restore shop.pipeline shop-17")

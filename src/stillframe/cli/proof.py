@@ -18,6 +18,8 @@ from stillframe.sim.epoch import Epoch
 from stillframe.sim.world import World
 from stillframe.trace import Cut, Position, Trace
 
+INTERCHANGES_SHOWN_MAX = 200
+
 
 class Extras(msgspec.Struct, frozen=True):
     """What is wanted of one run besides its steps.
@@ -50,9 +52,6 @@ def _write_trace(world: World, path: Path, inputs: tuple[Path, ...]) -> None:
     tracefile.write(path, world.epoch.trace(world.description), inputs=inputs)
     which = f"epoch {world.epoch.number}, the last, " if len(world.epochs) > 1 else "the run "
     output.say(f"{which}is in {path}: stillframe view {path}")
-
-
-INTERCHANGES_SHOWN_MAX = 200
 
 
 def put_proof(world: World, name: str, *, is_json: bool) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, assert_never
 
@@ -41,25 +41,32 @@ from stillframe.store.store import Store
 from stillframe.store.tables import DecodedMessage, fields_of, messages_of
 from stillframe.topology import Description
 
+MESSAGE_COUNT_MAX = 3
+"""So many messages of a channel are shown."""
+BOOKS_COLUMNS = ("channel", "sent", "received", "in channel")
+AGAIN_S = 0.5
+"""So long after one answer the system is asked again, in seconds."""
+LIVE_COLUMNS = ("snapshot", "under way for", "time left", "missing", "held up by")
+
 app = typer.Typer(rich_markup_mode=None)
 
-LIST_COLUMNS = (
-    "snapshot",
-    "published",
-    "epoch",
-    "restore point",
-    "processes",
-    "channels",
-    "messages caught",
-    "paused for",
-    "encoded in",
-    "recorded in",
-    "published after",
-    "size",
-    "based on",
-    "chain",
-    "savepoint",
-)
+LIST_COLUMNS: dict[str, Callable[[Entry], str | int]] = {
+    "snapshot": lambda entry: str(entry.id),
+    "published": lambda entry: quantities.moment(entry.published_at),
+    "epoch": lambda entry: str(entry.epoch),
+    "restore point": lambda entry: "yes" if entry.is_restore_point else "no",
+    "processes": lambda entry: str(entry.process_count),
+    "channels": lambda entry: str(entry.channel_count),
+    "messages caught": lambda entry: entry.message_count,
+    "paused for": lambda entry: quantities.duration(entry.pause_s),
+    "encoded in": lambda entry: quantities.duration(entry.capture_s),
+    "recorded in": lambda entry: quantities.duration(entry.completed_at - entry.initiated_at),
+    "published after": lambda entry: quantities.duration(entry.published_at - entry.initiated_at),
+    "size": lambda entry: quantities.size(entry.bytes),
+    "based on": lambda entry: ", ".join(map(str, entry.bases)),
+    "chain": lambda entry: str(entry.chain_length) if entry.bases else "",
+    "savepoint": lambda entry: ", ".join(entry.savepoints),
+}
 
 
 @app.command("list", cls=Command, epilog="Example: stillframe list money")
@@ -100,34 +107,10 @@ def _put_list(
     if not entries and not damages:
         output.say(f"the store {store.path} holds no snapshot yet")
         return
-    output.put_table("", LIST_COLUMNS, map(_list_row, entries), texts=2)
+    output.put_records(LIST_COLUMNS, entries, texts=2)
     output.say(*(f"{e.id}{without(e.excluded)}" for e in entries if e.excluded))
     point = "to none: name one" if current is None else f"to {current.id}"
     output.say(f"{quantities.count(len(entries), 'snapshot')}; a restore goes back {point}")
-
-
-def _list_row(entry: Entry) -> tuple[str, ...]:
-    return (
-        str(entry.id),
-        quantities.moment(entry.published_at),
-        str(entry.epoch),
-        "yes" if entry.is_restore_point else "no",
-        str(entry.process_count),
-        str(entry.channel_count),
-        f"{entry.message_count:,}",
-        quantities.duration(entry.pause_s),
-        quantities.duration(entry.capture_s),
-        quantities.duration(entry.completed_at - entry.initiated_at),
-        quantities.duration(entry.published_at - entry.initiated_at),
-        quantities.size(entry.bytes),
-        ", ".join(map(str, entry.bases)),
-        str(entry.chain_length) if entry.bases else "",
-        ", ".join(entry.savepoints),
-    )
-
-
-MESSAGE_COUNT_MAX = 3
-"""So many messages of a channel are shown."""
 
 
 @app.command(
@@ -213,12 +196,15 @@ def _first_messages(state: ChannelState, description: Description) -> list[Decod
 
 
 def _put_channels(snapshot: Snapshot, description: Description) -> None:
-    columns = ["channel", "first messages", "sent", "received", "in channel"]
-    rows = []
-    for state in snapshot.state.channels:
-        channel, *counts = _books_row(state)
-        rows.append((channel, _messages_cell(state, description), *counts))
-    output.put_table("channels, counts in messages", columns, rows, texts=2)
+    columns: dict[str, Callable[[ChannelState], str | int]] = {
+        "channel": lambda state: str(state.channel),
+        "first messages": lambda state: _messages_cell(state, description),
+        "sent": lambda state: state.sent_count,
+        "received": lambda state: state.received_count,
+        "in channel": lambda state: state.message_count,
+    }
+    title = "channels, counts in messages"
+    output.put_records(columns, snapshot.state.channels, title=title, texts=2)
     output.say(
         f"{quantities.count(snapshot.state.message_count, 'message')} caught in channels; at most "
         f"{MESSAGE_COUNT_MAX} of each channel are shown, and {output.VALUE_LENGTH_MAX} characters "
@@ -238,9 +224,6 @@ def _messages_cell(state: ChannelState, description: Description) -> str:
     return ", ".join(shown) + (f" and {left_out:,} more" if left_out else "")
 
 
-BOOKS_COLUMNS = ("channel", "sent", "received", "in channel")
-
-
 def books_document(state: GlobalState) -> list[dict[str, Any]]:
     """Return the books as JSON shows them."""
     return [
@@ -256,20 +239,11 @@ def books_document(state: GlobalState) -> list[dict[str, Any]]:
 
 def put_books(state: GlobalState) -> None:
     """Write the books as a table, with their sum."""
-    rows = [_books_row(channel) for channel in state.channels]
-    sent = sum(channel.sent_count for channel in state.channels)
-    received = sum(channel.received_count for channel in state.channels)
-    rows.append(("all", f"{sent:,}", f"{received:,}", f"{state.message_count:,}"))
+    books = books_document(state)
+    counts = ("sent_count", "received_count", "message_count")
+    rows = [(str(one["channel"]), *(f"{one[name]:,}" for name in counts)) for one in books]
+    rows.append(("all", *(f"{sum(one[name] for one in books):,}" for name in counts)))
     output.put_table("books, in messages", BOOKS_COLUMNS, rows)
-
-
-def _books_row(state: ChannelState) -> tuple[str, ...]:
-    return (
-        str(state.channel),
-        f"{state.sent_count:,}",
-        f"{state.received_count:,}",
-        f"{state.message_count:,}",
-    )
 
 
 @app.command(cls=Command, epilog="Example: stillframe history money")
@@ -317,10 +291,6 @@ def sentence(what: HistoryEvent) -> str:
 def _origin(restored_from: SnapshotId | None) -> str:
     return "afresh" if restored_from is None else f"from snapshot {restored_from}"
 
-
-AGAIN_S = 0.5
-"""So long after one answer the system is asked again, in seconds."""
-LIVE_COLUMNS = ("snapshot", "under way for", "time left", "missing", "held up by")
 
 Shown = tuple[UnderWay, ...]
 Looks = tuple[Shown, float]

@@ -1,5 +1,6 @@
 """The commands that make stores and tables of what is recorded: ``compact`` and ``assemble``."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,10 @@ from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCONSISTENT
 from stillframe.cli import output, quantities, spark_session
 from stillframe.cli.command import EXIT_NO, Command
 from stillframe.cli.options import AsJson, Master, StorePath, keep_option
+
+Row = dict[str, Any]
+
+ROW_COUNT_MAX = 50
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -84,26 +89,17 @@ def compact(
             }
         )
     else:
-        cells = [
-            (
-                row["table"],
-                f"{row['row_count']:,}",
-                f"{row['file_count']:,}",
-                quantities.size(row["bytes"]),
-            )
-            for row in rows
-        ]
-        output.put_table("", ("table", "rows", "files", "size"), cells)
+        columns: dict[str, Callable[[Row], str | int]] = {
+            "table": lambda row: row["table"],
+            "rows": lambda row: row["row_count"],
+            "files": lambda row: row["file_count"],
+            "size": lambda row: quantities.size(row["bytes"]),
+        }
+        output.put_records(columns, rows)
     output.say(
         f"{quantities.count(len(done.added), 'snapshot')} added, {len(done.removed):,} removed: "
         f"{quantities.count(len(catalog.snapshots), 'snapshot')} in {directory}"
     )
-
-
-ROW_COUNT_MAX = 50
-COLUMNS = ("snapshot", "epoch", "verdict", "why", "fragments", "late")
-
-Row = dict[str, Any]
 
 
 @app.command(cls=Command, epilog="Example: stillframe spark assemble money.parts --out money.again")
@@ -167,19 +163,16 @@ def _plain(row: Row) -> Row:
 
 def _put(rows: list[Row]) -> None:
     ordered = sorted(rows, key=lambda row: row["verdict"] == CONSISTENT)
-    cells = [
-        (
-            row["snapshot"],
-            str(row["epoch"]),
-            row["verdict"],
-            row["why"],
-            f"{row['fragment_count']:,}",
-            ", ".join(row["late"]),
-        )
-        for row in ordered
-    ]
-    if cells:
-        output.put_first_rows(COLUMNS, cells, ROW_COUNT_MAX, texts=4)
+    columns: dict[str, Callable[[Row], str | int]] = {
+        "snapshot": lambda row: row["snapshot"],
+        "epoch": lambda row: str(row["epoch"]),
+        "verdict": lambda row: row["verdict"],
+        "why": lambda row: row["why"],
+        "fragments": lambda row: row["fragment_count"],
+        "late": lambda row: ", ".join(row["late"]),
+    }
+    if ordered:
+        output.put_records(columns, ordered, texts=4, limit=ROW_COUNT_MAX)
 
 
 def _say(rows: list[Row], out: Path) -> None:

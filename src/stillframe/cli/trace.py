@@ -35,7 +35,14 @@ from stillframe.imports import add_cwd_to_path, load_function
 from stillframe.trace import Cut, Position, Trace
 
 _COUNT = re.compile(r"(?P<process>[^=,#\s]+)=(?P<count>[0-9]{1,18})")
-
+JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl"})
+_RENAMED_SHOWN_MAX = 5
+_POSITION = re.compile(r"(?P<process>[^=,#\s]+)#(?P<index>[0-9]{1,18})")
+COUNTED_MAX = 100_000_000
+"""More cuts than this are not counted, which takes under a second."""
+SEARCHED_MAX = 2_000_000
+"""A predicate is not asked at more cuts than this: all that an observation can pass are kept."""
+_PROGRESS_STEP = 1000
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -62,10 +69,6 @@ def parse_cut(text: str, trace: Trace) -> Cut:
     cut = tuple(counts.get(process, 0) for process in trace.processes)
     trace.check_cut(cut)
     return cut
-
-
-JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl"})
-_RENAMED_SHOWN_MAX = 5
 
 
 @app.command(
@@ -261,14 +264,6 @@ def _import_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Give what shows on a terminal how far an import is."""
     with output.progress_bar("reading", BarColumn(), TimeRemainingColumn()) as update:
         yield lambda phase, done, total: update(description=phase, completed=done, total=total)
-
-
-_POSITION = re.compile(r"(?P<process>[^=,#\s]+)#(?P<index>[0-9]{1,18})")
-COUNTED_MAX = 100_000_000
-"""More cuts than this are not counted, which takes under a second."""
-SEARCHED_MAX = 2_000_000
-"""A predicate is not asked at more cuts than this: all that an observation can pass are kept."""
-_PROGRESS_STEP = 1000
 
 
 @app.command(cls=Command, epilog="Example: stillframe cuts simpledb.trace --cut P24464=3,P24468=5")

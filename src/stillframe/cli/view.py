@@ -23,6 +23,14 @@ from stillframe.pages.player_document import player_document
 from stillframe.sim.scenario import Played
 from stillframe.trace import Cut, Trace
 
+SVG, PNG, HTML = ".svg", ".png", ".html"
+DRAWN: dict[str, Callable[[Diagram], bytes]] = {
+    SVG: lambda shown: svg.draw(shown).encode(),
+    PNG: svg.draw_png,
+}
+"""Suffix -> what makes a file of a diagram."""
+NUMBER_DIGITS_MIN = 3
+
 
 class Execution(msgspec.Struct, frozen=True):
     """An execution, and where it comes from.
@@ -65,15 +73,6 @@ def _read_execution(what: str) -> Execution:
             f"stillframe: {', '.join(scripts.included_names())}"
         )
     return Execution(path, tracefile.read(path), None)
-
-
-SVG, PNG, HTML = ".svg", ".png", ".html"
-DRAWN: dict[str, Callable[[Diagram], bytes]] = {
-    SVG: lambda shown: svg.draw(shown).encode(),
-    PNG: svg.draw_png,
-}
-"""Suffix -> what makes a file of a diagram."""
-NUMBER_DIGITS_MIN = 3
 
 
 app = typer.Typer(rich_markup_mode=None)
