@@ -3,7 +3,8 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,51 @@ def test_a_wrong_import_inside_the_runtime_is_found(importer: str, source: str) 
 def test_a_wrong_import_is_found(importer: str, source: str) -> None:
     """The rule has teeth: each of these imports is refused."""
     assert len(layer_errors(importer, source)) == 1
+
+
+def module_name(path: Path) -> str:
+    """Return the dotted name of a module; a package has that of its directory."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(source: str, known: Collection[str]) -> set[str]:
+    """Return which of the `known` modules a module imports, wherever in it the import stands."""
+    found = set()
+    for statement in ast.walk(ast.parse(source)):
+        if isinstance(statement, ast.Import):
+            found.update(alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            module = statement.module or ""
+            inner = {f"{module}.{alias.name}" for alias in statement.names}
+            found.update(inner & set(known))
+            if not inner <= set(known):
+                found.add(module)
+    return found & set(known)
+
+
+def import_cycle(sources: dict[str, str]) -> list[str]:
+    """Return modules of which each imports the next one, and the last the first; empty if none."""
+    graph = {name: imported_modules(text, sources) - {name} for name, text in sources.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle
+    return []
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not even inside a function, or for types alone."""
+    assert import_cycle({module_name(p): p.read_text(encoding="utf-8") for p in MODULES}) == []
+
+
+def test_an_import_cycle_is_found() -> None:
+    """The rule has teeth."""
+    found = import_cycle(
+        {"a": "import b", "b": "def late():\n    from c import x", "c": "import a"}
+    )
+    assert sorted(set(found)) == ["a", "b", "c"]
 
 
 def test_importing_stillframe_is_cheap_and_starts_nothing() -> None:

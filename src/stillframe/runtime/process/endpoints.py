@@ -11,7 +11,7 @@ after it.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -21,9 +21,6 @@ from stillframe.process import Message, is_immutable
 from stillframe.protocol import wire
 from stillframe.protocol.session import ReceiveSession, SendSession
 from stillframe.runtime.network.connection import Transport
-
-if TYPE_CHECKING:  # loaded only by a process that writes an event log
-    from stillframe.runtime.process.event_logging import EventLogger
 
 WINDOW_BYTES = 64 * 2**10
 HOLD_BYTES = 4 * 2**20
@@ -202,10 +199,14 @@ Send = Callable[[ProcessId, Message], None]
 
 
 def make_send(
-    process: ProcessId, outgoing: Mapping[ProcessId, OutgoingEndpoint], log: "EventLogger | None"
+    process: ProcessId,
+    outgoing: Mapping[ProcessId, OutgoingEndpoint],
+    record: Callable[[int], object] | None,
+    codes: Mapping[ProcessId, int],
 ) -> Send:
-    """Return the function that applications call to send: two lookups and an append, and a record
-    in the event log `log` if there is one.
+    """Return the function that applications call to send: two lookups and an append.
+
+    If there is a `record`, it also records the code of the target, for the event log.
 
     A message that cannot change is encoded with its batch, which is much faster than one by one;
     one that holds a list or the like is encoded at once, because it could change.
@@ -221,11 +222,10 @@ def make_send(
         except (KeyError, TypeError, *ENCODING_ERRORS) as error:
             raise _invalid_send(process, outgoing, target, message, error) from error
 
-    if log is None:
+    if record is None:
         return send
-    record = log.record
     entries_with_code = {
-        target: {kind: (keep, log.sending[target]) for kind, keep in keepers.items()}
+        target: {kind: (keep, codes[target]) for kind, keep in keepers.items()}
         for target, keepers in entries.items()
     }
 

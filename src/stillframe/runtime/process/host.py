@@ -379,7 +379,9 @@ class Host:
 
     def make_send(self) -> Send:
         """Return the function that applications call to send."""
-        return make_send(self.process, self.outgoing, self.log)
+        log = self.log
+        record, codes = (None, {}) if log is None else (log.record, log.sending)
+        return make_send(self.process, self.outgoing, record, codes)
 
     def close_logs(self) -> None:
         """Finish the event log and the fragments, if any; this process takes no more actions."""
