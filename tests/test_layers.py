@@ -178,7 +178,7 @@ def module_name(path: Path) -> str:
 
 def imported_modules(source: str, known: Collection[str]) -> set[str]:
     """Return which of the `known` modules a module imports, wherever in it the import stands."""
-    found = set()
+    found: set[str] = set()
     for statement in ast.walk(ast.parse(source)):
         if isinstance(statement, ast.Import):
             found.update(alias.name for alias in statement.names)
