@@ -182,10 +182,10 @@ def test_a_closed_terminal_never_hurries_a_stop() -> None:
             for number in (signal.SIGHUP, signal.SIGUSR1):
                 os.kill(os.getpid(), number)
             await handled
-            assert stop.asked.done()
-            assert not stop.urged.done()
+            assert stop.requested.done()
+            assert not stop.forced.done()
         os.kill(os.getpid(), signal.SIGINT)
-        await stop.urged
+        await stop.forced
 
     asyncio.run(main())
 

@@ -55,8 +55,8 @@ def test_a_line_comes_when_something_changes_and_not_because_time_goes_by(
 def test_an_older_damaged_manifest_does_not_hide_how_a_snapshot_ended(money: Path) -> None:
     """Only whether this one was published is asked."""
     (money / "snapshots" / "A-1" / "manifest.json").write_bytes(b"")
-    assert show._ending(money, SnapshotId("A", 3)) == "snapshot A-3 was published"
-    assert show._ending(money, SnapshotId("A", 9)) == "snapshot A-9 is no longer under way"
+    assert show._outcome(money, SnapshotId("A", 3)) == "snapshot A-3 was published"
+    assert show._outcome(money, SnapshotId("A", 9)) == "snapshot A-9 is no longer under way"
 
 
 @pytest.mark.slow

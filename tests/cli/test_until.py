@@ -81,7 +81,7 @@ def test_nobody_waits_for_a_predicate_that_takes_long(
     call: Call, long_predicate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system stops when it is to, and says that there is no answer."""
-    monkeypatch.setattr(supervision, "LAST_LOOK_S", 0.1)
+    monkeypatch.setattr(supervision, "LAST_EVALUATION_S", 0.1)
     options = ("--until", long_predicate, *SHORT)
     ended = call("run", RALLY, "--store", tmp_path / "rally", *options)
     assert ended.exit_code == 1

@@ -100,7 +100,7 @@ def detect(
     def load() -> Topology:
         return topology_of_store(store, reference, store.description_of(entries[0].id).hash)[1]
 
-    sightings = _look_at_all(resolve_predicate(name, store, load), entries)
+    sightings = _evaluate_all(resolve_predicate(name, store, load), entries)
     held = [seen for seen in sightings if seen.verdict.holds]
     broken = not_stable(sightings)
     # One that overlaps with the newest may show what that one does not: both are true of now.
@@ -153,9 +153,9 @@ def _present(store: Store) -> list[Entry]:
     return present
 
 
-def _look_at_all(look: Evaluate, entries: list[Entry]) -> list[Sighting]:
+def _evaluate_all(evaluate: Evaluate, entries: list[Entry]) -> list[Sighting]:
     seen = [
-        if_present(entry, look)
+        if_present(entry, evaluate)
         for entry in output.tracked(entries, "looking at snapshots", len(entries))
     ]
     sightings = [sighting for sighting in seen if sighting is not None]

@@ -29,7 +29,7 @@ LOG_LAG_S = 2.0
 """So long after its end a snapshot is looked up in the event log: processes hand over what they
 noted twice a second."""
 _EACH = "250 milliseconds"
-_LOOK_S = 1
+_POLL_S = 1
 app = typer.Typer(rich_markup_mode=None)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Fields = dict[str, Any]
@@ -40,11 +40,11 @@ class Verdicts:
 
     Args:
         is_json: whether to write JSON lines.
-        judge: what else there is to know of a micro-batch of verdicts.
+        enrich: what else there is to know of a micro-batch of verdicts.
     """
 
-    def __init__(self, judge: "Callable[[DataFrame], list[Fields]]", *, is_json: bool) -> None:
-        self._judge = judge
+    def __init__(self, enrich: "Callable[[DataFrame], list[Fields]]", *, is_json: bool) -> None:
+        self._enrich = enrich
         self._is_json = is_json
         self.counts: dict[str, int] = {}
         self.damage_count = 0
@@ -53,12 +53,12 @@ class Verdicts:
     def put(self, batch: "DataFrame", _number: int) -> None:
         """Write the verdicts of a micro-batch, in the order in which the snapshots ended.
 
-        Only then is it done for Spark: one that is broken off is judged and written again.
+        Only then is it done for Spark: one that is broken off is evaluated and written again.
         """
         try:
-            self._put([{name: with_zone(row[name]) for name in row} for row in self._judge(batch)])
+            self._put([{name: with_zone(row[name]) for name in row} for row in self._enrich(batch)])
         except (StillframeError, OSError) as error:
-            self.error = error  # Spark would tell of it in words of its own
+            self.error = error  # Spark would report it in words of its own
             raise
 
     def _put(self, rows: list[Fields]) -> None:
@@ -170,15 +170,15 @@ def _wait(
 ) -> None:
     """Let the query go on until it ends, it has followed for so long, or somebody says stop.
 
-    Ctrl-C reaches the processes that judge as well: that the query fails for want of them is no
-    error then, and what they were judging is not done for Spark.
+    Ctrl-C reaches the processes that evaluate as well: that the query fails for want of them is no
+    error then, and what they were evaluating is not done for Spark.
     """
     from pyspark.errors import PySparkException  # noqa: PLC0415 - it is there
 
     end = math.inf
     try:
         while not stop.is_asked and clock() < end:
-            if query.awaitTermination(_LOOK_S):
+            if query.awaitTermination(_POLL_S):
                 break
             if stop_s is not None and end == math.inf and _is_following(query):
                 end = clock() + stop_s

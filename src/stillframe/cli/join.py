@@ -80,7 +80,7 @@ def join(
         output.say(f"process {process}: {words}")
 
     async def until_stop() -> int:
-        return await run_until_stopped(launch, StopSignals().asked, emit)
+        return await run_until_stopped(launch, StopSignals().requested, emit)
 
     if code := uvloop.run(until_stop()):
         raise typer.Exit(code)

@@ -302,7 +302,7 @@ def _say_how_to_go_on(store: Store, config: SystemConfig) -> None:
 
 def _say_what_was_seen(condition: StopCondition, *, is_json: bool) -> None:
     """Say whether the predicate held; end with 1 if it did not."""
-    is_known = condition.look_at_last()
+    is_known = condition.evaluate_last()
     present = [seen for seen in condition.sightings if seen.epoch == condition.sightings[-1].epoch]
     held = [seen for seen in present if seen.verdict.holds]
     broken = not_stable(present)

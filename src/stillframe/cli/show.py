@@ -293,7 +293,7 @@ def _origin(restored_from: SnapshotId | None) -> str:
 
 
 Shown = tuple[UnderWay, ...]
-Looks = tuple[Shown, float]
+Polled = tuple[Shown, float]
 
 
 async def _put_once(path: Path) -> None:
@@ -305,16 +305,16 @@ async def _follow(path: Path) -> None:
     console = output.words()
     if console.is_terminal and sys.stdout.isatty():
         with Live(console=console, transient=True) as live:
-            async for shown, now in _looks(path, console):
+            async for shown, now in _poll(path, console):
                 live.update(_live_table(shown, now))
     else:
         announced: dict[SnapshotId, str] = {}
-        async for shown, now in _looks(path, console):
+        async for shown, now in _poll(path, console):
             _put_changes(shown, announced, now)
     output.say("no snapshot is under way")
 
 
-async def _looks(path: Path, console: Console) -> AsyncIterator[Looks]:
+async def _poll(path: Path, console: Console) -> AsyncIterator[Polled]:
     """Yield what is under way, and the time by the clock of the snapshots, until nothing is; say of
     each snapshot how it ended."""
     before: Shown = ()
@@ -325,7 +325,7 @@ async def _looks(path: Path, console: Console) -> AsyncIterator[Looks]:
         for under_way in before:
             if under_way.snapshot not in present:
                 # To the console that shows the table, which would else be drawn over it.
-                output.say(_ending(path, under_way.snapshot), console=console)
+                output.say(_outcome(path, under_way.snapshot), console=console)
         if not shown:
             return
         yield shown, done.now
@@ -333,7 +333,7 @@ async def _looks(path: Path, console: Console) -> AsyncIterator[Looks]:
         await asyncio.sleep(AGAIN_S)
 
 
-def _ending(path: Path, snapshot: SnapshotId) -> str:
+def _outcome(path: Path, snapshot: SnapshotId) -> str:
     is_there = is_published(path, snapshot)
     return f"snapshot {snapshot} {'was published' if is_there else 'is no longer under way'}"
 
@@ -341,7 +341,7 @@ def _ending(path: Path, snapshot: SnapshotId) -> str:
 def _put_changes(shown: Shown, announced: dict[SnapshotId, str], now: float) -> None:
     """Write a line for each snapshot of which something other than the time has changed."""
     for under_way in shown:
-        # As of the same moment for all looks, so that the words change with the causes alone.
+        # As of the same moment for all polls, so that the words change with the causes alone.
         words = "; ".join((*under_way.missing, *under_way.sentences(0.0)))
         if announced.get(under_way.snapshot) != words:
             announced[under_way.snapshot] = words

@@ -285,18 +285,18 @@ def _put_tally(subject: Subject, tally: Tally, *, is_json: bool) -> None:
 
 
 def _narrate(run: Run, config: RunConfig) -> list[str]:
-    """Do the run again, and tell what happens with each choice."""
+    """Do the run again, and record what happens with each choice."""
     lines: list[str] = []
     narrator: Narrator | None = None
 
-    def tell(world: World, step: Any) -> None:
+    def record(world: World, step: Any) -> None:
         nonlocal narrator
         narrator = narrator or Narrator(world)
         news = narrator.news()
         lines.append(str(step))
         lines.extend(f"{EVENT_INDENT}{line}" for line in news)
 
-    replay(run.seed, config, run.schedule, after_each=tell)
+    replay(run.seed, config, run.schedule, after_each=record)
     return lines
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # a session is made by what says so if PySpark is missing
 
 MASTER = "local[*]"
 """Where Spark runs if nobody says otherwise: here, on all cores."""
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def _watch(spark: "SparkSession", over: threading.Event, show: Callable[[int, in
     """Show how many tasks are done, and of how many that are known by now, until it is over."""
     tracker = spark.sparkContext.statusTracker()
     counts: dict[int, tuple[int, int]] = {}
-    while not over.wait(_LOOK_S):
+    while not over.wait(_POLL_S):
         for job in tracker.getActiveJobsIds():
             found = tracker.getJobInfo(job)
             for stage in () if found is None else found.stageIds:

@@ -36,12 +36,12 @@ WRITE_S = 5.0
 """How long writing the last snapshot may take, in seconds, after all processes recorded it."""
 MARKER_WAIT_S_MAX = 1.0
 NOT_NEEDED = "to go on from a snapshot does not need it"
-_AS_YOU_WISH = "no last snapshot: as you wish"
+_NO_LAST_SNAPSHOT = "no last snapshot: as you wish"
 RETRY_S = 0.01
 """How long to wait, in seconds, before trying again while a pipeline takes another snapshot."""
 
 
-LAST_LOOK_S = 5.0
+LAST_EVALUATION_S = 5.0
 """So long the last answer may take, in seconds; the system has stopped already."""
 
 
@@ -122,8 +122,8 @@ class StopSignals:
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.asked: asyncio.Future[None] = loop.create_future()
-        self.urged: asyncio.Future[None] = loop.create_future()
+        self.requested: asyncio.Future[None] = loop.create_future()
+        self.forced: asyncio.Future[None] = loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -131,12 +131,12 @@ class StopSignals:
 
     def ask(self) -> None:
         """Ask to stop, as the first signal does."""
-        if not self.asked.done():
-            self.asked.set_result(None)
+        if not self.requested.done():
+            self.requested.set_result(None)
 
     def _signalled(self) -> None:
-        if self.asked.done() and not self.urged.done():
-            self.urged.set_result(None)
+        if self.requested.done() and not self.forced.done():
+            self.forced.set_result(None)
         self.ask()
 
 
@@ -156,10 +156,10 @@ class StopCondition:
         self.sightings: list[Sighting] = []
         self._path = path
         self._topology = topology
-        self._look: Evaluate | None = None
+        self._evaluate: Evaluate | None = None
         self._epoch = 0
         self._published: asyncio.Queue[Entry] = asyncio.Queue()
-        self._asking = threading.Lock()
+        self._evaluating = threading.Lock()
 
     def on_event(self, event: events.Event) -> None:
         """Take notice of what happened to the system."""
@@ -169,45 +169,45 @@ class StopCondition:
             case events.EpochBegan(epoch):
                 self._epoch = epoch  # what held before a restore need not hold any more
 
-    async def held(self) -> Sighting:
+    async def wait_until_held(self) -> Sighting:
         """Return the first sighting in which the predicate holds.
 
         Raises:
-            StillframeError: a snapshot cannot be judged.
+            StillframeError: a snapshot cannot be evaluated.
         """
         while True:
             entry = await self._published.get()
-            seen = await self._beside(entry)
+            seen = await self._evaluate_in_thread(entry)
             if seen is not None and seen.verdict.holds and seen.epoch == self._epoch:
                 return seen
 
-    def look_at_last(self) -> bool:
-        """Judge the last snapshot when the system has stopped; return whether that was done.
+    def evaluate_last(self) -> bool:
+        """Evaluate the last snapshot when the system has stopped; return whether that was done.
 
         What takes longer than a few seconds, also of one before, is not waited for.
 
         Raises:
-            StillframeError: it cannot be judged.
+            StillframeError: it cannot be evaluated.
         """
         failures: list[BaseException] = []
 
         def go() -> None:
             try:
                 entries = Store.open(self._path).entries()
-                with self._asking:
+                with self._evaluating:
                     if entries and all(seen.snapshot != entries[-1].id for seen in self.sightings):
-                        self._judge(entries[-1])
+                        self._evaluate_at(entries[-1])
             except BaseException as error:  # noqa: BLE001 - raised again where somebody sees it
                 failures.append(error)
 
         thread = threading.Thread(target=go, name="predicate", daemon=True)
         thread.start()
-        thread.join(LAST_LOOK_S)
+        thread.join(LAST_EVALUATION_S)
         if failures:
             raise failures[0]
         return not thread.is_alive()
 
-    async def _beside(self, entry: Entry) -> Sighting | None:
+    async def _evaluate_in_thread(self, entry: Entry) -> Sighting | None:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Sighting | None] = loop.create_future()
 
@@ -221,9 +221,9 @@ class StopCondition:
 
         def go() -> None:
             seen, failure = None, None
-            with self._asking:
+            with self._evaluating:
                 try:
-                    seen = self._judge(entry)
+                    seen = self._evaluate_at(entry)
                 except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
                     failure = error
             with contextlib.suppress(RuntimeError):  # the system has stopped meanwhile
@@ -232,13 +232,13 @@ class StopCondition:
         threading.Thread(target=go, name="predicate", daemon=True).start()
         return await done
 
-    def _judge(self, entry: Entry) -> Sighting | None:
+    def _evaluate_at(self, entry: Entry) -> Sighting | None:
         """Ask of a snapshot; None if it was dropped while one before was asked of."""
-        if self._look is None:
-            self._look = resolve_predicate(
+        if self._evaluate is None:
+            self._evaluate = resolve_predicate(
                 self.name, Store.open(self._path), lambda: self._topology
             )
-        seen = if_present(entry, self._look)
+        seen = if_present(entry, self._evaluate)
         if seen is not None:
             self.sightings.append(seen)
         return seen
@@ -263,26 +263,26 @@ async def keep_running(
         printer.say(f"warning: {damage}; {NOT_NEEDED}")
     async with contextlib.AsyncExitStack() as stack:
         starting = asyncio.ensure_future(stack.enter_async_context(system))
-        await _first(starting, stop.asked, timeout_s=NOTICE_S)
-        if not starting.done() and not stop.asked.done():
+        await _first(starting, stop.requested, timeout_s=NOTICE_S)
+        if not starting.done() and not stop.requested.done():
             printer.say(f"waiting for {system.waiting_for}")
-            await _first(starting, stop.asked)
+            await _first(starting, stop.requested)
         if not starting.done() and system.is_taking_over:
             # These processes hold work that no snapshot has: they come back before they are ended.
             awaited = f"waiting for {system.waiting_for}, to stop after one last snapshot"
             printer.say(f"{awaited}; Ctrl-C stops without it")
-            await _first(starting, stop.urged)
+            await _first(starting, stop.forced)
         if not starting.done():
             starting.cancel()
             await asyncio.wait({starting})
             if system.is_taking_over:
-                printer.say(_AS_YOU_WISH)
+                printer.say(_NO_LAST_SNAPSHOT)
             return True
         starting.result()
         await stack.enter_async_context(serve_commands(system))
         stack.enter_context(printer.showing())
         async with _periodic_snapshots(system, config, printer), _watching(condition) as held:
-            await _first(system.finished, stop.asked, *held, timeout_s=config.for_s)
+            await _first(system.finished, stop.requested, *held, timeout_s=config.for_s)
             for ended in (system.finished, *held):
                 if ended.done():
                     ended.result()
@@ -313,7 +313,7 @@ async def _periodic_snapshots(
 @contextlib.asynccontextmanager
 async def _watching(condition: StopCondition | None) -> AsyncIterator[list[asyncio.Future[Any]]]:
     """Give what ends when the predicate holds; nothing if none is asked for."""
-    held = [] if condition is None else [asyncio.ensure_future(condition.held())]
+    held = [] if condition is None else [asyncio.ensure_future(condition.wait_until_held())]
     try:
         yield [*held]
     finally:
@@ -331,7 +331,7 @@ async def _take_last(
     taking = asyncio.ensure_future(_last_snapshot(system, config))
     # Those in progress may take as long as it, and both have deadlines: only the disk has none.
     limit_s = 2 * config.timeout_s + WRITE_S
-    await _first(taking, stop.urged, timeout_s=limit_s)
+    await _first(taking, stop.forced, timeout_s=limit_s)
     if taking.done():
         error = taking.exception()
         if system.finished.done():
@@ -341,8 +341,8 @@ async def _take_last(
         why = str(taking.result() if error is None else error)
     else:
         taking.cancel()
-        if stop.urged.done():
-            printer.say(_AS_YOU_WISH)
+        if stop.forced.done():
+            printer.say(_NO_LAST_SNAPSHOT)
             return True
         why = f"it took longer than {quantities.duration(limit_s)}"
     printer.say(f"no last snapshot: {why}; {_loss(system, config)}")

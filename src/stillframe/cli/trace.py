@@ -361,12 +361,12 @@ def _search(trace: Trace, predicate: Predicate, *, is_json: bool) -> None:
             "ask about a shorter trace, or call stillframe.cuts.possibly with a bound"
         )
     first, holding_count = None, 0
-    with _asking(predicate, "asking at every consistent cut", total) as asked:
-        for cut in cuts_where(trace, asked):
+    with _evaluating(predicate, "asking at every consistent cut", total) as evaluate:
+        for cut in cuts_where(trace, evaluate):
             first = cut if first is None else first
             holding_count += 1
-    with _asking(predicate, "looking for an observation without", total) as asked:
-        is_definite = holding_count > 0 and definitely(trace, asked)
+    with _evaluating(predicate, "looking for an observation without", total) as evaluate:
+        is_definite = holding_count > 0 and definitely(trace, evaluate)
     if is_json:
         output.put_json(
             {
@@ -393,22 +393,22 @@ def _search(trace: Trace, predicate: Predicate, *, is_json: bool) -> None:
 
 
 @contextmanager
-def _asking(predicate: Predicate, what: str, total: int) -> Iterator[Predicate]:
-    """Give a predicate that shows on a terminal how often it was asked, and whose errors are
+def _evaluating(predicate: Predicate, what: str, total: int) -> Iterator[Predicate]:
+    """Give a predicate that shows on a terminal how often it was evaluated, and whose errors are
     sentences; what it prints goes to stderr."""
     with output.progress_bar(what, total=total) as update, redirect_stdout(sys.stderr):
-        asked_count = 0
+        evaluated_count = 0
 
-        def asked(view: CutView) -> bool:
-            nonlocal asked_count
-            asked_count += 1
-            if not asked_count % _PROGRESS_STEP:
-                update(completed=asked_count)
+        def evaluate(view: CutView) -> bool:
+            nonlocal evaluated_count
+            evaluated_count += 1
+            if not evaluated_count % _PROGRESS_STEP:
+                update(completed=evaluated_count)
             counts = dict(zip(view.trace.processes, view.cut, strict=True))
             where = f"asked at the cut {reprlib.repr(counts)}"
             return yes_or_no(predicate, view, "the predicate", where)
 
-        yield asked
+        yield evaluate
 
 
 def _put_past(trace: Trace, position: Position, *, is_json: bool) -> None:
