@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 ROW_COUNT_MAX = 20
 """So many rows of a table are shown, the ones that matter most; JSON has all."""
 Fields = dict[str, Any]
-
-
 PATH_COUNT_MAX = 5
 """So many ways of markers are shown, the slowest."""
 HISTORY_COLUMNS: dict[str, Callable[[Fields], str | int]] = {
@@ -53,7 +51,6 @@ _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "chain_length": ("chain", lambda value: f"{value:,.0f}"),
 }
 _COUNTS = ("sent_count", "received_count", "message_count")
-DETECT_COLUMNS = ("snapshot", "holds", "found", "epoch")
 _FOUND_LENGTH_MAX = 60
 _NAMED_MAX = 5
 
@@ -447,17 +444,20 @@ def _detection_document(name: str, found: "Summary", snapshots: list[Fields]) ->
 def _put_detection(snapshots: list[Fields]) -> None:
     """Write what could not be asked, then the first in which it holds, then the others."""
     ordered = sorted(snapshots, key=lambda row: (row["holds"] is not None, not row["holds"]))
-    output.put_table("", DETECT_COLUMNS, map(_detect_row, ordered[:ROW_COUNT_MAX]), texts=3)
+    columns: dict[str, Callable[[Fields], str | None]] = {
+        "snapshot": lambda row: row["snapshot"],
+        "holds": lambda row: {True: "yes", False: "no", None: "?"}[row["holds"]],
+        "found": lambda row: _beginning_of(row["sentence"]),
+        "epoch": lambda row: None if row["epoch"] is None else str(row["epoch"]),
+    }
+    output.put_records(columns, ordered[:ROW_COUNT_MAX], texts=3)
     if (left_out := len(snapshots) - ROW_COUNT_MAX) > 0:
         output.say(f"and {quantities.count(left_out, 'more snapshot')} (--json has all)")
 
 
-def _detect_row(row: Fields) -> tuple[str, ...]:
-    holds = {True: "yes", False: "no", None: "?"}[row["holds"]]
-    found = row["sentence"]
-    if len(found) > _FOUND_LENGTH_MAX:
-        found = f"{found[:_FOUND_LENGTH_MAX]}..."
-    return row["snapshot"], holds, found, "" if row["epoch"] is None else str(row["epoch"])
+def _beginning_of(sentence: str) -> str:
+    too_long = len(sentence) > _FOUND_LENGTH_MAX
+    return f"{sentence[:_FOUND_LENGTH_MAX]}..." if too_long else sentence
 
 
 def _say_detection(name: str, found: "Summary") -> bool:

@@ -35,7 +35,6 @@ PROGRESS_COLUMNS = ("participant", "what", "since", "for")
 LINE_COUNT_MAX = 10
 """So many awaited participants are shown in the moving lines; the table has all."""
 POLL_S = 0.1
-
 CHANNEL_COLUMNS = {
     "channel": "channel",
     "from": "source",

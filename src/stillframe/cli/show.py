@@ -48,8 +48,6 @@ AGAIN_S = 0.5
 """So long after one answer the system is asked again, in seconds."""
 LIVE_COLUMNS = ("snapshot", "under way for", "time left", "missing", "held up by")
 
-app = typer.Typer(rich_markup_mode=None)
-
 LIST_COLUMNS: dict[str, Callable[[Entry], str | int]] = {
     "snapshot": lambda entry: str(entry.id),
     "published": lambda entry: quantities.moment(entry.published_at),
@@ -67,6 +65,9 @@ LIST_COLUMNS: dict[str, Callable[[Entry], str | int]] = {
     "chain": lambda entry: str(entry.chain_length) if entry.bases else "",
     "savepoint": lambda entry: ", ".join(entry.savepoints),
 }
+
+
+app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command("list", cls=Command, epilog="Example: stillframe list money")

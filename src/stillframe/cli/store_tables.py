@@ -14,7 +14,6 @@ from stillframe.cli.command import EXIT_NO, Command
 from stillframe.cli.options import AsJson, Master, StorePath, keep_option
 
 Row = dict[str, Any]
-
 ROW_COUNT_MAX = 50
 
 app = typer.Typer(rich_markup_mode=None)
