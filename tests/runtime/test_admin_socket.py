@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import pytest
 from examples.bank import bank
 from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import SnapshotId
-from stillframe.runtime import run_file
+from stillframe.runtime import events, run_file
 from stillframe.runtime.network.addresses import ANY_PORT
 from stillframe.runtime.os_process import OsProcess, current_process
 from stillframe.runtime.supervisor import admin_socket
 from stillframe.runtime.supervisor.admin_socket import RestoreSnapshot, send_command
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
+from tests.runtime.watch import new_store, program
 
 
 def announced(path: Path, supervisor: OsProcess) -> run_file.RunFile:
@@ -53,6 +56,27 @@ async def silent_server(path: Path) -> AsyncIterator[asyncio.Event]:
             yield connected
         finally:
             ended.set()
+
+
+def test_a_command_may_come_as_soon_as_the_system_is_announced(tmp_path: Path) -> None:
+    """Whoever reads that it runs may send one before its supervisor does anything else."""
+    early: list[socket.socket] = []
+
+    def connect(event: events.Event) -> None:
+        if isinstance(event, events.SystemRunning):
+            early.append(socket.socket(socket.AF_UNIX))
+            early[0].connect(run_file.find_running(tmp_path / "store").commands)
+
+    async def main() -> None:
+        with contextlib.closing(new_store(tmp_path, "rally")) as store:
+            async with Supervisor(program("rally"), store, emit=connect) as system:
+                reader, writer = await asyncio.open_unix_connection(sock=early[0])
+                writer.write(b"{}\n")
+                async with admin_socket.serve_commands(system):
+                    assert b"cannot be read" in await reader.readline()
+                writer.close()
+
+    asyncio.run(main())
 
 
 def test_a_command_says_what_it_waits_for_and_ends(

@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 import uvloop
 
+from stillframe.runtime.run_file import listen_for_commands, socket_path
 from stillframe.runtime.supervisor.admin_socket import serve_commands
 from stillframe.runtime.supervisor.supervisor import Supervisor
 
@@ -22,11 +23,14 @@ Run = Callable[[Coroutine[None, None, None]], None]
 @pytest.mark.parametrize("run", LOOPS)
 def test_who_gives_a_command_while_the_system_ends_is_hung_up_on(run: Run, tmp_path: Path) -> None:
     """At whatever step its connection was; nothing of it stays open."""
-    path = tmp_path / "commands"
-    system = cast(Supervisor, SimpleNamespace(socket_path=path))
     for step_count in range(10):
+        directory = tmp_path / str(step_count)
+        directory.mkdir()
+        system = cast(Supervisor, SimpleNamespace(admin_socket=listen_for_commands(str(directory))))
 
-        async def main(somebody: socket.socket, step_count: int) -> None:
+        async def main(
+            somebody: socket.socket, step_count: int, system: Supervisor, path: Path
+        ) -> None:
             async with serve_commands(system):
                 somebody.connect(str(path))
                 for _ in range(step_count):
@@ -34,10 +38,9 @@ def test_who_gives_a_command_while_the_system_ends_is_hung_up_on(run: Run, tmp_p
 
         with socket.socket(socket.AF_UNIX) as somebody:
             somebody.settimeout(TIMEOUT_S)
-            run(main(somebody, step_count))
+            run(main(somebody, step_count, system, socket_path(str(directory))))
             gc.collect()
             try:
                 assert somebody.recv(1) == b""
             except ConnectionResetError:
                 pass  # nobody had taken it yet
-        path.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ Only the owner may read it: it holds the secret of the run.
 
 import contextlib
 import os
+import socket
 import tempfile
 from pathlib import Path
 
@@ -64,13 +65,26 @@ def socket_path(directory: str) -> Path:
     return Path(directory) / _COMMANDS
 
 
+def listen_for_commands(directory: str) -> socket.socket:
+    """Return the admin socket in `directory`, which listens: what connects from now on is kept
+    until it is served."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        listener.bind(str(socket_path(directory)))
+        listener.listen()
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
 def remove_socket(system: RunFile) -> None:
     """Remove the admin socket of a supervisor that died, and its directory if that is empty."""
-    socket = Path(system.commands)
-    if socket.name == _COMMANDS and socket.parent.name.startswith(_COMMANDS_PREFIX):
+    path = Path(system.commands)
+    if path.name == _COMMANDS and path.parent.name.startswith(_COMMANDS_PREFIX):
         with contextlib.suppress(OSError):
-            socket.unlink(missing_ok=True)
-            socket.parent.rmdir()
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()
 
 
 def write_run_file(store: Path, system: RunFile) -> None:

@@ -136,7 +136,7 @@ _decode_reply: Callable[[bytes], Reply] = msgspec.json.Decoder(
 
 @contextlib.asynccontextmanager
 async def serve_commands(system: Supervisor) -> AsyncIterator[None]:
-    """Reply to commands for `system` while the body runs."""
+    """Reply to commands for `system`, which runs, while the body does."""
 
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -151,7 +151,8 @@ async def serve_commands(system: Supervisor) -> AsyncIterator[None]:
         replying.add_done_callback(lambda _: writer.close())
 
     tasks: set[asyncio.Future[None]] = set()
-    server = await asyncio.start_unix_server(accept, system.socket_path, limit=LINE_BYTES_MAX)
+    listener = system.admin_socket
+    server = await asyncio.start_unix_server(accept, sock=listener, limit=LINE_BYTES_MAX)
     try:
         yield
     finally:

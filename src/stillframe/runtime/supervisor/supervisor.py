@@ -11,6 +11,7 @@ The processes outlive their supervisor for a while. Another one can take them ov
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -29,6 +30,7 @@ from stillframe.runtime.process.event_logging import check_epoch_unused
 from stillframe.runtime.run_file import (
     RunFile,
     find_stale,
+    listen_for_commands,
     make_socket_dir,
     remove_run_file,
     remove_socket,
@@ -80,6 +82,8 @@ class Supervisor:
         emit: receives events.
 
     Attributes:
+        admin_socket: takes commands since before the system was announced; None until then. It is
+            served by ``admin_socket.serve_commands``.
         is_taking_over: whether it started with processes of an earlier supervisor: they hold work
             that no snapshot has.
 
@@ -120,6 +124,7 @@ class Supervisor:
         self._stop_requested = asyncio.Event()
         self._epoch: Epoch | None = None
         self._running = asyncio.Event()
+        self.admin_socket: socket.socket | None = None
 
     async def __aenter__(self) -> Self:
         """Start the system; returns when it runs."""
@@ -178,7 +183,7 @@ class Supervisor:
             config=self._config,
             local_processes=local_processes,
             binding=self._binding,
-            socket=self.socket_path,
+            socket=socket_path(self._directory.name),
             emit=self._dispatcher.emit,
         )
         return always, stale
@@ -196,11 +201,6 @@ class Supervisor:
     def coordinator(self) -> Coordinator | None:
         """The coordinator of this epoch."""
         return None if self._epoch is None else self._epoch.coordinator
-
-    @property
-    def socket_path(self) -> Path:
-        """Where the socket for commands belongs (``admin_socket.py``)."""
-        return socket_path(self._directory.name)
 
     async def snapshot(self, initiator: ProcessId | None = None) -> Entry | Abandoned:
         """Take a snapshot; return its entry in the store, or why it was abandoned.
@@ -357,8 +357,7 @@ class Supervisor:
                 state_s=state_until - state_from,
                 connections_s=now - epoch.forked_at,
             )
-            self._dispatcher.emit(running)
-            self._running.set()
+            self._announce_running(running)
 
     async def _take_over(self, epoch: Epoch, stale: RunFile, began: float) -> bool:
         """Take over the system of `stale` if that is requested and possible; otherwise kill it.
@@ -380,11 +379,16 @@ class Supervisor:
         remove_socket(stale)
         if epoch.is_running:
             self._has_run = True
-            self._dispatcher.emit(
-                events.SupervisorReplaced(self.store.epoch, time.monotonic() - began)
-            )
-            self._running.set()
+            took_s = time.monotonic() - began
+            self._announce_running(events.SupervisorReplaced(self.store.epoch, took_s))
         return True
+
+    def _announce_running(self, event: events.SystemRunning | events.SupervisorReplaced) -> None:
+        if self.admin_socket is None:
+            # Whoever reads that the system runs may send a command at once.
+            self.admin_socket = listen_for_commands(self._directory.name)
+        self._dispatcher.emit(event)
+        self._running.set()
 
     async def _raise_epoch(self, restored_from: SnapshotId | None) -> None:
         """Raise the epoch; a system that ran before waits for a disk that is full meanwhile."""
@@ -433,6 +437,8 @@ class Supervisor:
                 await asyncio.shield(self.finished)
         finally:
             remove_run_file(self.store.path)
+            if self.admin_socket is not None:
+                self.admin_socket.close()
             self._directory.cleanup()
             await self._server.close()
 
