@@ -97,8 +97,8 @@ def test_wrong_books_are_named(spark: SparkSession, tmp_path: Path) -> None:
     assert WRONG[0][-1] in found.verdict
     assert found.verdict.endswith(f"({len(WRONG)} more of {last} snapshots are wrong)")
     assert [row.is_valid for row in found.snapshots] == [True, *[False] * (len(WRONG) + 1), True]
-    for wrong, sighting in zip(WRONG, found.snapshots[1:], strict=False):
-        assert wrong[-1] in (sighting.contradiction or ""), sighting
+    for wrong, evaluation in zip(WRONG, found.snapshots[1:], strict=False):
+        assert wrong[-1] in (evaluation.contradiction or ""), evaluation
     said = found.snapshots[-2].contradiction or ""
     assert said.endswith("= 5, but messages.parquet holds 6")
 

@@ -182,7 +182,7 @@ def test_wrong_input_is_named_and_nothing_is_made(
         (["snapshot"], "no system is running on the store"),
     ],
 )
-def test_a_wrong_wish_of_a_good_store_is_named(
+def test_a_wrong_argument_for_a_good_store_is_named(
     call: Call, money: Path, arguments: list[str], says: str
 ) -> None:
     """An unknown snapshot or process, or a system that does not run, ends with 2."""

@@ -112,7 +112,7 @@ def test_what_is_cut_off_is_said_with_how_to_go_on(call: Call, tmp_path: Path) -
         (("--out", "{trace}/x.html"), "is no directory"),
     ],
 )
-def test_a_wrong_wish_says_why(
+def test_a_wrong_option_says_why(
     call: Call, trace: Path, options: tuple[str, ...], sentence: str
 ) -> None:
     """Exit 2 and a sentence; no picture is made, and the trace is as it was."""

@@ -6,7 +6,7 @@ import pytest
 
 import stillframe
 from stillframe.detect.predicate import (
-    Sighting,
+    Evaluation,
     Verdict,
     asking,
     deadlock,
@@ -52,28 +52,30 @@ def test_a_function_of_ones_own_is_asked() -> None:
         asking(lambda _: 3, "mine:much")(NOTHING)  # type: ignore[arg-type, return-value]
 
 
-def sighting(number: int, begun: float, done: float, *, holds: bool, epoch: int = 1) -> Sighting:
+def evaluation(
+    number: int, begun: float, done: float, *, holds: bool, epoch: int = 1
+) -> Evaluation:
     """Return a verdict on a snapshot that was taken from `begun` to `done`."""
     verdict = Verdict(holds=holds, sentence="")
-    return Sighting(SnapshotId("P", number), epoch, begun, done, verdict)
+    return Evaluation(SnapshotId("P", number), epoch, begun, done, verdict)
 
 
 def test_what_held_and_does_not_any_more_was_not_stable() -> None:
     """Two snapshots of one epoch show it, of which one began when the other was complete."""
-    held, lost = sighting(1, 0, 1, holds=True), sighting(3, 1, 2, holds=False)
+    held, lost = evaluation(1, 0, 1, holds=True), evaluation(3, 1, 2, holds=False)
     assert not_stable([held, lost]) == (held, lost)
-    assert not_stable([sighting(0, 0, 0.5, holds=False), held]) is None
+    assert not_stable([evaluation(0, 0, 0.5, holds=False), held]) is None
 
 
 def test_snapshots_that_overlap_show_nothing() -> None:
     """The cut of the one that was published later may be the earlier one."""
-    assert not_stable([sighting(1, 0, 2, holds=True), sighting(2, 1, 3, holds=False)]) is None
+    assert not_stable([evaluation(1, 0, 2, holds=True), evaluation(2, 1, 3, holds=False)]) is None
 
 
 def test_a_restore_takes_back_what_held() -> None:
     """In the next epoch everything may come differently."""
-    held = sighting(1, 0, 1, holds=True)
-    assert not_stable([held, sighting(2, 5, 6, holds=False, epoch=2)]) is None
+    held = evaluation(1, 0, 1, holds=True)
+    assert not_stable([held, evaluation(2, 5, 6, holds=False, epoch=2)]) is None
 
 
 class Work(Message):

@@ -164,7 +164,7 @@ def test_what_is_there_is_told_and_what_is_not_is_said_not_to_be(store: Path) ->
         assert "processes.parquet" in json.loads(body)["detail"]
 
 
-def test_a_wish_that_makes_no_sense_is_refused(store: Path) -> None:
+def test_an_action_that_makes_no_sense_is_refused(store: Path) -> None:
     """By its form, its size, and by what it wishes; the reason is told."""
     with page_of(store) as link:
         for body in ({}, {"type": "drop"}, {"type": "take", "more": 1}, {"type": "keep"}, [1]):

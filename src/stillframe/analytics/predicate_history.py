@@ -33,7 +33,7 @@ from stillframe.analytics.predicate_eval import (
 )
 from stillframe.analytics.verified_parquet import first_line
 from stillframe.analytics.wait_for_graphs import deadlocks
-from stillframe.detect.predicate import NO_DEADLOCK, Sighting, Verdict, is_sql, not_stable
+from stillframe.detect.predicate import NO_DEADLOCK, Evaluation, Verdict, is_sql, not_stable
 from stillframe.detect.registry import check_predicate_name, initial_places, topology_of_store
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
@@ -94,10 +94,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     snapshot_count: int
     present_count: int
-    shown: Sighting | None
-    since: Sighting | None
-    first: Sighting | None
-    not_stable: tuple[Sighting, Sighting] | None
+    shown: Evaluation | None
+    since: Evaluation | None
+    first: Evaluation | None
+    not_stable: tuple[Evaluation, Evaluation] | None
     epochs: tuple[EpochSummary, ...]
     unasked: tuple[Unevaluable, ...]
 
@@ -156,29 +156,29 @@ def detect(
 
 def summary(detected: DataFrame) -> Summary:
     """Return the answers of all snapshots together, from the rows of ``detect``."""
-    sightings, present, unasked = [], [], []
+    evaluations, present, unasked = [], [], []
     for row in sorted(detected.collect(), key=lambda row: row["sequence"] or 0):
         if row["holds"] is None:
             unasked.append(Unevaluable(row["snapshot"], row["failure"], row["sentence"]))
             continue
-        sightings.append(_sighting(row))
+        evaluations.append(_evaluation(row))
         if row["is_present"]:
-            present.append(sightings[-1])
+            present.append(evaluations[-1])
     held = [seen for seen in present if seen.verdict.holds]
     return Summary(
-        snapshot_count=len(sightings),
+        snapshot_count=len(evaluations),
         present_count=len(present),
         shown=held[-1] if held else present[-1] if present else None,
         since=_first(held),
-        first=_first(seen for seen in sightings if seen.verdict.holds),
-        not_stable=not_stable(sightings),
-        epochs=tuple(_of_epochs(sightings)),
+        first=_first(seen for seen in evaluations if seen.verdict.holds),
+        not_stable=not_stable(evaluations),
+        epochs=tuple(_of_epochs(evaluations)),
         unasked=tuple(unasked),
     )
 
 
-def _sighting(row: Row) -> Sighting:
-    return Sighting(
+def _evaluation(row: Row) -> Evaluation:
+    return Evaluation(
         SnapshotId.parse(row["snapshot"]),
         row["epoch"],
         row["initiated_at"],
@@ -187,13 +187,13 @@ def _sighting(row: Row) -> Sighting:
     )
 
 
-def _first(sightings: Iterable[Sighting]) -> Sighting | None:
-    return min(sightings, key=lambda seen: (seen.epoch, seen.completed_at), default=None)
+def _first(evaluations: Iterable[Evaluation]) -> Evaluation | None:
+    return min(evaluations, key=lambda seen: (seen.epoch, seen.completed_at), default=None)
 
 
-def _of_epochs(sightings: Sequence[Sighting]) -> Iterable[EpochSummary]:
-    by_epoch: dict[int, list[Sighting]] = {}
-    for seen in sightings:
+def _of_epochs(evaluations: Sequence[Evaluation]) -> Iterable[EpochSummary]:
+    by_epoch: dict[int, list[Evaluation]] = {}
+    for seen in evaluations:
         by_epoch.setdefault(seen.epoch, []).append(seen)
     for epoch, of_one in sorted(by_epoch.items()):
         first = _first(seen for seen in of_one if seen.verdict.holds)

@@ -9,7 +9,7 @@ from stillframe.cli import output, quantities
 from stillframe.cli.command import EXIT_NO, Command, end_with_no
 from stillframe.cli.options import AsJson, Classes, OptionalSnapshotName, StorePath
 from stillframe.cli.show import books_document, put_books
-from stillframe.detect.predicate import Sighting, not_stable
+from stillframe.detect.predicate import Evaluation, not_stable
 from stillframe.detect.registry import Evaluate, if_present, resolve_predicate, topology_of_store
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId
@@ -100,11 +100,11 @@ def detect(
     def load() -> Topology:
         return topology_of_store(store, reference, store.description_of(entries[0].id).hash)[1]
 
-    sightings = _evaluate_all(resolve_predicate(name, store, load), entries)
-    held = [seen for seen in sightings if seen.verdict.holds]
-    broken = not_stable(sightings)
+    evaluations = _evaluate_all(resolve_predicate(name, store, load), entries)
+    held = [seen for seen in evaluations if seen.verdict.holds]
+    broken = not_stable(evaluations)
     # One that overlaps with the newest may show what that one does not: both are true of now.
-    shown = held[-1] if held else sightings[-1]
+    shown = held[-1] if held else evaluations[-1]
     first = min(held, key=lambda seen: seen.completed_at, default=None)
     if is_json:
         output.put_json(
@@ -114,7 +114,7 @@ def detect(
                 "found": shown.verdict.sentence,
                 "snapshot": shown.snapshot,
                 "first": first and first.snapshot,
-                "snapshot_count": len(sightings),
+                "snapshot_count": len(evaluations),
                 "not_stable": broken and [seen.snapshot for seen in broken],
             }
         )
@@ -122,10 +122,10 @@ def detect(
         end_with_no(not_stable_sentence(name, *broken))
     if first is None:
         end_with_no(f"{name} does not hold in {shown.snapshot}: {shown.verdict.sentence}")
-    output.say(holds_sentence(name, shown, first, len(sightings)))
+    output.say(holds_sentence(name, shown, first, len(evaluations)))
 
 
-def holds_sentence(name: str, shown: Sighting, first: Sighting, snapshot_count: int) -> str:
+def holds_sentence(name: str, shown: Evaluation, first: Evaluation, snapshot_count: int) -> str:
     """Say that a predicate holds, since when, and what was found."""
     return (
         f"yes: {name} holds in {shown.snapshot}, and has since {first.snapshot}, of "
@@ -133,8 +133,8 @@ def holds_sentence(name: str, shown: Sighting, first: Sighting, snapshot_count: 
     )
 
 
-def not_stable_sentence(name: str, held: Sighting, lost: Sighting) -> str:
-    """Say, after a ``no: ``, what two sightings show of a predicate that is not stable."""
+def not_stable_sentence(name: str, held: Evaluation, lost: Evaluation) -> str:
+    """Say, after a ``no: ``, what two evaluations show of a predicate that is not stable."""
     return (
         f"{name} is not stable: it held in snapshot {held.snapshot} and not in "
         f"{lost.snapshot}, which was initiated when that one was complete, so nothing can be said "
@@ -153,15 +153,15 @@ def _present(store: Store) -> list[Entry]:
     return present
 
 
-def _evaluate_all(evaluate: Evaluate, entries: list[Entry]) -> list[Sighting]:
+def _evaluate_all(evaluate: Evaluate, entries: list[Entry]) -> list[Evaluation]:
     seen = [
         if_present(entry, evaluate)
         for entry in output.tracked(entries, "looking at snapshots", len(entries))
     ]
-    sightings = [sighting for sighting in seen if sighting is not None]
-    if not sightings:
+    evaluations = [evaluation for evaluation in seen if evaluation is not None]
+    if not evaluations:
         raise UsageError("every snapshot was dropped while it was looked at: ask again")
-    return sightings
+    return evaluations
 
 
 @app.command(cls=Command, epilog="Example: stillframe diff money P1-16 P1-17")

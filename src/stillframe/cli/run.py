@@ -303,7 +303,9 @@ def _say_how_to_go_on(store: Store, config: SystemConfig) -> None:
 def _say_what_was_seen(condition: StopCondition, *, is_json: bool) -> None:
     """Say whether the predicate held; end with 1 if it did not."""
     is_known = condition.evaluate_last()
-    present = [seen for seen in condition.sightings if seen.epoch == condition.sightings[-1].epoch]
+    present = [
+        seen for seen in condition.evaluations if seen.epoch == condition.evaluations[-1].epoch
+    ]
     held = [seen for seen in present if seen.verdict.holds]
     broken = not_stable(present)
     shown = held[-1] if held else (present[-1] if present else None)

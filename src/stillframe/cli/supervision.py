@@ -11,7 +11,7 @@ from typing import Any
 from stillframe.cli import quantities
 from stillframe.cli.event_printer import EventPrinter
 from stillframe.cli.options import PlacementOptions, SnapshotOptions, TraceOptions
-from stillframe.detect.predicate import Sighting
+from stillframe.detect.predicate import Evaluation
 from stillframe.detect.registry import Evaluate, if_present, resolve_predicate
 from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import Abandoned, ProcessId
@@ -153,7 +153,7 @@ class StopCondition:
 
     def __init__(self, name: str, path: Path, topology: Topology) -> None:
         self.name = name
-        self.sightings: list[Sighting] = []
+        self.evaluations: list[Evaluation] = []
         self._path = path
         self._topology = topology
         self._evaluate: Evaluate | None = None
@@ -169,8 +169,8 @@ class StopCondition:
             case events.EpochBegan(epoch):
                 self._epoch = epoch  # what held before a restore need not hold any more
 
-    async def wait_until_held(self) -> Sighting:
-        """Return the first sighting in which the predicate holds.
+    async def wait_until_held(self) -> Evaluation:
+        """Return the first evaluation in which the predicate holds.
 
         Raises:
             StillframeError: a snapshot cannot be evaluated.
@@ -195,7 +195,9 @@ class StopCondition:
             try:
                 entries = Store.open(self._path).entries()
                 with self._evaluating:
-                    if entries and all(seen.snapshot != entries[-1].id for seen in self.sightings):
+                    if entries and all(
+                        seen.snapshot != entries[-1].id for seen in self.evaluations
+                    ):
                         self._evaluate_at(entries[-1])
             except BaseException as error:  # noqa: BLE001 - raised again where somebody sees it
                 failures.append(error)
@@ -207,11 +209,11 @@ class StopCondition:
             raise failures[0]
         return not thread.is_alive()
 
-    async def _evaluate_in_thread(self, entry: Entry) -> Sighting | None:
+    async def _evaluate_in_thread(self, entry: Entry) -> Evaluation | None:
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Sighting | None] = loop.create_future()
+        done: asyncio.Future[Evaluation | None] = loop.create_future()
 
-        def finish(seen: Sighting | None, error: BaseException | None) -> None:
+        def finish(seen: Evaluation | None, error: BaseException | None) -> None:
             if done.done():
                 return
             if error is None:
@@ -232,7 +234,7 @@ class StopCondition:
         threading.Thread(target=go, name="predicate", daemon=True).start()
         return await done
 
-    def _evaluate_at(self, entry: Entry) -> Sighting | None:
+    def _evaluate_at(self, entry: Entry) -> Evaluation | None:
         """Ask of a snapshot; None if it was dropped while one before was asked of."""
         if self._evaluate is None:
             self._evaluate = resolve_predicate(
@@ -240,7 +242,7 @@ class StopCondition:
             )
         seen = if_present(entry, self._evaluate)
         if seen is not None:
-            self.sightings.append(seen)
+            self.evaluations.append(seen)
         return seen
 
 

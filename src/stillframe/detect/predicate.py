@@ -112,7 +112,7 @@ def asking(function: Callable[[View], bool], name: str) -> StablePredicate:
     return own
 
 
-class Sighting(msgspec.Struct, frozen=True):
+class Evaluation(msgspec.Struct, frozen=True):
     """A verdict on one snapshot. Times are seconds since 1970 (``model.Snapshot``)."""
 
     snapshot: SnapshotId
@@ -122,19 +122,19 @@ class Sighting(msgspec.Struct, frozen=True):
     verdict: Verdict
 
 
-def not_stable(sightings: list[Sighting]) -> tuple[Sighting, Sighting] | None:
-    """Return two sightings that show that a predicate is not stable; None if none do.
+def not_stable(evaluations: list[Evaluation]) -> tuple[Evaluation, Evaluation] | None:
+    """Return two evaluations that show that a predicate is not stable; None if none do.
 
     It held in the first, and not in the second, whose snapshot was initiated in the same epoch when
     the first was complete. Snapshots that overlap show nothing: neither comes after the other.
     """
-    first_held: dict[int, Sighting] = {}
-    for seen in sightings:
+    first_held: dict[int, Evaluation] = {}
+    for seen in evaluations:
         if seen.verdict.holds:
             before = first_held.get(seen.epoch)
             if before is None or seen.completed_at < before.completed_at:
                 first_held[seen.epoch] = seen
-    for seen in sightings:
+    for seen in evaluations:
         before = first_held.get(seen.epoch)
         if seen.verdict.holds or before is None:
             continue

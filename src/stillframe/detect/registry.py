@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from stillframe.detect.conservation import Places, places_of
 from stillframe.detect.predicate import (
-    Sighting,
+    Evaluation,
     StablePredicate,
     Verdict,
     asking,
@@ -25,7 +25,7 @@ from stillframe.topology import Topology
 SHIPPED = ("termination", "deadlock", "loss")
 EXAMPLE = "select sum(balance) < 100 from processes"
 Read = TypeVar("Read")
-Evaluate = Callable[[Entry], Sighting]
+Evaluate = Callable[[Entry], Evaluation]
 """Asks a predicate of one snapshot; raises a StillframeError if it cannot."""
 
 
@@ -80,17 +80,17 @@ def resolve_predicate(name: str, store: Store, load: Callable[[], Topology]) -> 
     """
     if is_sql(name):
 
-        def look(entry: Entry) -> Sighting:
-            return _sighting(entry, evaluate_sql(name, entry.id, store.tables(entry.id)))
+        def look(entry: Entry) -> Evaluation:
+            return _evaluation(entry, evaluate_sql(name, entry.id, store.tables(entry.id)))
 
         return look
     topology = load()
     predicate = load_predicate(name, lambda: initial_places(store, topology, store.entries()))
-    return lambda entry: _sighting(entry, predicate(view_of(store.load(entry.id), topology)))
+    return lambda entry: _evaluation(entry, predicate(view_of(store.load(entry.id), topology)))
 
 
-def _sighting(entry: Entry, verdict: Verdict) -> Sighting:
-    return Sighting(entry.id, entry.epoch, entry.initiated_at, entry.completed_at, verdict)
+def _evaluation(entry: Entry, verdict: Verdict) -> Evaluation:
+    return Evaluation(entry.id, entry.epoch, entry.initiated_at, entry.completed_at, verdict)
 
 
 def load_predicate(name: str, expected: Callable[[], Places]) -> StablePredicate:
