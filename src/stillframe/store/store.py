@@ -311,10 +311,11 @@ class Store(StoreReader):
     def history(self) -> History:
         """The history of the system, for its writer; it is open until ``close``."""
         self._check_writer()
-        with self._writing:
-            if self._history is None:
-                self._history = History(self.path)
-            return self._history
+        if self._history is None:
+            with self._writing:
+                self._history = self._history or History(self.path)
+        # Without the lock: events must not wait for a snapshot that is being written.
+        return self._history
 
     @property
     def maintenance_error(self) -> BaseException | None:
