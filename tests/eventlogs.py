@@ -31,7 +31,7 @@ SNAPSHOT_COUNT_MAX = 3
 
 
 class Row(NamedTuple):
-    """One row of an event log (``eventlog.schema``)."""
+    """One row of an event log (``eventlog.segments.SCHEMA``)."""
 
     event: int
     kind: str

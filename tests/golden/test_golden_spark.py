@@ -21,7 +21,7 @@ def test_spark_says_what_it_said(spark: SparkSession, tmp_path: Path) -> None:
     known = json.loads(on_spark.EXPECTED_OF_SPARK.read_text(encoding="utf-8"))
     found = json.loads(json.dumps(on_spark.answers(root)))
     for answers in (found, known):
-        for rows in ("spread", "channels", "in_transit"):  # Spark returns them in any order
+        for rows in ("spread", "channels", "in_transit"):  # they were recorded in Spark's own order
             answers["history"]["says"][rows].sort(key=json.dumps)
     assert found == known
     assert recording.run(root, "verify assembled")[0] == 0

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-package = pytest.importorskip("stillframe.spark.session", reason="needs PySpark")
+pytest.importorskip("pyspark", reason="needs PySpark")
+package = pytest.importorskip("stillframe.spark.session")
 
 
 class Context:

@@ -60,11 +60,11 @@ _NOTHING = SCHEMA.empty_table().select(_COLUMNS)
 _NONE: Ints = np.empty(0, np.int64)
 SPLITS = (
     "path STRING, "  # of the file
-    "row_group INT, "  # which row group of it, from 0, or ``eventlog.groups.STREAM``
+    "row_group INT, "  # which row group of it, from 0, or ``eventlog.segments.STREAM``
     "epoch BIGINT, "
     "process STRING, "  # whose file it is
     "part INT, "  # which file of that process and epoch, from 1
-    "span STRING"  # what came before the file, as JSON (``eventlog.parts.Span``)
+    "span STRING"  # what came before the file, as JSON (``eventlog.reader.SegmentHeader``)
 )
 
 

@@ -18,7 +18,7 @@ ROWS = (
     "epoch BIGINT, process STRING, event BIGINT, kind STRING, channel STRING, number BIGINT, "
     "snapshot STRING, at TIMESTAMP"
 )
-"""The columns of ``eventlog.schema``, with the epoch and the process whose log a row is in."""
+"""The columns of ``eventlog.segments``, with the epoch and the process whose log a row is in."""
 _COLUMNS = ["event", "kind", "channel", "number", "snapshot", "at"]
 
 
@@ -54,7 +54,7 @@ def event_rows(pieces: DataFrame, only: pc.Expression | None = None) -> DataFram
 
     Args:
         pieces: of the log (``log_pieces``), all or some.
-        only: a filter by columns of ``eventlog.schema``; other rows never leave their task.
+        only: a filter by columns of ``eventlog.segments``; other rows never leave their task.
     """
     add_package(pieces.sparkSession)
 

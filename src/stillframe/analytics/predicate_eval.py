@@ -65,7 +65,7 @@ class PredicateSpec(NamedTuple):
         topology: its hash.
         here: the directory that the user's modules are looked up in first.
         predicate: by name; no question in SQL.
-        expected: the amounts of conserved quantities (``detect.loss.Places``).
+        expected: the amounts of conserved quantities (``detect.conservation.Places``).
     """
 
     store: str

@@ -1,9 +1,9 @@
 """Deadlock in the wait-for graphs of many snapshots at once, as DataFrames.
 
 For thousands of graphs: each task takes complete snapshots, one after the other, and evaluates each
-in plain arrays (``detect.rings``, linear in the waits). From a graph that is too large for a task,
-rounds of joins first remove the processes that can proceed, until the rest fits. Tasks need no more
-than Arrow and numpy.
+in plain arrays (``detect.wait_for_graph``, linear in the waits). From a graph that is too large for
+a task, rounds of joins first remove the processes that can proceed, until the rest fits. Tasks
+need no more than Arrow and numpy.
 """
 
 import itertools

@@ -171,8 +171,11 @@ def _find_history(
             busy = channels.where("message_count > 0").orderBy("sequence", "source", "target")
             found = HistoryRows(
                 _rows(snapshots),
-                _rows(snapshot_stats.spread(snapshots)),
-                _rows(snapshot_stats.channel_spread(channels)),
+                sorted(
+                    _rows(snapshot_stats.spread(snapshots)),
+                    key=lambda row: snapshot_stats.FIGURES.index(row["figure"]),
+                ),
+                _rows(snapshot_stats.channel_spread(channels).orderBy("source", "target")),
                 _rows(busy.select("snapshot", "source", "target", "message_count")),
                 None,
             )

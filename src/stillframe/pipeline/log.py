@@ -41,7 +41,7 @@ _DATA_FILE = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/part-[\w.=-]+)?", re.ASCII)
 
 class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A Parquet file of one entry; `name` is its path below the epoch's data directory, `checksum`
-    its checksum (``store.checksum``)."""
+    its checksum (``durable_files``)."""
 
     name: str
     partition: int

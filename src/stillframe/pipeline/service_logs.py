@@ -63,6 +63,7 @@ class ServiceLogs(ParticipantLogs):
         self._positions = dict(positions)
         for name, reader in self.readers.items():
             reader.check_whole(self._positions[name])
+        _ = self.writers  # what keeps a service from appending is an error at its start
         self._last = ""
         self._reported: dict[str, int] = {}
         self._report_from = 0.0

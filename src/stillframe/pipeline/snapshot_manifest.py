@@ -69,7 +69,8 @@ class ChannelCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         must balance: received and sent, or the reverse if the target has read past the barrier."""
         before, after, note = self.received_counts, self.sent_counts, ""
         if self.position > self.barrier:
-            before, after, note = after, before, ", read past its barrier"
+            before, after = after, before
+            note = ", read past its barrier (counts of source and target exchanged)"
         for partition, counts in enumerate(zip(before, after, strict=True)):
             yield (f"{self.log} to {self.target}, partition {partition}{note}", *counts)
 

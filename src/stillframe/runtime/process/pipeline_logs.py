@@ -56,7 +56,7 @@ class PipelineLogs:
     Args:
         root: the pipeline.
         process: who reads and writes; a service of the pipeline.
-        system: the name of the system (``pipeline.systems``).
+        system: the name of the system (``pipeline.pending_snapshot``).
 
     Raises:
         UsageError: the pipeline has no such service, or it ran by itself in this epoch, and left.
