@@ -70,6 +70,18 @@ def test_chains_and_their_lengths_are_told(spark: SparkSession, tmp_path: Path) 
     ]
 
 
+def test_of_equal_maxima_always_the_same_snapshot_is_named(spark: SparkSession) -> None:
+    """In whatever order Spark sees them; and a figure that is nowhere has none."""
+    rows = [("A-1", 5, None), ("A-2", 5, None)]
+    for order in (rows, rows[::-1]):
+        frame = spark.createDataFrame(order, "snapshot STRING, bytes INT, pause_s DOUBLE")
+        found = snapshot_stats.spread(frame.coalesce(1), ("bytes", "pause_s")).collect()
+        assert {row["figure"]: row["snapshot"] for row in found} == {
+            "bytes": "A-2",
+            "pause_s": None,
+        }
+
+
 def test_figures_are_spread_over_all_snapshots(spark: SparkSession, store: Path) -> None:
     """Median, nine tenths, the most, and which snapshot that was."""
     found = snapshot_stats.spread(snapshot_stats.snapshot_history(spark, store))

@@ -21,8 +21,11 @@ def test_spark_says_what_it_said(spark: SparkSession, tmp_path: Path) -> None:
     known = json.loads(on_spark.EXPECTED_OF_SPARK.read_text(encoding="utf-8"))
     found = json.loads(json.dumps(on_spark.answers(root)))
     for answers in (found, known):
-        for rows in ("spread", "channels", "in_transit"):  # they were recorded in Spark's own order
+        for rows in ("spread", "in_transit"):  # they were recorded in Spark's own order
             answers["history"]["says"][rows].sort(key=json.dumps)
+        for channel in answers["history"]["says"]["channels"]:
+            if channel["max"] == 0:  # in every snapshot: then any was named
+                del channel["snapshot"]
     assert found == known
     assert recording.run(root, "verify assembled")[0] == 0
 

@@ -154,11 +154,13 @@ def marker_steps(spark: SparkSession, log: Path) -> DataFrame:
 
 
 def _spread_of(value: str) -> tuple[Column, ...]:
+    # Of several snapshots with the maximum it is the one with the last name, always the same.
+    place = F.when(F.col(value).isNotNull(), F.struct(value, "snapshot"))
     return (
         F.median(value).alias("median"),
         F.percentile(value, 0.9).alias("p90"),
         F.max(value).alias("max"),
-        F.max_by("snapshot", value).alias("snapshot"),
+        F.max_by("snapshot", place).alias("snapshot"),
     )
 
 

@@ -175,7 +175,7 @@ def _find_history(
                     _rows(snapshot_stats.spread(snapshots)),
                     key=lambda row: snapshot_stats.FIGURES.index(row["figure"]),
                 ),
-                _rows(snapshot_stats.channel_spread(channels).orderBy("source", "target")),
+                _rows(snapshot_stats.channel_spread(channels)),
                 _rows(busy.select("snapshot", "source", "target", "message_count")),
                 None,
             )
