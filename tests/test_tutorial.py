@@ -27,6 +27,8 @@ MASKS = (
     (r"(NAME)(, NAME)+", r"\1"),
     (r"messages on their way: .*", ""),
     (r"active: NAME;?", "active: NAME"),
+    # One is taken every second, too, and may be in progress.
+    (r"; it overlapped another and is no restore point: only its name restores it", ""),
 )
 
 HURRY = {
