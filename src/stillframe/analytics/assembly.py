@@ -1,4 +1,4 @@
-"""Assemble snapshots from the fragments that processes wrote, each by itself, on many machines.
+"""Assemble snapshots from the fragments that processes wrote separately, on many machines.
 
 A snapshot is what its processes recorded, whatever happened to the coordinator. Those whose
 fragments are complete go into a store that can be read, verified and restored like any other.
