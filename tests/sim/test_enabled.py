@@ -5,10 +5,9 @@ import pytest
 from stillframe.model import Channel, SnapshotId
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.sim.choices import Choice, Deliver, parse_choice
-from stillframe.sim.enabled import deliverable, disabled_reason
 from stillframe.sim.network import Fifo, Lossy, Network, Reordering
 from stillframe.sim.systems import Account, pair
-from stillframe.sim.world import World
+from stillframe.sim.world import World, deliverable, disabled_reason
 from stillframe.topology import Topology
 
 

@@ -11,8 +11,8 @@ from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.sim.checker import check_run
 from stillframe.sim.choices import Act
-from stillframe.sim.enabled import deliverable
 from stillframe.sim.scenario import FILE_CHARACTER_MAX, Played, play_text
+from stillframe.sim.world import deliverable
 from tests.sim.reading import holds, not_empty
 
 ROOT = Path(__file__).parent.parent.parent

@@ -14,8 +14,7 @@ from stillframe.cli.command import end_with_no
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.protocol.equivalent import Equivalent, equivalent, interchanges, prove
-from stillframe.sim.epoch import Epoch
-from stillframe.sim.world import World
+from stillframe.sim.world import Epoch, World
 from stillframe.trace import Cut, Position, Trace
 
 INTERCHANGES_SHOWN_MAX = 200

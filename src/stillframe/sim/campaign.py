@@ -12,8 +12,8 @@ import msgspec
 
 from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Abandoned, Reason, Snapshot, SnapshotId
-from stillframe.sim.epoch import Epoch
 from stillframe.sim.run import Run, RunConfig, run_seed
+from stillframe.sim.world import Epoch
 from stillframe.topology import Description
 from stillframe.trace import Event, MarkerStep
 

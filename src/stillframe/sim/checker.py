@@ -7,26 +7,26 @@ times of snapshots with what they say of themselves.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from stillframe.errors import NotConsistent
-from stillframe.model import Channel, ProcessId, ProcessState, Snapshot, SnapshotId
+from stillframe.model import Abandoned, Channel, ProcessId, Snapshot, SnapshotId
+from stillframe.process import Process
+from stillframe.protocol.action_runner import PUBLISHED, RECEIVE, START
 from stillframe.protocol.equivalent import prove
 from stillframe.protocol.recorder import Phase
 from stillframe.protocol.replay import RESTORED
 from stillframe.sim import choices
-from stillframe.sim.action_checker import (
-    caused_violations,
-    choice_violations,
-    missing_notices,
-    notice_violations,
-    publication_violations,
+from stillframe.sim.network import Fifo, Frame, Network
+from stillframe.sim.snapshot_checker import (
+    Evidence,
+    Invariant,
+    Violation,
+    rules_fit,
+    snapshot_violations,
 )
-from stillframe.sim.epoch import Epoch
-from stillframe.sim.invariants import Evidence, Invariant, Violation, rules_fit
-from stillframe.sim.network import Fifo
-from stillframe.sim.snapshot_checker import SnapshotChecker
-from stillframe.sim.world import World
-from stillframe.trace import Event, MessageId
+from stillframe.sim.world import Epoch, Taken, World
+from stillframe.trace import Event, MarkerStep, MessageId, Step
 
 __all__ = ["DETERMINISM", "Invariant", "Violation", "check_end", "check_run", "rules_fit"]
 
@@ -34,6 +34,10 @@ DETERMINISM = (
     "a handler may depend on its process's recorded fields and on messages alone: let it draw "
     "chance from a recorded field, and take the time from a message"
 )
+_Called = tuple[ProcessId, str, tuple[MessageId, ...]]
+"""A process, the handler that was called, and the messages that it accepted."""
+_Marked = tuple[ProcessId, ProcessId | None, SnapshotId | None]
+"""The target of a marker, its source, and its snapshot."""
 
 
 def check_run(world: World) -> Violation | None:
@@ -44,7 +48,7 @@ def check_run(world: World) -> Violation | None:
     """
     points = _restore_points(world.epochs)
     for index in range(len(world.epochs)):
-        violation = next(_EpochChecker(Evidence(world, index), points).violations(), None)
+        violation = next(_epoch_violations(Evidence(world, index, points)), None)
         if violation is not None:
             return violation
     newest = _newest(points)
@@ -77,7 +81,7 @@ def check_end(world: World) -> Violation | None:
     }
     for message in sorted(epoch.contents.keys() - accepted - in_flight):
         return Violation(Invariant.ARRIVED, f"message {message} was sent, and never came")
-    return None if world.pending else missing_notices(world, _restore_points(world.epochs)[-1])
+    return None if world.pending else _missing_notices(world, _restore_points(world.epochs)[-1])
 
 
 def _restore_points(epochs: Sequence[Epoch]) -> list[list[Snapshot]]:
@@ -87,12 +91,10 @@ def _restore_points(epochs: Sequence[Epoch]) -> list[list[Snapshot]]:
     points: list[list[Snapshot]] = []
     for epoch in epochs:
         points.append([])
-        for snapshot, outcome in epoch.outcomes.items():
-            if not isinstance(outcome, Snapshot):
-                continue
-            if ended_s is None or epoch.began_s[snapshot] >= ended_s:
-                points[-1].append(outcome)
-                ended_s = epoch.ended_s[snapshot]
+        for snapshot in epoch.published:
+            if ended_s is None or epoch.began_s[snapshot.id] >= ended_s:
+                points[-1].append(snapshot)
+                ended_s = epoch.ended_s[snapshot.id]
     return points
 
 
@@ -118,125 +120,304 @@ def _still_recording(world: World) -> Violation | None:
     return None
 
 
-class _EpochChecker:
-    """Checks one epoch; `points` are the restore points of each epoch."""
+# --- one epoch
 
-    def __init__(self, known: Evidence, points: Sequence[Sequence[Snapshot]]) -> None:
-        self._known = known
-        self._points = points
 
-    def violations(self) -> Iterator[Violation]:
-        """Yield the violations, the most informative first."""
-        known = self._known
-        try:
-            known.trace  # noqa: B018 - it is checked when it is made
-        except NotConsistent as error:
-            yield Violation(Invariant.ONCE, str(error))
-            return
-        yield from self._check_order()
-        yield from self._check_epoch()
-        yield from self._check_restore()
-        try:
-            captured = self._replay()
-        except NotConsistent as error:
-            yield Violation(Invariant.UNCHANGED, f"{error}; {DETERMINISM}")
-            return
-        snapshots = SnapshotChecker(known, captured)
-        for snapshot in known.epoch.initiated:
-            yield from snapshots.violations(snapshot)
-        yield from choice_violations(known)
-        points = self._points[known.index]
-        yield from publication_violations(known, points)
-        yield from caused_violations(known, points)
-        yield from notice_violations(known)
-        yield from self._check_proof()
+def _epoch_violations(known: Evidence) -> Iterator[Violation]:
+    """Yield the violations in an epoch, the most informative first."""
+    try:
+        known.trace  # noqa: B018 - it is checked when it is made
+    except NotConsistent as error:
+        yield Violation(Invariant.ONCE, str(error))
+        return
+    yield from _check_order(known)
+    yield from _check_number(known)
+    yield from _check_restore(known)
+    try:
+        known.captured  # noqa: B018 - the actions are performed again
+    except NotConsistent as error:
+        yield Violation(Invariant.UNCHANGED, f"{error}; {DETERMINISM}")
+        return
+    for snapshot in known.epoch.initiated:
+        yield from snapshot_violations(known, snapshot)
+    yield from _check_choices(known)
+    yield from _check_publications(known)
+    yield from _check_causes(known)
+    yield from _check_notices(known)
+    yield from _check_proof(known)
 
-    def _check_order(self) -> Iterator[Violation]:
-        if self._known.world.network is not Fifo:
-            return
-        following: dict[Channel, int] = {}
-        for _, event in self._known.trace.positions():
-            for message in event.sent:
-                following.setdefault(message.channel, message.number)
-            for message in event.accepted:
-                expected = following[message.channel]
-                if message.number != expected:
-                    yield Violation(Invariant.ONCE, f"{message} was accepted, not #{expected}")
-                following[message.channel] = expected + 1
 
-    def _check_epoch(self) -> Iterator[Violation]:
-        epoch, world = self._known.epoch, self._known.world
-        if not self._known.before:
-            return
-        before = self._known.before[-1]
-        if epoch.number <= before.number:
-            yield Violation(Invariant.EPOCHS, f"epoch {epoch.number} came after {before.number}")
-        if epoch.refused_count != len(world.channels):
+def _check_order(known: Evidence) -> Iterator[Violation]:
+    if known.world.network is not Fifo:
+        return
+    following: dict[Channel, int] = {}
+    for _, event in known.trace.positions():
+        for message in event.sent:
+            following.setdefault(message.channel, message.number)
+        for message in event.accepted:
+            expected = following[message.channel]
+            if message.number != expected:
+                yield Violation(Invariant.ONCE, f"{message} was accepted, not #{expected}")
+            following[message.channel] = expected + 1
+
+
+def _check_number(known: Evidence) -> Iterator[Violation]:
+    epoch, channel_count = known.epoch, len(known.world.channels)
+    if not known.before:
+        return
+    before = known.before[-1]
+    if epoch.number <= before.number:
+        yield Violation(Invariant.EPOCHS, f"epoch {epoch.number} came after {before.number}")
+    if epoch.refused_count != channel_count:
+        yield Violation(
+            Invariant.EPOCHS,
+            f"epoch {epoch.number} refused {epoch.refused_count} of {channel_count} "
+            f"connections of epoch {before.number}",
+        )
+
+
+def _check_restore(known: Evidence) -> Iterator[Violation]:
+    start, where = known.epoch.start, f"epoch {known.epoch.number}"
+    newest = _newest(known.points_before)
+    if start is None:
+        if newest is not None:
             yield Violation(
-                Invariant.EPOCHS,
-                f"epoch {epoch.number} refused {epoch.refused_count} of {len(world.channels)} "
-                f"connections of epoch {before.number}",
+                Invariant.RESTORED, f"{where} begins afresh, but {newest.id} was published"
             )
-
-    def _check_restore(self) -> Iterator[Violation]:
-        start, where = self._known.epoch.start, f"epoch {self._known.epoch.number}"
-        newest = _newest(self._points[: self._known.index])
-        if start is None:
-            if newest is not None:
-                yield Violation(
-                    Invariant.RESTORED, f"{where} begins afresh, but {newest.id} was published"
-                )
-            return
-        if start != newest:
-            published = [o for epoch in self._known.before for o in epoch.outcomes.values()]
-            what = f"is older than {_name(newest)}" if start in published else "was never published"
-            yield Violation(Invariant.RESTORED, f"{where} begins with {start.id}, which {what}")
-        open_ = {
-            MessageId(state.channel, number)
-            for state in start.state.channels
-            for number in range(state.received_count + 1, state.sent_count + 1)
-        }
-        for position, event in self._known.trace.positions():
-            if open_ and event.handler != RESTORED and not open_.intersection(event.accepted):
-                yield Violation(
-                    Invariant.RESTORED,
-                    f"{where}: {position} ({event.label}) comes before {min(open_)}, which "
-                    f"snapshot {start.id} has on its channel",
-                )
-            open_.difference_update(event.accepted)
-        if open_:
+        return
+    if start != newest:
+        published = [snapshot for epoch in known.before for snapshot in epoch.published]
+        what = f"is older than {_name(newest)}" if start in published else "was never published"
+        yield Violation(Invariant.RESTORED, f"{where} begins with {start.id}, which {what}")
+    open_ = {
+        MessageId(state.channel, number)
+        for state in start.state.channels
+        for number in range(state.received_count + 1, state.sent_count + 1)
+    }
+    on_channel = f"which snapshot {start.id} has on its channel"
+    for position, event in known.trace.positions():
+        if open_ and event.handler != RESTORED and not open_.intersection(event.accepted):
             yield Violation(
                 Invariant.RESTORED,
-                f"{where}: {min(open_)} never comes, which snapshot {start.id} has on its channel",
+                f"{where}: {position} ({event.label}) comes before {min(open_)}, {on_channel}",
+            )
+        open_.difference_update(event.accepted)
+    if open_:
+        yield Violation(Invariant.RESTORED, f"{where}: {min(open_)} never comes, {on_channel}")
+
+
+def _check_proof(known: Evidence) -> Iterator[Violation]:
+    """Put every white action before every red one (EWD 864a), for the last snapshot."""
+    for snapshot in known.epoch.published[-1:]:
+        try:
+            prove(
+                known.trace,
+                snapshot,
+                known.world.topology,
+                known.start,
+                contents=known.epoch.contents,
+            )
+        except NotConsistent as error:
+            yield Violation(Invariant.CONSISTENT, f"snapshot {snapshot.id}: {error}")
+
+
+# --- choices and their effects
+
+
+def _check_choices(known: Evidence) -> Iterator[Violation]:
+    """Yield the choices that had another effect than they say, notices of publications aside."""
+    epoch = known.epoch
+    bounds = [*(taken.step_count for taken in epoch.taken), len(epoch.steps)]
+    yield from _check_start(known, epoch.steps[: bounds[0]])
+    arrived: dict[Channel, int] = {}
+    for taken, (first, end) in zip(epoch.taken, pairwise(bounds), strict=True):
+        fresh = list(_fresh(taken, arrived, known.world.network))
+        if not taken.is_done:
+            continue
+        where = f"'{taken.choice}' at {taken.at} s"
+        called, expected = _called(epoch.steps[first:end]), _calls(taken, fresh)
+        if called != expected:
+            yield Violation(
+                Invariant.TAKEN, f"{where}: {_named(called)} happened, not {_named(expected)}"
+            )
+        marked = _marked(epoch.steps[first:end])
+        if marked != [(c.target, c.source, f.marker) for c, f in fresh if f.batch is None]:
+            yield Violation(
+                Invariant.TAKEN, f"{where}: {len(marked)} markers came, not {len(fresh)}"
             )
 
-    def _replay(self) -> dict[tuple[SnapshotId, ProcessId], ProcessState]:
-        """Perform the actions again without snapshots; return the state of each process at each
-        cut. NotConsistent if a process does something else then."""
-        replay, captured = self._known.new_replay(), {}
-        for step in self._known.epoch.steps:
-            if isinstance(step, Event):
-                replay.perform(step)
-            elif step.is_cut:
-                captured[step.snapshot, step.process] = replay.capture(step.process)
-        if self._known.epoch is self._known.world.epoch:
-            for name, runner in self._known.world.runners.items():
-                if runner.capture() != replay.capture(name):
-                    raise NotConsistent(f"process {name} ends in another state without snapshots")
-        return captured
 
-    def _check_proof(self) -> Iterator[Violation]:
-        """Put every white action before every red one (EWD 864a), for the last snapshot."""
-        start = self._known.epoch.start
-        published = [o for o in self._known.epoch.outcomes.values() if isinstance(o, Snapshot)]
-        for snapshot in published[-1:]:
-            try:
-                prove(
-                    self._known.trace,
-                    snapshot,
-                    self._known.world.topology,
-                    start.state if start is not None else None,
-                    contents=self._known.epoch.contents,
-                )
-            except NotConsistent as error:
-                yield Violation(Invariant.CONSISTENT, f"snapshot {snapshot.id}: {error}")
+def _fresh(
+    taken: Taken, arrived: dict[Channel, int], network: Network
+) -> Iterator[tuple[Channel, Frame]]:
+    """Yield the frames that arrived for the first time, and remember them."""
+    for channel, frame in taken.frames:
+        if network is not Fifo or frame.sequence > arrived.get(channel, 0):
+            arrived[channel] = frame.sequence
+            yield channel, frame
+
+
+def _calls(taken: Taken, fresh: Sequence[tuple[Channel, Frame]]) -> list[_Called]:
+    """Return the handlers that must be called."""
+    if isinstance(taken.choice, choices.Act):
+        return [(taken.choice.process, taken.choice.action, ())]
+    messages = [
+        [MessageId(channel, frame.batch.first + index) for index in range(frame.batch.count)]
+        for channel, frame in fresh
+        if frame.batch is not None
+    ]
+    if not messages:
+        return []
+    target = messages[0][0].channel.target
+    if len(messages) > 1:
+        return [(target, RECEIVE, tuple(message for [message] in messages))]
+    return [(target, RECEIVE, (message,)) for message in messages[0]]
+
+
+def _called(steps: Sequence[Step]) -> list[_Called]:
+    return [
+        (step.process, step.handler, step.accepted)
+        for step in steps
+        if isinstance(step, Event) and step.handler != PUBLISHED
+    ]
+
+
+def _marked(steps: Sequence[Step]) -> list[_Marked]:
+    return [
+        (step.process, step.source, step.snapshot)
+        for step in steps
+        if isinstance(step, MarkerStep) and step.source is not None
+    ]
+
+
+def _check_start(known: Evidence, steps: Sequence[Step]) -> Iterator[Violation]:
+    """An epoch begins with start(), or with the recorded states and messages, and nothing else."""
+    runners = known.world.runners
+    called = [(process, handler, ()) for process, handler, _ in _called(steps)]
+    expected: list[_Called]
+    if known.start is None:
+        names = [p for p in runners if type(runners[p].process).start is not Process.start]
+        expected = [(process, START, ()) for process in names]
+    else:
+        expected = [(process, RESTORED, ()) for process in runners]
+        for state in known.start.channels:
+            expected += [(state.channel.target, RECEIVE, ())] * state.message_count
+    if called != expected:
+        yield Violation(
+            Invariant.TAKEN,
+            f"epoch {known.epoch.number} begins with {_named(called)}, not {_named(expected)}",
+        )
+
+
+def _named(called: Sequence[_Called]) -> str:
+    return ", ".join(f"{handler} of {process}" for process, handler, _ in called) or "no action"
+
+
+# --- notices
+
+
+def _check_notices(known: Evidence) -> Iterator[Violation]:
+    """Yield the processes that recorded an abandoned snapshot after the notice of its end."""
+    epoch = known.epoch
+    heard: dict[tuple[SnapshotId, ProcessId], int] = {}
+    for taken in epoch.taken:
+        choice = taken.choice
+        if isinstance(choice, choices.DeliverNotice) and isinstance(
+            epoch.outcomes[choice.snapshot], Abandoned
+        ):
+            heard.setdefault((choice.snapshot, choice.process), taken.step_count)
+    if not heard:
+        return
+    awaited: dict[tuple[SnapshotId, ProcessId], set[ProcessId | None]] = {
+        key: {*known.description.incoming(key[1])} for key in heard
+    }
+    for count, step in enumerate(epoch.steps):
+        if not isinstance(step, MarkerStep):
+            continue
+        key = (step.snapshot, step.process)
+        if key not in heard:
+            continue
+        if count < heard[key]:
+            awaited[key] -= {step.source}
+        elif step.is_cut:
+            yield Violation(
+                Invariant.HEARD, f"process {step.process} recorded {step.snapshot} then"
+            )
+    for (snapshot, process), sources in awaited.items():
+        if sources and process in epoch.fragments.get(snapshot, {}):
+            yield Violation(
+                Invariant.HEARD,
+                f"process {process} handed in its part of {snapshot}, which lacked the markers "
+                f"of {', '.join(sorted(map(str, sources)))} when it heard",
+            )
+
+
+def _check_publications(known: Evidence) -> Iterator[Violation]:
+    """Yield the notices of a snapshot that is no restore point yet, those given twice, and those
+    out of order."""
+    order = {str(point.id): index for index, point in enumerate(known.points)}
+    last: dict[ProcessId, int] = {}
+    for count, event in _publications(known.epoch):
+        name = _published_name(event)
+        where = f"process {event.process} was told of snapshot {name}"
+        index = order.get(name, -1)
+        if index < 0 or known.epoch.ended_at[known.points[index].id] > count:
+            yield Violation(Invariant.TOLD, f"{where}, which was no restore point then")
+        elif index <= last.get(event.process, -1):
+            yield Violation(Invariant.TOLD, f"{where} again, or after a later one")
+        last[event.process] = index
+
+
+def _check_causes(known: Evidence) -> Iterator[Violation]:
+    """Yield the snapshots that contain a notice of another one, and a process before its cut of
+    that one: the effect without its cause."""
+    ids = {str(point.id): point.id for point in known.points}
+    lines = {
+        process: [
+            (count, ids[_published_name(event)])
+            for count, event in enumerate(events, 1)
+            if event.handler == PUBLISHED
+        ]
+        for process, events in known.trace.lines.items()
+    }
+    for snapshot in known.epoch.published:
+        cut = known.cut_of(snapshot.id)
+        for process, reached in zip(lines, cut, strict=True):
+            notices = [point for count, point in lines[process] if count <= reached]
+            for point in notices[-1:]:
+                behind = known.cut_of(point)
+                late = [p for p, ours, its in zip(lines, cut, behind, strict=True) if ours < its]
+                if late:
+                    yield Violation(
+                        Invariant.CAUSED,
+                        f"snapshot {snapshot.id} shows {process} told of {point}, and "
+                        f"{', '.join(late)} before what {point} shows",
+                    )
+
+
+def _missing_notices(world: World, points: Sequence[Snapshot]) -> Violation | None:
+    """Return a process that was not notified of all restore points of the last epoch."""
+    expected = [str(point.id) for point in points]
+    notices: dict[ProcessId, list[str]] = {}
+    for _, event in _publications(world.epoch):
+        notices.setdefault(event.process, []).append(_published_name(event))
+    for name, runner in world.runners.items():
+        is_told = type(runner.process).on_published is not Process.on_published
+        found = notices.get(name, [])
+        if name not in world.down and found != (expected if is_told else []):
+            return Violation(
+                Invariant.TOLD,
+                f"process {name} was told of {', '.join(found) or 'nothing'}; the restore points "
+                f"are {', '.join(expected) or 'none'}",
+            )
+    return None
+
+
+def _publications(epoch: Epoch) -> Iterator[tuple[int, Event]]:
+    for count, step in enumerate(epoch.steps):
+        if isinstance(step, Event) and step.handler == PUBLISHED:
+            yield count, step
+
+
+def _published_name(event: Event) -> str:
+    return str((event.fields or {}).get("snapshot"))

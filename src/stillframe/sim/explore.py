@@ -19,9 +19,8 @@ from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
 from stillframe.protocol.recorder import Phase, Recorder
 from stillframe.sim import choices
 from stillframe.sim.checker import DETERMINISM, check_run
-from stillframe.sim.enabled import deliverable
 from stillframe.sim.network import Fifo, Lossy, Network
-from stillframe.sim.world import SnapshotRecorder, World
+from stillframe.sim.world import SnapshotRecorder, World, deliverable
 from stillframe.topology import Topology
 from stillframe.trace import Cut, Event, MarkerStep, MessageId, Trace
 

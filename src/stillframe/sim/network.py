@@ -93,11 +93,6 @@ class MemoryChannel:
         """Return the frame at `position`, and leave it there."""
         return _decode(self._frames[position])
 
-    def is_message(self, position: int) -> bool:
-        """Return whether the frame at `position` is one message, no marker and no batch."""
-        batch = self.peek(position).batch
-        return batch is not None and batch.count == 1
-
     def send(self, frame: Frame) -> None:
         """Append `frame`; while the connection is lost it waits at the source."""
         assert frame.sequence == self.next_sequence, frame

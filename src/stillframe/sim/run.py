@@ -11,7 +11,6 @@ from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.recorder import Recorder
 from stillframe.sim import choices
 from stillframe.sim.checker import Invariant, Violation, check_end, check_run, rules_fit
-from stillframe.sim.enabled import disabled_reason
 from stillframe.sim.network import Fifo, Network
 from stillframe.sim.scheduler import (
     EXPIRY_DELAY_MS,
@@ -23,7 +22,7 @@ from stillframe.sim.scheduler import (
     draw_faults,
 )
 from stillframe.sim.systems import random_system
-from stillframe.sim.world import SnapshotRecorder, World
+from stillframe.sim.world import SnapshotRecorder, World, disabled_reason
 from stillframe.topology import Topology
 
 TIMEOUT_MS = 10.0

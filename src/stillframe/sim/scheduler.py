@@ -17,9 +17,8 @@ import msgspec
 from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.process import Action
 from stillframe.sim import choices
-from stillframe.sim.enabled import disabled_reason
 from stillframe.sim.network import Fifo, Lossy, Network, Reordering
-from stillframe.sim.world import World
+from stillframe.sim.world import World, disabled_reason
 
 FREE_MS = 2.0
 """The mean time between two actions of ``every(ms=0)``."""

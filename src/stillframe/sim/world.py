@@ -10,6 +10,8 @@ the states are restored, and the recorded messages are received before any new o
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import assert_never
@@ -21,6 +23,7 @@ from stillframe.model import (
     Abandoned,
     Batch,
     Channel,
+    Fragment,
     Marker,
     ProcessId,
     Reason,
@@ -37,30 +40,81 @@ from stillframe.protocol.recorder import Effect, NotRecorded, Phase, Recorded, R
 from stillframe.protocol.replay import RESTORED
 from stillframe.restore import Start, start_states
 from stillframe.sim import choices
-from stillframe.sim.enabled import arriving, disabled_reason, held_count
-from stillframe.sim.epoch import Epoch, Taken
-from stillframe.sim.network import Fifo, Frame, MemoryChannel, Network
+from stillframe.sim.network import Fifo, Frame, Lossy, MemoryChannel, Network, Reordering
 from stillframe.topology import Description, Topology
-from stillframe.trace import Event, MarkerStep, MessageId, Step, clean_label
+from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace, clean_label
 
 SnapshotRecorder = Recorder | LaiYangRecorder
 LABEL_CHARACTER_MAX = 60
 
 
+class Taken(msgspec.Struct):
+    """A choice that was taken at `at` virtual seconds, after `step_count` steps.
+
+    Its steps end where those of the next one begin. `frames` are those that it delivered. It is
+    done if no rule was found broken and no handler raised.
+    """
+
+    choice: choices.Choice
+    at: float
+    step_count: int
+    frames: tuple[tuple[Channel, Frame], ...] = ()
+    is_done: bool = False
+
+
+@dataclass
+class Epoch:
+    """What happened between two restores. Times are in virtual seconds.
+
+    Attributes:
+        number: which epoch, from 1.
+        start: the snapshot that it was restored from; None for a fresh start.
+        steps: events and recording steps, in the order in which they happened.
+        taken: the choices of which they came, except for those of the start.
+        initiated: the snapshots that were initiated; they began at `began_s`.
+        fragments: what each process recorded of them, as soon as it is complete.
+        outcomes: how they ended: at `ended_s`, after `ended_at` steps, in ``taken[ended_in]``.
+        contents: every message that was sent, or recorded on a channel at the start; encoded.
+        refused_count: how many connections of the epoch before were attempted, and refused.
+        resent_count: how many frames were lost with a connection, and sent again by the next.
+        dropped_count: how many frames arrived a second time, and were dropped.
+        held_count: how many frames were in flight between the two sides when a partition ended.
+    """
+
+    number: int
+    start: Snapshot | None
+    steps: list[Step] = field(default_factory=list)
+    taken: list[Taken] = field(default_factory=list)
+    initiated: list[SnapshotId] = field(default_factory=list)
+    began_s: dict[SnapshotId, float] = field(default_factory=dict)
+    fragments: dict[SnapshotId, dict[ProcessId, Fragment]] = field(default_factory=dict)
+    outcomes: dict[SnapshotId, Snapshot | Abandoned] = field(default_factory=dict)
+    ended_at: dict[SnapshotId, int] = field(default_factory=dict)
+    ended_s: dict[SnapshotId, float] = field(default_factory=dict)
+    ended_in: dict[SnapshotId, int] = field(default_factory=dict)
+    contents: dict[MessageId, bytes] = field(default_factory=dict)
+    refused_count: int = 0
+    resent_count: int = 0
+    dropped_count: int = 0
+    held_count: int = 0
+
+    @property
+    def published(self) -> list[Snapshot]:
+        """The snapshots that were published, in this order."""
+        return [outcome for outcome in self.outcomes.values() if isinstance(outcome, Snapshot)]
+
+    def trace(self, description: Description) -> Trace:
+        """Return what happened as a trace; NotConsistent if a message was accepted twice, or never
+        sent: no execution is like that."""
+        return Trace(description.processes, self.steps, description.channels)
+
+
 class World:
     """A system that takes one choice at a time.
 
-    Args:
-        topology: the system; it is not changed.
-        network: what is assumed of every channel.
-        recorder: the recording rules, ``Recorder`` (Chandy-Lamport) or ``LaiYangRecorder``.
-        assembler: puts the fragments of a snapshot together.
-        timeout_s: the deadline of a snapshot, in virtual seconds.
-        batch_count_max: how many messages, sent one after the other to the same target by one
-            action, travel and arrive together at most.
-
-    Raises:
-        UsageError: the topology has processes that cannot be stepped through.
+    `topology` is not changed; UsageError if it has processes that cannot be stepped through.
+    `timeout_s` is the deadline of a snapshot, in virtual seconds. At most `batch_count_max`
+    messages, sent one after the other to the same target by one action, travel and arrive together.
     """
 
     def __init__(
@@ -108,16 +162,15 @@ class World:
         return self.assembler.pending
 
     def take(self, choice: choices.Choice) -> None:
-        """Take `choice`.
-
-        A channel or a recorder that finds its rules broken ends the run: see `refusal`.
-
-        Raises:
-            UsageError: it is not enabled now, or a handler did something that is not allowed.
-        """
+        """Take `choice`; a channel or a recorder that finds its rules broken ends the run, see
+        `refusal`. UsageError if it is not enabled now, or a handler did what is not allowed."""
         if reason := disabled_reason(self, choice):
             raise UsageError(f"{choice}: {reason}")
-        taken = Taken(choice, self.now, len(self.steps), arriving(self, choice))
+        taken = Taken(choice, self.now, len(self.steps))
+        if isinstance(choice, choices.Deliver):
+            taken.frames = tuple(
+                (c, self.channels[c].peek(choice.position)) for c in choice.channels
+            )
         self.epoch.taken.append(taken)
         try:
             self._take(choice)
@@ -261,7 +314,8 @@ class World:
                 memory.disconnect()
 
     def _heal(self) -> None:
-        self.epoch.held_count += held_count(self)
+        parted = [memory for c, memory in self.channels.items() if _is_parted(self, c)]
+        self.epoch.held_count += sum(map(len, parted))
         self.parted = frozenset()
         self.sendings.extend(channel for channel, memory in self.channels.items() if len(memory))
 
@@ -327,7 +381,8 @@ class World:
             self.epoch.initiated.append(snapshot)
             self.epoch.began_s[snapshot] = self.now
             self.assembler.begin(snapshot, self.now, timeout_s=self.timeout_s)
-        self._record(process, snapshot, None, lambda recorder: recorder.initiate(snapshot))
+        step = partial(self.recorders[process].initiate, snapshot)
+        self._record(process, snapshot, None, step)
 
     def _deliver(self, channels: tuple[Channel, ...], position: int) -> None:
         frames = [(channel, self.channels[channel].take(position)) for channel in channels]
@@ -344,37 +399,34 @@ class World:
             self._accept(arrivals)
 
     def _receive_marker(self, channel: Channel, marker: Marker) -> None:
-        def step(recorder: SnapshotRecorder) -> list[Effect]:
-            if isinstance(recorder, LaiYangRecorder):
-                assert isinstance(marker, CountingMarker), marker
-                return recorder.marker(channel.source, marker)
-            return recorder.marker(channel.source, marker)
-
+        recorder = self.recorders[channel.target]
+        if isinstance(recorder, LaiYangRecorder):
+            assert isinstance(marker, CountingMarker), marker
+            step = partial(recorder.marker, channel.source, marker)
+        else:
+            step = partial(recorder.marker, channel.source, marker)
         self._record(channel.target, marker.snapshot, channel.source, step)
 
     def _turn_red(self, process: ProcessId, colour: Colour) -> None:
         """Record the snapshots for which an arriving message is red, before it is accepted."""
+        recorder = self.recorders[process]
         for snapshot in colour:
-
-            def step(recorder: SnapshotRecorder, snapshot: SnapshotId = snapshot) -> list[Effect]:
-                assert isinstance(recorder, LaiYangRecorder), recorder
-                return recorder.meet((snapshot,))
-
-            self._record(process, snapshot, None, step)
+            assert isinstance(recorder, LaiYangRecorder), recorder
+            self._record(process, snapshot, None, partial(recorder.meet, (snapshot,)))
 
     def _record(
         self,
         process: ProcessId,
         snapshot: SnapshotId,
         source: ProcessId | None,
-        step: Callable[[SnapshotRecorder], list[Effect]],
+        step: Callable[[], list[Effect]],
     ) -> None:
         """Take one step of the recording rules, and record it."""
         recorder = self.recorders[process]
         before = recorder.phase(snapshot)
         for target in self.description.outgoing(process):
             recorder.sent(target, self.sent_counts[Channel(process, target)])
-        effects = step(recorder)
+        effects = step()
         # A state that was recorded may turn out useless in the same step: that comes last.
         could_record = not any(isinstance(effect, NotRecorded) for effect in effects[:1])
         is_cut = could_record and before is Phase.IDLE and recorder.phase(snapshot) is not before
@@ -453,3 +505,132 @@ def _restored_events(start: Snapshot, description: Description, now: float) -> I
             for number in range(state.received_count + 1, state.sent_count + 1)
         )
         yield Event(name, RESTORED, RESTORED, sent=sent, at=now)
+
+
+# --- what is enabled
+
+
+def deliverable(world: World) -> list[choices.Deliver]:
+    """Return every arrival that is enabled, in the order of the channels."""
+    if world.refusal:
+        return []
+    return [
+        choices.Deliver((channel,), position)
+        for channel, memory in world.channels.items()
+        if not _shut_reason(world, channel)
+        for position in range(len(memory) if world.network is Reordering else 1)
+        if position < len(memory)
+    ]
+
+
+def disabled_reason(world: World, choice: choices.Choice) -> str:
+    """Return why `choice` is not enabled; empty if it is."""
+    if world.refusal:
+        return f"the run has ended: {world.refusal}"
+    kind = f"channels are {world.network.value}"
+    match choice:
+        case choices.Deliver(channels, position):
+            reasons = (_cannot_deliver(world, channel, position) for channel in channels)
+            return _first(reasons) or _cannot_deliver_together(world, channels, position)
+        case choices.Act(process, action):
+            return _down(world, process) or _no_action(world, process, action)
+        case choices.Initiate(process, _) | choices.Crash(process):
+            return _down(world, process)
+        case choices.DeliverNotice(process, snapshot):
+            is_over = snapshot in world.epoch.outcomes
+            return _down(world, process) or ("" if is_over else f"snapshot {snapshot} is not over")
+        case choices.Lose(channel, position):
+            refusal = "" if world.network is Lossy else f"{kind}: they lose nothing"
+            return _no_frame(world, channel, position) or refusal
+        case choices.Duplicate(channel):
+            refusal = "" if world.network is Fifo else f"{kind}: nothing removes what comes twice"
+            return _no_frame(world, channel, 0) or refusal
+        case choices.Break(channel) | choices.Connect(channel):
+            return _connection_obstacle(world, channel, choice)
+        case choices.Partition(processes):
+            return _first(_unknown(world, process) for process in processes)
+        case choices.Expire() | choices.Heal() | choices.Restart():
+            return ""
+        case _:
+            assert_never(choice)
+
+
+def _first(reasons: Iterable[str]) -> str:
+    return next(filter(None, reasons), "")
+
+
+def _unknown(world: World, process: ProcessId) -> str:
+    if process in world.runners:
+        return ""
+    return f"there is no process {process!r}; there are {', '.join(world.runners)}"
+
+
+def _down(world: World, process: ProcessId) -> str:
+    is_down = process in world.down
+    return _unknown(world, process) or (f"process {process} has crashed" if is_down else "")
+
+
+def _no_action(world: World, process: ProcessId, action: str) -> str:
+    if action in (actions := world.runners[process].actions):
+        return ""
+    return f"{process} has no action {action!r}; it has {', '.join(actions) or 'none'}"
+
+
+def _is_parted(world: World, channel: Channel) -> bool:
+    return (channel.source in world.parted) != (channel.target in world.parted)
+
+
+def _shut_reason(world: World, channel: Channel) -> str:
+    """Return why nothing can arrive on an existing channel."""
+    if channel.target in world.down:
+        return f"process {channel.target} has crashed"
+    if not world.channels[channel].is_connected:
+        return f"the connection of {channel} is lost"
+    if _is_parted(world, channel):
+        return f"a partition lies between {channel.source} and {channel.target}"
+    return ""
+
+
+def _no_frame(world: World, channel: Channel, position: int) -> str:
+    if channel not in world.channels:
+        return f"there is no channel {channel}"
+    count = len(world.channels[channel])
+    return f"{count} messages and markers are on {channel}" if position >= count else ""
+
+
+def _cannot_deliver(world: World, channel: Channel, position: int) -> str:
+    if channel in world.channels and (reason := _shut_reason(world, channel)):
+        return reason
+    if reason := _no_frame(world, channel, position):
+        return reason
+    if position and world.network is not Reordering:
+        return f"channels are {world.network.value}: only the oldest can arrive"
+    return ""
+
+
+def _cannot_deliver_together(world: World, channels: tuple[Channel, ...], position: int) -> str:
+    if len(channels) == 1:
+        return ""
+    if len({channel.target for channel in channels}) > 1 or len({*channels}) < len(channels):
+        return "one atomic action accepts one message from each of several channels of one process"
+    for channel in channels:
+        batch = world.channels[channel].peek(position).batch
+        if batch is None or batch.count > 1:
+            what = "a marker" if batch is None else "a batch"
+            return f"{what} is what comes on {channel}: it is no part of an action"
+    return ""
+
+
+def _connection_obstacle(
+    world: World, channel: Channel, choice: choices.Break | choices.Connect
+) -> str:
+    if channel not in world.channels:
+        return f"there is no channel {channel}"
+    if world.network is not Fifo:
+        return f"channels are {world.network.value}: they have no connections"
+    is_lost = not world.channels[channel].is_connected
+    if is_lost == isinstance(choice, choices.Break):
+        return f"the connection of {channel} is {'lost' if is_lost else 'there'} already"
+    if isinstance(choice, choices.Connect) and {channel.source, channel.target} & world.down:
+        return "one of its processes has crashed"
+    return ""
