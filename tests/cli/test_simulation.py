@@ -17,9 +17,8 @@ from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.sim import campaign
-from stillframe.sim.campaign import COVERAGE, Tally
+from stillframe.sim.campaign import COVERAGE, RunConfig, Tally
 from stillframe.sim.network import Network
-from stillframe.sim.run import RunConfig
 from tests.cli.conftest import Call
 from tests.shapes import same_shape
 

@@ -7,8 +7,8 @@ from stillframe.cli.sim import Rules, recorder_of
 from stillframe.diagram.recording_intervals import Choice, record
 from stillframe.errors import UsageError
 from stillframe.model import Channel, Snapshot, SnapshotId
+from stillframe.sim.campaign import RunConfig, run_seed
 from stillframe.sim.network import Network
-from stillframe.sim.run import RunConfig, run_seed
 from stillframe.trace import Event, MarkerStep, Trace
 from tests.diagram.runs import HD, SNAPSHOT, lecture, traces
 

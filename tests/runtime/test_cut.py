@@ -10,7 +10,7 @@ import pytest
 from stillframe import Channel, Message, Process, Topology, every
 from stillframe.model import SnapshotId
 from stillframe.sim import choices
-from stillframe.sim.run import RunConfig, run_seed
+from stillframe.sim.campaign import RunConfig, run_seed
 from stillframe.sim.scheduler import Load
 from stillframe.sim.world import World
 from tests.runtime.local import LocalSystem

@@ -11,9 +11,17 @@ from stillframe import Topology, every
 from stillframe.errors import UsageError
 from stillframe.model import Abandoned, Reason, Snapshot
 from stillframe.protocol.lai_yang import LaiYangRecorder
-from stillframe.sim.campaign import CHUNK_COUNT, COVERAGE, Tally, covered, run_chunk, run_seeds
+from stillframe.sim.campaign import (
+    CHUNK_COUNT,
+    COVERAGE,
+    RunConfig,
+    Tally,
+    covered,
+    run_chunk,
+    run_seed,
+    run_seeds,
+)
 from stillframe.sim.network import Fifo, Network
-from stillframe.sim.run import RunConfig, run_seed
 from stillframe.sim.scheduler import Load
 from stillframe.sim.systems import Account, pair
 from tests.nightly import Figure, by_night, seeds

@@ -10,10 +10,10 @@ from stillframe import Process, every
 from stillframe.model import Abandoned, Channel, Reason, Snapshot, SnapshotId
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.protocol.recorder import Recorder
+from stillframe.sim.campaign import RunConfig, run_seed
 from stillframe.sim.checker import Invariant, Violation, check_end, check_run, rules_fit
 from stillframe.sim.choices import parse_choice
 from stillframe.sim.network import Fifo, Lossy, Network, Reordering
-from stillframe.sim.run import RunConfig, run_seed
 from stillframe.sim.systems import Account, Payment, pair
 from stillframe.sim.world import World
 from stillframe.topology import Topology

@@ -11,6 +11,7 @@ from stillframe.model import SnapshotId
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.protocol.recorder import Recorder
 from stillframe.sim import choices
+from stillframe.sim.campaign import Run, RunConfig, replay, run_seed, shrink
 from stillframe.sim.checker import Invariant, check_end
 from stillframe.sim.explore import (
     Explored,
@@ -22,7 +23,6 @@ from stillframe.sim.explore import (
     snapshots_are_published,
 )
 from stillframe.sim.network import Network
-from stillframe.sim.run import Run, RunConfig, replay, run_seed, shrink
 from stillframe.sim.systems import Account, Payer, pair
 from stillframe.topology import Topology
 from tests.nightly import Figure, by_night, seeds

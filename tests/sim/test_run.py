@@ -10,9 +10,9 @@ import pytest
 from stillframe import Channel, Keyed, Topology, every
 from stillframe.errors import ApplicationError
 from stillframe.protocol.lai_yang import LaiYangRecorder
+from stillframe.sim.campaign import Run, RunConfig, replay, run_seed, shrink
 from stillframe.sim.choices import parse_choice
 from stillframe.sim.network import Network
-from stillframe.sim.run import Run, RunConfig, replay, run_seed, shrink
 from stillframe.sim.scheduler import Load, Step
 from stillframe.sim.systems import Account, Payment, pair
 from stillframe.sim.world import World
@@ -27,7 +27,7 @@ SETTINGS = [
 ]
 PRINT_RUN = """
 from stillframe.sim.scheduler import Load
-from stillframe.sim.run import RunConfig, run_seed
+from stillframe.sim.campaign import RunConfig, run_seed
 run = run_seed(7, RunConfig(load=Load(safety_ms=40.0)))
 print(*run.schedule, sep="\\n")
 for epoch in run.world.epochs:

@@ -26,18 +26,20 @@ from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.protocol.recorder import Recorder
 from stillframe.sim import choices
 from stillframe.sim import explore as exploration
-from stillframe.sim.campaign import COVERAGE, Tally, run_seeds
-from stillframe.sim.narration import Narrator
-from stillframe.sim.network import Network
-from stillframe.sim.run import (
+from stillframe.sim.campaign import (
+    COVERAGE,
     EVENT_INDENT,
     Run,
     RunConfig,
+    Tally,
     parse_schedule,
     replay,
     run_seed,
+    run_seeds,
     shrink,
 )
+from stillframe.sim.narration import Narrator
+from stillframe.sim.network import Network
 from stillframe.sim.scheduler import describe
 from stillframe.sim.systems import pair
 from stillframe.sim.world import World

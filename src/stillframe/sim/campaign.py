@@ -1,36 +1,201 @@
-"""Many seeds, on all cores, and what they covered."""
+"""Simulated runs from seeds: one, replayed or shrunk when it fails; or many, and their coverage."""
 
 import ctypes
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
+from random import Random
 
 import msgspec
 
 from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Abandoned, Reason, Snapshot, SnapshotId
-from stillframe.sim.run import Run, RunConfig, run_seed
-from stillframe.sim.world import Epoch
-from stillframe.topology import Description
+from stillframe.protocol.assembler import Assembler
+from stillframe.protocol.recorder import Recorder
+from stillframe.sim import choices
+from stillframe.sim.checker import Invariant, Violation, check_end, check_run, rules_fit
+from stillframe.sim.network import Fifo, Network
+from stillframe.sim.scheduler import (
+    EXPIRY_DELAY_MS,
+    Faults,
+    Load,
+    RandomScheduler,
+    Schedule,
+    Step,
+    draw_faults,
+)
+from stillframe.sim.systems import random_system
+from stillframe.sim.world import Epoch, SnapshotRecorder, World, disabled_reason
+from stillframe.topology import Description, Topology
 from stillframe.trace import Event, MarkerStep
 
+TIMEOUT_MS = 10.0
+BATCH_COUNT_MAX = 3
+"""How many messages that one action sends to one target travel together at most."""
+TIMEOUT_DELAY_COUNT = 15
+"""A snapshot of up to five processes in a row takes fewer of the longest delays than this, when
+nothing else goes wrong: so a deadline after them is missed only if something did."""
 CHUNK_COUNT = 20
 """How many seeds one task takes."""
+EVENT_INDENT = " " * 14
+"""The indentation of what happened, below its choice."""
+_PR_SET_PDEATHSIG = 1
+_STDOUT, _STDERR = 1, 2
+_LINE = re.compile(r" *(?P<at>\d{1,9}(?:\.\d{1,9})?) ms  (?P<choice>\S.*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The system to simulate; without a topology, every seed draws one of its own."""
+
+    topology: Topology | None = None
+    network: Network = Fifo
+    recorder: Callable[..., SnapshotRecorder] = Recorder
+    assembler: Callable[..., Assembler] = Assembler
+    world: type[World] = World
+    load: Load = field(default_factory=Load)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its world at the end, and the first invariant that does not hold, or None."""
+
+    seed: int
+    faults: Faults
+    schedule: Schedule
+    world: World
+    violation: Violation | None
+
+
+def run_seed(seed: int, config: RunConfig) -> Run:
+    """Simulate the run of `seed`, and check it. Raises StillframeError if a handler of the system
+    failed; a bug of its own, not of a snapshot."""
+    chance = Random(seed)
+    world, faults = _draw(chance, config)
+    scheduler = RandomScheduler(world, chance, faults, config.load)
+    scheduler.run()
+    violation = check_run(world) or _check_liveness(scheduler)
+    return Run(seed, faults, scheduler.schedule, world, violation)
+
+
+def replay(
+    seed: int,
+    config: RunConfig,
+    schedule: Schedule,
+    after_each: Callable[[World, Step], None] = lambda world, step: None,
+) -> Run:
+    """Replay `schedule` with the system of `seed`, and check it. Choices that are not enabled are
+    left out; `after_each` is called after each of the others. Raises StillframeError if a handler
+    of the system failed."""
+    world, faults = _draw(Random(seed), config)
+    done: Schedule = []
+    for step in schedule:
+        world.now = step.at_ms / 1000
+        if not disabled_reason(world, step.choice):
+            world.take(step.choice)
+            done.append(step)
+            after_each(world, step)
+    return Run(seed, faults, done, world, check_run(world))
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Read a schedule as it is printed; the indented lines below a choice are ignored. Raises
+    UsageError with the line that is neither."""
+    schedule: Schedule = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _LINE.fullmatch(line):
+            schedule.append(Step(float(found["at"]), choices.parse_choice(found["choice"])))
+        elif line.strip() and not line.startswith(EVENT_INDENT):
+            raise UsageError(
+                f"line {number} of the schedule, {line[:80]!r}: write a time and a choice, such as "
+                "'12.500 ms  deliver P1->P2'"
+            )
+    return schedule
+
+
+def shrink(run: Run, config: RunConfig) -> Run:
+    """Return the shortest run that this finds with the same broken invariant (delta debugging).
+
+    Every section of the schedule is left out in turn, halves first, single choices last and until
+    none can be spared (Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*,
+    2002). The order of the others stays. An invariant of the liveness phase is not checked again:
+    such a run is returned unchanged.
+    """
+    best = _try(run, config, run.schedule)
+    if best is None:
+        return run
+    size = len(run.schedule) // 2
+    while size:
+        start, count = 0, len(best.schedule)
+        while start < len(best.schedule):
+            rest = best.schedule[:start] + best.schedule[start + size :]
+            found = _try(run, config, rest)
+            if found is None:
+                start += size
+            else:
+                best = found
+        if size > 1 or len(best.schedule) == count:
+            size //= 2
+    return best
+
+
+def _try(run: Run, config: RunConfig, schedule: Schedule) -> Run | None:
+    """Return the run of `schedule` if it breaks the same invariant as `run`."""
+    try:
+        found = replay(run.seed, config, schedule)
+    except StillframeError:
+        return None
+    assert run.violation is not None
+    broke = found.violation is not None and found.violation.invariant is run.violation.invariant
+    return found if broke else None
+
+
+def _draw(chance: Random, config: RunConfig) -> tuple[World, Faults]:
+    drawn = random_system(chance)
+    faults = draw_faults(chance, config.network)
+    world = config.world(
+        config.topology or drawn,
+        network=config.network,
+        recorder=config.recorder,
+        assembler=config.assembler,
+        timeout_s=(TIMEOUT_MS + TIMEOUT_DELAY_COUNT * faults.delay_ms_max) / 1000,
+        batch_count_max=BATCH_COUNT_MAX,
+    )
+    return world, faults
+
+
+def _check_liveness(scheduler: RandomScheduler) -> Violation | None:
+    world = scheduler.world
+    if world.refusal or not rules_fit(world):
+        return None
+    assert scheduler.last is not None
+    open_ = [s for epoch in world.epochs for s in epoch.initiated if s not in epoch.outcomes]
+    if open_:
+        return Violation(Invariant.WHOLE, f"snapshots {', '.join(map(str, open_))} never ended")
+    allowed_s = world.timeout_s + 2 * EXPIRY_DELAY_MS / 1000
+    for snapshot in (snapshot for epoch in world.epochs for snapshot in epoch.published):
+        if snapshot.completed_at - snapshot.initiated_at > allowed_s:
+            return Violation(Invariant.WHOLE, f"snapshot {snapshot.id} outlived its deadline")
+    outcome = world.epoch.outcomes[scheduler.last]
+    if not isinstance(outcome, Snapshot):
+        return Violation(Invariant.LIVE, str(outcome))
+    return check_end(world)
+
+
+# --- many seeds
 
 
 class Tally(msgspec.Struct):
     """What came of many seeds.
 
     Attributes:
-        seed_count: how many were run.
-        choice_count: how many choices their schedules had.
         event_count: how many atomic actions were taken.
-        message_count: how many messages were sent.
         snapshot_count: how many snapshots ended, published or abandoned.
-        published_count: how many of them were published.
         inconsistent_count: how many were abandoned because their parts contradicted each other.
         refused_count: how many runs ended early because the rules found something wrong with a
             channel.
@@ -73,21 +238,14 @@ def run_chunk(make_config: Callable[[], RunConfig], seeds: range) -> Tally:
             tally.event_count += len(epoch.steps)
             tally.message_count += len(epoch.contents)
             tally.snapshot_count += len(epoch.outcomes)
-            for outcome in epoch.outcomes.values():
-                tally.published_count += isinstance(outcome, Snapshot)
-                tally.inconsistent_count += (
-                    isinstance(outcome, Abandoned) and outcome.reason is Reason.NOT_CONSISTENT
-                )
+            tally.published_count += len(epoch.published)
+            tally.inconsistent_count += _abandoned_count(epoch, Reason.NOT_CONSISTENT)
         tally.refused_count += bool(run.world.refusal)
         for name in covered(run):
             tally.seen[name] = tally.seen.get(name, 0) + 1
         if run.violation is not None:
             tally.broken.append(seed)
     return tally
-
-
-_PR_SET_PDEATHSIG = 1
-_STDOUT, _STDERR = 1, 2
 
 
 def _start_chunk_runner() -> None:
@@ -103,10 +261,7 @@ def run_seeds(
     """Run `seeds` on all cores, and stop soon after the first that breaks a promise.
 
     `make_config` is called in each process of the pool, `progress` with the number of further seeds
-    that were run.
-
-    Raises:
-        UsageError: a handler of the system failed; the seed is named.
+    that were run. UsageError as ``run_chunk``.
     """
     chunks = iter([seeds[i : i + CHUNK_COUNT] for i in range(0, len(seeds), CHUNK_COUNT)])
     core_count = len(os.sched_getaffinity(0))
@@ -140,18 +295,13 @@ def run_seeds(
 # --- coverage
 
 
-def _published(epoch: Epoch) -> list[Snapshot]:
-    return [outcome for outcome in epoch.outcomes.values() if isinstance(outcome, Snapshot)]
-
-
-def _abandoned(epoch: Epoch, reason: Reason) -> bool:
-    ended = [outcome for outcome in epoch.outcomes.values() if isinstance(outcome, Abandoned)]
-    return any(outcome.reason is reason for outcome in ended)
+def _abandoned_count(epoch: Epoch, reason: Reason) -> int:
+    return sum(o.reason is reason for o in epoch.outcomes.values() if isinstance(o, Abandoned))
 
 
 def _never_occurred(epoch: Epoch, description: Description) -> bool:
     trace = epoch.trace(description)
-    cuts = [trace.cut_of(snapshot.id) for snapshot in _published(epoch)]
+    cuts = [trace.cut_of(snapshot.id) for snapshot in epoch.published]
     return any(trace.present_at(cut) is None for cut in cuts)
 
 
@@ -167,7 +317,7 @@ def _overlapped(epoch: Epoch) -> bool:
 def _several_initiated(epoch: Epoch) -> bool:
     steps = [step for step in epoch.steps if isinstance(step, MarkerStep)]
     initiations = Counter(s.snapshot for s in steps if s.is_cut and s.source is None)
-    return any(initiations[snapshot.id] > 1 for snapshot in _published(epoch))
+    return any(initiations[snapshot.id] > 1 for snapshot in epoch.published)
 
 
 def _delivered_batch(epoch: Epoch) -> bool:
@@ -176,15 +326,17 @@ def _delivered_batch(epoch: Epoch) -> bool:
 
 
 COVERAGE: Mapping[str, Callable[[Epoch, Description], object]] = {
-    "a snapshot was published": lambda epoch, _: _published(epoch),
+    "a snapshot was published": lambda epoch, _: epoch.published,
     "a channel held messages at the cut": lambda epoch, _: any(
-        snapshot.state.message_count for snapshot in _published(epoch)
+        snapshot.state.message_count for snapshot in epoch.published
     ),
     "the recorded state never occurred": _never_occurred,
     "two snapshots were under way at once": lambda epoch, _: _overlapped(epoch),
     "several processes initiated one snapshot": lambda epoch, _: _several_initiated(epoch),
-    "a snapshot was abandoned at its deadline": lambda epoch, _: _abandoned(epoch, Reason.DEADLINE),
-    "a snapshot was abandoned because a process died": lambda epoch, _: _abandoned(
+    "a snapshot was abandoned at its deadline": lambda epoch, _: _abandoned_count(
+        epoch, Reason.DEADLINE
+    ),
+    "a snapshot was abandoned because a process died": lambda epoch, _: _abandoned_count(
         epoch, Reason.PROCESS_DIED
     ),
     "the system went back to a snapshot": lambda epoch, _: epoch.start is not None,

@@ -145,11 +145,7 @@ def parse_choice(text: str) -> Choice:
 
 
 def parse_channel(text: str) -> Channel:
-    """Read a channel such as ``P1->P2``.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Read a channel such as ``P1->P2``; UsageError if it is none."""
     if re.fullmatch(_CHANNEL, text) is None:
         raise UsageError(f"{text!r} is no channel: they look like P1->P2")
     source, _, target = text.partition("->")

@@ -34,12 +34,8 @@ HISTORY_COUNT_MAX = 1_000_000
 class SmallSystem:
     """The steps to explore, once each, in any order that the processes and the channels allow.
 
-    Attributes:
-        topology: the processes and channels.
-        acts: for each process the actions that it takes, one after the other.
-        initiations: the initiators of snapshots, except processes that markers reach anyway.
-        network: what is assumed of every channel.
-        recorder: the recording rules.
+    `acts` are the actions that each process takes, one after the other; `initiations` leave out the
+    processes that markers reach anyway.
     """
 
     topology: Topology
@@ -56,13 +52,9 @@ Run = tuple[choices.Choice, ...]
 class Explored:
     """The result of an exploration.
 
-    Attributes:
-        state_count: how many distinct global states can be reached.
-        history_count: how many histories there are, including the unfinished ones.
-        end_count: how many of those are finished: no step is enabled any more.
-        run_count: in how many orders the steps of the finished ones can happen.
-        broken: *always* property -> what is wrong, and a shortest run to it.
-        seen: *sometimes* property -> what was seen, and a shortest run to it.
+    `history_count` includes the unfinished histories; in `end_count` of them no step is enabled any
+    more, and their steps can happen in `run_count` orders. `broken` has for *always* properties
+    what is wrong, `seen` for *sometimes* properties what was seen, each with a shortest run to it.
     """
 
     state_count: int
@@ -90,16 +82,8 @@ def explore(
 ) -> Explored:
     """Visit every history of `system`, and so every state that it can reach.
 
-    Args:
-        system: the steps.
-        always: properties that no state may break.
-        sometimes: properties that some state should have.
-        history_count_max: the maximum number of histories.
-        progress: called now and then with the number of histories that were visited.
-
-    Raises:
-        UsageError: there are more histories than `history_count_max`, or a process does something
-            else when the same run is repeated.
+    `progress` is called with the number of histories that were visited. UsageError if there are
+    more than `history_count_max`, or a process does something else when the same run is repeated.
     """
     broken: dict[str, tuple[str, Run]] = {}
     seen: dict[str, tuple[str, Run]] = {}
@@ -109,8 +93,10 @@ def explore(
     for index, found in enumerate(histories):  # grows meanwhile
         world = _play_again(system, found.run)
         states.add(global_state(world))
-        _look(world, found.run, always, broken)
-        _look(world, found.run, sometimes, seen)
+        for properties, kept in ((always, broken), (sometimes, seen)):
+            for name, look in properties.items():
+                if name not in kept and (what := look(world)):
+                    kept[name] = (what, found.run)
         for choice in enabled_choices(system, world, found.run):
             run = (*found.run, choice)
             following = index_of.setdefault(history(_play_again(system, run)), len(histories))
@@ -135,7 +121,6 @@ def explore(
 
 
 def _play_again(system: SmallSystem, run: Run) -> World:
-    """Return the world after a run that was possible before."""
     try:
         return play(system, run)
     except ApplicationError:
@@ -192,42 +177,28 @@ def history(world: World) -> Hashable:
 
 def global_state(world: World) -> Hashable:
     """Return what distinguishes one global state from another, including the recordings."""
-    snapshots = sorted(world.epoch.initiated)
+    epoch = world.epoch
+    snapshots = sorted(epoch.initiated)
     recordings = tuple(
         (recorder.phase(snapshot).value, _encoded(recorder.progress(snapshot)))
         for recorder in world.recorders.values()
         for snapshot in snapshots
     )
+    # How a snapshot ended; or else its fragments that are complete.
+    outcomes = tuple(
+        _encoded(epoch.outcomes.get(s) or sorted(epoch.fragments.get(s, {}).items()))
+        for s in snapshots
+    )
     return (
         tuple(runner.capture().encoded for runner in world.runners.values()),
         tuple(_encoded(memory.contents) for memory in world.channels.values()),
-        tuple((snapshot, _outcome(world, snapshot)) for snapshot in snapshots),
+        tuple(zip(snapshots, outcomes, strict=True)),
         recordings,
         world.refusal,
     )
 
 
-def _outcome(world: World, snapshot: SnapshotId) -> bytes:
-    """Return how a snapshot ended; or else its fragments that are complete."""
-    epoch = world.epoch
-    return _encoded(
-        epoch.outcomes.get(snapshot) or sorted(epoch.fragments.get(snapshot, {}).items())
-    )
-
-
-_encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=str)
-
-
-def _encoded(value: object) -> bytes:
-    return _encoder.encode(value)
-
-
-def _look(
-    world: World, run: Run, properties: Mapping[str, Property], found: dict[str, tuple[str, Run]]
-) -> None:
-    for name, look in properties.items():
-        if name not in found and (what := look(world)):
-            found[name] = (what, run)
+_encoded = msgspec.msgpack.Encoder(order="deterministic", enc_hook=str).encode
 
 
 def _count_runs(histories: list[_History]) -> int:
@@ -281,11 +252,10 @@ def snapshots_are_published(world: World) -> str:
 
 def a_channel_caught_a_message(world: World) -> str:
     """*Sometimes*: a published snapshot has a message in a channel."""
-    for outcome in world.epoch.outcomes.values():
-        if isinstance(outcome, Snapshot):
-            for state in outcome.state.channels:
-                if state.message_count:
-                    return f"snapshot {outcome.id} has {state.message_count} on {state.channel}"
+    for snapshot in world.epoch.published:
+        for state in snapshot.state.channels:
+            if state.message_count:
+                return f"snapshot {snapshot.id} has {state.message_count} on {state.channel}"
     return ""
 
 
@@ -324,12 +294,11 @@ def _is_at(world: World, cut: Cut) -> tuple[Trace, Predicate]:
         counts = event_counts[step.process]
         counts.append(counts[-1] + isinstance(step, Event))
         events.append(step if isinstance(step, Event) else _as_event(step))
-    lines = list(event_counts.items())
 
     def is_at(view: CutView) -> bool:
         return all(
             counts[view.count(process)] == expected
-            for (process, counts), expected in zip(lines, cut, strict=True)
+            for (process, counts), expected in zip(event_counts.items(), cut, strict=True)
         )
 
     return Trace(world.description.processes, events), is_at

@@ -19,9 +19,8 @@ _SHOWN_CHARACTER_MAX = 200
 class Narrator:
     """Narrates what happened in a world since the last call.
 
-    Attributes:
-        narrated: for each narrated step of the current epoch, its line, and those of snapshots that
-            ended thereafter.
+    `narrated` has for each narrated step of the current epoch its line, and those of snapshots that
+    ended thereafter.
     """
 
     def __init__(self, world: World) -> None:
@@ -76,7 +75,6 @@ class Narrator:
         return ", ".join(f"{self.name(m)} to {m.channel.target}" for m in event.sent)
 
     def _recordings(self, event: Event) -> str:
-        """Return the recordings that keep the messages that an event accepts."""
         recorder = self._world.recorders[event.process]
         kept = [
             f"{message.channel} keeps {self.name(message)} for {snapshot}"
@@ -123,7 +121,6 @@ class Narrator:
         return f"{head}, which is over for it"
 
     def _cause(self, step: MarkerStep) -> str:
-        """Return why a process takes a step: it initiates, or gets a marker or a red message."""
         if step.source is not None:
             return f"{step.process} gets the marker of {step.snapshot} from {step.source}"
         if step.process in self._world.description.initiators(step.snapshot.initiator):

@@ -27,15 +27,8 @@ Fifo, Reordering, Lossy = Network
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """One message or a batch of some, or one marker.
-
-    Attributes:
-        sequence: its number on the channel in this epoch, from 1.
-        batch: the messages; None for a marker.
-        colour: the colour of the messages (Lai & Yang 1987).
-        marker: the snapshot of the marker; None for a message.
-        sent_count: that of a ``CountingMarker``; None for a plain one.
-    """
+    """A batch of messages with their colour (Lai & Yang 1987); or a marker, with the `sent_count`
+    of a ``CountingMarker``. `sequence` is its number on the channel in this epoch, from 1."""
 
     sequence: int
     batch: Batch | None = None

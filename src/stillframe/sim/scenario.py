@@ -25,7 +25,8 @@ ticks no time passes: ``expire`` jumps to the next deadline.
 
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -37,7 +38,7 @@ from stillframe.sim import choices
 from stillframe.sim.narration import Narrator, unrecorded_news
 from stillframe.sim.network import Frame
 from stillframe.sim.scripted_process import Script, message_name, parse_script, scripted_topology
-from stillframe.sim.timed_run import TickAction, run_ticks, together
+from stillframe.sim.timed_run import TickAction, TimedRun, together
 from stillframe.sim.world import World
 
 Result = TypeVar("Result")
@@ -90,6 +91,8 @@ class Played(msgspec.Struct, frozen=True):
 def play_text(text: str) -> Played:
     """Play the text of a ``.run`` file. Raises UsageError if it cannot be read, or something in it
     is not possible; the line is named."""
+    if len(text) > FILE_CHARACTER_MAX:
+        raise UsageError(f"a .run file has at most {FILE_CHARACTER_MAX:,} characters")
     blocks, tail = _parse_blocks(text)
     (line, word), *rest = _commands(blocks[0])
     if word != "system":
@@ -108,7 +111,9 @@ def _play_block(script: Script, world: World, narrator: Narrator, block: Block) 
     commands = _commands(block)
     line, first = commands[0]
     if first == "ticks":
-        plan = _parse_ticks(commands[1:])
+        plan = _Plan()
+        for number, command in commands[1:]:
+            _at(number, partial(_parse_tick_line, plan, number, command))
         return _at(line, partial(_play_ticks, script, world, narrator, plan))
     news = []
     for line, command in commands:
@@ -117,7 +122,6 @@ def _play_block(script: Script, world: World, narrator: Narrator, block: Block) 
 
 
 def _do(script: Script, world: World, narrator: Narrator, command: str) -> list[str]:
-    """Execute one line of a block; return what happened."""
     if command == "awaited":
         return _awaited(script, world)
     choice = choices.parse_choice(command)
@@ -133,12 +137,12 @@ def _do(script: Script, world: World, narrator: Narrator, command: str) -> list[
 
 
 def _check_together(script: Script, world: World, choice: choices.Deliver) -> None:
-    """Check that messages that one event accepts are delivered together."""
     for channel in choice.channels:
-        if channel in world.channels and set(together(script, world, channel)) != {
-            *choice.channels
-        }:
-            names = ", ".join(map(str, together(script, world, channel)))
+        if channel not in world.channels:
+            continue
+        accepted = together(script, world, channel)
+        if {*accepted} != {*choice.channels}:
+            names = ", ".join(map(str, accepted))
             raise UsageError(
                 f"{choice}: what is next there is accepted in one event: deliver {names}"
             )
@@ -164,20 +168,14 @@ def _awaited(script: Script, world: World) -> list[str]:
     return [*lines, f"{on_the_way} messages and markers are on their way"]
 
 
-class _Plan(msgspec.Struct):
+@dataclass
+class _Plan:
     """The content of a block of ticks: choices with their ticks, delays in the order of sending,
     and delays by name, with the line that gives them."""
 
-    actions: list[tuple[int, TickAction]]
-    delays: deque[int]
-    takes: dict[str, tuple[int, int]]
-
-
-def _parse_ticks(commands: Sequence[tuple[int, str]]) -> _Plan:
-    plan = _Plan([], deque(), {})
-    for line, command in commands:
-        _at(line, partial(_parse_tick_line, plan, line, command))
-    return plan
+    actions: list[tuple[int, TickAction]] = field(default_factory=list)
+    delays: deque[int] = field(default_factory=deque)
+    takes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def _parse_tick_line(plan: _Plan, line: int, command: str) -> None:
@@ -214,7 +212,7 @@ def _play_ticks(script: Script, world: World, narrator: Narrator, plan: _Plan) -
     def tick(number: int, _: World) -> None:
         news.extend(f"{number:4}  {line}" for line in narrator.news())
 
-    run_ticks(world, plan.actions, delay, script=script, tick=tick)
+    TimedRun(world, plan.actions, delay, script).run(tick)
     for name, (ticks, line) in unmet.items():
         raise UsageError(
             f"'{name} takes {ticks}' in line {line}: nothing of that name was sent in this block"
@@ -236,11 +234,11 @@ def _number(word: str, command: str) -> int:
 
 def _system_line(script: Script) -> str:
     counts = (
-        (len(script.events), "process", "processes"),
-        (len(script.channels), "channel", "channels"),
-        (len(script.messages), "message", "messages"),
+        (len(script.events), "process", "es"),
+        (len(script.channels), "channel", "s"),
+        (len(script.messages), "message", "s"),
     )
-    return ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
+    return ", ".join(f"{count} {one}{'' if count == 1 else more}" for count, one, more in counts)
 
 
 def _at(line: int, do: Callable[[], Result]) -> Result:
@@ -259,8 +257,6 @@ def _commands(block: Block) -> list[tuple[int, str]]:
 
 def _parse_blocks(text: str) -> tuple[tuple[Block, ...], tuple[str, ...]]:
     """Split a file into its blocks and the comment below them: an empty line ends a block."""
-    if len(text) > FILE_CHARACTER_MAX:
-        raise UsageError(f"a .run file has at most {FILE_CHARACTER_MAX:,} characters")
     blocks: list[Block] = []
     comment: list[str] = []
     commands: list[str] = []
@@ -276,7 +272,8 @@ def _parse_blocks(text: str) -> tuple[tuple[Block, ...], tuple[str, ...]]:
 
     for number, line in enumerate(text.split("\n"), 1):
         stripped = line.rstrip()
-        _check_printable(number, stripped)
+        if hidden := next((c for c in stripped if not c.isprintable() and c != "\t"), None):
+            raise UsageError(f"line {number}: {hidden!r} cannot be in a .run file: remove it")
         if not stripped:
             end()
             if comment and comment[-1]:
@@ -296,9 +293,3 @@ def _parse_blocks(text: str) -> tuple[tuple[Block, ...], tuple[str, ...]]:
     if not blocks:
         raise UsageError("there is nothing in this file: begin with a block 'system'")
     return tuple(blocks), tuple(comment if not comment or comment[-1] else comment[:-1])
-
-
-def _check_printable(number: int, line: str) -> None:
-    for character in line:
-        if not character.isprintable() and character != "\t":
-            raise UsageError(f"line {number}: {character!r} cannot be in a .run file: remove it")

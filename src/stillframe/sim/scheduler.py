@@ -65,17 +65,9 @@ class Load:
 class Faults:
     """The delays of the network, and the rates of faults per virtual second.
 
-    Attributes:
-        delay_ms_max: longest flight of a message or a marker.
-        hearing_ms_max: longest delay of the notice that a snapshot has ended.
-        crash_per_s: processes that die.
-        restart_ms_max: longest time from a death to the rollback.
-        break_per_s: connections that are lost.
-        connect_ms_max: longest time until a lost connection is back.
-        partition_per_s: groups of processes that are cut off.
-        partition_ms_max: longest partition.
-        double_per_s: messages and markers that are duplicated.
-        lose_per_s: messages and markers that are lost, on a lossy network.
+    The longest delays are those of a frame, of the notice that a snapshot has ended, of the
+    rollback after a death, and of a lost connection until it is back. Frames are lost on a lossy
+    network only.
     """
 
     delay_ms_max: float = 5.0
@@ -127,7 +119,7 @@ class RandomScheduler:
         self._load = load
         self._now_ms = 0.0
         self._order = count()
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._arriving: set[Channel] = set()
         self._is_safety = True
         self._notified: set[tuple[int, SnapshotId]] = set()
@@ -143,8 +135,8 @@ class RandomScheduler:
         self._repeat(faults.crash_per_s, self._crash)
         self._repeat(faults.break_per_s, self._break)
         self._repeat(faults.partition_per_s, self._partition)
-        self._repeat(faults.double_per_s, lambda: self._damage(choices.Duplicate))
-        self._repeat(faults.lose_per_s, lambda: self._damage(choices.Lose))
+        self._repeat(faults.double_per_s, partial(self._damage, choices.Duplicate))
+        self._repeat(faults.lose_per_s, partial(self._damage, choices.Lose))
         self._run_until(self._load.safety_ms)
         self._is_safety = False
         self._end_faults()
@@ -167,10 +159,10 @@ class RandomScheduler:
             return True
         return count < REST_COUNT_MAX and any(map(len, self.world.channels.values()))
 
-    def _at(self, delay_ms: float, happen: Callable[[], None]) -> None:
+    def _at(self, delay_ms: float, happen: Callable[[], object]) -> None:
         heapq.heappush(self._due, (self._now_ms + delay_ms, next(self._order), happen))
 
-    def _within(self, delay_ms_max: float, happen: Callable[[], None]) -> None:
+    def _within(self, delay_ms_max: float, happen: Callable[[], object]) -> None:
         self._at(self._chance.random() * delay_ms_max, happen)
 
     def _repeat(self, rate_per_s: float, happen: Callable[[], None]) -> None:
@@ -194,10 +186,13 @@ class RandomScheduler:
         self.world.take(choice)
         return True
 
+    def _take_in(self, epoch: int, choice: choices.Choice) -> None:
+        if self.world.epoch.number == epoch:
+            self._take(choice)
+
     # --- moves
 
     def _plan_actions(self) -> None:
-        """Plan the spontaneous actions of every process, in this epoch."""
         epoch = self.world.epoch.number
         for name, runner in self.world.runners.items():
             for action in runner.process.actions:
@@ -218,8 +213,8 @@ class RandomScheduler:
         self._at(action.period_ms or self._chance.expovariate(rate), act)
 
     def _ask_for_snapshot(self, process: ProcessId) -> None:
-        """Start the snapshot that a process asked for in an action, if it did: in the safety phase
-        only, since some systems would never end."""
+        """Start the snapshot that an action asked for: in the safety phase only, since some systems
+        would never end."""
         runner = self.world.runners[process]
         if runner.wants_snapshot:
             runner.wants_snapshot = False
@@ -227,7 +222,6 @@ class RandomScheduler:
                 self._start_snapshot(process)
 
     def _plan_arrivals(self) -> None:
-        """Plan the arrival of everything new on the channels."""
         for channel in sorted({*self.world.sendings}):
             if channel not in self._arriving:
                 self._plan_arrival(channel)
@@ -285,25 +279,20 @@ class RandomScheduler:
             self._take(choices.Expire())
 
     def _plan_notices(self) -> None:
-        """Plan the notices to all processes of the snapshots that have ended."""
         epoch = self.world.epoch
         for snapshot in epoch.outcomes:
-            if (epoch.number, snapshot) not in self._notified:
-                self._notified.add((epoch.number, snapshot))
-                self._notify(snapshot)
+            if (epoch.number, snapshot) in self._notified:
+                continue
+            self._notified.add((epoch.number, snapshot))
+            for process in self.world.runners:
+                self._notice_count += 1
+                choice = choices.DeliverNotice(process, snapshot)
+                notice = partial(self._notice, epoch.number, choice)
+                self._within(self._faults.hearing_ms_max, notice)
 
-    def _notify(self, snapshot: SnapshotId) -> None:
-        epoch = self.world.epoch.number
-        for process in self.world.runners:
-            choice = choices.DeliverNotice(process, snapshot)
-
-            def notice(choice: choices.Choice = choice) -> None:
-                self._notice_count -= 1
-                if self.world.epoch.number == epoch:
-                    self._take(choice)
-
-            self._notice_count += 1
-            self._within(self._faults.hearing_ms_max, notice)
+    def _notice(self, epoch: int, choice: choices.DeliverNotice) -> None:
+        self._notice_count -= 1
+        self._take_in(epoch, choice)
 
     # --- faults
 
@@ -321,13 +310,8 @@ class RandomScheduler:
             return
         channel = self._chance.choice(list(self.world.channels))
         if self._take(choices.Break(channel)):
-            epoch = self.world.epoch.number
-
-            def connect() -> None:
-                if self.world.epoch.number == epoch:
-                    self._take(choices.Connect(channel))
-
-            self._within(self._faults.connect_ms_max, connect)
+            epoch, connect = self.world.epoch.number, choices.Connect(channel)
+            self._within(self._faults.connect_ms_max, partial(self._take_in, epoch, connect))
 
     def _partition(self) -> None:
         names = list(self.world.runners)
@@ -335,10 +319,7 @@ class RandomScheduler:
             return
         group = self._chance.sample(names, self._chance.randrange(1, len(names)))
         if not self.world.parted and self._take(choices.Partition(tuple(sorted(group)))):
-            self._within(self._faults.partition_ms_max, self._heal)
-
-    def _heal(self) -> None:
-        self._take(choices.Heal())
+            self._within(self._faults.partition_ms_max, partial(self._take, choices.Heal()))
 
     def _damage(self, fault: type[choices.Duplicate] | type[choices.Lose]) -> None:
         busy = [channel for channel, memory in self.world.channels.items() if len(memory)]
@@ -346,10 +327,8 @@ class RandomScheduler:
             self._take(fault(self._chance.choice(busy)))
 
     def _end_faults(self) -> None:
-        """End all faults."""
-        if self.world.down:
-            self._restart()
-        self._heal()
+        self._restart()
+        self._take(choices.Heal())
         for channel, memory in self.world.channels.items():
             if not memory.is_connected:
                 self._take(choices.Connect(channel))

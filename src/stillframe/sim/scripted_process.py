@@ -88,11 +88,8 @@ class ScriptedProcess(Process):
 
 def parse_script(lines: list[str]) -> Script:
     """Read the lines of a script: ``PROCESS: EVENT ...`` for every process, ``messages: EVENT>EVENT
-    ...``, and ``channels: mesh`` (the default), ``ring`` or ``P1->P2 ...``.
-
-    Raises:
-        UsageError: what is wrong, with the line.
-    """
+    ...``, and ``channels: mesh`` (the default), ``ring`` or ``P1->P2 ...``. UsageError with the
+    line that is wrong."""
     events: dict[ProcessId, tuple[str, ...]] = {}
     pairs: list[tuple[str, str]] = []
     shape: str | None = None
@@ -105,7 +102,12 @@ def parse_script(lines: list[str]) -> Script:
             )
         name, rest = found[1], found[2]
         if name == "messages":
-            pairs += [_parse_message(text) for text in rest.split()]
+            for text in rest.split():
+                if (pair := _MESSAGE.fullmatch(text)) is None:
+                    raise UsageError(
+                        f"{text!r} is no message: write SENDING_EVENT>ACCEPTING_EVENT, like B>F"
+                    )
+                pairs.append((pair[1], pair[2]))
         elif name == "channels":
             if shape is not None:
                 raise UsageError(f"{line.strip()!r}: write all channels in one line")
@@ -114,8 +116,7 @@ def parse_script(lines: list[str]) -> Script:
             raise UsageError(f"process {name} has two lines: write all its events in one")
         else:
             events[check_process_id(name)] = tuple(rest.split())
-    _check_events(events)
-    owner = {event: process for process, names in events.items() for event in names}
+    owner = _owners(events)
     _check_messages(pairs, owner)
     channels = _parse_channels("mesh" if shape is None else shape, list(events))
     for sender, accepting in pairs:
@@ -153,13 +154,6 @@ def _action(event: str) -> Any:
     return every(ms=0)(do)
 
 
-def _parse_message(text: str) -> tuple[str, str]:
-    found = _MESSAGE.fullmatch(text)
-    if found is None:
-        raise UsageError(f"{text!r} is no message: write SENDING_EVENT>ACCEPTING_EVENT, like B>F")
-    return found[1], found[2]
-
-
 def _parse_channels(text: str, processes: list[ProcessId]) -> set[Channel]:
     match text.split():
         case ["mesh"]:
@@ -183,7 +177,8 @@ def _parse_channels(text: str, processes: list[ProcessId]) -> set[Channel]:
             return channels
 
 
-def _check_events(events: dict[ProcessId, tuple[str, ...]]) -> None:
+def _owners(events: dict[ProcessId, tuple[str, ...]]) -> dict[str, ProcessId]:
+    """Return the process of each event; UsageError if there are too many, or some named alike."""
     if not 1 <= len(events) <= PROCESS_COUNT_MAX:
         raise UsageError(
             f"a script has 1 to {PROCESS_COUNT_MAX} processes, this one {len(events):,}: write a "
@@ -209,6 +204,7 @@ def _check_events(events: dict[ProcessId, tuple[str, ...]]) -> None:
         raise UsageError(
             f"a script has at most {EVENT_COUNT_MAX:,} events, this one {len(owners):,}"
         )
+    return owners
 
 
 def _is_taken(name: str) -> bool:

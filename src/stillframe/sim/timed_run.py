@@ -47,39 +47,23 @@ def play(
     """
     world = World(topology)
     waiting = iter(delays)
-    run_ticks(world, actions, lambda channel, frame: next(waiting, 1), tick=tick)
+    TimedRun(world, actions, lambda channel, frame: next(waiting, 1)).run(tick)
     return world
 
 
-def run_ticks(
-    world: World,
-    actions: Iterable[tuple[int, TickAction]],
-    delay: Callable[[Channel, Frame], int],
-    *,
-    script: Script | None = None,
-    tick: Callable[[int, World], None],
-) -> None:
-    """Do in `world` what ``play`` does; frames in flight already count as sent at tick 0.
+class TimedRun:
+    """A world in which time passes in ticks; frames in flight already count as sent at tick 0.
 
     `delay` returns the delay of a frame that was just sent, in ticks. Events of `script` may accept
     several messages together.
-
-    Raises:
-        UsageError: an action is not possible when it is due, a connection is lost, or the run does
-            not end.
     """
-    _TimedRun(world, actions, delay, script).run(tick)
-
-
-class _TimedRun:
-    """A world in which time passes in ticks."""
 
     def __init__(
         self,
         world: World,
         actions: Iterable[tuple[int, TickAction]],
         delay: Callable[[Channel, Frame], int],
-        script: Script | None,
+        script: Script | None = None,
     ) -> None:
         self._world = world
         self._actions = deque(actions)
@@ -107,6 +91,8 @@ class _TimedRun:
             latest = number
 
     def run(self, tick: Callable[[int, World], None]) -> None:
+        """Run to the end, and call `tick` after each tick. UsageError if an action is not possible
+        when it is due, a connection is lost, or the run does not end."""
         self._plan_in_flight()
         following = self._next_tick(-1)
         while following is not None:
@@ -150,15 +136,13 @@ class _TimedRun:
             if queue and queue[0][0] <= self._number
         )
         due = {channel for _, channel in heads}
-        arrivals = (self._arrival(channel, due) for _, channel in heads)
-        return next((arrival for arrival in arrivals if arrival is not None), None)
-
-    def _arrival(self, channel: Channel, due: set[Channel]) -> choices.Deliver | None:
-        """Return the arrival of the head of `channel`; None if it must wait for others."""
-        channels = (
-            together(self._script, self._world, channel) if self._script is not None else (channel,)
-        )
-        return choices.Deliver(channels) if due.issuperset(channels) else None
+        for _, channel in heads:
+            channels: tuple[Channel, ...] = (channel,)
+            if self._script is not None:
+                channels = together(self._script, self._world, channel)
+            if due.issuperset(channels):  # else it waits for the others
+                return choices.Deliver(channels)
+        return None
 
     def _take(self, choice: choices.Choice) -> None:
         self._world.take(choice)
