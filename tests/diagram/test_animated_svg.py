@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from stillframe.diagram import animated_svg, layout, svg
-from stillframe.diagram.recording_intervals import Choice
+from stillframe.diagram.cuts import Choice
 from stillframe.trace import Event, Trace
 from tests.diagram.runs import lecture, traces
 from tests.diagram.scripts import NAMES, trace_of

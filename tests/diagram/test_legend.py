@@ -2,7 +2,7 @@
 
 import pytest
 
-from stillframe.diagram import layout, legend, text_metrics
+from stillframe.diagram import layout, text_metrics
 from stillframe.model import Channel
 from stillframe.trace import Event, MessageId, Trace
 
@@ -25,7 +25,7 @@ def test_a_message_is_called_after_its_events(sender: str, accepter: str | None,
     steps = [Event("P1", sender, sent=MESSAGES[:1])]
     if accepter is not None:
         steps.append(Event("P2", accepter, accepted=MESSAGES[:1]))
-    assert legend.name_of(Trace(["P1", "P2"], steps), MESSAGES[0]) == name
+    assert layout.message_name(Trace(["P1", "P2"], steps), MESSAGES[0]) == name
 
 
 def test_of_many_messages_on_a_channel_some_are_named() -> None:

@@ -13,7 +13,7 @@ from stillframe.eventlog.reader import segment_path
 from stillframe.eventlog.segments import ACCEPTED, MARKER_ACCEPTED, MARKER_SENT, RECORDED, SENT
 from stillframe.eventlog.window import NotInLog, WindowRequest, read_window
 from stillframe.model import ChannelState, GlobalState, Snapshot
-from stillframe.pages import cut_diagram, cut_from_log
+from stillframe.pages import cut_diagram
 from tests import eventlogs
 from tests.eventlogs import Log, Row
 from tests.nightly import examples
@@ -154,7 +154,7 @@ def test_a_cut_that_is_not_in_the_log_is_said(tmp_path: Path) -> None:
     for file in (tmp_path / "e1" / "P1").iterdir():
         file.unlink()
     with pytest.raises(NotInLog, match="does not have the cut of P1"):
-        cut_from_log.load(snapshot, tmp_path)
+        cut_diagram.load_from_log(snapshot, tmp_path)
     picture = cut_diagram.load(snapshot, tmp_path)
     assert "does not have the cut of P1" in picture.note
     assert (picture.steps, picture.diagram.dots) == ([], ())

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from stillframe.diagram.recording_intervals import Choice
+from stillframe.diagram.cuts import Choice
 from stillframe.pages.player_document import INTERCHANGE_COUNT_MAX, interchange_document
 from stillframe.protocol.equivalent import equivalent
 from stillframe.trace import Event, Trace

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from stillframe.diagram.recording_intervals import Choice
+from stillframe.diagram.cuts import Choice
 from stillframe.model import Channel
 from stillframe.pages import self_contained_page
 from stillframe.pages.player_document import interchange_document, player_document

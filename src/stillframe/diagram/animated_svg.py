@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from stillframe.diagram import layout, svg
-from stillframe.diagram.recording_intervals import Choice
+from stillframe.diagram.cuts import Choice
 from stillframe.diagram.scene import CUT_OVERHANG, PADDING, TOP
 from stillframe.diagram.shapes import Diagram, Dot, Mark
 from stillframe.diagram.window import Window
@@ -40,17 +40,8 @@ def draw(
     first: int = 1,
     step_count_max: int = layout.STEP_COUNT_MAX,
 ) -> str:
-    """Return the diagram of all steps as the text of an SVG element, without a style.
-
-    Args:
-        trace: what happened.
-        choices: the cuts to choose from; none are fine.
-        first: the step of the trace to begin with, from 1.
-        step_count_max: how many steps are shown.
-
-    Raises:
-        UsageError: the trace has no such snapshot, cut or step.
-    """
+    """Return the diagram of all steps, with the cuts to choose from, as the text of an SVG element
+    without a style; a UsageError says that the trace has no such snapshot, cut or step."""
     wanted = choices or [Choice()]
     found: dict[_Fragment, list[list[_Span]]] = {}
     for number, choice in enumerate(wanted):
@@ -82,8 +73,7 @@ def draw(
 def _fragments(
     picture: Diagram, window: Window, counts: Mapping[ProcessId, int] | None
 ) -> Iterator[_Fragment]:
-    """Yield the shapes of a diagram; `counts` has the number of white events of each process, all
-    of them where it is missing."""
+    """Yield the shapes of a diagram; all events of a process without a count are white."""
     events = (index for index, position in enumerate(window.positions) if position is not None)
     others = (index for index, position in enumerate(window.positions) if position is None)
     for layer, (shapes, _) in enumerate(svg.layers(picture)):
@@ -101,7 +91,7 @@ def _fragments(
 
 
 def _by_span(spans: Sequence[Sequence[_Span]]) -> dict[_Span, list[str]]:
-    """Return for each span the numbers of the choices with which a fragment is shown during it."""
+    """Return for each span the choices with which a fragment is shown during it."""
     found: dict[_Span, list[str]] = {}
     for number, own in enumerate(spans):
         for span in own:

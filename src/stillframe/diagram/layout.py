@@ -7,8 +7,10 @@ Every diagram of a sequence has the same size, and what is in one is at the same
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
-from stillframe.diagram import cut_styles, legend, text_metrics, window
-from stillframe.diagram.cut_styles import StyledCut
+import msgspec
+
+from stillframe.diagram import text_metrics, window
+from stillframe.diagram.cuts import StyledCut, style_cuts
 from stillframe.diagram.scene import PADDING, TEXT_ROW, Scene
 from stillframe.diagram.shapes import (
     Curve,
@@ -36,6 +38,17 @@ CROWDED_ABOVE = 10
 SAMPLE_WIDTH = 34.0
 FULL_CHARS_MAX = 400
 _LISTED_MAX = 6
+CUTS_MAX, CHANNELS_MAX, NAMES_MAX = 8, 12, 12
+"""Cuts, channels with messages, and messages of a channel in a legend."""
+NAME_CHARS_MAX = 24
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A symbol of the legend and its explanation."""
+
+    sample: Sample
+    colour: int
+    text: str
 
 
 def lay_out(
@@ -47,19 +60,11 @@ def lay_out(
     first: int = 1,
     step_count_max: int = STEP_COUNT_MAX,
 ) -> Diagram:
-    """Return the diagram of `trace`.
+    """Return the diagram of `trace` after so many of the steps that are shown, or all of them.
 
-    Args:
-        trace: what happened.
-        snapshot: the one that the diagram is about: what it recorded is circled, the messages that
-            it caught are thick. None: the first of `cuts`, else the snapshot if there is only one.
-        cuts: cuts to show besides those of the snapshots.
-        steps: draw only what has happened after so many of the steps that are shown; None: all.
-        first: the step of the trace to begin with, from 1.
-        step_count_max: how many steps are shown; the diagram says what it leaves out.
-
-    Raises:
-        UsageError: the trace has no such snapshot, cut or step.
+    What `snapshot` recorded is circled, and the messages that it caught are thick; None: the first
+    of `cuts`, else the snapshot if there is only one. A UsageError says that the trace has no such
+    snapshot, cut or step.
     """
     plan = Plan(trace, snapshot, cuts, first, step_count_max, is_sequence=steps is not None)
     if steps is not None and not 0 <= steps <= plan.step_count:
@@ -68,46 +73,48 @@ def lay_out(
 
 
 def frames(
-    trace: Trace,
-    *,
-    snapshot: SnapshotId | None = None,
-    cuts: Sequence[Cut] = (),
-    first: int = 1,
-    step_count_max: int = STEP_COUNT_MAX,
+    trace: Trace, *, snapshot: SnapshotId | None = None, cuts: Sequence[Cut] = (), first: int = 1
 ) -> Iterator[Diagram]:
     """Yield a diagram after each step that is shown; see `lay_out`."""
-    plan = Plan(trace, snapshot, cuts, first, step_count_max, is_sequence=True)
+    plan = Plan(trace, snapshot, cuts, first, is_sequence=True)
     yield from map(plan.draw, range(1, plan.step_count + 1))
 
 
 def left_out(trace: Trace, *, first: int = 1, step_count_max: int = STEP_COUNT_MAX) -> str:
     """Return a sentence on the steps and processes that are not shown; empty if all are."""
-    return _left_out(trace, window.select(trace, first=first, step_count_max=step_count_max))
+    shown = window.select(trace, first=first, step_count_max=step_count_max)
+    total, shown_count = len(trace.steps), len(shown.steps)
+    sentences = []
+    if shown_count < total:
+        begin = shown.before_count + 1
+        end = begin + shown_count - 1
+        which = f"steps {begin:,} to {end:,}" if begin > 1 else f"the first {shown_count:,}"
+        sentences.append(f"{which} of {total:,} {'' if begin > 1 else 'steps '}are shown")
+    if hidden := len(trace.processes) - len(shown.processes):
+        processes = count(hidden, "process")
+        sentences.append(f"{processes} without a step here {'is' if hidden == 1 else 'are'} not")
+    return "; ".join(sentences)
 
 
 class Plan:
-    """Everything that the diagrams of a sequence share.
-
-    Subclasses replace the texts, such as for a diagram of a part of an execution.
-    """
+    """Everything that the diagrams of a sequence share; a subclass can replace the texts, such as
+    for a diagram of a part of an execution."""
 
     def __init__(
         self,
         trace: Trace,
         snapshot: SnapshotId | None,
-        cuts: Sequence[Cut],
-        first: int,
-        step_count_max: int,
+        cuts: Sequence[Cut] = (),
+        first: int = 1,
+        step_count_max: int = STEP_COUNT_MAX,
         *,
         is_sequence: bool,
     ) -> None:
         self.trace = trace
         self.window = window.select(trace, first=first, step_count_max=step_count_max)
         self.step_count = len(self.window.steps)
-        self.cuts, self.chosen = cut_styles.style_cuts(
-            trace, self.window, snapshot=snapshot, cuts=cuts
-        )
-        self.notice = _left_out(trace, self.window)
+        self.cuts, self.chosen = style_cuts(trace, self.window, snapshot=snapshot, cuts=cuts)
+        self.notice = left_out(trace, first=first, step_count_max=step_count_max)
         self.roles: dict[MessageId, Role] = {}
         if self.chosen is not None:
             for caught in self.chosen.in_transit.values():
@@ -143,12 +150,47 @@ class Plan:
             legend=rows,
         )
 
-    def legend_rows(self, step_count: int) -> Iterator[legend.Row]:
-        """Yield the rows of the legend after `step_count` steps."""
+    def legend_rows(self, step_count: int) -> Iterator[Row]:
+        """Yield the legend after so many steps; a row that is in one is still in the next."""
         links = self.window.messages, self.window.markers
-        if self._is_sequence or any(link.is_open for some in links for link in some):
-            yield legend.Row(Sample.IN_TRANSIT, 0, "message or marker that has not come yet")
-        yield from legend.rows(self.trace, self.window, self.cuts, self.chosen, step_count)
+        if self._is_sequence or any(link.came is None for some in links for link in some):
+            yield Row(Sample.IN_TRANSIT, 0, "message or marker that has not come yet")
+        if self.chosen is not None:
+            name = self.chosen.name
+            the = "the cut of " if self.chosen.snapshot else "the " if name == "cut" else ""
+            yield Row(Sample.RECORDED, self.chosen.colour, f"event before {the}{name}")
+        if self.window.markers:
+            yield Row(Sample.MARKER, self.cuts[0].colour, "marker, in the colour of its snapshot")
+        listed = sorted(self.cuts, key=lambda cut: cut is not self.chosen)
+        for cut in listed[:CUTS_MAX]:
+            yield Row(Sample.CUT, cut.colour, self.words_of_cut(cut, step_count))
+            if cut is self.chosen:
+                yield from self._contents(cut, step_count)
+        if len(listed) > CUTS_MAX:
+            yield Row(Sample.NOTHING, 0, f"and {count(len(listed) - CUTS_MAX, 'other cut')}")
+
+    def _contents(self, cut: StyledCut, step_count: int) -> Iterator[Row]:
+        full = [
+            (channel, messages)
+            for channel, messages in cut.in_transit.items()
+            if messages and cut.is_between_reached(channel, step_count)
+        ]
+        for channel, messages in full[:CHANNELS_MAX]:
+            yield Row(Sample.CAUGHT, 0, f"channel {channel}: {_list(self.trace, messages)}")
+        if len(full) > CHANNELS_MAX:
+            others = count(len(full) - CHANNELS_MAX, "other channel")
+            yield Row(Sample.NOTHING, 0, f"and messages on {others}")
+        if all(cut.has_reached(process, step_count) for process in self.trace.processes):
+            filled = {channel for channel, _ in full}
+            # More was accepted on them than sent: they have no contents, not even none.
+            broken = {orphan.channel for orphan in cut.orphans} - filled
+            empty = count(len(self.trace.channels) - len(filled | broken), "channel")
+            without = f", {count(len(broken), 'channel')} without possible contents"
+            yield Row(Sample.NOTHING, 0, f"{empty} empty{without if broken else ''}")
+        orphans = [o for o in cut.orphans if cut.is_between_reached(o.channel, step_count)]
+        if orphans:
+            listed = _list(self.trace, orphans)
+            yield Row(Sample.ORPHAN, 0, f"accepted before it, but sent after it: {listed}")
 
     def words(self, rows: Sequence[LegendRow], notices: Sequence[Label]) -> tuple[str, str]:
         """Return the title and the description of a diagram with this legend and these notices."""
@@ -169,11 +211,20 @@ class Plan:
 
     def words_of_message(self, message: MessageId) -> str:
         """Return the full description of a message."""
-        return f"message {message}: {legend.name_of(self.trace, message)}"
+        return f"message {message}: {message_name(self.trace, message)}"
 
     def words_of_cut(self, cut: StyledCut, step_count: int) -> str:
         """Return what is known of a cut after `step_count` steps."""
-        return legend.summary(self.trace, cut, step_count)
+        total = len(self.trace.processes)
+        known = sum(cut.has_reached(process, step_count) for process in self.trace.processes)
+        if known < total:
+            did = "recorded their states" if cut.snapshot is not None else "reached it"
+            return f"{cut.name}: {known} of {count(total, 'process')} {did}"
+        if cut.orphans:
+            effects = count(len(cut.orphans), "effect")
+            return f"{cut.name}: NOT consistent: {effects} without a cause"
+        caught = sum(map(len, cut.in_transit.values()))
+        return f"{cut.name}: consistent, with {count(caught, 'message')} in transit"
 
     @cached_property
     def _words(self) -> list[str]:
@@ -302,7 +353,7 @@ class Plan:
             yield f"step {step_count:,} of {self.step_count:,}{now}"
 
 
-def place_legend(rows: Iterable[legend.Row], bottom: float, width: float) -> tuple[LegendRow, ...]:
+def place_legend(rows: Iterable[Row], bottom: float, width: float) -> tuple[LegendRow, ...]:
     """Return where the rows of a legend are, below `bottom` and within `width`."""
     x = PADDING + SAMPLE_WIDTH
     placed = []
@@ -325,20 +376,6 @@ def place_notices(texts: Iterable[str], width: float) -> tuple[Label, ...]:
     )
 
 
-def _left_out(trace: Trace, shown: window.Window) -> str:
-    total, shown_count = len(trace.steps), len(shown.steps)
-    sentences = []
-    if shown_count < total:
-        begin = shown.before_count + 1
-        end = begin + shown_count - 1
-        which = f"steps {begin:,} to {end:,}" if begin > 1 else f"the first {shown_count:,}"
-        sentences.append(f"{which} of {total:,} {'' if begin > 1 else 'steps '}are shown")
-    if hidden := len(trace.processes) - len(shown.processes):
-        processes = count(hidden, "process")
-        sentences.append(f"{processes} without a step here {'is' if hidden == 1 else 'are'} not")
-    return "; ".join(sentences)
-
-
 def _describe_event(what: str, event: Event) -> str:
     parts = [f"{what} {event.label}".rstrip()]
     for verb, messages in (("accepts", event.accepted), ("sends", event.sent)):
@@ -356,3 +393,21 @@ def _describe_marker(step: MarkerStep) -> str:
     if step.source is None:
         return f"initiates snapshot {step.snapshot}{recorded}"
     return f"gets the marker of {step.snapshot} from {step.source}{recorded}"
+
+
+def message_name(trace: Trace, message: MessageId) -> str:
+    """Return the name of a message: the labels of the events that send and accept it, else its
+    number."""
+    sender, accepter = (
+        text_metrics.ELLIPSIS
+        if position is None
+        else text_metrics.clean(trace.event(position).label, char_count_max=NAME_CHARS_MAX)
+        for position in (trace.sent_in(message), trace.accepted_in(message))
+    )
+    return f"{sender}→{accepter}" if sender and accepter else f"#{message.number}"
+
+
+def _list(trace: Trace, messages: Sequence[MessageId]) -> str:
+    names = ", ".join(message_name(trace, message) for message in messages[:NAMES_MAX])
+    rest = len(messages) - NAMES_MAX
+    return f"{names} and {rest:,} more" if rest > 0 else names

@@ -70,36 +70,34 @@ _RULES = (
 
 def style_sheet() -> str:
     """Return the style sheet of a diagram."""
-    return "\n".join(
-        (
-            f".diagram {{ color-scheme: light dark; {_variables(LIGHT)} }}",
-            f"@media (prefers-color-scheme: dark) {{ .diagram {{ {_variables(DARK)} }} }}",
-            *(_rule(*rule) for rule in _RULES),
-            *_cut_rules(),
-        )
+    light, dark = (
+        " ".join(f"--{name}: {colour};" for name, colour in colours.items())
+        for colours in (LIGHT, DARK)
     )
+    head = (
+        f".diagram {{ color-scheme: light dark; {light} }}",
+        f"@media (prefers-color-scheme: dark) {{ .diagram {{ {dark} }} }}",
+    )
+    return "\n".join((*head, *_rules()))
 
 
 def plain_style_sheet() -> str:
     """Return the style sheet of a diagram on light paper, without variables."""
-    return _VARIABLE.sub("", "\n".join((*(_rule(*rule) for rule in _RULES), *_cut_rules())))
+    return _VARIABLE.sub("", "\n".join(_rules()))
 
 
-def _cut_rules() -> Iterator[str]:
+def _rules() -> Iterator[str]:
+    yield from (_rule(*rule) for rule in _RULES)
     for colour, (curve, marker) in enumerate(zip(CUT_DASHES, MARKER_DASHES, strict=True)):
         name, this = f"cut-{colour}", f".colour-{colour}"
         yield _rule(f"{this} .cut", (("stroke", name),), f"stroke-dasharray: {curve}")
         yield _rule(f"{this} .arrow", (("stroke", name),), f"stroke-dasharray: {marker}")
-        yield _rule(f"{this} .head", (("fill", name),), "")
-        yield _rule(f"{this} .open", (("stroke", name),), "")
-        yield _rule(f"{this} text", (("fill", name),), "")
+        yield _rule(f"{this} .head", (("fill", name),))
+        yield _rule(f"{this} .open", (("stroke", name),))
+        yield _rule(f"{this} text", (("fill", name),))
 
 
-def _variables(colours: dict[str, str]) -> str:
-    return " ".join(f"--{name}: {colour};" for name, colour in colours.items())
-
-
-def _rule(selector: str, paints: tuple[tuple[str, str], ...], more: str) -> str:
+def _rule(selector: str, paints: tuple[tuple[str, str], ...], more: str = "") -> str:
     body = [f"{what}: {LIGHT[name]}; {what}: var(--{name})" for what, name in paints]
     root = ".diagram" if selector.startswith(".crowded") else ".diagram "
     return f"{root}{selector} {{ {'; '.join((*body, more) if more else body)} }}"

@@ -1,4 +1,5 @@
-"""Place everything in a window of a trace, whether it has happened yet or not.
+"""Place everything in a window of a trace, whether it has happened yet or not: arrows always go to
+the right, and around the dots of the lines in between.
 
 A step's place from left to right follows from what happened before what, not from time: clocks of
 different processes disagree and often nobody noted the time at all, whereas layers need no clock,
@@ -7,16 +8,15 @@ do not wait for each other share one.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
 
 from stillframe.diagram import text_metrics
-from stillframe.diagram.arrows import STUB_WIDTH_MAX, Router, under_way
-from stillframe.diagram.cut_styles import StyledCut, name_of
-from stillframe.diagram.shapes import Extent, Label, Path, Point
+from stillframe.diagram.cuts import StyledCut, snapshot_name
+from stillframe.diagram.shapes import Extent, Label, Path, Point, midpoint
 from stillframe.diagram.window import AnyLink, Window
 from stillframe.model import ProcessId
 from stillframe.trace import Event, MessageId, Trace
@@ -41,6 +41,13 @@ WIDTH_WISHED = 1800.0
 TIGHTNESS = ((28, 44.0, False), (16, 38.0, False), (10, 34.0, False), (12, 32.0, True))
 """How many letters a label may have, how far layers are apart, and whether labels are on both sides
 of a line in turn: the first with which the picture becomes as narrow as wished, else the last."""
+BENDS = (0.0, 12.0, -12.0, 24.0, -24.0, 40.0, -40.0)
+CLEARANCE = 7.0
+STUB_WIDTH = 24.0
+STUB_STEP = 7.0
+STUB_COUNT = 4
+"""Number of arrows without a target that are fanned out at one event."""
+STUB_WIDTH_MAX = STUB_WIDTH + STUB_STEP * (STUB_COUNT - 1)
 
 
 class Place(NamedTuple):
@@ -52,14 +59,8 @@ class Place(NamedTuple):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """The room that a step needs, in pixels.
-
-    Attributes:
-        radius: of the step itself.
-        left: how far its label reaches to the left of its x.
-        right: how far its label reaches to the right.
-        is_above: on which side of the line the label is.
-    """
+    """The room that a step needs, in pixels: its radius, and how far its label, which is above the
+    line or below it, reaches to the left and right of its x."""
 
     radius: float
     left: float
@@ -68,16 +69,8 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 class Rows:
-    """A line for each process, one below the other, with its name before it.
-
-    Attributes:
-        ys: the y of each process that has a line.
-        row_height: from one line to the next, in pixels.
-        names: the name of each process, not too long.
-        name_width: of the longest of them, in pixels.
-        x_from: where the lines begin.
-        bottom: the y below which nothing of this is.
-    """
+    """A line for each process, at its `ys` from `x_from` on, with its shortened name before it; all
+    of that is above `bottom`."""
 
     def __init__(self, processes: Sequence[ProcessId], *, top: float) -> None:
         count = max(1, len(processes))
@@ -94,18 +87,12 @@ class Rows:
 
 
 class Scene(Rows):
-    """Places for the lines, steps, arrows and cuts of a window.
-
-    Attributes:
-        x_to: where the lines end.
-        places: where each step of the window is.
-        width: of all this, in pixels.
-    """
+    """Places for the lines, which end at `x_to`, and the steps, arrows and cuts of a window."""
 
     def __init__(self, trace: Trace, window: Window, *, top: float) -> None:
         super().__init__(window.processes, top=top)
         self._window = window
-        self._y_of_hidden = _between(trace, self.ys, top + TOP, self.row_height)
+        self._y_of = self.ys | _between(trace, self.ys, top + TOP, self.row_height)
         preferred = self._labels_above()
         for chars_max, gap, alternates in TIGHTNESS:
             texts = [self._text(index, chars_max) for index in range(len(window.steps))]
@@ -134,13 +121,9 @@ class Scene(Rows):
         for place in self.places:
             lines.setdefault(place.y, []).append(place.x)
         self._xs_at = {y: sorted(line) for y, line in lines.items()}
-        router = Router(self._xs_at, self.row_height)
-        self.messages = [(link, self._route(router, link)) for link in window.messages]
-        self.markers = [(link, self._route(router, link)) for link in window.markers]
-
-    def _y_of(self, process: ProcessId) -> float:
-        """Return the y of a process; if it has no line, one between the lines."""
-        return self.ys[process] if process in self.ys else self._y_of_hidden[process]
+        self._router = Router(self._xs_at, self.row_height)
+        self.messages = [(link, self._route(link)) for link in window.messages]
+        self.markers = [(link, self._route(link)) for link in window.markers]
 
     def free_for_name(self, process: ProcessId) -> Iterator[float]:
         """Yield each x on a long line where the name of its process is repeated."""
@@ -154,13 +137,7 @@ class Scene(Rows):
             free_from = right
 
     def drawn(self, link: AnyLink, path: Path, step_count: int) -> tuple[Path, Extent] | None:
-        """Return the visible part of an arrow after `step_count` steps; None if there is none.
-
-        Args:
-            link: the message or marker.
-            path: of the whole arrow.
-            step_count: number of steps that have happened.
-        """
+        """Return the visible part of the arrow `path` of `link` after so many steps, if any."""
         has_come = link.came is not None and link.came < step_count
         if link.sent is None:
             return (path, Extent.ENTERING) if has_come else None
@@ -182,11 +159,8 @@ class Scene(Rows):
                     xs[row] = min(max(sum(near) / len(near), low), high)
         crossings = list(zip(xs, self.ys.values(), strict=True))
         first, last = crossings[0], crossings[-1]
-        return (
-            (first[0], first[1] - CUT_OVERHANG),
-            *crossings,
-            (last[0], last[1] + CUT_OVERHANG),
-        )
+        begin, end = (first[0], first[1] - CUT_OVERHANG), (last[0], last[1] + CUT_OVERHANG)
+        return begin, *crossings, end
 
     def _span(self, cut: StyledCut, process: ProcessId) -> Point:
         """Return between which x the cut may cross a line; they are equal at a recording step."""
@@ -207,7 +181,10 @@ class Scene(Rows):
         step = self._window.steps[index]
         if isinstance(step, Event):
             return text_metrics.clean(step.label, char_count_max=chars_max)
-        return text_metrics.shorten(name_of(step.snapshot), char_count_max=chars_max) * step.is_cut
+        return (
+            text_metrics.shorten(snapshot_name(step.snapshot), char_count_max=chars_max)
+            * step.is_cut
+        )
 
     def _slot(self, index: int, text: str, *, is_above: bool) -> Slot:
         width = text_metrics.width(text)
@@ -231,7 +208,7 @@ class Scene(Rows):
         up_minus_down = [0] * len(self._window.steps)
         links: list[AnyLink] = [*self._window.messages, *self._window.markers]
         for link in links:
-            source, target = self._y_of(link.channel.source), self._y_of(link.channel.target)
+            source, target = self._y_of[link.channel.source], self._y_of[link.channel.target]
             if link.sent is not None:
                 up_minus_down[link.sent] += 1 if target < source else -1
             if link.came is not None and isinstance(link.name, MessageId):
@@ -251,16 +228,17 @@ class Scene(Rows):
                 last[process] = index
         return sides
 
-    def _route(self, router: Router, link: AnyLink) -> Path:
-        if link.sent is None:
-            assert link.came is not None, link
-            return router.entering(self._point(link.came), self._y_of(link.channel.source))
-        if link.came is None:
-            return router.leaving(self._point(link.sent), self._y_of(link.channel.target))
-        return router.whole(self._point(link.sent), self._point(link.came))
-
-    def _point(self, index: int) -> Point:
-        return self.places[index].x, self.places[index].y
+    def _route(self, link: AnyLink) -> Path:
+        sent, came = (
+            None if index is None else (self.places[index].x, self.places[index].y)
+            for index in (link.sent, link.came)
+        )
+        if sent is None:
+            assert came is not None, link
+            return self._router.entering(came, self._y_of[link.channel.source])
+        if came is None:
+            return self._router.leaving(sent, self._y_of[link.channel.target])
+        return self._router.whole(sent, came)
 
 
 def _between(
@@ -289,11 +267,9 @@ def layers(window: Window) -> list[int]:
 def assign_columns(
     window: Window, slots: Sequence[Slot], *, x_from: float, gap: float, label_gap: float
 ) -> list[float]:
-    """Return the x of each step: one for all steps of a layer.
-
-    Neighbouring layers are at least `gap` pixels apart, and as far as the labels on one side of a
-    line need it, which keep `label_gap` pixels between them and from `x_from`.
-    """
+    """Return the x of each step: one for all steps of a layer. Neighbouring layers are at least
+    `gap` pixels apart, and as far as the labels on one side of a line need it, which keep
+    `label_gap` pixels between them and from `x_from`."""
     layer_of = layers(window)
     xs = [0.0] * len(layer_of)
     x = x_from - gap / 2
@@ -312,3 +288,79 @@ def assign_columns(
             xs[index] = x
             ends[window.steps[index].process, slots[index].is_above] = x + slots[index].right
     return xs
+
+
+class Router:
+    """Finds paths for arrows, no two of them the same; `xs_at` has the sorted x of all steps at the
+    y of each line."""
+
+    def __init__(self, xs_at: Mapping[float, Sequence[float]], row_height: float) -> None:
+        self._xs_at = xs_at
+        self._ys = sorted(xs_at)
+        self._row_height = row_height
+        self._taken: set[Path] = set()
+        self._stub_count: dict[tuple[Point, bool], int] = {}
+
+    def whole(self, begin: Point, end: Point) -> Path:
+        """Return the path of an arrow; `end` is to the right of `begin`."""
+        if begin[1] == end[1]:
+            return self._arch(begin, end)
+        x, y = midpoint(begin, end)
+        controls = (min(max(x + bend, begin[0] + 1), end[0] - 1) for bend in BENDS)
+        paths = [Path(begin, (control, y), end) for control in controls]
+        free = [path for path in paths if path not in self._taken] or paths
+        best = next(filter(self._is_clear, free), free[0])
+        self._taken.add(best)
+        return best
+
+    def leaving(self, begin: Point, y_towards: float) -> Path:
+        """Return the path of an arrow that does not arrive: a stub towards another line."""
+        width, height = self._stub(begin, y_towards, is_leaving=True)
+        end = begin[0] + width, begin[1] + height
+        return Path(begin, midpoint(begin, end), end)
+
+    def entering(self, end: Point, y_from: float) -> Path:
+        """Return the path of an arrow that comes from outside: a stub from another line."""
+        width, height = self._stub(end, y_from, is_leaving=False)
+        begin = (end[0] - width, end[1] + height)
+        return Path(begin, midpoint(begin, end), end)
+
+    def _stub(self, at: Point, y: float, *, is_leaving: bool) -> Point:
+        number = self._stub_count.get((at, is_leaving), 0)
+        self._stub_count[at, is_leaving] = number + 1
+        height = self._row_height * 0.45
+        return STUB_WIDTH + STUB_STEP * (number % STUB_COUNT), height if y > at[1] else -height
+
+    def _arch(self, begin: Point, end: Point) -> Path:
+        """Return an arch over a line, for a process that sends to itself."""
+        x, y = midpoint(begin, end)
+        height = self._row_height * 0.7
+        while (path := Path(begin, (x, y - height), end)) in self._taken and height > 1:
+            height *= 0.8
+        self._taken.add(path)
+        return path
+
+    def _is_clear(self, path: Path) -> bool:
+        """Return whether the path keeps away from the dots of all lines that it crosses."""
+        top, bottom = sorted((path.begin[1], path.end[1]))
+        first = bisect_left(self._ys, top + 1)
+        last = bisect_left(self._ys, bottom - 1)
+        for y in self._ys[first:last]:
+            x, _ = path.at((y - path.begin[1]) / (path.end[1] - path.begin[1]))
+            xs = self._xs_at[y]
+            nearest = bisect_left(xs, x - CLEARANCE)
+            if nearest < len(xs) and xs[nearest] < x + CLEARANCE:
+                return False
+        return True
+
+
+def under_way(path: Path, row_height: float) -> Path:
+    """Return about the first half of a path. The arrow is in flight and ends between two lines: on
+    a line it would look like an arrival."""
+    rows = round(abs(path.end[1] - path.begin[1]) / row_height)
+    part = 0.5 if rows % 2 or not rows else 0.5 - 0.5 / rows
+    control = (
+        path.begin[0] + (path.control[0] - path.begin[0]) * part,
+        path.begin[1] + (path.control[1] - path.begin[1]) * part,
+    )
+    return Path(path.begin, control, path.at(part))

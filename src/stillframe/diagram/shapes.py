@@ -76,14 +76,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Dot(msgspec.Struct, frozen=True):
-    """An event.
-
-    Attributes:
-        position: which event.
-        label: its name; None if it has none.
-        is_recorded: whether it lies before the chosen cut, and that is known already.
-        full: its full description.
-    """
+    """An event; `is_recorded` if it lies before the chosen cut, and that is known already."""
 
     position: Position
     x: float
@@ -94,14 +87,9 @@ class Dot(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A step of a process in a snapshot.
+    """A step of a process in a snapshot: a marker came from `source`, or it initiated.
 
-    Attributes:
-        source: from whom the marker came; None if the process initiated.
-        colour: index of the snapshot's colour.
-        is_cut: whether the process recorded its state here.
-        label: the name of the snapshot, where the process recorded its state.
-        is_faint: whether another cut is the chosen one.
+    `is_cut`: it recorded its state here, which `label` says; `is_faint`: another cut is chosen.
     """
 
     process: ProcessId
@@ -173,13 +161,10 @@ class LegendRow(msgspec.Struct, frozen=True):
 
 
 class Diagram(msgspec.Struct, frozen=True):
-    """A space-time diagram.
+    """A space-time diagram; title and description are for those who cannot see it.
 
-    Attributes:
-        width, height: its size in pixels.
-        title, description: what it shows, for those who cannot see it.
-        notices: what was cut off, and which diagram of a sequence it is.
-        is_crowded: whether there are so many lines that arrows have to be fine.
+    Notices say what was cut off, and which diagram of a sequence it is. `is_crowded`: there are so
+    many lines that arrows have to be fine.
     """
 
     width: float

@@ -56,10 +56,8 @@ _LETTER = (
 def draw(diagram: Diagram, *, has_style: bool = True, is_plain: bool = False) -> str:
     """Return `diagram` as the text of an SVG file.
 
-    Args:
-        diagram: what to draw.
-        has_style: whether it brings its style; a page that it becomes a part of has it already.
-        is_plain: whether that style is light and without variables, for programs that know none.
+    A page that it becomes a part of has the style already. A plain style is light and without
+    variables, for programs that know none.
     """
     sheet = palette.plain_style_sheet() if is_plain else palette.style_sheet()
     width, height = math.ceil(diagram.width), math.ceil(diagram.height)
@@ -89,11 +87,7 @@ def start_element(
 
 
 def draw_png(diagram: Diagram) -> bytes:
-    """Return `diagram` as a PNG file.
-
-    Raises:
-        Unavailable: resvg is not installed, or this machine has no font.
-    """
+    """Return `diagram` as a PNG file; Unavailable: without resvg, or on a machine without a font."""
     if _rasterize(_LETTER.format("A")) == _rasterize(_LETTER.format("")):
         raise Unavailable(
             "this machine has no font of fixed width, and a PNG would be without its text: install "

@@ -9,7 +9,6 @@ from functools import lru_cache
 ELLIPSIS = "…"
 SIZE = 12.0
 """Height of the letters, in pixels."""
-
 _ADVANCE = 0.61
 """Width of a letter in the usual fonts of fixed width, as a part of its height."""
 _ADVANCE_WIDE = 1.3
@@ -17,11 +16,8 @@ _ADVANCE_WIDE = 1.3
 
 
 def clean(text: str, *, char_count_max: int) -> str:
-    """Return `text` on one line, without what cannot be printed, and not longer than allowed.
-
-    Control characters, changes of the writing direction and lone surrogates become a space or
-    nothing; an ellipsis stands for what was cut off.
-    """
+    """Return `text` on one line and not longer than allowed: control characters, changes of the
+    writing direction and lone surrogates become a space or nothing."""
     if text.isprintable() and len(text) <= char_count_max and text == " ".join(text.split()):
         return text
     shown: list[str] = []
@@ -38,9 +34,8 @@ def clean(text: str, *, char_count_max: int) -> str:
 
 def shorten(text: str, *, char_count_max: int) -> str:
     """Return `text`, cut off with an ellipsis if it is too long."""
-    if len(text) <= char_count_max:
-        return text
-    return text[: max(0, char_count_max - 1)].rstrip() + ELLIPSIS
+    is_short = len(text) <= char_count_max
+    return text if is_short else text[: max(0, char_count_max - 1)].rstrip() + ELLIPSIS
 
 
 def shorten_name(name: str, *, char_count_max: int) -> str:

@@ -24,11 +24,6 @@ class Link(msgspec.Struct, Generic[Name], frozen=True):
     sent: int | None
     came: int | None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it does not arrive in the window."""
-        return self.came is None
-
 
 AnyLink = Link[MessageId] | Link[SnapshotId]
 
@@ -36,13 +31,10 @@ AnyLink = Link[MessageId] | Link[SnapshotId]
 class Window(msgspec.Struct, frozen=True):
     """Consecutive steps of a trace. All indices count from 0, at the first step of the window.
 
-    Attributes:
-        before_count: how many steps of the trace come before it.
-        done: how many events of each process come before it.
-        positions: of each step, which event it is; None for a step of a snapshot.
-        processes: those that have a line in the picture.
-        previous: of each step, the index of the step before it on its line; None for the first.
-        causes: of each step, those in which what it accepts was sent.
+    Before it come `before_count` steps of the trace, and `done` events of each process. Of each
+    step, `positions` has which event it is (None for a step of a snapshot), `previous` the index of
+    the step before it on its line, and `causes` those in which what it accepts was sent. The
+    `processes` have a line in the picture.
     """
 
     before_count: int
@@ -57,11 +49,8 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def select(trace: Trace, *, first: int, step_count_max: int) -> Window:
-    """Return the window of `trace` that begins with its step `first`, from 1.
-
-    Raises:
-        UsageError: there is no such step, or no step may be shown.
-    """
+    """Return the window of `trace` that begins with its step `first`, from 1; a UsageError says
+    that there is no such step, or that no step may be shown."""
     if step_count_max < 1:
         raise UsageError(f"{step_count_max} steps cannot be shown: show at least one")
     if not 1 <= first <= max(1, len(trace.steps)):
@@ -71,7 +60,7 @@ def select(trace: Trace, *, first: int, step_count_max: int) -> Window:
     counts = dict.fromkeys(trace.processes, 0)
     for step in islice(trace.steps, first - 1):
         counts[step.process] += isinstance(step, Event)
-    done = dict(counts)
+    done = {**counts}
     steps = trace.steps[first - 1 : first - 1 + step_count_max]
     positions: list[Position | None] = []
     previous: list[int | None] = []
@@ -109,7 +98,6 @@ def select(trace: Trace, *, first: int, step_count_max: int) -> Window:
 def _links(
     steps: tuple[Step, ...],
 ) -> tuple[tuple[Link[MessageId], ...], tuple[Link[SnapshotId], ...]]:
-    """Return the links of messages, and those of markers."""
     messages: dict[MessageId, list[int | None]] = {}
     markers: dict[tuple[SnapshotId, Channel], list[int | None]] = {}
     for index, step in enumerate(steps):

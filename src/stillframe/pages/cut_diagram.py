@@ -3,26 +3,44 @@
 A store does not record when a process acted or which marker arrived first. So without a log the
 cuts of all processes are drawn below each other, and a message goes from some point before the cut
 of its source to some point after the cut of its target.
+
+A log says what the processes did around the cut. It may hold 10^8 events, and a diagram a few
+hundred: the steps of the snapshot, the messages that the channels held, those that came last before
+the cut or were sent first after it, and what each process did right before and after. Only messages
+of which both ends are in the diagram have arrows. Beside it the steps are explained, rule by rule
+(Chandy & Lamport, TOCS 1985, section 3.2).
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from stillframe.diagram import shapes
-from stillframe.diagram.cut_styles import name_of
-from stillframe.diagram.layout import CROWDED_ABOVE, WIDTH_MIN, place_legend, place_notices
-from stillframe.diagram.legend import Row
+import msgspec
+
+from stillframe.diagram import layout, shapes
+from stillframe.diagram.cuts import StyledCut, snapshot_name
+from stillframe.diagram.layout import CROWDED_ABOVE, Plan, Row, place_legend, place_notices
 from stillframe.diagram.scene import CUT_OVERHANG, PADDING, TEXT_ROW, Rows
-from stillframe.diagram.shapes import Curve, Diagram, Label, Line, Mark, MessageArrow, Sample
+from stillframe.diagram.shapes import (
+    Curve,
+    Diagram,
+    Label,
+    LegendRow,
+    Line,
+    Mark,
+    MessageArrow,
+    Role,
+    Sample,
+)
 from stillframe.diagram.text_metrics import count
 from stillframe.diagram.window import PROCESS_COUNT_MAX
-from stillframe.eventlog.window import NotInLog
-from stillframe.model import ChannelState, ProcessId, Snapshot
-from stillframe.pages import cut_from_log
-from stillframe.pages.cut_from_log import CutDiagram
-from stillframe.trace import MessageId
+from stillframe.eventlog import segments
+from stillframe.eventlog.segments import ACCEPTED, MARKER_ACCEPTED, MARKER_SENT, RECORDED, SENT
+from stillframe.eventlog.to_trace import CausalMerge
+from stillframe.eventlog.window import Lane, NotInLog, WindowRequest, read_window
+from stillframe.model import Channel, ChannelState, ProcessId, Snapshot, SnapshotId
+from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace
 
 WITHOUT_LOG = (
     "A store knows each cut, the counts and the messages that were on the channels; not what the "
@@ -37,31 +55,363 @@ CROWDED_COUNT_MAX = 60
 _SLOT_MIN, _SLOT_MAX, _SIDE = 9.0, 24.0, 600.0
 _NEAR = 26.0
 """How far from the cut the nearest end of an arrow is."""
+FROM_LOG = (
+    "From the event log: the steps of the snapshot, the messages that channels held, and what "
+    "happened right before and after the cut. The order from left to right is what happened before "
+    "what, not a clock."
+)
+HELD_MAX, HELD_OF_CHANNEL_MAX = 60, 4
+"""Messages drawn that channels held, and of one channel: its first."""
+NEAR_CHANNELS_MAX, NEAR = 24, 2
+"""With at most this many channels, this many messages of each are drawn on each side of the cut."""
+NEAREST_EVENTS_MAX = 100
+MARKER_STEPS_MAX = 140
+STEPS_MAX = 400
+_LISTED_MAX = 6
+SENDING = (
+    "Marker-sending rule: for each channel c directed away from p, p sends one marker along c "
+    "after p records its state and before p sends further messages along c."
+)
+RECEIVING_FIRST = (
+    "Marker-receiving rule: if q has not recorded its state then q records its state; q records "
+    "the state of c as the empty sequence."
+)
+RECEIVING_LATER = (
+    "Marker-receiving rule: else q records the state of c as the sequence of messages received "
+    "along c after q's state was recorded and before q received the marker along c."
+)
+
+
+class LoggedStep(NamedTuple):
+    """One step of a process in the snapshot, as the log has it: how many actions the process had
+    done before, and the numbers of the messages recorded on the marker's channel, if it was."""
+
+    step: MarkerStep
+    event_count: int
+    recorded: tuple[range, ...] | None
+
+
+class CutDiagram(msgspec.Struct, frozen=True):
+    """The diagram of a snapshot's cut; sentences say what is not drawn, what is not known, and how
+    the log contradicts the snapshot.
+
+    Each of the `steps` of the recording has, for a page, a sentence, the rule that it follows, and
+    the keys of what it is in the diagram; there are none without a log.
+    """
+
+    diagram: Diagram
+    left_out: str
+    note: str
+    contradictions: list[str] = []
+    steps: list[dict[str, Any]] = []
+    steps_left_out_count: int = 0
 
 
 def load(snapshot: Snapshot, log: Path | None) -> CutDiagram:
-    """Return the diagram of the cut of `snapshot`.
-
-    Args:
-        snapshot: as a store holds it.
-        log: the directory of the event log of the same system; None: there is none.
-
-    Raises:
-        UsageError: there is no event log at `log`.
-        Damaged, OSError: it cannot be read.
-    """
+    """Return the diagram of the cut of `snapshot`, if possible from the event log in the directory
+    `log`; UsageError, Damaged and OSError say that there is none, or that it cannot be read."""
     note = WITHOUT_LOG
     if log is not None:
         try:
-            return cut_from_log.load(snapshot, log)
+            return load_from_log(snapshot, log)
         except NotInLog as error:
             note = f"{str(error)[:1].upper()}{str(error)[1:]}. {WITHOUT_LOG}"
     layout = _StoreLayout(snapshot)
     return CutDiagram(layout.draw(), layout.left_out, note)
 
 
+def load_from_log(snapshot: Snapshot, log: Path) -> CutDiagram:
+    """Return the diagram as `load` does; NotInLog: the log has not the cuts of all processes."""
+    lanes = read_window(log, snapshot, _wanted(snapshot))
+    steps = _in_order([step for p, lane in lanes.items() for step in _marker_steps(p, lane)])
+    plan = _LoggedPlan(snapshot, _Lines(lanes, _drawn_steps(steps, snapshot)))
+    diagram = plan.draw(plan.step_count)
+    listed = steps
+    if len(steps) > STEPS_MAX:
+        listed = [each for each in steps if each.step.is_cut or each.recorded][:STEPS_MAX]
+    return CutDiagram(
+        diagram,
+        plan.left_out,
+        FROM_LOG,
+        list(_contradictions(lanes, steps, snapshot)),
+        list(_explain(listed, diagram, snapshot)),
+        len(steps) - len(listed),
+    )
+
+
+def _wanted(snapshot: Snapshot) -> WindowRequest:
+    channels = snapshot.state.channels
+    held = [state for state in channels if state.message_count]
+    most = max(1, min(HELD_OF_CHANNEL_MAX, HELD_MAX // max(1, len(held))))
+    near = NEAR if len(channels) <= NEAR_CHANNELS_MAX else 0
+    chosen = [*held[:HELD_MAX], *(state for state in channels if near and not state.message_count)]
+    nearest = max(1, min(2, NEAREST_EVENTS_MAX // (2 * max(1, len(snapshot.state.processes)))))
+    return WindowRequest(nearest, {state.channel: _ranges(state, most, near) for state in chosen})
+
+
+def _ranges(state: ChannelState, most: int, near: int) -> Sequence[range]:
+    received, sent = state.received_count, state.sent_count
+    return (
+        range(max(1, received + 1 - near), received + 1),
+        range(received + 1, received + 1 + min(most, state.message_count)),
+        range(sent + 1, sent + 1 + near),
+    )
+
+
+def _channel(row: segments.Row) -> Channel:
+    source, _, target = (row.channel or "").partition("->")
+    return Channel(source, target)
+
+
+def _marker_steps(process: ProcessId, lane: Lane) -> Iterator[LoggedStep]:
+    for rows in segments.grouped(lane.rows):
+        if rows[0].snapshot is None:
+            continue
+        marker = next((row for row in rows if row.kind == MARKER_ACCEPTED), None)
+        at = rows[0].at
+        step = MarkerStep(
+            process,
+            SnapshotId.parse(rows[0].snapshot),
+            source=None if marker is None else _channel(marker).source,
+            is_cut=any(row.kind == RECORDED for row in rows),
+            targets=tuple(_channel(row).target for row in rows if row.kind == MARKER_SENT),
+            at=None if at is None else at / 1e6,
+        )
+        recorded = None
+        if marker is not None and marker.recorded is not None:
+            found = (range(r["first"], r["first"] + r["count"]) for r in marker.recorded)
+            recorded = tuple(filter(None, found))
+        yield LoggedStep(step, rows[0].event, recorded)
+
+
+def _in_order(steps: list[LoggedStep]) -> list[LoggedStep]:
+    """Return steps in the order of their times, as far as that is possible: the clocks of two
+    machines may say of a marker that it came before it was sent."""
+    waiting = sorted(steps, key=lambda logged: logged.step.at or 0.0)
+    recorded: set[ProcessId] = set()
+    ordered: list[LoggedStep] = []
+    while waiting:
+        ready = next((each for each in waiting if _can_come(each.step, recorded)), waiting[0])
+        waiting.remove(ready)
+        ordered.append(ready)
+        if ready.step.is_cut:
+            recorded.add(ready.step.process)
+    return ordered
+
+
+def _can_come(step: MarkerStep, recorded: set[ProcessId]) -> bool:
+    is_sent = step.source is None or step.source in recorded
+    return is_sent and (step.is_cut or step.process in recorded)
+
+
+def _drawn_steps(steps: Sequence[LoggedStep], snapshot: Snapshot) -> set[MarkerStep]:
+    """Return which steps have a place in the diagram: the cuts, then those that found messages."""
+    ranked = sorted(steps, key=lambda each: (not each.step.is_cut, not each.recorded))
+    most = max(MARKER_STEPS_MAX, len(snapshot.state.processes))
+    return {each.step for each in ranked[:most]}
+
+
+class _Lines:
+    """The trace of what is drawn, and the true numbers of the events of each process."""
+
+    def __init__(self, lanes: Mapping[ProcessId, Lane], drawn: set[MarkerStep]) -> None:
+        rows = [row for lane in lanes.values() for row in lane.rows]
+        sent, accepted = (
+            {MessageId(_channel(row), row.number or 0) for row in rows if row.kind == kind}
+            for kind in (SENT, ACCEPTED)
+        )
+        self._whole = sent & accepted
+        self.numbers: dict[ProcessId, list[int]] = {process: [] for process in lanes}
+        lines: dict[ProcessId, deque[Step]] = {process: deque() for process in lanes}
+        came = {(step.source, step.process) for step in drawn}
+        for process, lane in lanes.items():
+            markers = iter(_marker_steps(process, lane))
+            for own in segments.grouped(lane.rows):
+                if own[0].snapshot is None:
+                    self.numbers[process].append(own[0].event)
+                    lines[process].append(self._event(process, own))
+                elif (step := next(markers).step) in drawn:
+                    targets = tuple(t for t in step.targets if (process, t) in came)
+                    lines[process].append(msgspec.structs.replace(step, targets=targets))
+        channels = sorted({message.channel for message in self._whole})
+        self.trace = Trace(lanes, CausalMerge(lines).steps(), channels)
+
+    def _event(self, process: ProcessId, rows: Sequence[segments.Row]) -> Event:
+        def messages(kind: str) -> tuple[MessageId, ...]:
+            found = (MessageId(_channel(r), r.number or 0) for r in rows if r.kind == kind)
+            return tuple(message for message in found if message in self._whole)
+
+        return Event(process, accepted=messages(ACCEPTED), sent=messages(SENT))
+
+
+class _LoggedPlan(Plan):
+    """The diagram, with words about all of the snapshot: the trace is only what is drawn of it."""
+
+    def __init__(self, snapshot: Snapshot, lines: _Lines) -> None:
+        self._numbers = lines.numbers
+        self._name = snapshot_name(snapshot.id)
+        self._held = count(snapshot.state.message_count, "message")
+        super().__init__(lines.trace, snapshot.id, is_sequence=False)
+        caught = sum(1 for role in self.roles.values() if role is Role.CAUGHT)
+        sentences = [f"{caught:,} of {self._held} that channels held are drawn"]
+        sentences += [self.notice] if self.notice else []
+        is_whole = caught == snapshot.state.message_count and not self.notice
+        self.left_out = "" if is_whole else "; ".join(sentences)
+
+    def legend_rows(self, step_count: int) -> Iterator[layout.Row]:
+        """Yield the words below the diagram; `step_count` makes no difference to them."""
+        yield Row(Sample.CUT, 0, f"the cut of snapshot {self._name}, with {self._held} in transit")
+        yield Row(Sample.RECORDED, 0, "event before the cut")
+        yield Row(Sample.MARKER, 0, "marker")
+        if Role.CAUGHT in self.roles.values():
+            sentence = "message that a channel held: sent before the cut, accepted after it"
+            yield Row(Sample.CAUGHT, 0, sentence)
+        yield Row(Sample.NOTHING, 0, "between two events of a process may be others")
+
+    def words(self, rows: Sequence[LegendRow], notices: Sequence[Label]) -> tuple[str, str]:
+        """Return the title and the description."""
+        lines = count(len(self.window.processes), "process")
+        events = count(sum(at is not None for at in self.window.positions), "event")
+        messages = count(len(self.window.messages), "message")
+        return (
+            f"What {lines} did around snapshot {self._name}",
+            f"{rows[0].full}. {events} and {messages} around it are drawn.",
+        )
+
+    def number(self, position: Position) -> Position:
+        """Return the number that an event has in the log."""
+        return Position(position.process, self._numbers[position.process][position.index - 1])
+
+    def words_of_message(self, message: MessageId) -> str:
+        """Return what is known of a message: the events have no names."""
+        fate = {
+            Role.CAUGHT: ", which the channel held",
+            Role.ORPHAN: ": accepted before the cut, sent after it",
+        }
+        return f"message {message}{fate.get(self.roles.get(message, Role.PLAIN), '')}"
+
+    def words_of_cut(self, cut: StyledCut, step_count: int) -> str:
+        """Return what the legend says of it."""
+        return next(self.legend_rows(step_count)).text
+
+
+def _contradictions(
+    lanes: Mapping[ProcessId, Lane], steps: Iterable[LoggedStep], snapshot: Snapshot
+) -> Iterator[str]:
+    states = {str(state.channel): state for state in snapshot.state.channels}
+    for process, lane in lanes.items():
+        for (kind, name), number in lane.counts.items():
+            state = states[name]
+            counted = {SENT: state.sent_count, ACCEPTED: state.received_count}[kind]
+            if number != counted:
+                yield (
+                    f"at its cut {process} had {kind} {counted:,} messages on {name}, and in "
+                    f"the log the last before it is #{number:,}"
+                )
+    for each in steps:
+        if each.step.source is None or each.recorded is None:
+            continue
+        channel = Channel(each.step.source, each.step.process)
+        state = states[str(channel)]
+        numbers = [number for part in each.recorded for number in part[: state.message_count + 1]]
+        held = range(state.received_count + 1, state.sent_count + 1)
+        if numbers != [*held]:
+            yield (
+                f"channel {channel} held {_numbers((held,))}, and the log has recorded "
+                f"{_numbers(each.recorded)}"
+            )
+
+
+def _explain(
+    steps: Sequence[LoggedStep], diagram: Diagram, snapshot: Snapshot
+) -> Iterator[dict[str, Any]]:
+    """Yield the steps for a page, each with the keys that the SVG gives to what is drawn of it."""
+    name = str(snapshot.id)
+    drawn = {_step_key(name, mark.process, mark.source) for mark in diagram.marks}
+    drawn |= {_marker_key(name, arrow.source, arrow.target) for arrow in diagram.markers}
+    last_cut = max((i for i, each in enumerate(steps) if each.step.is_cut), default=-1)
+    for index, each in enumerate(steps):
+        process, source = each.step.process, each.step.source
+        keys = [_step_key(name, process, source)]
+        keys += [_marker_key(name, source, process)] if source is not None else []
+        keys += [_marker_key(name, process, target) for target in each.step.targets]
+        keys = [key for key in keys if key in drawn]
+        if source is not None and not each.step.is_cut:
+            keys += [
+                f"message {arrow.message}"
+                for arrow in diagram.messages
+                if arrow.message.channel == Channel(source, process)
+                and any(arrow.message.number in part for part in each.recorded or ())
+            ]
+        if index == last_cut:
+            keys += [f"cut {curve.name}" for curve in diagram.curves]
+        yield {
+            "process": process,
+            "at": each.step.at,
+            "sentence": _sentence(each),
+            "rule": _rule(each),
+            "keys": keys,
+        }
+
+
+def _step_key(snapshot: str, process: ProcessId, source: ProcessId | None) -> str:
+    return f"step {snapshot} {process}" + (f" {source}" if source is not None else "")
+
+
+def _marker_key(snapshot: str, source: ProcessId, target: ProcessId) -> str:
+    return f"marker {snapshot} {source}->{target}"
+
+
+def _rule(each: LoggedStep) -> str:
+    if each.step.source is None:
+        return SENDING
+    return RECEIVING_FIRST if each.step.is_cut else RECEIVING_LATER
+
+
+def _sentence(each: LoggedStep) -> str:
+    step = each.step
+    after = f"after {count(each.event_count, 'event')}"
+    if step.source is None:
+        how = "initiates" if step.snapshot.initiator == step.process else "begins"
+        return f"{step.process} {how} {step.snapshot}: {after} it records its state{_sends(each)}."
+    came = f"{step.process} gets the marker from {step.source}"
+    channel = Channel(step.source, step.process)
+    if step.is_cut:
+        return (
+            f"{came}, its first: {after} it records its state, and channel {channel} as "
+            f"empty{_sends(each)}."
+        )
+    if each.recorded is None:
+        return f"{came}, and takes no part in the snapshot any more."
+    if not each.recorded:
+        return f"{came}: it records channel {channel} as empty; nothing came since its cut."
+    return (
+        f"{came}: it records channel {channel} as {_numbers(each.recorded)}, which came since its "
+        "cut."
+    )
+
+
+def _sends(each: LoggedStep) -> str:
+    channels = [str(Channel(each.step.process, target)) for target in each.step.targets]
+    if not channels:
+        return ""
+    more = len(channels) - _LISTED_MAX
+    listed = ", ".join(channels[:_LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
+    return f", and sends a marker on {listed}"
+
+
+def _numbers(ranges: Sequence[range]) -> str:
+    """Return the number and range of some messages: 32 messages, #5 to #36."""
+    total = sum(map(len, ranges))
+    if not total:
+        return "nothing"
+    first, last = ranges[0][0], ranges[-1][-1]
+    span = f"#{first:,}" if total == 1 else f"#{first:,} to #{last:,}"
+    return f"{count(total, 'message')}, {span}"
+
+
 class _Arrow(NamedTuple):
-    """A message, and its place among those that leave or reach the same line."""
+    """A message without a log, and its place among those that leave or reach the same line."""
 
     message: MessageId
     leaves: int
@@ -69,7 +419,7 @@ class _Arrow(NamedTuple):
 
 
 class _StoreLayout(Rows):
-    """The cut of each process, and the messages in transit on the channels."""
+    """The cut of each process, and the messages in transit on the channels, from a store."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         held = [state for state in snapshot.state.channels if state.message_count]
@@ -82,13 +432,13 @@ class _StoreLayout(Rows):
         super().__init__(processes, top=PADDING + TEXT_ROW * bool(self.left_out))
         most = 1 + max((max(a.leaves, a.comes) for a in self._arrows), default=0)
         self._slot = min(_SLOT_MAX, max(_SLOT_MIN, _SIDE / most))
-        side = max(_NEAR + self._slot * most + 16, (WIDTH_MIN - self.x_from - PADDING) / 2)
+        side = max(_NEAR + self._slot * most + 16, (layout.WIDTH_MIN - self.x_from - PADDING) / 2)
         self._x_cut = self.x_from + side
         self._x_to = self._x_cut + side
 
     def draw(self) -> Diagram:
         """Return the diagram."""
-        name = name_of(self._snapshot.id)
+        name = snapshot_name(self._snapshot.id)
         caught = count(self._snapshot.state.message_count, "message")
         what = f"the cut of snapshot {name}, with {caught} in transit"
         legend = [Row(Sample.CUT, 0, what)]

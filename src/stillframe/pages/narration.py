@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from stillframe.diagram import legend
-from stillframe.diagram.recording_intervals import Choice, record
+from stillframe.diagram import layout
+from stillframe.diagram.cuts import Choice, record
 from stillframe.diagram.text_metrics import count
 from stillframe.diagram.window import Window
 from stillframe.model import Channel, ProcessId, SnapshotId
@@ -60,7 +60,7 @@ def of_trace(trace: Trace, shown: Window) -> Story:
     """Return the description of a trace of any origin."""
 
     def name(message: MessageId) -> str:
-        return legend.name_of(trace, message)
+        return layout.message_name(trace, message)
 
     return Story(trace, tuple(Narrator(trace, shown, name).lines()), name, {})
 

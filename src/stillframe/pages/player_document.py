@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any
 
 from stillframe.diagram import animated_svg, layout, window
-from stillframe.diagram.recording_intervals import Choice, record
+from stillframe.diagram.cuts import Choice, record
 from stillframe.diagram.text_metrics import count
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import SnapshotId

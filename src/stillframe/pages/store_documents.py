@@ -18,7 +18,7 @@ from stillframe.diagram.text_metrics import count
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import ChannelState, ProcessId, Snapshot, SnapshotId
 from stillframe.pages import cut_diagram
-from stillframe.pages.cut_from_log import CutDiagram
+from stillframe.pages.cut_diagram import CutDiagram
 from stillframe.pages.values import Budget, printable, show, show_fields, show_pair
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.store.diff import ChannelDifference, FieldDifference, diff_snapshots

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from stillframe.cli.sim import Rules, recorder_of
-from stillframe.diagram.recording_intervals import Choice, record
+from stillframe.diagram.cuts import Choice, record
 from stillframe.errors import UsageError
 from stillframe.model import Channel, Snapshot, SnapshotId
 from stillframe.sim.campaign import RunConfig, run_seed
