@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stillframe.model import SnapshotId
-from stillframe.pages.store_documents import KEYS_MAX, diff_document
+from stillframe.pages.snapshot_documents import KEYS_MAX, diff_document
 from stillframe.store.diff import diff_snapshots
 from stillframe.store.store import Store
 from tests.store import keyed_samples

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stillframe.pages.pipeline_documents import pipeline_diff_document
+from stillframe.pages.snapshot_documents import pipeline_diff_document
 from stillframe.pipeline import Pipeline
 from tests.cli.pipelines import add_up, commit, resting_shop, sell
 

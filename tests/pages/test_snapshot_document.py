@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stillframe.model import SnapshotId
-from stillframe.pages.store_documents import snapshot_document
+from stillframe.pages.snapshot_documents import snapshot_document
 from stillframe.store.store import Store
 from tests.store import keyed_samples
 from tests.store.samples import DESCRIPTION, SOME_MESSAGES, publish

@@ -11,8 +11,12 @@ from playwright.sync_api import Dialog, Page, expect
 
 from stillframe.model import Snapshot
 from stillframe.pages import self_contained_page
-from stillframe.pages.pipeline_documents import pipeline_diff_document, pipeline_snapshot_document
-from stillframe.pages.store_documents import diff_document, snapshot_document
+from stillframe.pages.snapshot_documents import (
+    diff_document,
+    pipeline_diff_document,
+    pipeline_snapshot_document,
+    snapshot_document,
+)
 from stillframe.pages.values import plain, printable
 from stillframe.store.store import Store
 from stillframe.store.tables import fields_of, messages_of

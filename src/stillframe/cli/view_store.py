@@ -10,8 +10,12 @@ from stillframe.durable_files import write_atomically
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pages import cut_diagram, self_contained_page
-from stillframe.pages.pipeline_documents import pipeline_diff_document, pipeline_snapshot_document
-from stillframe.pages.store_documents import diff_document, snapshot_document
+from stillframe.pages.snapshot_documents import (
+    diff_document,
+    pipeline_diff_document,
+    pipeline_snapshot_document,
+    snapshot_document,
+)
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.store.layout import HEAD, SNAPSHOTS

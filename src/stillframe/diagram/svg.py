@@ -87,7 +87,7 @@ def start_element(
 
 
 def draw_png(diagram: Diagram) -> bytes:
-    """Return `diagram` as a PNG file; Unavailable: without resvg, or on a machine without a font."""
+    """Return `diagram` as a PNG file; Unavailable: resvg or a font is missing."""
     if _rasterize(_LETTER.format("A")) == _rasterize(_LETTER.format("")):
         raise Unavailable(
             "this machine has no font of fixed width, and a PNG would be without its text: install "

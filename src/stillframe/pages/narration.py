@@ -1,6 +1,7 @@
 """Describe an execution step by step, from the narration of its simulation or the trace alone."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import msgspec
 
@@ -18,15 +19,9 @@ LABELS_MAX = 8
 
 
 class Story(msgspec.Struct, frozen=True):
-    """The description of an execution.
-
-    Attributes:
-        trace: what happened.
-        lines: for each step that is shown what was done by which rule, and then, in further lines,
-            what ended with it.
-        name: returns what people call a message.
-        states: what a process recorded for a snapshot, as far as that is known.
-    """
+    """The description of an execution: for each step that is shown what was done by which rule, and
+    in further lines what ended with it; what people call a message; and what a process recorded for
+    a snapshot, as far as that is known."""
 
     trace: Trace
     lines: tuple[tuple[str, ...], ...]
@@ -58,10 +53,7 @@ def of_script(played: Played, shown: Window) -> Story:
 
 def of_trace(trace: Trace, shown: Window) -> Story:
     """Return the description of a trace of any origin."""
-
-    def name(message: MessageId) -> str:
-        return layout.message_name(trace, message)
-
+    name = partial(layout.message_name, trace)
     return Story(trace, tuple(Narrator(trace, shown, name).lines()), name, {})
 
 
@@ -75,14 +67,8 @@ def state_after(trace: Trace, process: ProcessId, event_count: int) -> str:
 
 
 class Narrator:
-    """Describes the steps of a trace, each with the rule that it follows, in the words of the
-    narrator of a simulated world, which knows more.
-
-    Args:
-        trace: what happened.
-        shown: the steps that are described, with the snapshots that take a step in them.
-        name: returns what people call a message.
-    """
+    """Describes the steps of a trace that are shown, each with the rule that it follows, in the
+    words of the narrator of a simulated world, which knows more."""
 
     def __init__(self, trace: Trace, shown: Window, name: Callable[[MessageId], str]) -> None:
         self._trace = trace
@@ -101,23 +87,20 @@ class Narrator:
 
     def _event(self, event: Event) -> str:
         self._done[event.process] += 1
-        position = Position(event.process, self._done[event.process])
-        what = event.label or f"event {position}"
+        what = event.label or f"event {Position(event.process, self._done[event.process])}"
         sends = ", ".join(f"{self._name(m)} to {m.channel.target}" for m in event.sent)
         sends = f"; sends {sends}" if sends else ""
         if not event.accepted:
             return f"{event.process} does {what}{sends}"
         accepts = ", ".join(f"{self._name(m)} from {m.channel.source}" for m in event.accepted)
-        return f"{event.process} accepts {accepts}: does {what}{sends}{self._keep(event)}"
-
-    def _keep(self, event: Event) -> str:
-        kept = [
+        kept = ", ".join(
             f"{message.channel} keeps {self._name(message)} for {snapshot}"
             for snapshot, recording in self._recordings.items()
             for message in event.accepted
             if (message, self._number) in recording.channels[message.channel].caught
-        ]
-        return f"; {', '.join(kept)}" if kept else ""
+        )
+        told = f"{event.process} accepts {accepts}: does {what}{sends}"
+        return f"{told}; {kept}" if kept else told
 
     def _marker_step(self, step: MarkerStep) -> str:
         process, snapshot = step.process, step.snapshot

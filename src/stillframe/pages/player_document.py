@@ -14,7 +14,7 @@ from stillframe.pages.narration import Story
 from stillframe.pages.scrubber_document import scrubber_document
 from stillframe.protocol.equivalent import equivalent, interchanges
 from stillframe.sim.scenario import Played
-from stillframe.trace import Cut, MarkerStep, Position, Trace, clean_label
+from stillframe.trace import Cut, MarkerStep, Trace, clean_label
 
 STEP_COUNT_MAX = 200
 """Drawing all steps takes time quadratic in their number."""
@@ -38,19 +38,11 @@ def player_document(
     first: int = 1,
     step_count_max: int = STEP_COUNT_MAX,
 ) -> dict[str, Any]:
-    """Return the document that ``player.js`` shows.
+    """Return the document that ``player.js`` shows, with `snapshot` chosen at first, and at most
+    one of `cuts` to choose besides.
 
-    Args:
-        trace: what happened.
-        title: what it is called.
-        played: the script that it is of, if it is of one; it tells more.
-        snapshot: the one that is chosen at first.
-        cuts: cuts to choose from besides those of snapshots; at most one.
-        first: the step of the trace to begin with, from 1.
-        step_count_max: how many steps are shown; the page says what it leaves out.
-
-    Raises:
-        UsageError: the trace has no such snapshot, cut or step.
+    A script that was played tells more than its trace. A UsageError says that the trace has no such
+    snapshot, cut or step.
     """
     shown = window.select(trace, first=first, step_count_max=step_count_max)
     story = (
@@ -62,11 +54,12 @@ def player_document(
         "kind": "play",
         "title": clean_label(title),
         "about": ", ".join(
-            (
-                count(len(trace.processes), "process"),
-                count(len(trace.channels), "channel"),
-                count(trace.event_count, "event"),
-                count(trace.message_count, "message"),
+            count(number, noun)
+            for number, noun in (
+                (len(trace.processes), "process"),
+                (len(trace.channels), "channel"),
+                (trace.event_count, "event"),
+                (trace.message_count, "message"),
             )
         ),
         "notice": layout.left_out(trace, first=first, step_count_max=step_count_max),
@@ -138,10 +131,8 @@ def interchange_document(trace: Trace, choice: Choice) -> dict[str, Any]:
     the places of the two events that make them impossible.
     """
     if trace.event_count > EVENT_COUNT_MAX:
-        events = count(trace.event_count, "event")
-        return _without(
-            f"Not shown: there are {events}, and a row of up to {EVENT_COUNT_MAX} can be read."
-        )
+        there = f"there are {count(trace.event_count, 'event')}"
+        return _without(f"Not shown: {there}, and a row of up to {EVENT_COUNT_MAX} can be read.")
     try:
         cut = trace.cut_of(choice.snapshot) if choice.snapshot is not None else choice.cut
     except UsageError as error:
@@ -168,20 +159,14 @@ def interchange_document(trace: Trace, choice: Choice) -> dict[str, Any]:
         broken = [order.index(trace.sent_in(orphan)), order.index(accepter)]
         return found | _without(clean_label(f"Not possible: {error}.")) | {"broken": broken}
     places = {position: place for place, position in enumerate(order)}
-    swaps = [
-        _swap(places, change.red, change.white)
-        for change in islice(interchanges(trace, cut), INTERCHANGE_COUNT_MAX)
-    ]
+    swaps = []
+    for change in islice(interchanges(trace, cut), INTERCHANGE_COUNT_MAX):
+        place = places[change.red]
+        assert places[change.white] == place + 1, change
+        places[change.red], places[change.white] = place + 1, place
+        swaps.append(place)
     return found | {"swaps": swaps, "total": total, "problem": "", "broken": []}
 
 
 def _without(problem: str) -> dict[str, Any]:
     return {"swaps": [], "total": 0, "problem": problem, "broken": []}
-
-
-def _swap(places: dict[Position, int], red: Position, white: Position) -> int:
-    """Let two neighbours change places; return where the first of them was."""
-    place = places[red]
-    assert places[white] == place + 1, (red, white)
-    places[red], places[white] = place + 1, place
-    return place

@@ -55,11 +55,6 @@ def scrubber_document(
 
     None if there is not exactly one snapshot, all of whose markers arrived in order, or if the
     execution is too long for dragging.
-
-    Args:
-        trace: what happened.
-        name: how a message is called.
-        played: the script that it is of, if it is of one.
     """
     if not 0 < trace.event_count <= EVENT_COUNT_MAX or not _is_one_snapshot(trace):
         return None
@@ -101,19 +96,19 @@ def scrubber_document(
 
 
 def without_snapshot(trace: Trace, played: Played | None) -> tuple[Trace, str, int]:
-    """Return the execution of the application alone, and its times.
-
-    Returns:
-        the execution, in steps with its markers; what its time is counted in, ``TICK`` or
-        ``STEP``; and where between two of them the snapshot is initiated: 1 for behind what the
-        application does then, -1 for before.
-    """
+    """Return the execution of the application alone, or with its markers in steps; what its time is
+    counted in; and whether the snapshot is initiated behind what the application does then, 1, or
+    before it, -1."""
     again = None if played is None else _played_without_snapshot(played)
     if again is not None:
         plain = again.world.epoch.trace(again.world.description)
         if _is_beside(trace, plain):
             return plain, TICK, 1
-    return _by_steps(trace), STEP, -1
+    steps = (
+        msgspec.structs.replace(step, at=float(number))
+        for number, step in enumerate(trace.steps, 1)
+    )
+    return Trace(trace.processes, steps, trace.channels), STEP, -1
 
 
 def _is_beside(trace: Trace, plain: Trace) -> bool:
@@ -149,15 +144,6 @@ def _played_without_snapshot(played: Played) -> Played | None:
         return play_text("\n".join([*system, SEPARATOR, "", *kept, SEPARATOR, ""]))
     except UsageError:
         return None  # the application waited for what a marker held up: it is not on its own
-
-
-def _by_steps(trace: Trace) -> Trace:
-    """Return the same execution with the number of each step, from 1, as its time."""
-    steps = (
-        msgspec.structs.replace(step, at=float(number))
-        for number, step in enumerate(trace.steps, 1)
-    )
-    return Trace(trace.processes, steps, trace.channels)
 
 
 def _is_one_snapshot(trace: Trace) -> bool:
@@ -224,14 +210,9 @@ def _keeps_apart(trace: Trace) -> bool:
 
 
 class _Layout:
-    """The picture of what the application does: the rest is drawn over it as it is dragged.
-
-    Attributes:
-        end: the last half that is shown.
-        numbers: of each event, its number in the document.
-        ends: of each message, where it was sent and accepted.
-        names: how each message is called.
-    """
+    """The picture of what the application does, up to half `end`: the rest is drawn over it as it
+    is dragged. Events have their number in the document, and messages their name and the `ends`
+    where they were sent and accepted."""
 
     def __init__(self, trace: Trace, name: Callable[[MessageId], str], end: int, unit: str) -> None:
         self.end = end
@@ -253,7 +234,14 @@ class _Layout:
         self._width = self.x(end) + PADDING
         rows_height = ROW_HEIGHT * (len(trace.processes) - 1)
         self._height = TOP + rows_height + CUT_OVERHANG + 3 * PADDING
-        self._places = self._place_events()
+        # Events of one process and tick are side by side.
+        self._places: dict[Position, Point] = {}
+        beside = Counter[tuple[ProcessId, int]]()
+        for position, event in trace.positions():
+            process, half = position.process, _half(event)
+            x = self.x(half) + BESIDE * beside[process, half]
+            self._places[position] = x, self._y(process)
+            beside[process, half] += 1
 
     def x(self, half: int) -> float:
         """Return where a half is."""
@@ -284,16 +272,6 @@ class _Layout:
 
     def _y(self, process: ProcessId) -> float:
         return TOP + ROW_HEIGHT * self._trace.index_of[process]
-
-    def _place_events(self) -> dict[Position, Point]:
-        """Those of one process and tick are side by side."""
-        found: dict[Position, Point] = {}
-        beside = Counter[tuple[ProcessId, int]]()
-        for position, event in self._trace.positions():
-            process, half = position.process, _half(event)
-            found[position] = self.x(half) + BESIDE * beside[process, half], self._y(process)
-            beside[process, half] += 1
-        return found
 
     def _lines(self) -> Iterator[Line]:
         for process, name in self._process_names.items():

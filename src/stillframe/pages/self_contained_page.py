@@ -20,20 +20,14 @@ from stillframe.trace import clean_label
 
 ENTRY = "file.js"
 """The entry module of the script in a file; it comes last."""
-SHEETS = ("play.css",)
-"""The style sheets of single parts of the page, which follow the others."""
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_-]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(async )?(function|const|class) )", re.MULTILINE)
 
 
 def render(document: Any, *, title: str) -> str:
-    """Return the text of an HTML file that shows `document`.
-
-    Args:
-        document: what JSON can hold; its ``kind`` says which module of the page shows it.
-        title: of the page; foreign text, made harmless here.
-    """
+    """Return the text of an HTML file that shows `document`, whose ``kind`` says which module of
+    the page does; the title is foreign text, made harmless here."""
     style, script = style_sheet(), bundle(ENTRY)
     # Inside a script element '<' could end it; JSON knows another way to write it.
     held = msgspec.json.encode(document).decode().replace("<", "\\u003c")
@@ -55,7 +49,7 @@ def render(document: Any, *, title: str) -> str:
 @cache
 def style_sheet() -> str:
     """Return the style of all pages, with the colours of diagrams."""
-    return "\n".join((read("style.css"), palette.style_sheet(), *map(read, SHEETS))) + "\n"
+    return f"{read('style.css')}\n{palette.style_sheet()}\n"
 
 
 @cache

@@ -60,11 +60,7 @@ def printable(text: str, *, kept: str = "") -> str:
 
 
 class Budget:
-    """The number of characters of values that still fit into a document.
-
-    Args:
-        chars: in all.
-    """
+    """The number of characters of values that still fit into a document."""
 
     def __init__(self, chars: int) -> None:
         self._chars = chars
@@ -89,10 +85,7 @@ class Budget:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as the text of JSON.
-
-    What JSON cannot hold is written as Python does.
-    """
+    """Return a value as the text of JSON; what JSON cannot hold is written as Python does."""
     try:
         return msgspec.json.encode(plain(value)).decode()
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):

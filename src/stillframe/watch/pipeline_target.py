@@ -14,7 +14,7 @@ from typing import Any, assert_never
 
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, SnapshotId
-from stillframe.pages.pipeline_documents import pipeline_diff_document, pipeline_snapshot_document
+from stillframe.pages.snapshot_documents import pipeline_diff_document, pipeline_snapshot_document
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.progress import Progress

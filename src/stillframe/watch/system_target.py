@@ -14,7 +14,7 @@ import msgspec
 
 from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import SnapshotId
-from stillframe.pages.store_documents import diff_document, snapshot_document
+from stillframe.pages.snapshot_documents import diff_document, snapshot_document
 from stillframe.protocol.stragglers import SENTENCE_COUNT_MAX
 from stillframe.runtime.coordinator.snapshot_monitor import TIMELINE_COUNT_MAX
 from stillframe.runtime.os_process import is_stopped

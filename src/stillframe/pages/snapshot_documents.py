@@ -1,0 +1,461 @@
+"""The JSON documents of the pages of a snapshot of a system or of a pipeline, and of two compared.
+
+Every part is bounded, and reports how much is left out: a snapshot may hold 10^5 messages and
+values of many megabytes. Those of a pipeline contain what its manifests and logs hold. The states
+of queries are in Spark's checkpoints; ``stillframe.spark.diff`` compares those.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillframe.diagram import svg
+from stillframe.diagram.scene import TEXT_ROW
+from stillframe.diagram.shapes import Diagram
+from stillframe.diagram.text_metrics import count
+from stillframe.errors import Damaged, StillframeError, UsageError
+from stillframe.model import ChannelState, ProcessId, ProcessState, Snapshot, SnapshotId
+from stillframe.pages import cut_diagram
+from stillframe.pages.cut_diagram import CutDiagram
+from stillframe.pages.values import (
+    Budget,
+    plain,
+    printable,
+    show,
+    show_fields,
+    show_pair,
+    text_of,
+)
+from stillframe.pipeline.pending_snapshot import ParticipantFragment
+from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest
+from stillframe.store.diff import ChannelDifference, FieldDifference, diff_snapshots
+from stillframe.store.manifest import Entry
+from stillframe.store.reader import StoreReader
+from stillframe.store.tables import fields_of, messages_of
+from stillframe.topology import Description
+
+SNAPSHOT, COMPARISON = "snapshot", "comparison"
+"""The kinds of documents."""
+STATE_CHARS_MAX = 1_500_000
+"""Characters of states in a document, and as many of messages."""
+MESSAGE_CHARS_MAX = 300
+"""Characters of each field of a message."""
+MESSAGES_MAX, CHANNEL_MESSAGES_MAX = 5000, 50
+"""Messages in a document, and of one channel."""
+CHANNELS_MAX = 10_000
+KEYS_MAX = 200
+"""Keys shown of a keyed field that differs."""
+ITEM_BYTES_MAX = 16 * 2**20
+"""Records of an entry of a log with longer files are not read for a page."""
+ENTRY_HEAD = (
+    *("pause_s", "capture_s", "process_count", "channel_count", "message_count"),
+    *("bases", "chain_length", "savepoints", "excluded"),
+)
+"""The properties that a page shows of a snapshot in a store besides those of all snapshots."""
+PIPELINE_VERIFIED = (
+    "the manifest is what was written, by its SHA-256; checkpoints of queries were not read for "
+    "this page, and of the logs at most the records that it shows"
+)
+DIFF_WORDS = {
+    "noun": "message",
+    "note": "",
+    "equal": "They record the same states and the same messages.",
+    "same_count": "other messages",
+}
+PIPELINE_DIFF_WORDS = {
+    "noun": "record",
+    "note": "Compared are the states of services, the micro-batches of queries, and what was sent "
+    "and received on each channel. What queries hold is in their checkpoints: "
+    "stillframe.spark.diff compares that.",
+    "equal": "Their manifests tell no difference.",
+    "same_count": "written in another epoch",
+}
+
+
+def snapshot_document(
+    store: StoreReader, snapshot: SnapshotId, *, log: Path | None = None
+) -> dict[str, Any]:
+    """Return the document of the page of a snapshot, verified, with its cut from the event log in
+    the directory `log` if there is one; what is raised is as of ``StoreReader.load`` and
+    ``cut_diagram.load``."""
+    entry, loaded = store.entry(snapshot), store.load(snapshot)
+    description = store.description_of(snapshot)
+    cut = cut_diagram.load(loaded, log)
+    return {
+        "kind": SNAPSHOT,
+        "noun": "message",
+        "rest": "messages.parquet has every one",
+        "verdict": _verdict(entry, cut),
+        **_head(entry),
+        "is_current": _is_current(store, snapshot),
+        "verified": _verified(entry, loaded),
+        **_processes(loaded, description),
+        **_channels(loaded, description),
+        "diagram": {
+            "svg": svg.draw(_without_legend(cut.diagram), has_style=False),
+            "legend": [
+                {"sample": row.sample.value, "text": row.full} for row in cut.diagram.legend
+            ],
+            "left_out": cut.left_out,
+            "note": cut.note,
+        },
+        "contradictions": cut.contradictions,
+        "steps": cut.steps,
+        "steps_left_out_count": cut.steps_left_out_count,
+    }
+
+
+def diff_document(store: StoreReader, before: SnapshotId, after: SnapshotId) -> dict[str, Any]:
+    """Return the document of the page of the difference of two snapshots; what is raised is as of
+    ``StoreReader.load``."""
+    heads = [_head(store.entry(snapshot)) for snapshot in (before, after)]
+    found = diff_snapshots(store, before, after)
+    kinds = [store.description_of(snapshot).processes for snapshot in (before, after)]
+    keyed = {
+        (process, field)
+        for process in kinds[0].keys() & kinds[1].keys()
+        for kind, field in found.keyed
+        if kinds[0][process] == kind
+    }
+    return DIFF_WORDS | _diff_parts(heads, kinds, found.fields, found.channels, keyed)
+
+
+def _diff_parts(
+    heads: Sequence[dict[str, Any]],
+    processes: Sequence[Mapping[ProcessId, Any]],
+    fields: Sequence[FieldDifference],
+    channels: Sequence[ChannelDifference],
+    keyed: Collection[tuple[ProcessId, str]] = (),
+) -> dict[str, Any]:
+    """Return the document of the difference of two snapshots of any kind, except its texts, with
+    only the keys that differ of fields that are `keyed`."""
+    budget = Budget(STATE_CHARS_MAX)
+    return {
+        "kind": COMPARISON,
+        "before": heads[0],
+        "after": heads[1],
+        "is_equal": not fields and not channels,
+        "fields": [_field(each, keyed, budget) for each in budget.limit(fields)],
+        "field_count": len(fields),
+        "process_count": len({each.process for each in fields}),
+        "only_before": sorted(processes[0].keys() - processes[1].keys()),
+        "only_after": sorted(processes[1].keys() - processes[0].keys()),
+        "channels": [
+            {**plain(each), "is_same_count": each.is_same_count} for each in channels[:CHANNELS_MAX]
+        ],
+        "channel_count": len(channels),
+    }
+
+
+def _head(entry: Entry) -> dict[str, Any]:
+    """Return the properties of a snapshot in the list of its store."""
+    return _outline(entry.id, entry) | {name: plain(getattr(entry, name)) for name in ENTRY_HEAD}
+
+
+def _outline(snapshot: SnapshotId, found: Entry | Manifest) -> dict[str, Any]:
+    """Return the properties that snapshots of systems and of pipelines share. Times are in seconds
+    since 1970, durations in seconds."""
+    return {
+        "id": str(snapshot),
+        "initiator": snapshot.initiator,
+        "epoch": found.epoch,
+        "initiated_at": found.initiated_at,
+        "recorded_s": found.completed_at - found.initiated_at,
+        "published_s": found.published_at - found.initiated_at,
+        "bytes": found.bytes,
+    }
+
+
+def _channel_row(
+    name: str, ends: tuple[str, str], counts: tuple[int, int, int], messages: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return a channel with its first messages; `counts` are sent, received and in the channel."""
+    return {
+        "channel": name,
+        "source": ends[0],
+        "target": ends[1],
+        "sent_count": counts[0],
+        "received_count": counts[1],
+        "message_count": counts[2],
+        "messages": messages,
+        "messages_left_out_count": counts[2] - len(messages),
+    }
+
+
+def _message_row(
+    number: int, kind: str, fields: Mapping[str, Any], budget: Budget
+) -> dict[str, Any]:
+    shown = show_fields(fields, budget, chars_max=MESSAGE_CHARS_MAX)
+    return {"number": number, "kind": kind, "fields": shown}
+
+
+def _is_current(store: StoreReader, snapshot: SnapshotId) -> bool:
+    try:
+        current = store.current()
+    except (Damaged, UsageError):  # a restore goes back to none that is not named
+        return False
+    return current is not None and current.id == snapshot
+
+
+def _without_legend(drawn: Diagram) -> Diagram:
+    """A page scrolls the diagram and not its legend, so the legend is not in it."""
+    height = drawn.height - TEXT_ROW * (len(drawn.legend) + 1)
+    return msgspec.structs.replace(drawn, legend=(), height=height)
+
+
+def _verdict(entry: Entry, cut: CutDiagram) -> str:
+    if cut.contradictions:
+        return f"The event log contradicts it: {cut.contradictions[0]}"
+    caught = count(entry.message_count, "message")
+    processes = count(entry.process_count, "process")
+    return f"Consistent: the states of {processes} and {caught} on their way, at one cut"
+
+
+def _verified(entry: Entry, snapshot: Snapshot) -> list[str]:
+    bases = f", and of {count(entry.chain_length, 'snapshot')} that it is based on"
+    what = f"what the snapshot holds{bases if entry.chain_length else ''}"
+    channels = count(len(snapshot.state.channels), "channel")
+    books = "sent - received = in the channel, and the messages are those numbers, in order"
+    return [
+        f"every byte of {what} is what was written, by its SHA-256",
+        f"the books balance on {channels}: {books}: the cut is consistent",
+    ]
+
+
+def _processes(snapshot: Snapshot, description: Description) -> dict[str, Any]:
+    budget = Budget(STATE_CHARS_MAX)
+    shown = []
+    for state in budget.limit(snapshot.state.processes):
+        keyed = description.keyed.get(state.kind, {})
+        fields = show_fields(fields_of(state), budget, keyed=keyed)
+        shown.append({"process": state.process, "kind": state.kind, "fields": fields})
+    left_out = len(snapshot.state.processes) - len(shown)
+    return {"processes": shown, "processes_left_out_count": left_out}
+
+
+def _channels(snapshot: Snapshot, description: Description) -> dict[str, Any]:
+    """The channels, those that held messages first."""
+    ordered = sorted(snapshot.state.channels, key=lambda state: not state.message_count)
+    full_count = sum(1 for state in ordered if state.message_count)
+    most = max(1, min(CHANNEL_MESSAGES_MAX, MESSAGES_MAX // max(1, full_count)))
+    budget = Budget(STATE_CHARS_MAX)
+
+    def row(state: ChannelState) -> dict[str, Any]:
+        messages = [
+            _message_row(message.number, message.kind, message.fields, budget)
+            for message in budget.limit(islice(messages_of(state, description), most))
+        ]
+        ends = state.channel.source, state.channel.target
+        counts = state.sent_count, state.received_count, state.message_count
+        return _channel_row(str(state.channel), ends, counts, messages)
+
+    shown = [row(state) for state in ordered[:CHANNELS_MAX]]
+    return {"channels": shown, "channels_left_out_count": len(ordered) - len(shown)}
+
+
+def _field(
+    found: FieldDifference, keyed: Collection[tuple[ProcessId, str]], budget: Budget
+) -> dict[str, Any]:
+    named = {"process": found.process, "field": printable(found.field)}
+    values = found.before, found.after
+    if (found.process, found.field) in keyed and all(isinstance(v, dict) for v in values):
+        return named | _keys(*values, budget)
+    before, after = show_pair(*values, budget)
+    return named | {"before": before, "after": after}
+
+
+def _keys(before: dict[Any, Any], after: dict[Any, Any], budget: Budget) -> dict[str, Any]:
+    rows = []
+    for key in budget.limit(list(before | after)[:KEYS_MAX]):
+        row: dict[str, Any] = {"key": show(key, budget)}
+        if key in before and key in after:
+            row["before"], row["after"] = show_pair(before[key], after[key], budget)
+        elif key in before:
+            row["before"] = show(before[key], budget)
+        else:
+            row["after"] = show(after[key], budget)
+        rows.append(row)
+    return {
+        "keys": rows,
+        "keys_left_out_count": len(before | after) - len(rows),
+        "added_count": len(after.keys() - before.keys()),
+        "removed_count": len(before.keys() - after.keys()),
+        "changed_count": len(before.keys() & after.keys()),
+    }
+
+
+def pipeline_snapshot_document(
+    manifest: Manifest, *, is_current: bool, root: Path | None = None
+) -> dict[str, Any]:
+    """Return the document of the page of a published snapshot, with the first records that were on
+    each channel if the pipeline at `root` is given; a restore goes back to the current one."""
+    budget = Budget(STATE_CHARS_MAX)
+    fragments = [_participant(fragment, budget) for fragment in budget.limit(manifest.fragments)]
+    records = Budget(STATE_CHARS_MAX)
+    ordered = sorted(manifest.channels, key=lambda cut: not cut.record_count)
+    return _pipeline_head(manifest) | {
+        "kind": SNAPSHOT,
+        "noun": "record",
+        "rest": "they are in the logs of the pipeline",
+        "verdict": _pipeline_verdict(manifest),
+        "mode": str(manifest.mode),
+        "bases": [],
+        "savepoints": [] if manifest.name is None else [manifest.name],
+        "is_current": is_current,
+        "excluded": {},
+        "contradictions": [],
+        "verified": [PIPELINE_VERIFIED],
+        "processes": fragments,
+        "processes_left_out_count": len(manifest.fragments) - len(fragments),
+        "channels": [
+            _pipeline_channel(manifest, cut, root, records) for cut in ordered[:CHANNELS_MAX]
+        ],
+        "systems": [
+            {"name": cut.name, "store": cut.store, "snapshot": str(cut.snapshot)}
+            for cut in manifest.systems
+        ],
+        "channels_left_out_count": max(0, len(ordered) - CHANNELS_MAX),
+    }
+
+
+def pipeline_diff_document(root: Path, before: Manifest, after: Manifest) -> dict[str, Any]:
+    """Return the document of the page of the difference of two snapshots of the pipeline at `root`,
+    whose logs say which epochs have written records. A barrier is no difference: every snapshot
+    puts its own into every log."""
+    states = [
+        {fragment.participant: _compared_state(fragment, m) for fragment in m.fragments}
+        for m in (before, after)
+    ]
+    fields = [
+        FieldDifference(participant, name, old.get(name), new.get(name))
+        for participant in sorted(states[0].keys() | states[1].keys())
+        for old, new in [(states[0].get(participant, {}), states[1].get(participant, {}))]
+        for name in old | new
+        if (name in old, text_of(old.get(name))) != (name in new, text_of(new.get(name)))
+    ]
+    channels = list(_channel_differences(root, before, after))
+    return PIPELINE_DIFF_WORDS | _diff_parts(
+        [_pipeline_head(before), _pipeline_head(after)], states, fields, channels
+    )
+
+
+def _pipeline_head(manifest: Manifest) -> dict[str, Any]:
+    return _outline(manifest.snapshot, manifest) | {
+        "process_count": len(manifest.fragments),
+        "channel_count": len(manifest.channels),
+        "message_count": manifest.record_count,
+    }
+
+
+def _pipeline_verdict(manifest: Manifest) -> str:
+    participants = count(len(manifest.fragments), "participant")
+    held = count(manifest.record_count, "record")
+    what = f"he states of {participants} and {held} on their way, at one cut"
+    if manifest.duplicate_count:
+        twice = count(manifest.duplicate_count, "record")
+        return f"T{what}; at least once: a restore receives {twice} twice"
+    return f"Consistent: t{what}"
+
+
+def _state(fragment: ParticipantFragment) -> tuple[str, dict[str, Any]]:
+    """Return the kind of a participant, and its recorded state by name."""
+    if fragment.service is not None:
+        kind = fragment.service.kind
+        state = ProcessState(fragment.participant, kind, fragment.service.encoded)
+        return f"service {kind}", fields_of(state)
+    batch = None if fragment.query is None else fragment.query.batch
+    return "query", {"after micro-batch": batch}
+
+
+def _participant(fragment: ParticipantFragment, budget: Budget) -> dict[str, Any]:
+    kind, fields = _state(fragment)
+    fields |= {f"read {log} up to": at for log, at in sorted(fragment.positions.items())}
+    fields |= {f"barrier in {log} at": at for log, at in sorted(fragment.barriers.items())}
+    return {"process": fragment.participant, "kind": kind, "fields": show_fields(fields, budget)}
+
+
+def _pipeline_channel(
+    manifest: Manifest, cut: ChannelCut, root: Path | None, budget: Budget
+) -> dict[str, Any]:
+    """A channel for a page; if its records cannot be read, `error` says why."""
+    shown: list[dict[str, Any]] = []
+    error = ""
+    if root is not None and cut.record_count:
+        try:
+            shown.extend(_records(root, manifest, cut, budget))
+        except (StillframeError, OSError) as failure:
+            error = str(failure)
+    name, ends = _name(manifest, cut)
+    return _channel_row(name, ends, _figures(cut), shown) | {"error": error}
+
+
+def _records(
+    root: Path, manifest: Manifest, cut: ChannelCut, budget: Budget
+) -> Iterator[dict[str, Any]]:
+    reader = manifest.reader(root, cut.log)
+    room = CHANNEL_MESSAGES_MAX
+    for item in reader.entries(cut.position, cut.barrier):
+        sizes = (reader.data_path(item, file).stat().st_size for file in item.files)
+        if room <= 0 or budget.is_spent or sum(sizes) > ITEM_BYTES_MAX:
+            return
+        rows = reader.table(item).slice(0, room).to_pylist()
+        room -= len(rows)
+        for number, row in enumerate(rows, start=sum(item.offsets) + 1):
+            yield _message_row(number, "record", row, budget)
+
+
+def _name(manifest: Manifest, cut: ChannelCut) -> tuple[str, tuple[str, str]]:
+    """Return the name of a channel, and its ends."""
+    source = manifest.dataflow.log(cut.log).source
+    return f"{cut.log}: {source}->{cut.target}", (source, cut.target)
+
+
+def _figures(cut: ChannelCut | None) -> tuple[int, int, int]:
+    if cut is None:
+        return 0, 0, 0
+    return sum(cut.sent_counts), sum(cut.received_counts), cut.record_count
+
+
+def _compared_state(fragment: ParticipantFragment, manifest: Manifest) -> dict[str, Any]:
+    """The state of a query is what it was after a micro-batch of an epoch."""
+    _, fields = _state(fragment)
+    if fragment.query is not None and (batch := fragment.query.batch) is not None:
+        ran = [s for s in manifest.batches[fragment.participant] if s.first <= batch]
+        fields["in epoch"] = ran[-1].epoch
+    return fields
+
+
+def _channel_differences(
+    root: Path, before: Manifest, after: Manifest
+) -> Iterator[ChannelDifference]:
+    """Yield the channels on which the records were not the same: as many, of the same epochs."""
+    cuts = [{(cut.log, cut.target): cut for cut in m.channels} for m in (before, after)]
+    for key in sorted(cuts[0].keys() | cuts[1].keys()):
+        sides = zip(cuts, (before, after), strict=True)
+        found = [(each[key], manifest) for each, manifest in sides if key in each]
+        counts = [(cut.sent_counts, cut.received_counts) for cut, _ in found]
+        is_same = len(found) == 2 and counts[0] == counts[1]
+        if not is_same or _written(root, *found[0]) != _written(root, *found[1]):
+            figures = (_figures(each.get(key)) for each in cuts)
+            yield ChannelDifference(_name(found[0][1], found[0][0])[0], *figures)
+
+
+def _written(root: Path, cut: ChannelCut, manifest: Manifest) -> set[int]:
+    """Return the epochs in which records were written into a log before the cut; also those of
+    which the log does not say any more what was written."""
+    segments = manifest.segments[cut.log]
+    reader = manifest.reader(root, cut.log)
+    end = max(cut.position, cut.barrier)
+    bounds = pairwise([*(min(segment.first, end) for segment in segments), end])
+    found = set()
+    for segment, (first, last) in zip(segments, bounds, strict=True):
+        try:
+            has_records = first < last and reader.offsets_at(first) != reader.offsets_at(last)
+        except (StillframeError, OSError):
+            has_records = True
+        if has_records:
+            found.add(segment.epoch)
+    return found
