@@ -1,6 +1,6 @@
 // The graph as tables: processes and channels in words and figures.
 
-import { make, makeRow, makeTable, setText, count, bytes, duration } from "./dom.js";
+import { make, makeRow, makeScrolling, makeTable, setText, count, bytes, duration } from "./dom.js";
 import { STATUS_WORDS, channelName } from "./graph.js";
 
 const CHANNELS_SHOWN = 40;
@@ -32,7 +32,7 @@ export class ChannelTable {
       return { cells, row: make("tr", {}, cells) };
     });
     const left = about.channels.length - this.rows.length;
-    this.details = make(
+    this.root = make(
       "details",
       { class: "tables" },
       make("summary", {}, words.summary),
@@ -43,14 +43,13 @@ export class ChannelTable {
         left > 0 ? `The ${this.rows.length} busiest channels of ${count(about.channels.length)}` : this.isPipeline ? "Logs" : "Channels",
       ),
     );
-    this.details.addEventListener("toggle", () => this.system && this.update(this.system));
-    this.root = this.details;
+    this.root.addEventListener("toggle", () => this.system && this.update(this.system));
   }
 
   /** Show the current status of the system, if the tables are open. */
   update(system) {
     this.system = system;
-    if (!this.details.open) return;
+    if (!this.root.open) return;
     this.processes.forEach(({ cells }, index) => this.showProcess(cells, system, index));
     const { channels } = system;
     if (channels === undefined) return;
@@ -82,9 +81,5 @@ export class ChannelTable {
 }
 
 function tableOf(heads, rows, caption) {
-  return make(
-    "div",
-    { class: "scrolling", tabindex: 0, role: "region", "aria-label": caption },
-    makeTable({}, heads, rows, caption),
-  );
+  return makeScrolling(caption, { role: "region" }, makeTable({}, heads, rows, caption));
 }

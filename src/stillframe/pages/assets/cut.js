@@ -1,6 +1,6 @@
 // The diagram of a snapshot's cut, and the steps in which it was recorded, rule by rule.
 
-import { make, makePanel, parseSvg, setText, announce, count } from "./dom.js";
+import { make, makePanel, makeScrolling, parseSvg, setText, announce, count } from "./dom.js";
 import { stepControls } from "./stepping.js";
 
 const SCROLL_MARGIN = 60;
@@ -8,8 +8,8 @@ const SCROLL_MARGIN = 60;
 /** Return the section with the diagram of a snapshot and, if the steps are known, their controls;
  * `place` holds the current step. */
 export function showCut(snapshot, place) {
-  const picture = parseSvg(snapshot.diagram.svg);
-  const box = make("div", { class: "scrolling picture", tabindex: 0, role: "region", "aria-label": "diagram of the cut" }, picture);
+  const box = makeScrolling("diagram of the cut", { role: "region", kind: "picture" }, parseSvg(snapshot.diagram.svg));
+  const samples = snapshot.diagram.legend.map(({ sample, text }) => make("li", {}, make("span", { class: `sample ${sample}`, "aria-hidden": "true" }), text));
   const has = snapshot.steps.length > 0;
   if (!has) requestAnimationFrame(() => bringToMiddle(box, box.querySelector("[data-key^='cut']")));
   return makePanel(
@@ -17,20 +17,17 @@ export function showCut(snapshot, place) {
     { id: "the-cut", kind: "cut-panel" },
     has ? recordingSteps(snapshot, place, box) : null,
     box,
-    make("ul", { class: "samples" }, snapshot.diagram.legend.map(legendSample)),
+    make("ul", { class: "samples" }, samples),
     snapshot.diagram.left_out === "" ? null : make("p", { class: "left-out" }, `${snapshot.diagram.left_out}.`),
     make("p", { class: "muted" }, snapshot.diagram.note),
   );
 }
 
-function legendSample(row) {
-  return make("li", {}, make("span", { class: `sample ${row.sample}`, "aria-hidden": "true" }), row.text);
-}
-
 function recordingSteps(snapshot, place, box) {
   const { steps } = snapshot;
   const parts = new Map([...box.querySelectorAll("[data-key]")].map((part) => [part.dataset.key, part]));
-  const since = firstSteps(steps);
+  const since = new Map();
+  steps.forEach(({ keys }, index) => keys.forEach((key) => since.set(key, since.get(key) ?? index + 1)));
   const sentence = make("p", { class: "sentence" });
   const rule = make("p", { class: "muted rule-quoted" });
   const items = steps.map((step, index) => make("li", {}, make("button", { type: "button", class: "step", on: { click: () => controls.go(index + 1) } }, step.sentence)));
@@ -81,12 +78,6 @@ function listenWhile(element, name, listener, target = document) {
     else if (wasThere) target.removeEventListener(name, listen);
   };
   target.addEventListener(name, listen);
-}
-
-function firstSteps(steps) {
-  const since = new Map();
-  steps.forEach((step, index) => step.keys.forEach((key) => since.set(key, since.get(key) ?? index + 1)));
-  return since;
 }
 
 function bringToMiddle(box, part) {

@@ -1,6 +1,6 @@
 // The difference of two snapshots, field by field and channel by channel.
 
-import { make, makePanel, makeRest, makeRow, makeTable, count, counted, duration, bytes, moment } from "./dom.js";
+import { make, makePanel, makeRest, makeRow, makeScrolling, makeTable, count, counted, duration, bytes, moment } from "./dom.js";
 import { shownValue, filtered, foldable } from "./state_table.js";
 
 const COUNT_NAMES = ["sent", "received", "in the channel"];
@@ -16,20 +16,15 @@ export function showDiff(diff, root) {
 
 function diffHead(diff) {
   const names = [diff.before.id, diff.after.id].map((id) => make("span", { class: "mono" }, id));
+  const fields = `${counted(diff.field_count, "field")} of ${counted(diff.process_count, "process")}`;
   return make(
     "header",
     { class: "snapshot-head" },
     make("h1", {}, "From ", names[0], " to ", names[1]),
-    make("p", { class: "verdict" }, diffSentence(diff)),
+    make("p", { class: "verdict" }, diff.is_equal ? diff.equal : `They differ in ${fields} and in ${counted(diff.channel_count, "channel")}.`),
     diff.note === "" ? null : make("p", { class: "muted" }, diff.note),
-    make("div", { class: "scrolling", tabindex: 0, role: "group", "aria-label": "the two snapshots" }, headTable(diff)),
+    makeScrolling("the two snapshots", {}, headTable(diff)),
   );
-}
-
-function diffSentence(diff) {
-  if (diff.is_equal) return diff.equal;
-  const fields = `${counted(diff.field_count, "field")} of ${counted(diff.process_count, "process")}`;
-  return `They differ in ${fields} and in ${counted(diff.channel_count, "channel")}.`;
 }
 
 function headTable(diff) {
@@ -52,9 +47,7 @@ function snapshotColumns(diff) {
 
 function fieldDifferences(diff) {
   const byProcess = new Map();
-  for (const found of diff.fields) {
-    byProcess.set(found.process, [...(byProcess.get(found.process) ?? []), found]);
-  }
+  for (const found of diff.fields) byProcess.set(found.process, [...(byProcess.get(found.process) ?? []), found]);
   const entries = [...byProcess].map(([process, fields]) => ({
     text: `${process} ${JSON.stringify(fields)}`.toLowerCase(),
     make: (isOpen) => processDifference(diff, process, fields, isOpen),
@@ -69,13 +62,7 @@ function fieldDifferences(diff) {
 
 function processDifference(diff, process, fields, isOpen) {
   const only = diff.only_before.includes(process) ? `only in ${diff.before.id}` : diff.only_after.includes(process) ? `only in ${diff.after.id}` : "";
-  const summary = make(
-    "summary",
-    {},
-    make("span", { class: "name" }, process),
-    make("span", { class: "muted" }, fields.map(differencePreview).join(", ")),
-    only === "" ? null : make("span", { class: "warn" }, only),
-  );
+  const summary = [make("span", { class: "muted" }, fields.map(differencePreview).join(", ")), only === "" ? null : make("span", { class: "warn" }, only)];
   return foldable(process, summary, isOpen, () => fields.map((found) => fieldDifference(diff, found)));
 }
 
@@ -91,6 +78,7 @@ function fieldDifference(diff, found) {
     const name = make("th", { scope: "row", class: "mono" }, found.field);
     return makeTable(properties, ["field", ...snapshotColumns(diff)], [makeRow(name, shownValue(found.before), shownValue(found.after))]);
   }
+  const side = (value) => (value === undefined ? make("span", { class: "muted" }, "not there") : shownValue(value));
   const rows = found.keys.map((row) => makeRow(shownValue(row.key), side(row.before), side(row.after)));
   const counts = ["added", "removed", "changed"].map((what) => `${count(found[`${what}_count`])} ${what}`).join(", ");
   return [
@@ -98,10 +86,6 @@ function fieldDifference(diff, found) {
     makeTable(properties, ["key", ...snapshotColumns(diff)], rows),
     makeRest(found.keys_left_out_count, "key"),
   ];
-}
-
-function side(value) {
-  return value === undefined ? make("span", { class: "muted" }, "not there") : shownValue(value);
 }
 
 function channelDifferences(diff) {
@@ -120,17 +104,13 @@ function channelDifferences(diff) {
 function channelDifference(diff, found, isOpen) {
   const kept = [found.before[2], found.after[2]].map(count);
   const note = found.is_same_count ? diff.same_count : `held ${kept[0]}, then ${kept[1]}`;
-  const summary = make("summary", {}, make("span", { class: "name" }, found.channel), make("span", { class: "muted" }, note));
-  return foldable(found.channel, summary, isOpen, () => {
+  return foldable(found.channel, make("span", { class: "muted" }, note), isOpen, () => {
     const rows = COUNT_NAMES.map((name, index) => {
       const [before, after] = [found.before[index], found.after[index]];
-      const cells = [count(before), count(after), before === after ? "" : signed(after - before)];
+      const more = before === after ? "" : `${after > before ? "+" : "−"}${count(Math.abs(after - before))}`;
+      const cells = [count(before), count(after), more];
       return makeRow(name, ...cells.map((cell) => make("td", { class: "number" }, cell)));
     });
     return makeTable({ "aria-label": `counts of ${found.channel}` }, [`${diff.noun}s`, ...snapshotColumns(diff), "more by"], rows);
   });
-}
-
-function signed(number) {
-  return `${number > 0 ? "+" : "−"}${count(Math.abs(number))}`;
 }

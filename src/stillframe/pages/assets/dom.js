@@ -3,13 +3,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/**
- * Make an HTML element.
- * @param {string} name - its tag.
- * @param {Object} properties - attributes; `on` maps events to listeners; undefined, null and false
- *     leave an attribute out, true sets it empty.
- * @param {...(Node|string|null)} children - nodes, or text.
- */
+/** Make an HTML element with nodes, text or null in it. Of its `properties`, `on` maps events to
+ * listeners; undefined, null and false leave an attribute out, true sets it empty. */
 export function make(name, properties = {}, ...children) {
   return fill(document.createElement(name), properties, children);
 }
@@ -19,15 +14,10 @@ export function makeSvg(name, properties = {}, ...children) {
   return fill(document.createElementNS(SVG, name), properties, children);
 }
 
-function fill(element, properties, children) {
-  for (const [name, value] of Object.entries(properties)) {
-    if (name === "on") {
-      for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
-    } else if (value === true) {
-      element.setAttribute(name, "");
-    } else if (value !== undefined && value !== null && value !== false) {
-      element.setAttribute(name, String(value));
-    }
+function fill(element, { on = {}, ...attributes }, children) {
+  for (const [event, listener] of Object.entries(on)) element.addEventListener(event, listener);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== undefined && value !== null && value !== false) element.setAttribute(name, value === true ? "" : String(value));
   }
   element.append(...children.flat().filter((child) => child !== null && child !== undefined));
   return element;
@@ -37,7 +27,8 @@ function fill(element, properties, children) {
 export function makeTable(properties, heads, rows, caption) {
   const cells = heads.map((head) => (isCell(head) ? head : make("th", { scope: "col" }, head)));
   const body = Array.isArray(rows) ? make("tbody", {}, rows) : rows;
-  return make("table", properties, caption === undefined ? null : make("caption", {}, caption), make("thead", {}, make("tr", {}, cells)), body);
+  const head = cells.length > 0 ? make("thead", {}, make("tr", {}, cells)) : null;
+  return make("table", properties, caption === undefined ? null : make("caption", {}, caption), head, body);
 }
 
 /** Make a row of a table from its cells, or their content; the first one names the row. */
@@ -48,6 +39,11 @@ export function makeRow(head, ...cells) {
 
 function isCell(content) {
   return content instanceof HTMLTableCellElement;
+}
+
+/** Make a box that scrolls if its content is too large, also with the keyboard. */
+export function makeScrolling(label, { role = "group", kind = "" }, ...content) {
+  return make("div", { class: `scrolling ${kind}`.trim(), tabindex: 0, role, "aria-label": label }, ...content);
 }
 
 /** Return the number of entries left out, and where they are; null if there are none. */
@@ -82,11 +78,8 @@ export function setText(element, text) {
 
 /** Announce something to users of a screen reader, without moving the focus. */
 export function announce(text) {
-  let region = document.getElementById("announcements");
-  if (region === null) {
-    region = make("div", { id: "announcements", role: "status", class: "visually-hidden" });
-    document.body.append(region);
-  }
+  const region = document.getElementById("announcements") ?? make("div", { id: "announcements", role: "status", class: "visually-hidden" });
+  if (!region.isConnected) document.body.append(region);
   region.textContent = text;
 }
 
@@ -104,22 +97,15 @@ export function count(number) {
 
 /** Return a number and its noun: "1 message", "2 messages". */
 export function counted(number, noun) {
-  return `${count(number)} ${noun}${number === 1 ? "" : plural(noun)}`;
-}
-
-function plural(noun) {
-  return noun.endsWith("s") ? "es" : "s";
+  const ending = number === 1 ? "" : noun.endsWith("s") ? "es" : "s";
+  return `${count(number)} ${noun}${ending}`;
 }
 
 /** Return a number of bytes: "512 B", "1.4 kB", "20 MB". */
 export function bytes(number) {
   const units = ["B", "kB", "MB", "GB"];
-  let value = number;
-  let unit = 0;
-  while (unit < 3 && Math.round(value) >= 1000) {
-    value /= 1000;
-    unit += 1;
-  }
+  let [value, unit] = [number, 0];
+  for (; unit < 3 && Math.round(value) >= 1000; unit += 1) value /= 1000;
   return `${value.toFixed(unit > 0 && value < 9.95 ? 1 : 0)} ${units[unit]}`;
 }
 

@@ -1,7 +1,6 @@
 // The graph of processes and channels: their status, their traffic, and the markers.
 
-import { make, makeSvg, setText, count, duration, own } from "./dom.js";
-import { MarkerAnimation } from "./marker_animation.js";
+import { make, makeScrolling, makeSvg, setText, count, duration, own } from "./dom.js";
 
 const WIDTH = 760;
 const HEIGHT = 560;
@@ -11,6 +10,10 @@ const ROW_HEIGHT = 170;
 const END_SIZE = 7;
 const SKIP_BOW = -0.35;
 const PARALLEL_BOW = 0.28;
+const SHOWN_MS = 2200;
+const REST_MS = 900;
+const MARKERS_MAX = 200;
+const STATIONS = 12;
 const BARRIER_LEGEND = "Green ring: has recorded. Orange ring: has its barriers and holds the snapshot up. Dashed: waits for barriers. Stroke across a log: the barrier.";
 export const STATUS_WORDS = { running: "runs", busy: "is in an action", silent: "does not answer", starting: "is starting", dead: "died", stopped: "does not run", absent: "has not joined", output: "" };
 
@@ -34,7 +37,7 @@ export class Graph {
       makeSvg("g", {}, ...this.discs.map((disc) => disc.root)),
     );
     this.stage = make("div", { class: "stage" }, picture, this.above);
-    const box = this.isPipeline ? make("div", { class: "scrolling", tabindex: 0, role: "region", "aria-label": "The graph" }, this.stage) : this.stage;
+    const box = this.isPipeline ? makeScrolling("The graph", { role: "region" }, this.stage) : this.stage;
     const legend = make("p", { class: "muted" }, this.isPipeline ? "The wider a line, the more records a second; figures: records that the reader of a log is behind." : "The wider a line, the more messages a second; figures: messages on their way.");
     this.root = make("div", { class: "graph-box" }, box, legend, this.caption);
     this.animation = null;
@@ -259,4 +262,62 @@ function bowOf([source, target], { channels, columns }, index) {
 function graphLabel(about) {
   if (about.kind === "pipeline") return `A graph of ${about.participant_count} queries and services and the logs between them; the tables below say the same in words.`;
   return `A graph of ${about.processes.length} processes and ${about.channels.length} channels; the tables below say the same in words.`;
+}
+
+/** The markers of one snapshot on their way through the graph, in slow motion. Each marker is an
+ * element that the browser moves without drawing the graph again, which saves CPU time of the system. */
+class MarkerAnimation {
+  /** `timeline` has the cuts of processes and the arrivals of markers, in seconds after its start.
+   * `stage` has a `layer` for the markers, `scale()` from units of the graph to pixels,
+   * `pathOf(source, target)`, `cut(process, isCut)`, and `ended()`. */
+  constructor(timeline, stage) {
+    this.stage = stage;
+    this.cuts = Object.entries(timeline.cuts);
+    this.flights = timeline.arrivals.filter(([source]) => own(timeline.cuts, source) !== undefined).slice(0, MARKERS_MAX);
+    this.sent = timeline.cuts;
+    const last = Math.max(1e-6, ...this.cuts.map(([, at]) => at), ...timeline.arrivals.map(([, , at]) => at));
+    this.slowness = Math.max(1, SHOWN_MS / 1000 / last);
+    this.timers = [];
+    this.marks = [];
+  }
+
+  /** Show the markers once, and remove them. */
+  play() {
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) {
+      for (const [process] of this.cuts) this.stage.cut(process, true);
+    } else {
+      for (const [process, at] of this.cuts) {
+        this.timers.push(setTimeout(() => this.stage.cut(process, true), this.shownMs(at)));
+      }
+      const scale = this.stage.scale();
+      for (const flight of this.flights) this.fly(flight, scale);
+    }
+    this.timers.push(setTimeout(() => this.stop(), SHOWN_MS + REST_MS));
+  }
+
+  fly([source, target, came], scale) {
+    const path = this.stage.pathOf(source, target);
+    if (path === undefined) return;
+    const begin = this.shownMs(own(this.sent, source));
+    const mark = make("div", { class: "flying-marker" });
+    const stations = Array.from({ length: STATIONS + 1 }, (_, station) => {
+      const { x, y } = path.at(station / STATIONS);
+      return { transform: `translate(${x * scale}px, ${y * scale}px) rotate(45deg)`, opacity: 1 };
+    });
+    this.stage.layer.append(mark);
+    this.marks.push(mark);
+    mark.animate(stations, { delay: begin, duration: Math.max(50, this.shownMs(came) - begin) });
+  }
+
+  shownMs(seconds) {
+    return seconds * this.slowness * 1000;
+  }
+
+  /** Remove the markers. */
+  stop() {
+    this.timers.forEach(clearTimeout);
+    for (const mark of this.marks) mark.remove();
+    for (const [process] of this.cuts) this.stage.cut(process, false);
+    this.stage.ended();
+  }
 }

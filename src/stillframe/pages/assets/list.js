@@ -1,6 +1,6 @@
 // The list of snapshots, newest first, a portion at a time.
 
-import { make, setText, count, counted, bytes, duration, clock, own } from "./dom.js";
+import { make, makeRow, makeScrolling, makeTable, setText, count, counted, bytes, duration, clock, own } from "./dom.js";
 import { performAction, fetchDocument, promptForName, confirm, explain } from "./actions.js";
 
 const STEP = 25;
@@ -29,18 +29,8 @@ export class SnapshotList {
     const heads = this.isPipeline
       ? ["snapshot", "published", "recorded in", "published after", "on channels", "size", "mode", "kept as", "what to do"]
       : ["snapshot", "ended", "took", "stood still", "caught", "size", "verdicts", "kept as", "what to do"];
-    this.root = make(
-      "div",
-      {},
-      this.summary,
-      this.status,
-      make(
-        "div",
-        { class: "scrolling", tabindex: 0, role: "group", "aria-label": "Rows of snapshots" },
-        make("table", { class: "snapshots" }, make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))), this.body),
-      ),
-      this.older,
-    );
+    const table = makeTable({ class: "snapshots" }, heads, this.body);
+    this.root = make("div", {}, this.summary, this.status, makeScrolling("Rows of snapshots", {}, table), this.older);
   }
 
   /** Whether the row of a snapshot is on the page. */
@@ -77,10 +67,9 @@ export class SnapshotList {
     this.newest = newest[0]?.number ?? -1;
     const wanted = new Set(newest.map((row) => row.id));
     for (const [id, one] of this.shown) {
-      if (!wanted.has(id)) {
-        one.element.remove();
-        this.shown.delete(id);
-      }
+      if (wanted.has(id)) continue;
+      one.element.remove();
+      this.shown.delete(id);
     }
     let before = null;
     for (const row of newest) {
@@ -128,21 +117,19 @@ export class SnapshotList {
 
   rowOf(row, { verdicts, kept }) {
     if (row.error) {
-      return make("tr", {}, make("th", { scope: "row", class: "mono" }, row.id), make("td", { colspan: 8, class: "bad" }, row.error));
+      return makeRow(make("th", { scope: "row", class: "mono" }, row.id), make("td", { colspan: 8, class: "bad" }, row.error));
     }
     const number = (text) => make("td", { class: "number" }, text);
     kept.textContent = row.savepoints.join(", ");
-    return make(
-      "tr",
-      {},
-      make("th", { scope: "row" }, make("a", { class: "mono", href: `#snapshot=${encodeURIComponent(row.id)}` }, row.id)),
-      make("td", {}, clock(row.completed_at)),
+    return makeRow(
+      make("a", { class: "mono", href: `#snapshot=${encodeURIComponent(row.id)}` }, row.id),
+      clock(row.completed_at),
       number(duration(row.duration_s)),
       number(duration(this.isPipeline ? row.published_s : row.pause_s)),
       number(count(row.message_count)),
       number(bytes(row.bytes)),
-      this.isPipeline ? make("td", {}, modeOf(row)) : verdicts,
-      make("td", {}, kept, this.isPipeline ? storesOf(row) : null),
+      this.isPipeline ? modeOf(row) : verdicts,
+      [kept, ...(this.isPipeline ? storesOf(row) : [])],
       make("td", { class: "row" }, this.compareButton(row), this.isPipeline ? null : this.keepButton(row), this.restoreButton(row)),
     );
   }

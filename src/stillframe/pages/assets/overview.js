@@ -1,6 +1,6 @@
 // The running system at a glance: its graph, pending snapshots, totals, events, and snapshots.
 
-import { make, makePanel, setText, clock, duration } from "./dom.js";
+import { make, makePanel, makeScrolling, setText, clock, duration } from "./dom.js";
 import { Graph } from "./graph.js";
 import { ChannelTable } from "./channels.js";
 import { SnapshotList } from "./list.js";
@@ -40,7 +40,7 @@ export class Overview {
         { class: "side" },
         panel("Pending snapshots", "pending", this.pending),
         isPipeline ? null : panel("Conserved totals", "totals", this.totals),
-        panel("What happened", "happened", make("div", { class: "scrolling low", tabindex: 0, role: "group", "aria-label": "Happenings, the newest first" }, this.events)),
+        panel("What happened", "happened", makeScrolling("Happenings, the newest first", { kind: "low" }, this.events)),
       ),
       panel("Snapshots", "snapshots", this.list.root),
     );

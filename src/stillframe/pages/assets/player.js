@@ -1,22 +1,17 @@
 // The player: an execution step by step, with the rule that each step follows, the colours of EWD
 // 864a, and what is recorded so far. Python draws the picture (animated_svg.py); parts of it are shown.
 
-import { announce, counted, letGrow, make, parseSvg } from "./dom.js";
+import { announce, counted, letGrow, make, makeRest, makeScrolling, makeTable, parseSvg } from "./dom.js";
 import { showInterchanges } from "./interchanges.js";
-import { recordedTables } from "./recording_table.js";
 import { stepControls } from "./stepping.js";
-import { showScrubber } from "./scrubber.js";
+import { recordedRow, showScrubber } from "./scrubber.js";
 
 /** Show a document of player_document.py in `main`. */
 export function showPlayer(execution, main) {
   const picture = letGrow(parseSvg(execution.picture));
   const rule = make("div", { class: "panel rule" });
   const side = make("div", { class: "recorded" });
-  const scroller = make(
-    "div",
-    { class: "scrolling panel stage-picture", tabindex: 0, role: "region", "aria-label": "space-time diagram" },
-    picture,
-  );
+  const scroller = makeScrolling("space-time diagram", { role: "region", kind: "panel stage-picture" }, picture);
   const choice = choiceOf(execution, () => choose(Number(choice.select.value)));
   const changes = make("section", { class: "changes", "aria-label": "interchanges" });
   const parts = findParts(picture);
@@ -157,4 +152,31 @@ function legendOf(execution) {
 function address(execution, chosen, step) {
   const named = chosen === null ? "" : `snapshot=${encodeURIComponent(execution.choices[chosen].name)}&`;
   history.replaceState(null, "", `#${named}step=${step}`);
+}
+
+/** Return the tables of what is recorded for one of the choices of an execution after `step` steps. */
+function recordedTables(execution, choice, step) {
+  const did = choice.is_snapshot ? "recorded state" : "events before the cut";
+  const processes = choice.states.map(([at, state], number) => {
+    const isKnown = at !== null && at <= step;
+    return recordedRow(execution.processes[number], isKnown ? state : "not yet", isKnown ? "known" : "muted");
+  });
+  const channels = choice.channels.map((channel) => recordedRow(channel.name, ...contents(channel, step)));
+  return [
+    make("h2", {}, choice.is_snapshot ? `Recorded for ${choice.name}` : "At the cut"),
+    makeTable({ class: "processes" }, ["process", did], processes),
+    makeTable({ class: "channels" }, ["channel", "holds"], channels),
+    makeRest(choice.unlisted, "channel") ?? "",
+  ];
+}
+
+function contents(channel, step) {
+  if (channel.begin === null || step < channel.begin) return ["not yet", "muted"];
+  const names = channel.holds.filter(([at]) => at <= step).map(([, name]) => name);
+  const isOver = channel.end !== null && channel.end <= step;
+  if (isOver && channel.orphans.length > 0) {
+    return [`impossible: ${channel.orphans.join(", ")} came before the cut, and was sent after it`, "bad"];
+  }
+  if (!isOver) return [`records${names.length > 0 ? `: ${names.join(", ")}` : ", nothing so far"}`, "under-way"];
+  return names.length > 0 ? [names.join(", "), "known caught"] : ["empty", "known"];
 }

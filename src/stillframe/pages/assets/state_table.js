@@ -1,7 +1,7 @@
 // The contents of a snapshot: the states of processes, and the messages in transit. Details are built
 // when they are opened, because there may be thousands.
 
-import { make, makePanel, makeRest, makeRow, makeTable, count, counted, setText, own } from "./dom.js";
+import { make, makePanel, makeRest, makeRow, makeScrolling, makeTable, count, counted, setText, own } from "./dom.js";
 
 const AT_ONCE = 100;
 const OPEN_AT_ONCE = 3;
@@ -49,7 +49,7 @@ export function shownValue(value) {
   }
   const rows = value.rows.map(([key, each]) => makeRow(shownValue(key), shownValue(each)));
   const more = value.left_out_count > 0 ? `and ${counted(value.left_out_count, "key")} more` : "";
-  return [make("span", { class: "muted" }, counted(value.row_count, "key")), make("table", { class: "keys" }, make("tbody", {}, rows)), leftOut(more)];
+  return [make("span", { class: "muted" }, counted(value.row_count, "key")), makeTable({ class: "keys" }, [], rows), leftOut(more)];
 }
 
 function leftOut(text) {
@@ -78,37 +78,28 @@ function preview(fields) {
 }
 
 function stateEntry(state, since, isOpen) {
-  const summary = make(
-    "summary",
-    {},
-    make("span", { class: "name" }, state.process),
-    make("span", { class: "muted" }, state.kind),
-    make("code", { class: "preview" }, preview(state.fields)),
-  );
+  const summary = [make("span", { class: "muted" }, state.kind), make("code", { class: "preview" }, preview(state.fields))];
   return foldable(state.process, summary, isOpen, () => [
     since === undefined ? null : make("p", { class: "warn" }, `It took no part: this is its state of snapshot ${since}.`),
-    state.fields.length === 0 ? make("p", { class: "muted" }, "No field is declared.") : fieldTable(state),
+    state.fields.length === 0
+      ? make("p", { class: "muted" }, "No field is declared.")
+      : makeTable({ class: "fields", "aria-label": `state of ${state.process}` }, [], state.fields.map((field) => makeRow(field.name, shownValue(field)))),
   ]);
 }
 
-function fieldTable(state) {
-  const rows = state.fields.map((field) => makeRow(field.name, shownValue(field)));
-  return make("table", { class: "fields", "aria-label": `state of ${state.process}` }, make("tbody", {}, rows));
-}
-
 function channelEntry(snapshot, channel, isOpen) {
-  const summary = make(
-    "summary",
-    {},
-    make("span", { class: "name" }, channel.channel),
+  const summary = [
     make("span", { class: "caught-count" }, counted(channel.message_count, snapshot.noun)),
     make("span", { class: "muted" }, `${count(channel.sent_count)} sent, ${count(channel.received_count)} received`),
-  );
+  ];
   return foldable(channel.channel, summary, isOpen, () => messageTable(snapshot, channel));
 }
 
 function messageTable(snapshot, channel) {
-  const rows = channel.messages.map((message) => makeRow(make("td", { class: "number" }, count(message.number)), message.kind, messageFields(message)));
+  const rows = channel.messages.map(({ number, kind, fields }) => {
+    const shown = fields.map((field) => make("div", {}, make("span", { class: "muted" }, `${field.name} `), shownValue(field)));
+    return makeRow(make("td", { class: "number" }, count(number)), kind, shown);
+  });
   const heads = [make("th", { scope: "col", class: "number" }, "number"), snapshot.noun, "fields"];
   const left = channel.messages_left_out_count;
   return [
@@ -118,14 +109,9 @@ function messageTable(snapshot, channel) {
   ];
 }
 
-function messageFields(message) {
-  return message.fields.map((field) => make("div", {}, make("span", { class: "muted" }, `${field.name} `), shownValue(field)));
-}
-
 function emptyChannels(channels, leftOutCount) {
   const total = channels.length + leftOutCount;
-  const summary = make("summary", {}, make("span", { class: "name" }, `${count(total)} empty`), make("span", { class: "muted" }, "sent = received"));
-  return foldable("empty channels", summary, false, () => {
+  return foldable(`${count(total)} empty`, make("span", { class: "muted" }, "sent = received"), false, () => {
     const body = make("tbody");
     const heads = ["channel", make("th", { scope: "col", class: "number" }, "sent and received")];
     const table = makeTable({ "aria-label": "empty channels" }, heads, body);
@@ -136,11 +122,10 @@ function emptyChannels(channels, leftOutCount) {
   });
 }
 
-/** Return an entry that shows `summary` and, once it is open, what `content` builds; `name` is its
- * label for screen readers. */
+/** Return an entry that shows its name, `summary` and, once it is open, what `content` builds. */
 export function foldable(name, summary, isOpen, content) {
-  const box = make("div", { class: "content scrolling", tabindex: 0, role: "group", "aria-label": name });
-  const entry = make("details", { class: "entry", open: isOpen }, summary, box);
+  const box = makeScrolling(name, { kind: "content" });
+  const entry = make("details", { class: "entry", open: isOpen }, make("summary", {}, make("span", { class: "name" }, name), summary), box);
   const fill = () => {
     if (entry.open && box.childNodes.length === 0) box.append(...[content()].flat(2).filter((each) => each !== null));
   };
@@ -149,13 +134,8 @@ export function foldable(name, summary, isOpen, content) {
   return entry;
 }
 
-/**
- * Return a list of entries, a portion at a time; a long one has a filter above it.
- * @param {string} name - of the list, for an id.
- * @param {string} noun - of the entries.
- * @param {{text: string, make: function(boolean): Element}[]} entries - the text to filter by, in lower
- *     case, and what builds an entry, open or not.
- */
+/** Return a list of entries, a portion at a time; a long one has a filter above it. Each entry has the
+ * `text` to filter by, in lower case, and `make`, which builds it, open or not. */
 export function filtered(name, noun, entries) {
   const list = make("div", { class: "entries" });
   const more = make("div");
@@ -182,14 +162,12 @@ function inPortions(list, entries, noun) {
   };
   next();
   if (done === entries.length) return null;
-  const button = make("button", { type: "button", on: { click: advance } }, label());
-  function label() {
-    return `Show more ${noun} (${count(entries.length - done)})`;
-  }
-  function advance() {
+  const label = () => `Show more ${noun} (${count(entries.length - done)})`;
+  const advance = () => {
     next();
     if (done === entries.length) button.remove();
     else setText(button, label());
-  }
+  };
+  const button = make("button", { type: "button", on: { click: advance } }, label());
   return button;
 }
