@@ -20,7 +20,7 @@ from stillframe.model import (
     encode_array,
 )
 from stillframe.protocol.assembler import Assembler
-from stillframe.protocol.exclusion import LastRecorded, LastStates
+from stillframe.protocol.policy import LastRecorded, LastStates
 from tests.protocol.execution import Execution, describe, messages_in, state_of
 
 FIRST, SECOND = SnapshotId("P", 1), SnapshotId("P", 2)

@@ -22,15 +22,9 @@ Sent = tuple[ProcessId, bytes]
 
 
 class ActionRunner:
-    """A process of a topology, on a copy of its start state, so that it can be run repeatedly.
+    """A process of a topology, on a copy of its start state, or in the recorded state `encoded`.
 
-    Args:
-        process_id: which process of `topology`.
-        topology: the system; it is not changed.
-        encoded: a recorded state to start from; None for the start state.
-
-    Raises:
-        UsageError: that process has a loop of its own (``Joined``): it cannot be stepped through.
+    UsageError if that process has a loop of its own (``Joined``): it cannot be stepped through.
     """
 
     def __init__(
@@ -69,8 +63,8 @@ class ActionRunner:
         return tuple(action.name for action in self.process.actions)
 
     def decode(self, encoded: bytes) -> Message:
-        """Return a message that this process is to receive. Raises ProtocolViolation if it does not
-        accept such a message."""
+        """Return a message that this process is to receive; ProtocolViolation if it accepts none
+        like it."""
         if self._decoder is None:
             raise ProtocolViolation(f"process {self.id} accepts no message")
         try:
@@ -84,9 +78,8 @@ class ActionRunner:
     def receive(self, messages: Iterable[tuple[Channel, Message]]) -> list[Sent]:
         """Accept messages, one or several, in one atomic action; return what it sent.
 
-        Raises:
-            ApplicationError: the handler raised.
-            UsageError: it sent an invalid message, or waits for something outside.
+        Raises ApplicationError if the handler did; UsageError if it sent an invalid message, or
+        waits for something outside.
         """
         for channel, message in messages:
             self._call(RECEIVE, channel, message)
@@ -99,12 +92,8 @@ class ActionRunner:
         return self._take_outbox()
 
     def cut(self, snapshot: SnapshotId) -> None:
-        """Notify the process that its state was recorded for `snapshot`.
-
-        Raises:
-            ApplicationError: its ``on_cut`` raised.
-            UsageError: it sent something.
-        """
+        """Notify the process that its state was recorded for `snapshot`; UsageError if its
+        ``on_cut`` sent something, ApplicationError if it raised."""
         if self.perform("on_cut", snapshot):
             raise UsageError(
                 f"process {self.id}: on_cut() sent a message: a snapshot must not change what a "

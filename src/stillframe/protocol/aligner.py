@@ -37,12 +37,9 @@ class Mode(enum.Enum):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Where a participant stands on one incoming channel.
-
-    `position` is the number of the next item that it would read, with every item before it
-    accounted for in its state. `barrier` is the position of the snapshot's barrier on that log,
-    None while it is not there yet.
-    """
+    """Where a participant stands on one incoming channel: `position` is the number of the next item
+    that it would read, with every one before it accounted for in its state. `barrier` is that of
+    the snapshot's barrier on the log, None while it is not there yet."""
 
     position: int
     barrier: int | None
@@ -52,16 +49,9 @@ def may_record(mode: Mode, channels: Mapping[str, Reading], *, is_initiator: boo
     """Return whether a participant that stands between two actions records its state now.
 
     Ask at every end of an action until the answer is yes; then record, and put the barrier on every
-    outgoing channel before the next action.
-
-    Args:
-        mode: of the snapshot.
-        channels: every incoming channel by name.
-        is_initiator: whether the snapshot begins here. A participant without incoming channels
-            always initiates; on a cycle one participant has to.
-
-    Raises:
-        NotConsistent: a barrier was overrun that should have held the channel.
+    outgoing channel before the next action. `channels` are all incoming ones, by name. A
+    participant without any always initiates; on a cycle one participant has to. NotConsistent if a
+    barrier was overrun that should have held the channel.
     """
     readings = channels.values()
     match mode:

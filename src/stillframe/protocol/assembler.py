@@ -16,13 +16,11 @@ from stillframe.model import (
     Snapshot,
     SnapshotId,
 )
-from stillframe.protocol.exclusion import LastRecorded
+from stillframe.protocol.policy import LastRecorded
 from stillframe.topology import Description
 
 
 class _Pending(msgspec.Struct):
-    """A pending snapshot."""
-
     initiated_at: float
     deadline: float
     fragments: dict[ProcessId, Fragment]
@@ -63,10 +61,8 @@ class Assembler:
         """Add one process's fragment; return the snapshot if it was the last.
 
         A fragment of a snapshot that has ended is dropped. A complete snapshot whose books do not
-        balance is abandoned, with the channel in `detail`.
-
-        Raises:
-            ProtocolViolation: the fragment does not fit the description, or came twice.
+        balance is abandoned, with the channel in `detail`. ProtocolViolation if the fragment does
+        not fit the description, or came twice.
         """
         pending = self._pending.get(fragment.snapshot)
         if pending is None or fragment.state.process in pending.excluded:
@@ -79,13 +75,9 @@ class Assembler:
     def exclude(
         self, snapshot: SnapshotId, last: LastRecorded, now: float
     ) -> Snapshot | Abandoned | None:
-        """Add `last` in place of a process's fragment; return as ``add`` does.
-
-        Does nothing if the process's fragment was added, or the snapshot has ended.
-
-        Raises:
-            ProtocolViolation: the process has channels, so its cut is needed.
-        """
+        """Add `last` in place of a process's fragment; return as ``add`` does. It does nothing if
+        that was added, or the snapshot has ended. ProtocolViolation if the process has channels:
+        its cut is needed."""
         pending = self._pending.get(snapshot)
         process = last.state.process
         if pending is None or process in pending.fragments:
@@ -142,8 +134,8 @@ class Assembler:
         )
 
     def check(self, fragment: Fragment) -> None:
-        """Check a fragment against the description; ``add`` does so for a pending snapshot. Raises
-        ProtocolViolation if it does not fit, with what is wrong."""
+        """Check a fragment against the description, as ``add`` does for a pending snapshot;
+        ProtocolViolation if it does not fit."""
         process = fragment.state.process
         where = _where(fragment)
         if process not in self._description.processes:

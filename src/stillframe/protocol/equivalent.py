@@ -38,13 +38,10 @@ class Interchange(msgspec.Struct, frozen=True, gc=False):
 class Equivalent(msgspec.Struct, frozen=True):
     """The computation with every white action before every red one.
 
-    Attributes:
-        positions: the events, in their new order.
-        white_count: how many of them are white; the state after these is the snapshot's.
-        inversion_count: how many pairs of a red and a later white event the trace has.
-        interchange_count: how many interchanges of neighbours lead from the order of the trace to
-            this one: the total number of places that white events moved. It is counted in another
-            way than the inversions, and is equal.
+    `positions` are the events in their new order; the state after the first `white_count` is the
+    snapshot's. `inversion_count` is how many pairs of a red and a later white event the trace has.
+    `interchange_count` is the total number of places that white events moved, in interchanges of
+    neighbours. It is counted in another way than the inversions, and is equal.
     """
 
     positions: tuple[Position, ...]
@@ -68,11 +65,7 @@ def interchanges(trace: Trace, cut: Cut) -> Iterator[Interchange]:
 
     Each white event, from the first on, moves to the front past the red ones before it. There may
     be quadratically many interchanges, so they are found lazily. For the outcome alone,
-    ``equivalent`` takes linear time.
-
-    Raises:
-        NotConsistent: a white action accepts a red message; it is named.
-        UsageError: `cut` is not one of this trace.
+    ``equivalent`` takes linear time; it raises the same.
     """
     _check_colours(trace, cut)
     return _interchange(trace, cut)
@@ -97,12 +90,8 @@ def equivalent(trace: Trace, cut: Cut) -> Equivalent:
     """Return the computation with the white events first, in the order of the trace, then the red.
 
     It takes linear time: every event moves to its place at once, and only the result is checked to
-    be an execution in which nothing is accepted before it was sent. For each single interchange,
-    use ``interchanges``.
-
-    Raises:
-        NotConsistent: a white action accepts a red message; it is named.
-        UsageError: `cut` is not one of this trace.
+    be an execution in which nothing is accepted before it was sent. NotConsistent if a white action
+    accepts a red message; UsageError if `cut` is not one of this trace.
     """
     _check_colours(trace, cut)
     order = list(trace.positions())
@@ -137,21 +126,10 @@ def prove(
     order and with the white events first. Both times the messages and the end must be the same, and
     the state between the white events and the red ones must be the recorded one.
 
-    Args:
-        trace: what happened in the epoch of the snapshot, with its recording steps.
-        snapshot: the snapshot.
-        topology: the processes with their start states, and the channels; it is not changed.
-        start: the recorded state that the epoch began with; None for a fresh start.
-        contents: the known messages, encoded. With them a process that sends something else in the
-            replay is named at once; without them, possibly one that it influenced.
-
-    Returns:
-        The equivalent computation.
-
-    Raises:
-        NotConsistent: it could not; the message, event, process or channel is named.
-        ApplicationError: a handler raised in the replay.
-        UsageError: trace, snapshot, topology and start do not belong together.
+    `trace` is of the epoch of the snapshot, with its recording steps; `start`, `contents` and most
+    errors are those of ``Replay``. With the `contents` a process that sends something else in the
+    replay is named at once; without them, possibly one that it influenced. NotConsistent names the
+    message, event, process or channel for which it could not.
     """
     cut = trace.cut_of(snapshot.id)
     result = equivalent(trace, cut)
@@ -207,20 +185,15 @@ def _count_inversions(colours: list[bool]) -> int:
 
 def _check_colours(trace: Trace, cut: Cut) -> None:
     trace.check_cut(cut)
-    message = next(trace.orphans(cut), None)
-    if message is not None:
-        raise NotConsistent(_orphan(trace, message))
-
-
-def _orphan(trace: Trace, message: MessageId) -> str:
-    sender, accepter = trace.sent_in(message), trace.accepted_in(message)
-    assert accepter is not None, message
-    return (
-        f"message {message} is red: {sender.process} sent it in "
-        f"{_named(sender, trace.event(sender))}, after its cut; and {accepter.process} accepted it "
-        f"in {_named(accepter, trace.event(accepter))}, a white action, before its own: "
-        "the cut is not consistent"
-    )
+    for message in trace.orphans(cut):
+        sender, accepter = trace.sent_in(message), trace.accepted_in(message)
+        assert accepter is not None, message
+        raise NotConsistent(
+            f"message {message} is red: {sender.process} sent it in "
+            f"{_named(sender, trace.event(sender))}, after its cut; and {accepter.process} "
+            f"accepted it in {_named(accepter, trace.event(accepter))}, a white action, before its "
+            "own: the cut is not consistent"
+        )
 
 
 def _named(position: Position, event: Event) -> str:

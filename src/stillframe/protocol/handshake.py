@@ -13,6 +13,7 @@ any version is recognized. Nonces are arguments: this module has no randomness o
 
 import hashlib
 import hmac
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -71,113 +72,91 @@ def _shown(text: str) -> str:
     return ascii(text)[1:-1]
 
 
+@dataclass(repr=False, eq=False)
 class Connector:
-    """The side that connects: send ``hello``, then hand each greeting to ``receive``.
+    """The side that connects: send ``hello``, then hand each greeting to ``receive``. The nonce
+    must be fresh random bytes."""
 
-    Args:
-        hello: who we are; its nonce must be fresh random bytes.
-        secret: the secret of this run.
-    """
-
-    def __init__(self, hello: Hello, secret: bytes) -> None:
-        self.hello = hello
-        self._secret = secret
-        self._challenged = False
+    hello: Hello
+    secret: bytes
+    _is_challenged: bool = field(default=False, init=False)
 
     def receive(self, greeting: Greeting) -> Proof | Welcome:
         """Return the proof to send; or the Welcome, after which the connection is open.
 
-        Raises:
-            Refused: the listener said no, or does not know the secret.
-            ProtocolViolation: this greeting has no place here.
+        Raises Refused if the listener said no, or does not know the secret; ProtocolViolation if
+        this greeting has no place here.
         """
         match greeting:
             case Declined(reason):
                 readable = "".join(sign if sign.isprintable() else "?" for sign in reason)
                 raise Refused(f"the other end refused the connection: {readable}")
-            case Challenge(nonce, proof) if not self._challenged:
-                expected = _proof(self._secret, b"listener", self.hello, nonce)
+            case Challenge(nonce, proof) if not self._is_challenged:
+                expected = _proof(self.secret, b"listener", self.hello, nonce)
                 if not hmac.compare_digest(expected, proof):
                     raise Refused("the other end does not know the secret of this run")
-                self._challenged = True
-                return Proof(_proof(self._secret, b"connector", self.hello, nonce))
-            case Welcome() if self._challenged:
+                self._is_challenged = True
+                return Proof(_proof(self.secret, b"connector", self.hello, nonce))
+            case Welcome() if self._is_challenged:
                 return greeting
         raise ProtocolViolation(f"{type(greeting).__name__} came out of turn in the handshake")
 
 
+@dataclass(kw_only=True, repr=False, eq=False)
 class Listener:
     """The side that listens: hand each greeting to ``receive``, send what comes back.
 
-    Args:
-        secret: the secret of this run.
-        epoch: the epoch that must be named.
-        topology_hash: the topology that must be named.
-        target: who we are, None for the coordinator.
-        sources: who may connect.
-        nonce: fresh random bytes.
+    `target` is who we are, None for the coordinator; one of `sources` must name it, the epoch, and
+    the topology. The nonce must be fresh random bytes.
     """
 
-    def __init__(
-        self,
-        *,
-        secret: bytes,
-        epoch: int,
-        topology_hash: str,
-        target: ProcessId | None,
-        sources: tuple[ProcessId, ...],
-        nonce: bytes,
-    ) -> None:
-        self._secret = secret
-        self._epoch = epoch
-        self._topology_hash = topology_hash
-        self._target = target
-        self._sources = sources
-        self._nonce = nonce
-        self._hello: Hello | None = None
+    secret: bytes
+    epoch: int
+    topology_hash: str
+    target: ProcessId | None
+    sources: tuple[ProcessId, ...]
+    nonce: bytes
+    _hello: Hello | None = field(default=None, init=False)
 
     def receive(self, greeting: Greeting) -> Challenge | ProcessId:
         """Return the challenge to send; or the source's id, after which a Welcome is due.
 
-        Raises:
-            Refused: with the reason to send as Declined before closing.
-            ProtocolViolation: this greeting has no place here.
+        Raises Refused with the reason to send as Declined before closing; ProtocolViolation if this
+        greeting has no place here.
         """
         match greeting:
             case Hello() if self._hello is None:
                 self._check(greeting)
                 self._hello = greeting
-                return Challenge(
-                    self._nonce, _proof(self._secret, b"listener", greeting, self._nonce)
-                )
+                return Challenge(self.nonce, _proof(self.secret, b"listener", greeting, self.nonce))
             case Proof(proof) if self._hello is not None:
-                expected = _proof(self._secret, b"connector", self._hello, self._nonce)
+                expected = _proof(self.secret, b"connector", self._hello, self.nonce)
                 if not hmac.compare_digest(expected, proof):
                     raise Refused("wrong secret: this is not a process of this run")
                 return self._hello.source
         raise ProtocolViolation(f"{type(greeting).__name__} came out of turn in the handshake")
 
     def _check(self, hello: Hello) -> None:
-        if hello.target != self._target:
+        us = self.target or "the coordinator"
+        if hello.target != self.target:
             raise Refused(
-                f"this is {self._target or 'the coordinator'}, "
-                f"not {_shown(hello.target or 'the coordinator')}: the address is out of date"
+                f"this is {us}, not {_shown(hello.target or 'the coordinator')}: "
+                "the address is out of date"
             )
-        if hello.source not in self._sources:
+        if hello.source not in self.sources:
             raise Refused(
-                f"there is no channel from {hello.source!r} to "
-                f"{self._target or 'the coordinator'}; "
-                f"known are: {', '.join(self._sources) or 'none'}"
+                f"there is no channel from {hello.source!r} to {us}; "
+                f"known are: {', '.join(self.sources) or 'none'}"
             )
-        if hello.topology_hash != self._topology_hash:
+        if hello.topology_hash != self.topology_hash:
             raise Refused(
                 f"the topologies differ: {_shown(hello.topology_hash[:12])} there, "
-                f"{self._topology_hash[:12]} here; start every process from the same topology"
+                f"{self.topology_hash[:12]} here; start every process from the same topology"
             )
         # A process on another machine asks the coordinator which epoch it is.
-        is_asking = self._target is None and hello.epoch == 0
-        if hello.epoch != self._epoch and not is_asking:
+        is_asking = self.target is None and hello.epoch == 0
+        if hello.epoch != self.epoch and not is_asking:
             raise Refused(
-                f"epoch {hello.epoch} is {'over' if hello.epoch < self._epoch else 'not begun'}: "
-                f"this is epoch {self._epoch}"
+                f"epoch {hello.epoch} is {'over' if hello.epoch < self.epoch else 'not begun'}: "
+                f"this is epoch {self.epoch}"
             )

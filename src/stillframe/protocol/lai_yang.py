@@ -66,10 +66,8 @@ Colour = tuple[SnapshotId, ...]
 
 
 class CountingMarker(Marker, frozen=True):
-    """Says how many messages the source had sent on this channel at its cut.
-
-    It may come in any order relative to the messages.
-    """
+    """Says how many messages the source had sent on this channel at its cut; it may come before,
+    between or after them."""
 
     sent_count: Annotated[int, msgspec.Meta(ge=0)]
 
@@ -188,15 +186,7 @@ class _ColourRecording(Recording):
 
 
 class LaiYangRecorder(Recordings[_ColourRecording]):
-    """Lai and Yang's rules for one process. Each call is one atomic step.
-
-    Args:
-        process: the process that records.
-        incoming: for every incoming channel its source, and how many messages were received on it.
-        outgoing: for every outgoing channel its target, and how many messages were sent on it.
-        capture: returns the state of the process as it is now, in bytes that share nothing with
-            it; called inside the step in which the process turns red.
-    """
+    """Lai and Yang's rules for one process; see `Recordings` for the arguments."""
 
     def __init__(
         self,
@@ -217,20 +207,16 @@ class LaiYangRecorder(Recordings[_ColourRecording]):
         return self._colour
 
     def meet(self, colour: Colour) -> list[Effect]:
-        """Take the colour of a message that is about to be delivered to the application.
-
-        For each snapshot of it for which this process is still white, the state is recorded now;
-        those that have ended here change nothing.
-        """
+        """Take the colour of a message that is about to be delivered to the application: the state
+        is recorded now for each snapshot of it for which this process is still white."""
         return [effect for snapshot in colour for effect in self.initiate(snapshot)]
 
     def receive(self, source: ProcessId, batch: Batch, colour: Colour) -> list[Effect]:
         """Count the messages of `batch`, which were delivered to the application in any order.
 
-        Raises:
-            ProtocolViolation: one of them had come before.
-            AssertionError: `colour` was not met before the delivery: the state that this process
-                records from now on would hold a message from after the cut.
+        Raises ProtocolViolation if one of them had come before; AssertionError if `colour` was not
+        met before the delivery: a state recorded from now on would hold a message from after the
+        cut.
         """
         numbers = self._received[source]
         if doubled := numbers.doubled(batch):

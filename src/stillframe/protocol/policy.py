@@ -9,13 +9,32 @@ snapshot that is pending at that time, and was initiated before the other was co
 one process after the notice, and another one before its cut of the published snapshot: an effect
 without its cause. So the notice waits for such snapshots. This costs nothing as long as snapshots
 do not overlap, and deadlines bound the wait.
+
+*Which processes may a snapshot exclude?* Those without channels. A cut is consistent if it has no
+effect without its cause, and a message is the only cause between processes (Chandy & Lamport 1985,
+section 3.1). Every past state of a process without channels is part of a consistent cut, and so is
+the one that it recorded last. An older state of a process with channels is not: its neighbours may
+since have received messages that it had not sent in that state, and messages that it had sent and
+they had not received would be lost.
 """
 
 import enum
 from collections import deque
 from collections.abc import Collection, Iterable
 
-from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
+import msgspec
+
+from stillframe.model import (
+    Abandoned,
+    Fragment,
+    KeyedChange,
+    ProcessId,
+    ProcessState,
+    Reason,
+    Snapshot,
+    SnapshotId,
+    encode_array,
+)
 from stillframe.topology import Description
 
 TRY_COUNT_MAX = 3
@@ -50,14 +69,8 @@ def next_initiator(
 ) -> ProcessId | None:
     """Return the initiator of the next attempt at an abandoned snapshot; None if there is none.
 
-    Processes that have not initiated yet come first; stragglers are left out.
-
-    Args:
-        policy: the requested policy.
-        ended: the outcome of the last attempt.
-        tried: the initiators of all attempts so far, in their order.
-        at_fault: the stragglers, and processes that could not record their state.
-        description: the processes.
+    Processes that are not among those `tried`, the initiators of all attempts so far, come first.
+    Those `at_fault`, stragglers or processes that could not record their state, are left out.
     """
     if policy is not Policy.RETRY or ended.reason not in _RETRIED or len(tried) >= TRY_COUNT_MAX:
         return None
@@ -67,8 +80,8 @@ def next_initiator(
 
 
 class AbandonmentLimit:
-    """Counts consecutive abandoned requests, of which `count_max` are tolerated; None for any
-    number. All attempts of one request count once."""
+    """Counts consecutive abandoned requests, of which `count_max` are tolerated, or with None all.
+    All attempts of one request count once."""
 
     def __init__(self, count_max: int | None) -> None:
         self._count_max = count_max
@@ -122,3 +135,67 @@ class PublicationNotices:
         while self._waiting and not self._waiting[0][1]:
             ready.append(self._waiting.popleft()[0])
         return ready
+
+
+class LastRecorded(msgspec.Struct, frozen=True):
+    """The state that a process recorded last, and its snapshot."""
+
+    state: ProcessState
+    snapshot: SnapshotId
+
+    def fragment(self, snapshot: SnapshotId) -> Fragment:
+        """Return it as the fragment of a process without channels in another `snapshot`."""
+        return Fragment(snapshot, self.state, {}, ())
+
+
+class LastStates:
+    """The states that the processes without channels recorded last; `began` are those that a
+    restored epoch began with."""
+
+    def __init__(
+        self, description: Description, began: dict[ProcessId, LastRecorded] | None = None
+    ) -> None:
+        self._description = description
+        self._last = {
+            process: recorded
+            for process, recorded in (began or {}).items()
+            if not self._channels_of(process)
+        }
+
+    def published(self, snapshot: Snapshot) -> None:
+        """Use `snapshot`, the new restore point, from now on. No older state may be used again:
+        processes were notified that the system will not roll back behind it."""
+        for state in snapshot.state.processes:
+            if not self._channels_of(state.process):
+                origin = snapshot.excluded.get(state.process, snapshot.id)
+                self._last[state.process] = LastRecorded(_kept(state, snapshot.id), origin)
+
+    def of(self, process: ProcessId) -> LastRecorded | None:
+        """Return the state to use if `process` is excluded; None if it cannot be."""
+        return self._last.get(process)
+
+    def refusal(self, process: ProcessId) -> str:
+        """Return in words why `process` cannot be excluded."""
+        channels = self._channels_of(process)
+        if not channels:
+            return f"{process} cannot be left out: no snapshot holds a state of it yet"
+        return (
+            f"{process} cannot be left out: it has channels ({', '.join(channels)}), and with an "
+            "older state of it the others would have received what it had not sent, or lost what "
+            "it had"
+        )
+
+    def _channels_of(self, process: ProcessId) -> list[str]:
+        return [
+            str(channel)
+            for channel in self._description.channels
+            if process in (channel.source, channel.target)
+        ]
+
+
+def _kept(state: ProcessState, snapshot: SnapshotId) -> ProcessState:
+    """Return `state` without the keyed data that is stored with the published `snapshot`."""
+    if not state.keyed:
+        return state
+    none = KeyedChange((), 0, encode_array([]))
+    return msgspec.structs.replace(state, base=snapshot, keyed=dict.fromkeys(state.keyed, none))

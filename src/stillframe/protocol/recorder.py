@@ -113,14 +113,8 @@ Effect = SendMarker | Recorded | NotRecorded
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a process is with a snapshot that it is recording.
-
-    Attributes:
-        state: its state at its cut.
-        sent_counts: target -> how many messages it had sent there at its cut.
-        received_counts: source -> how many it had received from there at its cut.
-        awaited: source -> what was recorded so far, of the channels whose markers have not come.
-        closed: source -> what was recorded, of the channels that are complete.
+    """How far a process is with a snapshot: its state and counts of messages at its cut, and what
+    was recorded so far of the channels whose markers are `awaited`, and of those that are `closed`.
     """
 
     state: ProcessState
@@ -146,7 +140,7 @@ class Recording:
         self.closed: dict[ProcessId, tuple[Batch, ...]] = {}
 
     def is_marked(self, source: ProcessId) -> bool:
-        """Return whether the marker on the channel from `source` has come."""
+        """Return whether the marker from `source` has come."""
         return source not in self.awaited
 
     def close(self, source: ProcessId) -> None:
@@ -183,13 +177,10 @@ class Recordings(Generic[AnyRecording]):
     """The recordings of one process, each in its phase. Each call is one atomic step.
 
     This is the common part of all rules. `Recorder` and ``lai_yang.LaiYangRecorder`` add how a
-    process learns of a cut, and what a channel held at it.
-
-    Args:
-        process: the process that records.
-        outgoing: for every outgoing channel its target, and how many messages were sent on it.
-        capture: returns the state of the process as it is now, in bytes that share nothing with
-            it; called inside the step that sends the markers.
+    process learns of a cut, and what a channel held at it. `incoming` and `outgoing` have for each
+    channel how many messages were received or sent on it. `capture` returns the state of the
+    process as it is now, in bytes that share nothing with it; it is called inside the step that
+    sends the markers.
     """
 
     def __init__(
@@ -320,15 +311,7 @@ class Recordings(Generic[AnyRecording]):
 
 
 class Recorder(Recordings[Recording]):
-    """Chandy and Lamport's rules for one process. Each call is one atomic step.
-
-    Args:
-        process: who records.
-        incoming: for every incoming channel its source, and how many messages were received on it.
-        outgoing: for every outgoing channel its target, and how many messages were sent on it.
-        capture: returns the state of the process as it is now, in bytes that share nothing with
-            it; called inside the step that sends the markers.
-    """
+    """Chandy and Lamport's rules for one process; see `Recordings` for the arguments."""
 
     def __init__(
         self,

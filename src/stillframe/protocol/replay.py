@@ -36,18 +36,11 @@ _SHOWN_CHARACTER_MAX = 200
 class Replay:
     """A system that performs a trace, event by event.
 
-    Args:
-        topology: the processes with their start states, and the channels; it is not changed.
-        start: the recorded state that the epoch began with; None for a fresh start.
-        contents: the known messages, encoded; sending a message that differs is refused.
-        trace: where the processes recorded their states and are notified (``on_cut``), if anywhere.
-
-    Attributes:
-        contents: every message that was sent so far, or recorded at the start; encoded.
-
-    Raises:
-        NotConsistent: the books of `start` do not balance.
-        UsageError: `start` is not of this topology, or a process has a loop of its own.
+    It begins with the recorded state `start`, or afresh. Sending another message than a known one
+    in `contents` is refused; the attribute has every message that was sent so far, or recorded at
+    the start, encoded. Where the processes recorded their states in `trace` they are notified
+    (``on_cut``). NotConsistent if the books of `start` do not balance; UsageError if it is not of
+    this topology, or a process has a loop of its own.
     """
 
     def __init__(
@@ -86,12 +79,10 @@ class Replay:
 
     def perform(self, event: Event) -> None:
         """Perform `event` as one atomic action, and check that the process sends the same messages.
-        After an error the replay cannot be used any more.
 
-        Raises:
-            NotConsistent: it accepts what is not in transit, or does something else than it says.
-            ApplicationError: its handler raised.
-            UsageError: the process or the handler is not of this topology.
+        Raises NotConsistent if it accepts what is not in transit, or does something else than it
+        says; ApplicationError if its handler raised; UsageError if the process or the handler is
+        not of this topology. After an error the replay cannot be used any more.
         """
         if event.process not in self._event_counts:
             raise UsageError(
@@ -174,13 +165,10 @@ class Replay:
         return tuple(MessageId(channel, number) for number in self._in_transit.get(channel, ()))
 
     def state(self) -> GlobalState:
-        """Return the current global state.
+        """Return the current global state; UsageError if a field of a process cannot be recorded.
 
         Messages on a channel are numbered from received_count + 1 on, in the order of sending, even
         where messages overtake each other: the books must balance there too.
-
-        Raises:
-            UsageError: a field of a process cannot be recorded.
         """
         return GlobalState(
             processes=tuple(runner.capture() for runner in self._runners.values()),
@@ -199,7 +187,6 @@ class Replay:
 
 
 def _cuts_of(trace: Trace) -> dict[Position, list[SnapshotId]]:
-    """Return the snapshots for which states were recorded right after an event."""
     event_counts = dict.fromkeys(trace.processes, 0)
     cuts: dict[Position, list[SnapshotId]] = {}
     for step in trace.steps:
@@ -213,13 +200,10 @@ def _cuts_of(trace: Trace) -> dict[Position, list[SnapshotId]]:
 
 def compare(recorded: GlobalState, replayed: GlobalState) -> None:
     """Check that two global states are the same: process states by their bytes, counts, and
-    messages one by one, whatever their batches.
+    messages one by one, whatever their batches. NotConsistent with the first that differs.
 
     Sets are recorded in Python's order, which for text differs between runs of Python: states with
     such fields are comparable within one run only.
-
-    Raises:
-        NotConsistent: they are not; the first process or channel is named.
     """
     recorded.check_books()
     replayed.check_books()

@@ -29,8 +29,8 @@ class SendSession:
         self.unacknowledged_bytes += len(frame)
 
     def acknowledge(self, sequence: int) -> None:
-        """Forget all frames up to `sequence`: they were handled. Raises ProtocolViolation if such a
-        frame was never sent."""
+        """Forget the frames up to `sequence`, which were handled; ProtocolViolation if such a frame
+        was never sent."""
         if sequence > self.sequence:
             raise ProtocolViolation(
                 f"frame {sequence} was acknowledged, but only {self.sequence} were sent"
@@ -52,11 +52,8 @@ class SendSession:
 
 
 class ReceiveSession:
-    """The target's half: lets each frame through once, in order.
-
-    Args:
-        acknowledge_bytes: how many bytes may be handled before an acknowledgement is due.
-    """
+    """The target's half: lets each frame through once, in order. An acknowledgement is due when
+    `acknowledge_bytes` were handled."""
 
     def __init__(self, acknowledge_bytes: int) -> None:
         self.received = 0

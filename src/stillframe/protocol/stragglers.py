@@ -10,6 +10,7 @@ marker is in its source, its channel, or its target.
 import enum
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -78,9 +79,8 @@ def check_status(
     asked: tuple[SnapshotId, ...],
     description: Description,
 ) -> None:
-    """Check that a status is that of `process`, and about the snapshots that were `asked` for.
-    Raises ProtocolViolation if it names other snapshots, or channels that the process does not
-    have."""
+    """Check that a status is that of `process`, and about the snapshots that were `asked` for;
+    ProtocolViolation if it names others, or channels that the process does not have."""
     sources = set(description.incoming(process))
     awaited = [source for shown in status.snapshots for source in shown.awaited]
     if (
@@ -118,16 +118,12 @@ class Cause(enum.Enum):
 
 
 class Straggler(msgspec.Struct, frozen=True):
-    """A process or a channel that holds a snapshot up.
+    """A process or a channel that holds a snapshot up: the fragment of `process` is missing, and
+    markers are awaited on `channels`, for this cause.
 
-    Attributes:
-        process: its fragment is missing for this cause.
-        cause: the cause.
-        since: since when, by the coordinator's clock: for a silent process, since its last sign of
-            life; for others, since the marker was due there.
-        channels: on which markers are awaited for this cause.
-        unhandled_bytes: for BEHIND, how many bytes at most are before the marker.
-        waits_for: for HELD, the processes that `process` waits for.
+    `since` is by the coordinator's clock: for a silent process, its last sign of life; for others,
+    when the marker was due there. For BEHIND, `unhandled_bytes` at most are before the marker; for
+    HELD, `waits_for` are the processes that it waits for.
     """
 
     process: ProcessId
@@ -200,12 +196,8 @@ def find_stragglers(
 ) -> UnderWay:
     """Return a pending snapshot with its stragglers.
 
-    Args:
-        under_way: the snapshot.
-        description: the channels.
-        answers: the current status reports; the processes that are missing did not answer.
-        heard_at: when each process last gave a sign of life.
-        now: when the answers were in.
+    The processes without one of the current status reports in `answers`, which were in at `now`,
+    did not answer; `heard_at` has the last sign of life of each process.
     """
     search = _Search(under_way, description, answers, heard_at, now)
     for process in under_way.missing:
@@ -213,29 +205,25 @@ def find_stragglers(
     return msgspec.structs.replace(under_way, stragglers=search.stragglers())
 
 
+@dataclass
 class _Search:
     """One search; see ``find_stragglers`` for the arguments."""
 
-    def __init__(
-        self,
-        under_way: UnderWay,
-        description: Description,
-        answers: Mapping[ProcessId, ProcessStatus],
-        heard_at: Mapping[ProcessId, float],
-        now: float,
-    ) -> None:
-        self._snapshot = under_way.snapshot
-        self._began = under_way.initiated_at
-        self._missing = frozenset(under_way.missing)
-        self._description = description
-        self._answers = answers
-        self._heard_at = heard_at
-        self._now = now
+    under_way: UnderWay
+    description: Description
+    answers: Mapping[ProcessId, ProcessStatus]
+    heard_at: Mapping[ProcessId, float]
+    now: float
+
+    def __post_init__(self) -> None:
+        self._snapshot = self.under_way.snapshot
+        self._began = self.under_way.initiated_at
+        self._missing = frozenset(self.under_way.missing)
         self._found: dict[tuple[int, ProcessId, Channel | None], Straggler] = {}
         self._marked = {
             source
-            for process in description.processes
-            for source in description.incoming(process)
+            for process in self.description.processes
+            for source in self.description.incoming(process)
             if self._has_marker_of(process, source)
         }
 
@@ -246,7 +234,7 @@ class _Search:
 
     def look_at(self, process: ProcessId) -> None:
         """Find out why the fragment of `process` is missing."""
-        answer = self._answers.get(process)
+        answer = self.answers.get(process)
         if answer is None:
             self._blame(process, Cause.SILENT, self._silent_since(process))
             return
@@ -254,14 +242,14 @@ class _Search:
         if status.phase is Phase.IDLE:
             self._look_at_unrecorded(process, answer)
         elif status.phase is Phase.RECORDING:
-            since = self._now - status.recording_s
+            since = self.now - status.recording_s
             for source in status.awaited:
                 self._look_at_marker(Channel(source, process), answer, since)
         else:
             self._blame(process, Cause.SENDING, self._began)
 
     def _look_at_unrecorded(self, process: ProcessId, answer: ProcessStatus) -> None:
-        sources = [s for s in self._description.incoming(process) if self._has_recorded(s)]
+        sources = [s for s in self.description.incoming(process) if self._has_recorded(s)]
         if answer.is_busy:
             self._blame(process, Cause.BUSY, self._began)
         elif not sources:
@@ -272,7 +260,7 @@ class _Search:
     def _look_at_marker(self, channel: Channel, answer: ProcessStatus, since: float) -> None:
         """Find out why the marker on `channel` has not been handled; its target answered."""
         source, target = channel.source, channel.target
-        end, other = answer.incoming[source], self._answers.get(source)
+        end, other = answer.incoming[source], self.answers.get(source)
         if not self._has_recorded(source):
             self._blame_source(channel)
         elif not end.is_connected or (
@@ -292,12 +280,12 @@ class _Search:
 
     def _blame_source(self, channel: Channel) -> None:
         """The source of `channel` has not recorded its state: add the channel to the cause."""
-        answer = self._answers.get(channel.source)
+        answer = self.answers.get(channel.source)
         if answer is None:
             self._blame(channel.source, Cause.SILENT, self._silent_since(channel.source), channel)
         elif answer.is_busy:
             self._blame(channel.source, Cause.BUSY, self._began, channel)
-        elif not any(map(self._has_recorded, self._description.incoming(channel.source))):
+        elif not any(map(self._has_recorded, self.description.incoming(channel.source))):
             self._blame(channel.source, Cause.UNREACHED, self._began, channel)
         # Else a marker is in flight to it, which is reported for that marker's channel.
 
@@ -323,23 +311,22 @@ class _Search:
 
     def _silent_since(self, process: ProcessId) -> float:
         # Before the snapshot began, no sign of life was due.
-        return max(self._began, self._heard_at.get(process, self._began))
+        return max(self._began, self.heard_at.get(process, self._began))
 
     def _has_recorded(self, process: ProcessId) -> bool:
         """Return whether `process` is known to have recorded its state."""
         if process not in self._missing or process in self._marked:
             return True
-        answer = self._answers.get(process)
+        answer = self.answers.get(process)
         return answer is not None and answer.of(self._snapshot).phase is not Phase.IDLE
 
     def _has_marker_of(self, process: ProcessId, source: ProcessId) -> bool:
         """Return whether `process` is known to have the marker on the channel from `source`."""
         if process not in self._missing:
             return True
-        answer = self._answers.get(process)
-        status = RecordingStatus(self._snapshot, Phase.IDLE)
-        if answer is not None:
-            status = answer.of(self._snapshot)
+        if (answer := self.answers.get(process)) is None:
+            return False
+        status = answer.of(self._snapshot)
         return status.phase is Phase.RECORDED or (
             status.phase is Phase.RECORDING and source not in status.awaited
         )

@@ -59,10 +59,8 @@ _MARKED_KIND = int(Kind.MARKED_MESSAGES)
 
 
 class Messages(msgspec.Struct, frozen=True, gc=False):
-    """A batch of messages, as the frame number `sequence` of its channel.
-
-    The `marker` that rides on it, if there is one, precedes all its messages.
-    """
+    """A batch of messages, as the frame number `sequence` of its channel; a `marker` that rides on
+    it precedes them all."""
 
     sequence: int
     batch: Batch
@@ -109,16 +107,10 @@ def encode_greeting(greeting: Greeting, version: int = VERSION) -> bytes:
 def encode_messages(
     sequence: int, first: int, messages: list[Any], marker: Marker | None = None
 ) -> bytearray:
-    """Return the frame of a batch.
+    """Return the frame `sequence` of a channel, with messages from number `first` on; some may be
+    encoded already (``msgspec.Raw``). A `marker` that rides on them precedes them all.
 
-    Args:
-        sequence: the frame's number on its channel.
-        first: the number of the first message.
-        messages: the messages; some may be encoded already (``msgspec.Raw``).
-        marker: one that rides on the batch: it precedes all the messages.
-
-    Raises:
-        TypeError, ValueError, OverflowError, msgspec.MsgspecError: a message cannot be encoded.
+    Raises TypeError, ValueError, OverflowError or MsgspecError if one cannot be encoded.
     """
     count = len(messages)
     frame = bytearray()
@@ -151,11 +143,10 @@ def encode_control(message: Any) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames.
+    """Cuts a stream of bytes into frames: write into what `writable` returns, then call `written`.
 
-    Use it as a buffer: write into what `writable` returns, then call `written`. Until `open` is
-    called only greetings are let through, and only short ones: the buffer does not grow for a
-    stranger.
+    Until `open` is called only greetings are let through, and only short ones: the buffer does not
+    grow for a stranger.
     """
 
     def __init__(self) -> None:
@@ -182,10 +173,9 @@ class FrameReader:
     def next_frame(self) -> Frame | None:
         """Return the next complete frame, or None if more bytes are needed first.
 
-        Raises:
-            ProtocolViolation: the bytes are no frame, or one that is too large or not allowed now.
-                Close the connection: the stream cannot be read on.
-            Refused: the other end speaks another version.
+        Raises ProtocolViolation if the bytes are no frame, or one that is too large or not allowed
+        now: close the connection, the stream cannot be read on. Raises Refused if the other end
+        speaks another version.
         """
         start = self._start
         available = self._end - start
@@ -225,11 +215,8 @@ class FrameReader:
         )
 
     def _make_room(self, size: int) -> None:
-        """See to it that a frame of `size` bytes can come in, and that no larger buffer is kept.
-
-        For a large frame a full buffer is doubled: memory follows what has come, not what was
-        announced.
-        """
+        """See to it that a frame of `size` bytes can come in, and that no larger buffer is kept. A
+        full buffer is doubled: memory follows what has come, not what was announced."""
         if size <= _READ_BYTES_MIN:
             is_short = self._start + size > len(self._buffer)
         else:
@@ -247,7 +234,6 @@ class FrameReader:
         self._start, self._end = 0, len(rest)
 
     def _decode_marked(self, start: int, stop: int) -> Messages:
-        """Return the batch and the marker that rides on it."""
         try:
             _, _, size = _MARKED.unpack_from(self._view[start:stop])
             batch_start = start + _MARKED.size + size
@@ -289,8 +275,7 @@ def _decode_other(kind: int, body: bytes) -> Frame:
 
 
 def check_version(version: int, who: str) -> None:
-    """Check that a peer speaks our version of the protocol. Raises Refused if it is another one;
-    both are named, with what to do."""
+    """Check that a peer speaks our version of the protocol; Refused if not."""
     if version != VERSION:
         raise Refused(
             f"{who} speaks version {version} of the protocol, we speak {VERSION}: run the same "

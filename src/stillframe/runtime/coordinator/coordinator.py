@@ -28,8 +28,13 @@ from stillframe.model import (
     SnapshotId,
 )
 from stillframe.protocol.assembler import Assembler
-from stillframe.protocol.exclusion import LastRecorded, LastStates
-from stillframe.protocol.policy import Policy, PublicationNotices, next_initiator
+from stillframe.protocol.policy import (
+    LastRecorded,
+    LastStates,
+    Policy,
+    PublicationNotices,
+    next_initiator,
+)
 from stillframe.restore import Start
 from stillframe.runtime import control, events
 from stillframe.runtime.control import ChunkBuffer
