@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stillframe import cuts
 from stillframe.cuts import (
     CutView,
     consistent_cuts,
@@ -17,7 +18,6 @@ from stillframe.cuts import (
     definitely,
     explain,
     interior,
-    lattice,
     observation_without,
     possibly,
 )
@@ -317,14 +317,14 @@ def test_a_table_that_grows_too_large_is_given_up(monkeypatch: pytest.MonkeyPatc
     steps = [Event("P0", sent=tuple(to_all))]
     steps += [Event(m.channel.target, accepted=(m,)) for m in to_all]
     wide = Trace(names, steps)
-    monkeypatch.setattr(lattice, "LIMITS_MAX", 10_000)
+    monkeypatch.setattr(cuts, "LIMITS_MAX", 10_000)
     with pytest.raises(UsageError, match=r"25 processes with 25 events have more than .* cuts"):
         count_consistent_cuts(wide)
-    monkeypatch.setattr(lattice, "LIMITS_MAX", 10**9)
-    monkeypatch.setattr(lattice, "LIMIT_STEPS_MAX", 10_000)
+    monkeypatch.setattr(cuts, "LIMITS_MAX", 10**9)
+    monkeypatch.setattr(cuts, "LIMIT_STEPS_MAX", 10_000)
     with pytest.raises(UsageError, match="ask about fewer processes"):
         count_consistent_cuts(wide)
-    monkeypatch.setattr(lattice, "BOUNDS_MAX", 100)
+    monkeypatch.setattr(cuts, "BOUNDS_MAX", 100)
     for ask in (count_consistent_cuts, lambda trace: next(consistent_cuts(trace))):
         with pytest.raises(UsageError, match="25 events of 25 processes have 625 bounds"):
             ask(wide)

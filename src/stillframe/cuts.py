@@ -1,0 +1,476 @@
+"""The consistent cuts of a trace: enumerate them, count them, and ask where a predicate holds.
+
+The consistent cuts form a lattice (Mattern 1989): of two, the larger count of each process gives
+one, and the smaller count, too. So those in which a process has a given count have a smallest and a
+largest among them, and tables of these bounds are all that enumeration and counting need.
+
+There can be as many as the product of the lengths of all lines: 10 processes of 100 events that
+exchange no message have 10^20. So a function that visits single cuts is an iterator, or takes a
+maximum.
+
+The events could have happened in many orders, called observations; each goes through consistent
+cuts from the empty one to the last, with one more event each (Cooper & Marzullo, *Consistent
+Detection of Global Predicates*, 1991). So a predicate possibly or definitely held.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+
+import msgspec
+
+from stillframe.errors import UsageError
+from stillframe.model import Channel, ProcessId
+from stillframe.trace import Cut, Event, MessageId, Trace
+
+BOUNDS_MAX = 20_000_000
+"""Maximum number of bounds in a table, which has one of each process for each event."""
+LIMITS_MAX = 5_000_000
+"""Maximum number of limits in memory while cuts are counted, one of each process per choice."""
+LIMIT_STEPS_MAX = 200_000_000
+"""Maximum number of limits that are visited in all."""
+_STOPPED = -1
+
+
+def consistent_cuts(trace: Trace) -> Iterator[Cut]:
+    """Yield every consistent cut once, in the order of their counts, the first process's first:
+    from the empty cut to ``trace.end``.
+
+    There may be far too many to wait for: stop when you have enough. Memory is taken
+    for events x processes, whatever their number. The order is that of Garg, *Enumerating Global
+    States of a Distributed Computation*, 2003; here no choice of counts turns out to be impossible
+    later, because each next count is taken between the bounds that those before it leave. With the
+    first cut UsageError is raised if there are too many events and processes for a table.
+    """
+    if not trace.processes:
+        yield ()
+        return
+    lowest, highest = _lowest(trace), _highest(trace)
+    last = len(trace.processes) - 1
+    begun: list[tuple[Cut, Cut, Cut]] = [((), _empty(trace), trace.end)]
+    while begun:
+        head, low, high = begun.pop()
+        index = len(head)
+        if index == last:
+            for count in range(low[index], high[index] + 1):
+                yield (*head, count)
+            continue
+        for count in range(high[index], low[index] - 1, -1):
+            above = tuple(map(max, low, lowest[index][count]))
+            below = tuple(map(min, high, highest[index][count]))
+            begun.append(((*head, count), above, below))
+
+
+def count_consistent_cuts(trace: Trace, *, count_max: int | None = None) -> int:
+    """Return how many consistent cuts there are, without enumerating them.
+
+    Groups of processes that exchange no message are counted separately, and the numbers multiplied.
+
+    Otherwise the events are swept in a possible order. A cut stops each process somewhere; what
+    matters of the processes that have stopped is only how far they let the others go. So cuts that
+    leave the others the same limits are counted together, and for the last process that continues,
+    its whole interval at once. Time and memory grow with the number of different limits. That
+    depends on how many messages are in transit at a time, not on how long the lines are; but each
+    additional process can double it, so above a dozen with few messages, give a maximum: if there
+    are more than `count_max`, ``count_max + 1`` is returned as soon as that is known. UsageError if
+    nothing is found out with a bounded table.
+    """
+    count = 1
+    for group in sorted(_independent(trace), key=lambda group: len(group.processes)):
+        count *= _count_connected(group, None if count_max is None else count_max // count)
+        if count_max is not None and count > count_max:
+            return count_max + 1
+    return count
+
+
+def _count_connected(trace: Trace, count_max: int | None) -> int:
+    size, found = len(trace.processes), 0
+    swept = [0] * size
+    ways_of: dict[Cut, int] = {}
+
+    def put(limits: Cut, ways: int) -> int:
+        """Add limits that can be reached; return how many cuts that completes."""
+        going_count = size - limits.count(_STOPPED)
+        if going_count > 1:
+            ways_of[limits] = ways_of.get(limits, 0) + ways
+            return 0
+        if going_count == 0:
+            return ways
+        limit = max(limits)
+        return ways * (limit - swept[limits.index(limit)] + 1)
+
+    found += put(trace.end, 1)
+    limit_steps = 0
+    highest = _highest(trace)
+    for index, count in _balanced_order(trace, highest):
+        limit_of_others = list(highest[index][count - 1])
+        limit_of_others[index] = _STOPPED
+        for limits, ways in list(ways_of.items()):
+            if limits[index] == _STOPPED:
+                continue
+            if limits[index] < count:
+                del ways_of[limits]
+            found += put(tuple(map(min, limits, limit_of_others)), ways)
+        swept[index] = count
+        limit_steps += len(ways_of) * size
+        if len(ways_of) * size > LIMITS_MAX or limit_steps > LIMIT_STEPS_MAX:
+            raise UsageError(
+                f"{size} processes with {trace.event_count:,} events have more than "
+                f"{found + sum(ways_of.values()):,} consistent cuts, and to count them all takes "
+                "too long: ask about fewer processes, or about fewer events"
+            )
+        if not ways_of:
+            break
+        if count_max is not None and found + sum(ways_of.values()) > count_max:
+            return count_max + 1
+    found += sum(ways_of.values())
+    return found if count_max is None else min(found, count_max + 1)
+
+
+def interior(trace: Trace, cut: Cut) -> Cut:
+    """Return the largest consistent cut that has no event outside `cut`; UsageError if that is no
+    cut of this trace."""
+    trace.check_cut(cut)
+    counts = list(cut)
+    looked_at = list(trace.end)
+    frontier = [index for index, count in enumerate(counts) if count < looked_at[index]]
+    while frontier:
+        index = frontier.pop()
+        outside = trace.lines[trace.processes[index]][counts[index] : looked_at[index]]
+        looked_at[index] = counts[index]
+        for event in outside:
+            for message in event.sent:
+                accepted = trace.accepted_in(message)
+                if accepted is None:
+                    continue
+                target = trace.index_of[accepted.process]
+                if accepted.index <= counts[target]:
+                    counts[target] = accepted.index - 1
+                    frontier.append(target)
+    return tuple(counts)
+
+
+def explain(trace: Trace, cut: Cut) -> str:
+    """Return in a sentence why a cut is not consistent: a message that it shows as accepted but not
+    as sent, and the nearest consistent cuts on either side. Or that it is consistent. UsageError if
+    it is no cut of this trace."""
+    trace.check_cut(cut)
+    orphan = next(trace.orphans(cut), None)
+    if orphan is None:
+        return f"the cut {_shown(trace, cut)} is consistent"
+    accepted, sent = trace.accepted_in(orphan), trace.sent_in(orphan)
+    assert accepted is not None, "an orphan is accepted somewhere"
+    inside, outside = (
+        f"{position} ({label})" if (label := trace.event(position).label) else f"{position}"
+        for position in (accepted, sent)
+    )
+    return (
+        f"the cut {_shown(trace, cut)} is not consistent: message {orphan} is accepted inside, in "
+        f"event {inside}, but sent outside, in event {outside}; the smallest consistent cut with "
+        f"all of its events is {_shown(trace, trace.closure(cut))}, the largest inside it is "
+        f"{_shown(trace, interior(trace, cut))}"
+    )
+
+
+def _empty(trace: Trace) -> Cut:
+    return (0,) * len(trace.processes)
+
+
+def _shown(trace: Trace, cut: Cut) -> str:
+    return ", ".join(f"{p}={count}" for p, count in zip(trace.processes, cut, strict=True))
+
+
+def _independent(trace: Trace) -> Iterator[Trace]:
+    """Yield the groups of processes that accept no message of each other, each as a trace, without
+    messages that were never accepted: those do not matter to consistency."""
+    group_of: dict[ProcessId, set[ProcessId]] = {name: {name} for name in trace.processes}
+    events: dict[ProcessId, list[Event]] = defaultdict(list)
+    for position, event in trace.positions():
+        group = group_of[position.process]
+        for message in event.accepted:
+            other = group_of[message.channel.source]
+            if other is not group:
+                small, group = sorted((group, other), key=len)
+                group |= small
+                group_of.update(dict.fromkeys(small, group))
+    for position, event in trace.positions():
+        sent = tuple(message for message in event.sent if trace.accepted_in(message) is not None)
+        first = next(iter(group_of[position.process]))
+        events[first].append(msgspec.structs.replace(event, sent=sent))
+    for first, those in events.items():
+        yield Trace(sorted(group_of[first], key=trace.index_of.__getitem__), those)
+
+
+def _check_size(trace: Trace) -> None:
+    bounds = trace.event_count * len(trace.processes)
+    if bounds > BOUNDS_MAX:
+        raise UsageError(
+            f"{trace.event_count:,} events of {len(trace.processes):,} processes have {bounds:,} "
+            f"bounds, and at most {BOUNDS_MAX:,} are kept: ask about fewer processes, or about "
+            "fewer events"
+        )
+
+
+def _lowest(trace: Trace) -> list[list[Cut]]:
+    """Return for each process and count of it the smallest consistent cut with that count."""
+    _check_size(trace)
+    clocks = trace.clocks()
+    return [[_empty(trace), *clocks[process]] for process in trace.processes]
+
+
+def _highest(trace: Trace) -> list[list[Cut]]:
+    """Return for each process and count of it the largest consistent cut with that count."""
+    _check_size(trace)
+    end = trace.end
+    highest = [[end] * (length + 1) for length in end]
+    for position, event in reversed(list(trace.positions())):
+        own = trace.index_of[position.process]
+        bound = highest[own][position.index]
+        for message in event.sent:
+            accepted = trace.accepted_in(message)
+            if accepted is not None:
+                target = trace.index_of[accepted.process]
+                bound = tuple(map(min, bound, highest[target][accepted.index - 1]))
+        highest[own][position.index - 1] = (*bound[:own], position.index - 1, *bound[own + 1 :])
+    return highest
+
+
+def _balanced_order(trace: Trace, highest: list[list[Cut]]) -> list[tuple[int, int]]:
+    """Return every event, as the index of its process and its count there, in a possible order:
+    each in the middle between the earliest and the latest place that it could have in one. So few
+    messages are in transit at a time, whatever the order of the trace is.
+    """
+    clocks = trace.clocks()
+    places = [
+        (sum(clock) + sum(highest[index][count - 1]), index, count)
+        for index, process in enumerate(trace.processes)
+        for count, clock in enumerate(clocks[process], start=1)
+    ]
+    return [(index, count) for _, index, count in sorted(places)]
+
+
+# --- predicates
+
+
+class _Traffic:
+    """The messages of one channel, indexed so that those that cross a cut are found quickly.
+
+    Each is kept with its place in the order of sending, and with the count of the target at which
+    it is accepted. Those that never are accepted are kept separately, so that one lost message does
+    not make every cut visit all later ones.
+    """
+
+    __slots__ = ("lost", "lost_counts", "met", "met_counts", "settled_counts")
+
+    def __init__(self, sent: list[tuple[MessageId, int, int | None]], lengths: Cut) -> None:
+        source_length, target_length = lengths
+        self.met: list[tuple[int, MessageId, int]] = []
+        self.lost: list[tuple[int, MessageId]] = []
+        met_at, lost_at, accepted_at = [], [], []
+        for place, (message, sent_count, accepted_count) in enumerate(sent):
+            if accepted_count is None:
+                self.lost.append((place, message))
+                lost_at.append(sent_count)
+            else:
+                self.met.append((place, message, accepted_count))
+                met_at.append(sent_count)
+                accepted_at.append(accepted_count)
+        self.met_counts = _counts_up_to(met_at, source_length)
+        self.lost_counts = _counts_up_to(lost_at, source_length)
+        # A message is settled when it and all before it are accepted: later cuts do not visit it.
+        # Without order on the channel the latest of them decides.
+        self.settled_counts = _counts_up_to(list(accumulate(accepted_at, max)), target_length)
+
+    def crossing(self, source_count: int, target_count: int) -> list[MessageId]:
+        """Return what was sent in the first events of the source and not accepted in the first ones
+        of the target, in the order of sending."""
+        met = self.met[self.settled_counts[target_count] : self.met_counts[source_count]]
+        lost = self.lost[: self.lost_counts[source_count]]
+        late = [(place, message) for place, message, at in met if at > target_count]
+        return [message for _, message in (sorted(late + lost) if lost else late)]
+
+
+class CutView:
+    """The argument of a predicate: one cut of a trace, with its events and messages in transit.
+
+    The first view of a trace visits every message; `at` makes the others cheaply. UsageError if
+    `cut` is no cut of this trace.
+    """
+
+    __slots__ = ("_traffic", "cut", "trace")
+
+    def __init__(self, trace: Trace, cut: Cut) -> None:
+        trace.check_cut(cut)
+        self.trace = trace
+        self.cut = cut
+        sent: dict[Channel, list[tuple[MessageId, int, int | None]]] = {
+            channel: [] for channel in trace.channels
+        }
+        for position, event in trace.positions():
+            for message in event.sent:
+                accepted = trace.accepted_in(message)
+                accepted_count = None if accepted is None else accepted.index
+                sent[message.channel].append((message, position.index, accepted_count))
+        self._traffic = {
+            channel: _Traffic(messages, self._lengths(channel))
+            for channel, messages in sent.items()
+        }
+
+    def _lengths(self, channel: Channel) -> Cut:
+        lines = self.trace.lines
+        return len(lines.get(channel.source, ())), len(lines.get(channel.target, ()))
+
+    def at(self, cut: Cut) -> "CutView":
+        """Return the view of another cut of the same trace."""
+        view = object.__new__(CutView)
+        view.trace, view.cut, view._traffic = self.trace, cut, self._traffic
+        return view
+
+    def count(self, process: ProcessId) -> int:
+        """Return how many events of a process lie before the cut; UsageError if there is no such
+        process."""
+        index = self.trace.index_of.get(process)
+        if index is None:
+            raise UsageError(
+                f"there is no process {process!r} in this trace: its processes are "
+                f"{', '.join(self.trace.processes)}"
+            )
+        return self.cut[index]
+
+    def last(self, process: ProcessId) -> Event | None:
+        """Return the last event of a process before the cut; None if it has none there."""
+        count = self.count(process)
+        return self.trace.lines[process][count - 1] if count else None
+
+    def events(self, process: ProcessId) -> tuple[Event, ...]:
+        """Return the events of a process before the cut."""
+        count = self.count(process)
+        return self.trace.lines[process][:count]
+
+    def in_transit(self, channel: Channel | None = None) -> tuple[MessageId, ...]:
+        """Return what was sent before the cut and not accepted before it: of one channel in the
+        order of sending, or of all, channel by channel. UsageError if there is no such channel."""
+        if channel is not None and channel not in self._traffic:
+            raise UsageError(
+                f"there is no channel {channel} in this trace: its channels are "
+                f"{', '.join(map(str, self.trace.channels))}"
+            )
+        index_of = self.trace.index_of
+        found: list[MessageId] = []
+        for each in self._traffic if channel is None else (channel,):
+            if each.source in index_of and each.target in index_of:
+                sent_until = self.cut[index_of[each.source]]
+                accepted_until = self.cut[index_of[each.target]]
+                found += self._traffic[each].crossing(sent_until, accepted_until)
+        return tuple(found)
+
+
+Predicate = Callable[[CutView], bool]
+"""A condition on one cut. It is evaluated once for each cut that is visited, in no fixed order."""
+
+
+def cuts_where(trace: Trace, predicate: Predicate) -> Iterator[Cut]:
+    """Yield the consistent cuts in which `predicate` holds, in the order of ``consistent_cuts``.
+
+    It visits every consistent cut, of which there may be far too many: stop when you have enough.
+    """
+    view = _initial_view(trace)
+    return (cut for cut in consistent_cuts(trace) if predicate(view.at(cut)))
+
+
+def possibly(trace: Trace, predicate: Predicate, *, count_max: int | None = None) -> Cut | None:
+    """Return a consistent cut in which `predicate` holds, one with the fewest events; None if it
+    holds in none (Cooper & Marzullo 1991).
+
+    UsageError if there is no answer after `count_max` cuts; None visits all. Those with the same
+    number of events are in memory at the same time.
+    """
+    view, successors = _initial_view(trace), _successors(trace)
+    level = {view.cut: None}
+    visited_count = 0
+    while level:
+        for cut in level:
+            visited_count += 1
+            _check_count(visited_count, count_max)
+            if predicate(view.at(cut)):
+                return cut
+        level = dict.fromkeys(after for cut in level for after in successors(cut))
+    return None
+
+
+def definitely(trace: Trace, predicate: Predicate, *, count_max: int | None = None) -> bool:
+    """Return whether every observation, that is every order in which the events could have
+    happened, goes through a cut in which `predicate` holds (Cooper & Marzullo 1991).
+
+    If not, ``observation_without`` gives one that does not; arguments and errors are the same.
+    """
+    return observation_without(trace, predicate, count_max=count_max) is None
+
+
+def observation_without(
+    trace: Trace, predicate: Predicate, *, count_max: int | None = None
+) -> list[Cut] | None:
+    """Return the cuts of an observation, from the empty cut to ``trace.end`` with one more event
+    each, such that `predicate` holds in none of them; None if there is no such observation.
+
+    UsageError if there is no answer after `count_max` cuts; None visits all. All are kept in
+    memory.
+    """
+    view, successors = _initial_view(trace), _successors(trace)
+    seen: set[Cut] = set()
+
+    def may_pass(cut: Cut) -> bool:
+        if cut in seen:
+            return False
+        seen.add(cut)
+        _check_count(len(seen), count_max)
+        return not predicate(view.at(cut))
+
+    path = [view.cut] if may_pass(view.cut) else []
+    choices = [successors(cut) for cut in path]
+    while path and path[-1] != trace.end:
+        onward = next(filter(may_pass, choices[-1]), None)
+        if onward is None:
+            path.pop()
+            choices.pop()
+        else:
+            path.append(onward)
+            choices.append(successors(onward))
+    return path or None
+
+
+def _initial_view(trace: Trace) -> CutView:
+    return CutView(trace, (0,) * len(trace.processes))
+
+
+def _check_count(visited_count: int, count_max: int | None) -> None:
+    if count_max is not None and visited_count > count_max:
+        raise UsageError(
+            f"there is no answer after looking at {count_max} consistent cuts: raise count_max, or "
+            "ask about a shorter trace"
+        )
+
+
+def _counts_up_to(places: list[int], length: int) -> list[int]:
+    """Return for each count 0 .. `length` how many of `places` are not above it."""
+    counts = [0] * (length + 1)
+    for place in places:
+        counts[place] += 1
+    return list(accumulate(counts))
+
+
+def _successors(trace: Trace) -> Callable[[Cut], Iterator[Cut]]:
+    """Return a function that yields the consistent cuts with one event more than a given one."""
+    needs: list[list[list[tuple[int, int]]]] = []
+    for process in trace.processes:
+        senders = [[trace.sent_in(m) for m in event.accepted] for event in trace.lines[process]]
+        needs.append([[(trace.index_of[p.process], p.index) for p in each] for each in senders])
+
+    def successors(cut: Cut) -> Iterator[Cut]:
+        for index, count in enumerate(cut):
+            if count < len(needs[index]) and all(
+                cut[source] >= least for source, least in needs[index][count]
+            ):
+                yield (*cut[:index], count + 1, *cut[index + 1 :])
+
+    return successors
