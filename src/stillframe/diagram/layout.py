@@ -248,7 +248,7 @@ class Plan:
         lines = []
         for process, y in scene.ys.items():
             name = scene.names[process]
-            labels = [Label(scene.x_from - 10, y + 4, name, "end")]
+            labels = [scene.name_before(process)]
             labels += (Label(x, y + 4, name) for x in scene.free_for_name(process))
             if scene.repeats_names:
                 labels.append(Label(scene.x_to + 8, y + 4, name))

@@ -85,6 +85,10 @@ class Rows:
         self.x_from = PADDING + self.name_width + 10
         self.bottom = first + self.row_height * (count - 1) + CUT_OVERHANG
 
+    def name_before(self, process: ProcessId) -> Label:
+        """Return the name of a process before its line."""
+        return Label(self.x_from - 10, self.ys[process] + 4, self.names[process], "end")
+
 
 class Scene(Rows):
     """Places for the lines, which end at `x_to`, and the steps, arrows and cuts of a window."""

@@ -94,14 +94,14 @@ class Mark(msgspec.Struct, frozen=True):
 
     process: ProcessId
     snapshot: SnapshotId
-    source: ProcessId | None
-    colour: int
     x: float
     y: float
     is_cut: bool
-    label: Label | None
-    is_faint: bool
     full: str
+    source: ProcessId | None = None
+    colour: int = 0
+    label: Label | None = None
+    is_faint: bool = False
 
 
 class MessageArrow(msgspec.Struct, frozen=True):

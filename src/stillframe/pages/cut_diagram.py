@@ -116,8 +116,8 @@ def load(snapshot: Snapshot, log: Path | None) -> CutDiagram:
             return load_from_log(snapshot, log)
         except NotInLog as error:
             note = f"{str(error)[:1].upper()}{str(error)[1:]}. {WITHOUT_LOG}"
-    layout = _StoreLayout(snapshot)
-    return CutDiagram(layout.draw(), layout.left_out, note)
+    plan = _StoreLayout(snapshot)
+    return CutDiagram(plan.draw(), plan.left_out, note)
 
 
 def load_from_log(snapshot: Snapshot, log: Path) -> CutDiagram:
@@ -188,20 +188,20 @@ def _in_order(steps: list[LoggedStep]) -> list[LoggedStep]:
     """Return steps in the order of their times, as far as that is possible: the clocks of two
     machines may say of a marker that it came before it was sent."""
     waiting = sorted(steps, key=lambda logged: logged.step.at or 0.0)
-    recorded: set[ProcessId] = set()
+    recorded: set[ProcessId | None] = {None}
     ordered: list[LoggedStep] = []
     while waiting:
-        ready = next((each for each in waiting if _can_come(each.step, recorded)), waiting[0])
+        can_come = (
+            each
+            for each in waiting
+            if each.step.source in recorded and (each.step.is_cut or each.step.process in recorded)
+        )
+        ready = next(can_come, waiting[0])
         waiting.remove(ready)
         ordered.append(ready)
         if ready.step.is_cut:
             recorded.add(ready.step.process)
     return ordered
-
-
-def _can_come(step: MarkerStep, recorded: set[ProcessId]) -> bool:
-    is_sent = step.source is None or step.source in recorded
-    return is_sent and (step.is_cut or step.process in recorded)
 
 
 def _drawn_steps(steps: Sequence[LoggedStep], snapshot: Snapshot) -> set[MarkerStep]:
@@ -345,11 +345,12 @@ def _explain(
             ]
         if index == last_cut:
             keys += [f"cut {curve.name}" for curve in diagram.curves]
+        sentence, rule = _explained(each)
         yield {
             "process": process,
             "at": each.step.at,
-            "sentence": _sentence(each),
-            "rule": _rule(each),
+            "sentence": sentence,
+            "rule": rule,
             "keys": keys,
         }
 
@@ -362,33 +363,26 @@ def _marker_key(snapshot: str, source: ProcessId, target: ProcessId) -> str:
     return f"marker {snapshot} {source}->{target}"
 
 
-def _rule(each: LoggedStep) -> str:
-    if each.step.source is None:
-        return SENDING
-    return RECEIVING_FIRST if each.step.is_cut else RECEIVING_LATER
-
-
-def _sentence(each: LoggedStep) -> str:
+def _explained(each: LoggedStep) -> tuple[str, str]:
+    """Return what happened in a sentence, and the rule that it follows."""
     step = each.step
-    after = f"after {count(each.event_count, 'event')}"
+    records = f"after {count(each.event_count, 'event')} it records its state"
     if step.source is None:
         how = "initiates" if step.snapshot.initiator == step.process else "begins"
-        return f"{step.process} {how} {step.snapshot}: {after} it records its state{_sends(each)}."
+        return f"{step.process} {how} {step.snapshot}: {records}{_sends(each)}.", SENDING
     came = f"{step.process} gets the marker from {step.source}"
-    channel = Channel(step.source, step.process)
+    channel = f"channel {Channel(step.source, step.process)}"
     if step.is_cut:
-        return (
-            f"{came}, its first: {after} it records its state, and channel {channel} as "
-            f"empty{_sends(each)}."
-        )
+        what = f"{came}, its first: {records}, and {channel} as empty{_sends(each)}."
+        return what, RECEIVING_FIRST
     if each.recorded is None:
-        return f"{came}, and takes no part in the snapshot any more."
-    if not each.recorded:
-        return f"{came}: it records channel {channel} as empty; nothing came since its cut."
-    return (
-        f"{came}: it records channel {channel} as {_numbers(each.recorded)}, which came since its "
-        "cut."
-    )
+        what = f"{came}, and takes no part in the snapshot any more."
+    elif not each.recorded:
+        what = f"{came}: it records {channel} as empty; nothing came since its cut."
+    else:
+        held = _numbers(each.recorded)
+        what = f"{came}: it records {channel} as {held}, which came since its cut."
+    return what, RECEIVING_LATER
 
 
 def _sends(each: LoggedStep) -> str:
@@ -410,14 +404,6 @@ def _numbers(ranges: Sequence[range]) -> str:
     return f"{count(total, 'message')}, {span}"
 
 
-class _Arrow(NamedTuple):
-    """A message without a log, and its place among those that leave or reach the same line."""
-
-    message: MessageId
-    leaves: int
-    comes: int
-
-
 class _StoreLayout(Rows):
     """The cut of each process, and the messages in transit on the channels, from a store."""
 
@@ -425,12 +411,20 @@ class _StoreLayout(Rows):
         held = [state for state in snapshot.state.channels if state.message_count]
         names = [s.process for s in snapshot.state.processes]
         taking_part = [name for name in names if name not in snapshot.excluded]
-        processes = _drawn_processes(taking_part, held)
+        # Processes at the ends of channels with messages get a line first.
+        ends = {process for s in held for process in (s.channel.source, s.channel.target)}
+        ranked = sorted(taking_part, key=lambda process: process not in ends)
+        drawn = {*ranked[:PROCESS_COUNT_MAX]}
         self._snapshot = snapshot
-        self._arrows = _arrows(held, {*processes})
-        self.left_out = _left_out(snapshot, len(processes), len(taking_part), len(self._arrows))
-        super().__init__(processes, top=PADDING + TEXT_ROW * bool(self.left_out))
-        most = 1 + max((max(a.leaves, a.comes) for a in self._arrows), default=0)
+        self._drawn = _drawn_messages(held, drawn)
+        self.left_out = _left_out(snapshot, len(drawn), len(taking_part), len(self._drawn))
+        super().__init__(
+            [process for process in taking_part if process in drawn],
+            top=PADDING + TEXT_ROW * bool(self.left_out),
+        )
+        self._leaving = Counter(message.channel.source for message in self._drawn)
+        coming = Counter(message.channel.target for message in self._drawn)
+        most = max((*self._leaving.values(), *coming.values()), default=1)
         self._slot = min(_SLOT_MAX, max(_SLOT_MIN, _SIDE / most))
         side = max(_NEAR + self._slot * most + 16, (layout.WIDTH_MIN - self.x_from - PADDING) / 2)
         self._x_cut = self.x_from + side
@@ -442,7 +436,7 @@ class _StoreLayout(Rows):
         caught = count(self._snapshot.state.message_count, "message")
         what = f"the cut of snapshot {name}, with {caught} in transit"
         legend = [Row(Sample.CUT, 0, what)]
-        if self._arrows:
+        if self._drawn:
             sentence = "message that a channel held: sent before the cut, received after it"
             legend.append(Row(Sample.CAUGHT, 0, sentence))
         width = self._x_to + PADDING
@@ -454,17 +448,25 @@ class _StoreLayout(Rows):
             description=f"{'. '.join([what, *texts])}.",
             notices=place_notices(texts, width),
             is_crowded=len(self.ys) > CROWDED_ABOVE,
-            lines=tuple(self._lines()),
+            lines=tuple(
+                Line(process, y, self.x_from, self._x_to, (self.name_before(process),))
+                for process, y in self.ys.items()
+            ),
             curves=(self._curve(name, what),) if self.ys else (),
             messages=tuple(self._messages()),
-            marks=tuple(self._marks()),
+            marks=tuple(
+                Mark(
+                    process=process,
+                    snapshot=self._snapshot.id,
+                    x=self._x_cut,
+                    y=y,
+                    is_cut=True,
+                    full=f"{process} records its state",
+                )
+                for process, y in self.ys.items()
+            ),
             legend=place_legend(legend, self.bottom, width),
         )
-
-    def _lines(self) -> Iterator[Line]:
-        for process, y in self.ys.items():
-            label = Label(self.x_from - 10, y + 4, self.names[process], "end")
-            yield Line(process, y, self.x_from, self._x_to, (label,))
 
     def _curve(self, name: str, what: str) -> Curve:
         top = min(self.ys.values()) - CUT_OVERHANG
@@ -472,47 +474,24 @@ class _StoreLayout(Rows):
         label = Label(self._x_cut + 6, top + 5, name)
         return Curve(f"snapshot {name}", 0, points, label, is_faint=False, full=what)
 
-    def _marks(self) -> Iterator[Mark]:
-        for process, y in self.ys.items():
-            yield Mark(
-                process=process,
-                snapshot=self._snapshot.id,
-                source=None,
-                colour=0,
-                x=self._x_cut,
-                y=y,
-                is_cut=True,
-                label=None,
-                is_faint=False,
-                full=f"{process} records its state",
-            )
-
     def _messages(self) -> Iterator[MessageArrow]:
         # The last to leave a line does so nearest to the cut, and the first to come comes there.
-        leaving = Counter(arrow.message.channel.source for arrow in self._arrows)
-        for arrow in self._arrows:
-            channel = arrow.message.channel
-            back = leaving[channel.source] - 1 - arrow.leaves
-            begin = self._x_cut - _NEAR - self._slot * back, self.ys[channel.source]
-            end = self._x_cut + _NEAR + self._slot * arrow.comes, self.ys[channel.target]
+        to_leave, come = self._leaving.copy(), Counter[ProcessId]()
+        for message in self._drawn:
+            source, target = message.channel.source, message.channel.target
+            to_leave[source] -= 1
+            begin = self._x_cut - _NEAR - self._slot * to_leave[source], self.ys[source]
+            end = self._x_cut + _NEAR + self._slot * come[target], self.ys[target]
+            come[target] += 1
             middle = shapes.midpoint(begin, end)
             if begin[1] == end[1]:
                 middle = middle[0], begin[1] - 30
             path = shapes.Path(begin, middle, end)
-            words = f"message {arrow.message}"
-            yield MessageArrow(arrow.message, path, shapes.Extent.WHOLE, shapes.Role.CAUGHT, words)
+            whole, caught = shapes.Extent.WHOLE, shapes.Role.CAUGHT
+            yield MessageArrow(message, path, whole, caught, f"message {message}")
 
 
-def _drawn_processes(
-    processes: Sequence[ProcessId], held: Sequence[ChannelState]
-) -> Sequence[ProcessId]:
-    """Return the processes that get a line: first those at the ends of channels with messages."""
-    ends = {process for s in held for process in (s.channel.source, s.channel.target)}
-    chosen = {*sorted(processes, key=lambda process: process not in ends)[:PROCESS_COUNT_MAX]}
-    return [process for process in processes if process in chosen]
-
-
-def _arrows(held: Sequence[ChannelState], processes: set[ProcessId]) -> list[_Arrow]:
+def _drawn_messages(held: Sequence[ChannelState], processes: set[ProcessId]) -> list[MessageId]:
     """Return the messages that are drawn: the first of each channel, in turns."""
     states = [s for s in held if {s.channel.source, s.channel.target} <= processes]
     is_crowded = len(processes) > CROWDED_ABOVE
@@ -525,14 +504,7 @@ def _arrows(held: Sequence[ChannelState], processes: set[ProcessId]) -> list[_Ar
     ]
     if is_crowded:  # from all over the diagram
         messages = messages[:: max(1, -(-len(messages) // CROWDED_COUNT_MAX))]
-    leaving, coming = Counter[ProcessId](), Counter[ProcessId]()
-    arrows = []
-    for message in sorted(messages[:MESSAGE_COUNT_MAX]):
-        source, target = message.channel.source, message.channel.target
-        arrows.append(_Arrow(message, leaving[source], coming[target]))
-        leaving[source] += 1
-        coming[target] += 1
-    return arrows
+    return sorted(messages[:MESSAGE_COUNT_MAX])
 
 
 def _left_out(snapshot: Snapshot, line_count: int, process_count: int, drawn_count: int) -> str:

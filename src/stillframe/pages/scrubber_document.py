@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from stillframe.diagram import svg, text_metrics
-from stillframe.diagram.scene import CUT_OVERHANG, PADDING, PROCESS_CHARS_MAX, TOP
+from stillframe.diagram.scene import PADDING, TOP, Rows
 from stillframe.diagram.shapes import (
     Diagram,
     Dot,
@@ -43,7 +43,6 @@ MARGIN = 4
 """Halves that are shown behind the last event: a marker may come late."""
 HALF_WIDTH = 16.0
 """How far halves are apart, in pixels."""
-ROW_HEIGHT = 92.0
 BESIDE = 11.0
 """How far events of one process and tick are apart, in pixels."""
 
@@ -83,14 +82,14 @@ def scrubber_document(
         ],
         "messages": [
             [
-                layout.names[message],
+                layout.message_names[message],
                 plain.channels.index(message.channel),
                 *(layout.numbers[position] for position in ends),
             ]
             for message, ends in layout.ends.items()
         ],
         "x": [layout.x(0), HALF_WIDTH],
-        "y": [TOP, ROW_HEIGHT],
+        "y": [TOP, layout.row_height],
         "picture": layout.draw(),
     }
 
@@ -209,7 +208,7 @@ def _keeps_apart(trace: Trace) -> bool:
     return is_apart and trace.message_count == sum(map(len, arrivals.values()))
 
 
-class _Layout:
+class _Layout(Rows):
     """The picture of what the application does, up to half `end`: the rest is drawn over it as it
     is dragged. Events have their number in the document, and messages their name and the `ends`
     where they were sent and accepted."""
@@ -223,29 +222,24 @@ class _Layout:
                 accepted = trace.accepted_in(message)
                 assert accepted is not None, message
                 self.ends[message] = trace.sent_in(message), accepted
-        self.names = {message: clean_label(name(message)) for message in self.ends}
+        self.message_names = {message: clean_label(name(message)) for message in self.ends}
+        super().__init__(trace.processes, top=0)
         self._trace = trace
         self._unit = unit
-        self._process_names = {
-            process: text_metrics.shorten_name(process, char_count_max=PROCESS_CHARS_MAX)
-            for process in trace.processes
-        }
-        self._left = PADDING + max(map(text_metrics.width, self._process_names.values())) + 24
         self._width = self.x(end) + PADDING
-        rows_height = ROW_HEIGHT * (len(trace.processes) - 1)
-        self._height = TOP + rows_height + CUT_OVERHANG + 3 * PADDING
+        self._height = self.bottom + 3 * PADDING
         # Events of one process and tick are side by side.
         self._places: dict[Position, Point] = {}
         beside = Counter[tuple[ProcessId, int]]()
         for position, event in trace.positions():
             process, half = position.process, _half(event)
             x = self.x(half) + BESIDE * beside[process, half]
-            self._places[position] = x, self._y(process)
+            self._places[position] = x, self.ys[process]
             beside[process, half] += 1
 
     def x(self, half: int) -> float:
         """Return where a half is."""
-        return self._left + HALF_WIDTH * half
+        return self.x_from + 8 + HALF_WIDTH * half
 
     def draw(self) -> str:
         """Return the picture as the text of an SVG element, in which events and messages have
@@ -253,7 +247,10 @@ class _Layout:
         shown = Diagram(
             self._width,
             self._height,
-            lines=tuple(self._lines()),
+            lines=tuple(
+                Line(process, y, self.x_from, self.x(self.end), (self.name_before(process),))
+                for process, y in self.ys.items()
+            ),
             messages=tuple(self._messages()),
             dots=tuple(self._dots()),
         )
@@ -270,20 +267,11 @@ class _Layout:
         begin = svg.start_element(round(self._width), round(self._height), role="group")
         return "\n".join((begin, *self._axis(), *parts, "</svg>\n"))
 
-    def _y(self, process: ProcessId) -> float:
-        return TOP + ROW_HEIGHT * self._trace.index_of[process]
-
-    def _lines(self) -> Iterator[Line]:
-        for process, name in self._process_names.items():
-            y = self._y(process)
-            label = Label(PADDING, y + 4, name)
-            yield Line(process, y, self.x(0) - 8, self.x(self.end), (label,))
-
     def _messages(self) -> Iterator[MessageArrow]:
         for message, ends in self.ends.items():
             begin, end = (self._places[position] for position in ends)
             path = Path(begin, midpoint(begin, end), end)
-            yield MessageArrow(message, path, Extent.WHOLE, Role.PLAIN, self.names[message])
+            yield MessageArrow(message, path, Extent.WHOLE, Role.PLAIN, self.message_names[message])
 
     def _dots(self) -> Iterator[Dot]:
         labels = self._labels()
@@ -317,8 +305,8 @@ class _Layout:
         """Return how far the label is below the event: where fewer arrows are."""
         others = [message.channel.target for message in event.sent]
         others += [message.channel.source for message in event.accepted]
-        own = self._y(event.process)
-        up_minus_down = sum(1 if self._y(other) < own else -1 for other in others)
+        own = self.ys[event.process]
+        up_minus_down = sum(1 if self.ys[other] < own else -1 for other in others)
         return 22 if up_minus_down > 0 else -14
 
     def _axis(self) -> Iterator[str]:
