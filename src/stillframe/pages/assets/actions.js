@@ -24,12 +24,8 @@ async function contentOf(response) {
   return isJson ? response.json() : { detail: await response.text() };
 }
 
-/**
- * Let the server perform an action, and show the outcome.
- * @param {Object} action - `type` and its arguments.
- * @param {Element} status - shows the outcome.
- * @param {HTMLButtonElement} button - is disabled meanwhile.
- */
+/** Let the server perform an action of a `type` with arguments, and show the outcome in `status`; the
+ * button is disabled meanwhile. */
 export async function performAction(action, status, button) {
   button.disabled = true;
   status.className = "action-status muted";
@@ -53,14 +49,8 @@ export async function performAction(action, status, button) {
 
 /** Ask for the name of a savepoint; null if the user cancels. */
 export function promptForName(title, text) {
-  const input = make("input", {
-    id: "savepoint-name",
-    name: "name",
-    required: true,
-    maxlength: 64,
-    pattern: "[A-Za-z0-9][A-Za-z0-9_.\\-]*",
-    autocomplete: "off",
-  });
+  const pattern = "[A-Za-z0-9][A-Za-z0-9_.\\-]*";
+  const input = make("input", { id: "savepoint-name", name: "name", required: true, maxlength: 64, pattern, autocomplete: "off" });
   const label = make("label", { for: "savepoint-name" }, "Name ", input);
   return openDialog(title, [make("p", {}, text), label], "Take it", () => input.value);
 }
@@ -76,18 +66,9 @@ export function explain(title, content) {
 }
 
 function openDialog(title, content, word, value) {
-  const form = make(
-    "form",
-    { method: "dialog" },
-    make("h2", { id: "question" }, title),
-    ...content,
-    make(
-      "div",
-      { class: "row" },
-      word === null ? null : make("button", { class: "primary", value: "yes" }, word),
-      make("button", { type: "button", on: { click: () => dialog.close() } }, word === null ? "Close" : "Leave it"),
-    ),
-  );
+  const yes = word === null ? null : make("button", { class: "primary", value: "yes" }, word);
+  const no = make("button", { type: "button", on: { click: () => dialog.close() } }, word === null ? "Close" : "Leave it");
+  const form = make("form", { method: "dialog" }, make("h2", { id: "question" }, title), ...content, make("div", { class: "row" }, yes, no));
   const dialog = make("dialog", { "aria-labelledby": "question" }, form);
   document.body.append(dialog);
   return new Promise((resolve) => {

@@ -35,13 +35,7 @@ export function makeBar(model) {
   }
 
   return {
-    root: make(
-      "div",
-      { class: "bar" },
-      make("div", { class: "row" }, title, state, make("span", { class: "spacer" }), take, save),
-      status,
-      connectionLost,
-    ),
+    root: make("div", { class: "bar" }, make("div", { class: "row" }, title, state, make("span", { class: "spacer" }), take, save), status, connectionLost),
     update,
     connected() {
       isConnected = true;

@@ -103,10 +103,7 @@ export class Graph {
       edge.kind = kind;
       edge.root.setAttribute("class", kind);
     }
-    if (this.isPipeline) {
-      this.showLog(edge, index, system);
-      return;
-    }
+    if (this.isPipeline) return this.showLog(edge, index, system);
     if (edge.badge !== null) setText(edge.badge, held ? count(held) : "");
     const traffic = columns === undefined ? "nothing is known" : `${rate === null ? "?" : count(Math.round(rate))} messages a second, about ${held === null ? "?" : count(held)} on their way${isConnected ? "" : ", not connected"}`;
     setText(edge.title, `${edge.name}: ${traffic}`);
@@ -131,9 +128,7 @@ export class Graph {
       scale: () => this.stage.clientWidth / WIDTH,
       pathOf: (source, target) => this.paths[this.about.channels.findIndex(([s, t]) => s === places.get(source) && t === places.get(target))],
       cut: (process, isCut) => this.discs[places.get(process)]?.root.classList.toggle("cut", isCut),
-      ended: () => {
-        this.animation = null;
-      },
+      ended: () => (this.animation = null),
     });
     const took = timeline.duration_s === null ? "" : `, which took ${duration(timeline.duration_s)}`;
     setText(this.caption, `The markers of ${timeline.id}${took}, shown ${count(Math.round(this.animation.slowness))} times slower. Black: has recorded its state.`);
@@ -147,10 +142,7 @@ export class Graph {
 }
 
 function sizeFor(processCount) {
-  if (processCount <= 8) return 30;
-  if (processCount <= 16) return 22;
-  if (processCount <= 60) return 11;
-  return 6;
+  return processCount <= 8 ? 30 : processCount <= 16 ? 22 : processCount <= 60 ? 11 : 6;
 }
 
 /** Return the name of a channel. */
@@ -259,9 +251,9 @@ function bowOf([source, target], { channels, columns }, index) {
   return channels.some(([s, t]) => s === target && t === source) ? 0.1 : 0;
 }
 
-function graphLabel(about) {
-  if (about.kind === "pipeline") return `A graph of ${about.participant_count} queries and services and the logs between them; the tables below say the same in words.`;
-  return `A graph of ${about.processes.length} processes and ${about.channels.length} channels; the tables below say the same in words.`;
+function graphLabel({ kind, participant_count, processes, channels }) {
+  const what = kind === "pipeline" ? `${participant_count} queries and services and the logs between them` : `${processes.length} processes and ${channels.length} channels`;
+  return `A graph of ${what}; the tables below say the same in words.`;
 }
 
 /** The markers of one snapshot on their way through the graph, in slow motion. Each marker is an

@@ -13,12 +13,12 @@ export function showInterchanges(execution, choice, section) {
     make("h2", {}, "All white before all red"),
     make("p", { class: "muted" }, "The same events in the order in which they happened. A red event and a white one right behind it, of different processes, can change places: the white one needs nothing of the red one."),
   );
-  const row = make("ol", { class: "events" });
   if (problem) section.append(make("p", { class: "bad problem" }, problem));
-  const chips = events.map(([process, label, isWhite], place) => eventChip(execution, process, label, isWhite, broken.includes(place)));
-  row.append(...chips);
+  const chips = events.map(([process, label, isWhite], place) => eventChip(execution.processes[process], label, isWhite, broken.includes(place)));
+  const row = make("ol", { class: "events" }, chips);
   if (problem || swaps.length === 0) {
-    if (!problem) section.append(make("p", { class: "words" }, alreadySorted(events)));
+    const sorted = events.length > 0 ? "Every white event precedes every red one already: there is no inversion." : "There are no events.";
+    if (!problem) section.append(make("p", { class: "words" }, sorted));
     section.append(row);
     return () => {};
   }
@@ -32,9 +32,10 @@ export function showInterchanges(execution, choice, section) {
     rearrange(row, order);
     const [white, red] = step > 0 ? order.slice(swaps[step - 1], swaps[step - 1] + 2) : [];
     const isSorted = step === total;
+    const isRed = (chip) => chip.classList.contains("red");
     for (const [place, chip] of order.entries()) {
       chip.classList.toggle("moved", chip === white || chip === red);
-      chip.classList.toggle("first-red", isSorted && isFirstRed(order, place));
+      chip.classList.toggle("first-red", isSorted && place > 0 && isRed(chip) && !isRed(order[place - 1]));
     }
     setText(left, leftOver(total, step, swaps.length));
     const words = step > 0
@@ -50,16 +51,10 @@ export function showInterchanges(execution, choice, section) {
   return controls.pause;
 }
 
-function eventChip(execution, process, label, isWhite, isBroken) {
+function eventChip(process, label, isWhite, isBroken) {
   const colour = isWhite ? "white" : "red";
-  const name = `${label} of ${execution.processes[process]}`;
-  return make(
-    "li",
-    { class: `event-chip ${colour}${isBroken ? " broken" : ""}`, "data-name": name },
-    make("b", {}, label),
-    make("small", {}, execution.processes[process]),
-    make("span", { class: "visually-hidden" }, `, ${colour}`),
-  );
+  const properties = { class: `event-chip ${colour}${isBroken ? " broken" : ""}`, "data-name": `${label} of ${process}` };
+  return make("li", properties, make("b", {}, label), make("small", {}, process), make("span", { class: "visually-hidden" }, `, ${colour}`));
 }
 
 /** Rearrange chips, with an animation of those that move. */
@@ -75,11 +70,6 @@ function rearrange(row, order) {
     const from = `translate(${before[number].left - after.left}px, ${before[number].top - after.top}px)`;
     chip.animate([{ transform: from }, { transform: "none" }], { duration: 350, easing: "ease-in-out" });
   });
-}
-
-function isFirstRed(order, place) {
-  const isRed = (chip) => chip?.classList.contains("red");
-  return place > 0 && isRed(order[place]) && !isRed(order[place - 1]);
 }
 
 /** Return a function that gives the order after a number of interchanges; making one again undoes it. */
@@ -98,8 +88,4 @@ function leftOver(total, step, shown) {
   const left = total - step;
   const inversions = left > 0 ? `${counted(left, "inversion")} left of ${count(total)}: pairs of a red event and a white one somewhere behind it.` : "No inversion is left: every white event precedes every red one, and the state in between is the recorded one.";
   return step === shown && left > 0 ? `${inversions} Only the first ${count(shown)} interchanges are shown.` : inversions;
-}
-
-function alreadySorted(events) {
-  return events.length > 0 ? "Every white event precedes every red one already: there is no inversion." : "There are no events.";
 }

@@ -19,9 +19,6 @@ export class SnapshotList {
     this.shown = new Map();
     this.summary = make("p", { class: "muted" }, "");
     this.body = make("tbody", {});
-    this.body.addEventListener("compare", () => {
-      for (const button of this.body.querySelectorAll(".compare")) button.rename();
-    });
     this.body.addEventListener("mouseleave", () => this.catchUp());
     this.body.addEventListener("focusout", () => this.catchUp());
     this.status = make("p", { class: "action-status", role: "status" });
@@ -31,11 +28,6 @@ export class SnapshotList {
       : ["snapshot", "ended", "took", "stood still", "caught", "size", "verdicts", "kept as", "what to do"];
     const table = makeTable({ class: "snapshots" }, heads, this.body);
     this.root = make("div", {}, this.summary, this.status, makeScrolling("Rows of snapshots", {}, table), this.older);
-  }
-
-  /** Whether the row of a snapshot is on the page. */
-  isShown(id) {
-    return this.shown.has(id);
   }
 
   /** Show the newest rows, and keep the elements of those that are shown already. While the list is
@@ -135,27 +127,22 @@ export class SnapshotList {
   }
 
   compareButton(row) {
-    const button = make("button", { type: "button", class: "compare" });
-    const name = () => {
-      const isSecond = this.first !== undefined && this.first !== row.id;
-      setText(button, isSecond ? `with ${this.first}` : "Compare …");
-      button.setAttribute("aria-label", isSecond ? `Compare ${row.id} with ${this.first}` : `Compare ${row.id} with another`);
-      button.setAttribute("aria-pressed", String(this.first === row.id));
-    };
+    const button = make("button", { type: "button", class: "compare", value: row.id });
     button.addEventListener("click", () => {
-      if (this.first === undefined || this.first === row.id) {
-        this.first = this.first === row.id ? undefined : row.id;
-        this.body.dispatchEvent(new Event("compare"));
-      } else {
-        const pair = { first: this.first, second: row.id };
-        this.first = undefined;
-        this.body.dispatchEvent(new Event("compare"));
-        location.hash = String(new URLSearchParams(pair));
-      }
+      const first = this.first;
+      this.first = first === undefined ? row.id : undefined;
+      for (const each of this.body.querySelectorAll(".compare")) this.nameCompare(each);
+      if (first !== undefined && first !== row.id) location.hash = String(new URLSearchParams({ first, second: row.id }));
     });
-    name();
-    button.rename = name;
+    this.nameCompare(button);
     return button;
+  }
+
+  nameCompare(button) {
+    const isSecond = this.first !== undefined && this.first !== button.value;
+    setText(button, isSecond ? `with ${this.first}` : "Compare …");
+    button.setAttribute("aria-label", `Compare ${button.value} with ${isSecond ? this.first : "another"}`);
+    button.setAttribute("aria-pressed", String(this.first === button.value));
   }
 
   keepButton(row) {
@@ -174,8 +161,7 @@ export class SnapshotList {
       const title = `Take the ${this.isPipeline ? "pipeline" : "system"} back to ${row.id}?`;
       if (this.isPipeline && system.running.length > 0) {
         const text = `A restore would take the ground from under what runs: ${system.running.join(", ")}. Stop these programs first. Then press Restore here, or type:`;
-        await explain(title, [make("p", {}, text), make("pre", {}, `${about.restore_command} ${row.id}`)]);
-        return;
+        return explain(title, [make("p", {}, text), make("pre", {}, `${about.restore_command} ${row.id}`)]);
       }
       const text = this.isPipeline
         ? "All queries, services and channels go back to it together, verified before anything is changed. Then start the programs again."

@@ -11,16 +11,7 @@ import { showSnapshot } from "./snapshot.js";
 const ROWS_KEPT_MAX = 400;
 const POINTS_MAX = 300;
 
-const model = {
-  about: null,
-  system: null,
-  timeline: null,
-  rows: new Map(),
-  count: 0,
-  verdicts: new Map(),
-  naive: [],
-  events: [],
-};
+const model = { about: null, system: null, timeline: null, rows: new Map(), count: 0, verdicts: new Map(), naive: [], events: [] };
 
 const main = document.getElementById("main");
 const overview = new Overview(model);
@@ -57,7 +48,7 @@ const handlers = {
     for (const row of rows) model.rows.set(row.id, row);
     const oldest = [...model.rows.values()].sort((a, b) => a.number - b.number);
     for (const { id } of oldest.slice(0, Math.max(0, oldest.length - ROWS_KEPT_MAX))) {
-      if (!overview.isShown(id)) model.rows.delete(id);
+      if (!overview.list.shown.has(id)) model.rows.delete(id);
     }
     overview.update("snapshots");
   },
@@ -133,17 +124,12 @@ function routeTarget() {
 
 async function route() {
   const target = routeTarget();
-  if (target === null) {
-    overview.show(main);
-    return;
-  }
+  if (target === null) return overview.show(main);
   const [path, name, show] = target;
   overview.hide();
   const place = make("div", {}, make("p", { class: "muted" }, `Reading ${name} …`));
-  main.replaceChildren(
-    make("nav", { "aria-label": "Where you are" }, make("a", { href: "#" }, model.about?.kind === "pipeline" ? "← The running pipeline" : "← The running system")),
-    place,
-  );
+  const back = make("a", { href: "#" }, `← The running ${model.about?.kind === "pipeline" ? "pipeline" : "system"}`);
+  main.replaceChildren(make("nav", { "aria-label": "Where you are" }, back), place);
   main.focus();
   try {
     const found = await fetchDocument(`/api/${path.map(encodeURIComponent).join("/")}`);

@@ -47,11 +47,6 @@ export class Overview {
     for (const what of ["system", "snapshots", "verdicts", "events"]) this.update(what);
   }
 
-  /** Whether the row of a snapshot is on the page. */
-  isShown(id) {
-    return this.list.isShown(id);
-  }
-
   /** Schedule the drawing of a part that changed, if the overview is visible. */
   update(what) {
     this.stale.add(what);
@@ -89,12 +84,12 @@ export class Overview {
     if (system.naive && system.at - this.totalsAt > TOTALS_S) this.update("verdicts");
   }
 
-  draw_timeline() {
-    if (this.model.timeline !== null) this.graph?.playMarkers(this.model.timeline);
-  }
-
   draw_snapshots() {
     this.list.update();
+  }
+
+  draw_timeline() {
+    if (this.model.timeline !== null) this.graph?.playMarkers(this.model.timeline);
   }
 
   draw_verdicts() {
@@ -105,12 +100,8 @@ export class Overview {
 
   draw_events() {
     const rows = this.model.events.slice(-EVENTS_SHOWN).reverse();
-    this.events.replaceChildren(
-      ...rows.map(({ at, kind, sentence }) =>
-        make("li", { class: `event-entry ${kind}` }, make("time", {}, clock(at)), " ", sentence),
-      ),
-    );
-    if (rows.length === 0) this.events.append(make("li", { class: "muted" }, "nothing yet"));
+    const items = rows.map(({ at, kind, sentence }) => make("li", { class: `event-entry ${kind}` }, make("time", {}, clock(at)), " ", sentence));
+    this.events.replaceChildren(...(rows.length > 0 ? items : [make("li", { class: "muted" }, "nothing yet")]));
   }
 }
 
@@ -122,21 +113,14 @@ function panel(title, kind, ...content) {
 function showPending(root, system) {
   const snapshots = system.pending ?? [];
   if (snapshots.length === 0) {
-    if (root.childElementCount !== 1 || root.firstChild.className !== "muted") {
-      root.replaceChildren(make("p", { class: "muted" }, "No snapshot is pending."));
-    }
+    if (root.firstChild?.className !== "muted") root.replaceChildren(make("p", { class: "muted" }, "No snapshot is pending."));
     return;
   }
-  root.replaceChildren(
-    ...snapshots.map((one) =>
-      make(
-        "div",
-        { class: "pending-snapshot" },
-        make("h3", {}, `${one.id}: pending for ${duration(Math.max(0, system.at - one.initiated_at))}`),
-        one.recorded === undefined ? null : make("p", {}, `${one.mode}; recorded: ${Object.keys(one.recorded).join(", ") || "none yet"}`),
-        make("p", {}, `missing: ${one.missing.join(", ")}; abandoned in ${duration(Math.max(0, one.deadline - system.at))}`),
-        make("ul", {}, one.sentences.map((sentence) => make("li", {}, sentence))),
-      ),
-    ),
-  );
+  const shown = snapshots.map((one) => [
+    make("h3", {}, `${one.id}: pending for ${duration(Math.max(0, system.at - one.initiated_at))}`),
+    one.recorded === undefined ? null : make("p", {}, `${one.mode}; recorded: ${Object.keys(one.recorded).join(", ") || "none yet"}`),
+    make("p", {}, `missing: ${one.missing.join(", ")}; abandoned in ${duration(Math.max(0, one.deadline - system.at))}`),
+    make("ul", {}, one.sentences.map((sentence) => make("li", {}, sentence))),
+  ]);
+  root.replaceChildren(...shown.map((content) => make("div", { class: "pending-snapshot" }, content)));
 }

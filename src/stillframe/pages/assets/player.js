@@ -24,7 +24,8 @@ export function showPlayer(execution, main) {
   function show(step) {
     for (const part of parts) part.element.classList.toggle("away", !isThere(part, step, chosen));
     mark(parts, step, scroller);
-    const lines = step > 0 ? execution.steps[step - 1] : [beginning(execution)];
+    const beginning = execution.steps.length > 0 ? "Nothing has happened yet." : "Nothing happens in this execution.";
+    const lines = step > 0 ? execution.steps[step - 1] : [beginning];
     if (lines.join("\n") !== words.join("\n")) {
       words = lines;
       rule.replaceChildren(...ruleLines(lines));
@@ -60,7 +61,7 @@ export function showPlayer(execution, main) {
   play.append(make("div", { class: "row" }, choice.element, controls.element), rule);
   const drawn = make("div", { class: "drawn" }, scroller, legendOf(execution));
   play.append(make("div", { class: chosen === null ? "stage" : "stage sided" }, drawn, side));
-  main.append(make("div", { class: "player" }, headOf(execution), play, changes, scrubberOf(execution)));
+  main.append(make("div", { class: "player" }, headOf(execution), play, changes, execution.scrubber === null ? null : showScrubber(execution.scrubber)));
   document.addEventListener("keydown", (event) => {
     if (!event.target.closest?.(".changes, .scrubber")) controls.press(event);
   });
@@ -79,14 +80,8 @@ function headOf(execution) {
   );
 }
 
-function beginning(execution) {
-  return execution.steps.length > 0 ? "Nothing has happened yet." : "Nothing happens in this execution.";
-}
-
 function choiceOf(execution, onChange) {
-  const options = execution.choices.map((one, number) =>
-    make("option", { value: number }, one.is_snapshot ? `snapshot ${one.name}` : "the cut asked for"),
-  );
+  const options = execution.choices.map((one, number) => make("option", { value: number }, one.is_snapshot ? `snapshot ${one.name}` : "the cut asked for"));
   const select = make("select", { on: { change: onChange } }, ...options);
   return { select, element: options.length > 1 ? make("label", { class: "row" }, "colours of", select) : "" };
 }
@@ -126,13 +121,6 @@ function reveal(element, scroller) {
   const margin = Math.min(60, all.width / 4);
   if (one.left < all.left + margin) scroller.scrollLeft -= all.left + margin - one.left;
   if (one.right > all.right - margin) scroller.scrollLeft += one.right - all.right + margin;
-}
-
-function scrubberOf(execution) {
-  if (execution.scrubber === null) return "";
-  const section = make("section", { class: "scrubber", "aria-label": "the snapshot to drag" });
-  showScrubber(execution.scrubber, section);
-  return section;
 }
 
 function legendOf(execution) {

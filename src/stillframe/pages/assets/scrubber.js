@@ -6,8 +6,8 @@ import { announce, counted, letGrow, make, makeRow, makeSvg, makeTable, parseSvg
 /** Maximum number of events that are listed, as in the player. */
 const LABELS_MAX = 8;
 
-/** Show a document of scrubber_document.py in `section`. */
-export function showScrubber(model, section) {
+/** Return the section that shows a document of scrubber_document.py. */
+export function showScrubber(model) {
   const picture = letGrow(parseSvg(model.picture));
   picture.setAttribute("aria-label", "the execution, with the snapshot to drag");
   const over = makeSvg("g", { class: "over colour-0" });
@@ -35,7 +35,9 @@ export function showScrubber(model, section) {
     refresh();
     announce(`as it was: ${summaryOf(view)}`);
   };
-  section.append(
+  const section = make(
+    "section",
+    { class: "scrubber", "aria-label": "the snapshot to drag" },
     make("h2", {}, "Drag the snapshot"),
     make(
       "p",
@@ -43,14 +45,10 @@ export function showScrubber(model, section) {
       `${model.unit === "tick" ? "The same execution by the clock" : "The same execution, whatever the snapshot does"}. Drag the diamond to say when the snapshot is initiated, and up or down to another process; drag the end of a marker to say when it comes. With the keyboard: Tab, then the arrow keys. A marker overtakes no message of its channel, and none overtakes it.`,
     ),
     make("div", { class: "row" }, make("button", { type: "button", on: { click: again } }, "As it was"), outcome),
-    make(
-      "div",
-      { class: "stage sided" },
-      make("div", { class: "scrolling panel stage-picture" }, picture),
-      side,
-    ),
+    make("div", { class: "stage sided" }, make("div", { class: "scrolling panel stage-picture" }, picture), side),
   );
   refresh();
+  return section;
 }
 
 function originalRequest(model) {
@@ -245,15 +243,13 @@ function summaryOf(view) {
   return [...states, ...(held.length > 0 ? held : ["all channels are empty"])].join("; ");
 }
 
-/**
- * Simulate a snapshot of a document of scrubber_document.py.
- * @param {{initiator: number, at: number, delays: number[]}} request - the initiation, and the travel
- *     time of the marker of each channel if nothing delays it.
- * @returns {{cuts: number[], arrivals: number[], whites: boolean[], held: number[][],
- *     wasPresent: boolean, whiteCount: number}} when each process records its state and each marker
- *     arrives (Infinity: never), which events are before the cut, which messages each channel holds,
- *     and whether the system was ever in that state.
- */
+/** Simulate a snapshot by Chandy and Lamport's rules with given times, in half ticks: the application
+ * acts at even ones, the snapshot at odd ones. Tests compare this with the simulator.
+ *
+ * The request has the initiation, and the travel time of the marker of each channel if nothing delays
+ * it. Returned is when each process records its state and each marker arrives (Infinity: never), which
+ * events are before the cut, which messages each channel holds, and whether the system was ever in
+ * that state. */
 function simulateSnapshot(model, request) {
   const cuts = model.processes.map(() => Infinity);
   const arrivals = model.channels.map(() => Infinity);

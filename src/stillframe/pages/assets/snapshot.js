@@ -17,12 +17,13 @@ export function showSnapshot(snapshot, root, place = fragmentPlace()) {
 
 function snapshotHead(snapshot) {
   const contradiction = snapshot.contradictions.length > 0;
+  const facts = snapshotFacts(snapshot).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)));
   return make(
     "header",
     { class: "snapshot-head" },
     make("h1", {}, "Snapshot ", make("span", { class: "mono" }, snapshot.id)),
     make("p", { class: contradiction ? "verdict bad" : "verdict good" }, snapshot.verdict),
-    make("dl", { class: "facts" }, snapshotFacts(snapshot).map(fact)),
+    make("dl", { class: "facts" }, facts),
     make(
       "details",
       { class: "checked" },
@@ -30,10 +31,6 @@ function snapshotHead(snapshot) {
       make("ul", {}, [...snapshot.contradictions, ...snapshot.verified].map((text) => make("li", {}, text))),
     ),
   );
-}
-
-function fact([name, value]) {
-  return make("div", {}, make("dt", {}, name), make("dd", {}, value));
 }
 
 function snapshotFacts(snapshot) {

@@ -4,16 +4,10 @@ import { count, make, setText } from "./dom.js";
 
 const PAUSE_MS = 1200;
 
-/**
- * Make the controls of something that has steps.
- * @param {Object} options - `of`: the label for screen readers, such as "the execution"; `noun`: the
- *     name of a step; `last`: the number of the last step, where the first is 0; `onStep`: is called
- *     with the step to show.
- * @returns {{element: Element, go: function(number): void, pause: function(): void,
- *     step: function(): number, press: function(KeyboardEvent): void}}
- */
-export function stepControls({ of, noun, last, onStep }) {
-  const end = last;
+/** Make the controls of something with steps from 0 to `last`: their `element`, `go` to a step,
+ * `pause`, `step`, which returns the current one, and `press`, for key events. `of` and `noun` name it
+ * and a step for screen readers; `onStep` is called with the step to show. */
+export function stepControls({ of, noun, last: end, onStep }) {
   let step = 0;
   let timer = null;
   const button = (label, sign, move) =>
@@ -23,14 +17,8 @@ export function stepControls({ of, noun, last, onStep }) {
   const on = button(`one ${noun} on`, "▶", () => step + 1);
   const finish = button(`to the end of ${of}`, "▶|", () => end);
   const play = make("button", { type: "button", class: "primary playing", on: { click: toggle } }, "Play");
-  const slider = make("input", {
-    type: "range",
-    min: 0,
-    max: end,
-    value: 0,
-    "aria-label": `${noun} of ${of}`,
-    on: { input: () => jump(Number(slider.value)) },
-  });
+  const slide = () => jump(Number(slider.value));
+  const slider = make("input", { type: "range", min: 0, max: end, value: 0, "aria-label": `${noun} of ${of}`, on: { input: slide } });
   const place = make("span", { class: "place" });
   const element = make("div", { class: "row controls" }, begin, back, play, on, finish, slider, place);
 
