@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stillframe.cli.event_printer import EventPrinter, sentence
+from stillframe.cli.supervision import EventPrinter, sentence
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.runtime import events
 from stillframe.store.manifest import Entry

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.cli import show
+from stillframe.cli import snapshots
 from stillframe.model import Abandoned, Channel, SnapshotId
 from stillframe.protocol.policy import Policy
 from stillframe.protocol.stragglers import Cause, Straggler, UnderWay
@@ -45,8 +45,10 @@ def test_a_line_comes_when_something_changes_and_not_because_time_goes_by(
     told: dict[SnapshotId, str] = {}
     waits = UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("A", "C"), (STRAGGLER,))
     for second in range(2):
-        show._put_changes((waits,), told, 3.0 + second)
-    show._put_changes((UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("C",), (STRAGGLER,)),), told, 5.0)
+        snapshots._put_changes((waits,), told, 3.0 + second)
+    snapshots._put_changes(
+        (UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("C",), (STRAGGLER,)),), told, 5.0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition("missing: ")[2].partition(";")[0] for line in lines] == ["A, C", "C"]
     assert all("; markers are awaited on C->A" in line for line in lines)
@@ -55,8 +57,8 @@ def test_a_line_comes_when_something_changes_and_not_because_time_goes_by(
 def test_an_older_damaged_manifest_does_not_hide_how_a_snapshot_ended(money: Path) -> None:
     """Only whether this one was published is asked."""
     (money / "snapshots" / "A-1" / "manifest.json").write_bytes(b"")
-    assert show._outcome(money, SnapshotId("A", 3)) == "snapshot A-3 was published"
-    assert show._outcome(money, SnapshotId("A", 9)) == "snapshot A-9 is no longer under way"
+    assert snapshots._outcome(money, SnapshotId("A", 3)) == "snapshot A-3 was published"
+    assert snapshots._outcome(money, SnapshotId("A", 9)) == "snapshot A-9 is no longer under way"
 
 
 @pytest.mark.slow
@@ -66,14 +68,14 @@ def test_a_stopped_process_is_shown_while_the_snapshot_waits(
     """As JSON once, and as lines until the process goes on and the snapshot is published."""
     store = new_store(tmp_path, "trio")
     is_shown = threading.Event()
-    put_changes = show._put_changes
+    put_changes = snapshots._put_changes
 
-    def put(shown: show.Shown, told: dict[SnapshotId, str], now: float) -> None:
+    def put(shown: snapshots.Shown, told: dict[SnapshotId, str], now: float) -> None:
         put_changes(shown, told, now)
         if any(cause.process == "C" for under_way in shown for cause in under_way.stragglers):
             is_shown.set()
 
-    monkeypatch.setattr(show, "_put_changes", put)
+    monkeypatch.setattr(snapshots, "_put_changes", put)
 
     async def main() -> tuple[str, str]:
         async with (

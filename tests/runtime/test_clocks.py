@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.cli.event_printer import EventPrinter
-from stillframe.cli.snapshot import published
+from stillframe.cli.snapshots import published
+from stillframe.cli.supervision import EventPrinter
 from stillframe.runtime import events
 from stillframe.store.manifest import Entry
 from tests.runtime.local import LocalSystem

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
@@ -12,12 +12,12 @@ from stillframe.analytics import audit_store
 from stillframe.analytics.manifests import Published, read_published, while_published
 from stillframe.analytics.predicate_eval import DAMAGED
 from stillframe.cli import output, quantities, spark_session
-from stillframe.cli.command import EXIT_NO, Command, end_with_no
-from stillframe.cli.options import AsJson, Classes, Master, StorePath, event_log_option
+from stillframe.cli.command import EXIT_NO, Commands, argument, conclude, end_with_no, option
+from stillframe.cli.options import CLASSES, MASTER, StorePath, event_log_option
 from stillframe.errors import Damaged, UsageError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from stillframe.analytics.audit import Audit, SnapshotAudit
     from stillframe.analytics.predicate_history import Summary, Unevaluable
@@ -27,7 +27,7 @@ ROW_COUNT_MAX = 20
 Fields = dict[str, Any]
 PATH_COUNT_MAX = 5
 """So many ways of markers are shown, the slowest."""
-HISTORY_COLUMNS: dict[str, Callable[[Fields], str | int]] = {
+HISTORY_COLUMNS: output.Columns[Fields] = {
     "snapshot": lambda row: row["snapshot"],
     "initiated": lambda row: quantities.moment(row["initiated_at"].timestamp()),
     "epoch": lambda row: str(row["epoch"]),
@@ -54,28 +54,18 @@ _COUNTS = ("sent_count", "received_count", "message_count")
 _FOUND_LENGTH_MAX = 60
 _NAMED_MAX = 5
 
-app = typer.Typer(rich_markup_mode=None)
+app = Commands()
 
 
-@app.command(
-    cls=Command,
-    epilog="Example: stillframe spark audit money --states 'sum(balance)' --messages 'sum(amount)'",
-)
+@app.add("Example: stillframe spark audit money --states 'sum(balance)' --messages 'sum(amount)'")
 def audit(
     path: StorePath,
-    states_sql: Annotated[
-        str | None,
-        typer.Option(
-            "--states", metavar="SQL", help="Aggregate over process states.", show_default=False
-        ),
-    ] = None,
-    messages_sql: Annotated[
-        str | None,
-        typer.Option(
-            "--messages", metavar="SQL", help="Aggregate over messages caught.", show_default=False
-        ),
-    ] = None,
-    is_json: AsJson = False,
+    states_sql: str | None = option(
+        "SQL", "Aggregate over process states.", "--states", show_default=False
+    ),
+    messages_sql: str | None = option(
+        "SQL", "Aggregate over messages caught.", "--messages", show_default=False
+    ),
 ) -> None:
     """Check bytes and books of all snapshots at once, and that the sum of both aggregates never
     changes; exit 1 names the first that is wrong."""
@@ -83,22 +73,16 @@ def audit(
         with output.words().status("auditing on Spark"):
             found = audit_store(path, states_sql=states_sql, messages_sql=messages_sql)
     except Damaged as error:
-        if is_json:
-            verdict = {"ok": False, "verdict": str(error)}
-            output.put_json({**verdict, "snapshots": [], "history_damage": None})
+        verdict = {"ok": False, "verdict": str(error)}
+        output.answer({**verdict, "snapshots": [], "history_damage": None})
         end_with_no(str(error))
-    if is_json:
-        output.put_json(found)
-    else:
-        _put_audit(found)
-    output.say(f"{'yes' if found.ok else 'no'}: {found.verdict}")
-    if not found.ok:
-        raise typer.Exit(EXIT_NO)
+    output.answer(found, lambda: _put_audit(found))
+    conclude(found.ok, found.verdict)
 
 
 def _put_audit(found: "Audit") -> None:
     wrong_first = sorted(found.snapshots, key=lambda row: row.is_valid)
-    columns: dict[str, Callable[[SnapshotAudit], str | int | None]] = {
+    columns: output.Columns[SnapshotAudit] = {
         "snapshot": lambda row: str(row.id),
         "verdict": lambda row: (
             row.damage or row.contradiction or ("sound" if row.is_valid else "total differs")
@@ -126,20 +110,14 @@ class HistoryRows(msgspec.Struct, frozen=True):
     marker_paths: list[Fields] | None
 
 
-@app.command(
-    cls=Command,
-    epilog="Examples: stillframe spark history money; "
-    "stillframe spark history money --log money.log",
-)
+@app.add("Examples: stillframe spark history money; stillframe spark history money --log money.log")
 def history(
     path: StorePath,
     *,
-    log: Annotated[
-        Path | None,
-        event_log_option("Directory of the event log: show the way of the markers, too."),
-    ] = None,
-    where: Master = spark_session.MASTER,
-    is_json: AsJson = False,
+    log: Path | None = event_log_option(
+        "Directory of the event log: show the way of the markers, too."
+    ),
+    where: str = MASTER,
 ) -> None:
     """Show for every snapshot how long it took and what it waited for, its size and what was in
     transit; over all of them the median, nine tenths and the most; and the busiest channels."""
@@ -149,10 +127,10 @@ def history(
     with spark_session.session(where, "reading the history") as spark:
         found = _find_history(spark, path, published, log)
     damages = {str(snapshot): why for snapshot, why in published.damages.items()}
-    if is_json:
-        output.put_json({"store": path, "damages": damages} | msgspec.structs.asdict(found))
-    else:
-        _put_history(found)
+    output.answer(
+        {"store": path, "damages": damages} | msgspec.structs.asdict(found),
+        lambda: _put_history(found),
+    )
     if damages:
         end_with_no(*(f"snapshot {name} is left out: {why}" for name, why in damages.items()))
 
@@ -170,13 +148,13 @@ def _find_history(
         try:
             busy = channels.where("message_count > 0").orderBy("sequence", "source", "target")
             found = HistoryRows(
-                _rows(snapshots),
+                spark_session.rows_of(snapshots),
                 sorted(
-                    _rows(snapshot_stats.spread(snapshots)),
+                    spark_session.rows_of(snapshot_stats.spread(snapshots)),
                     key=lambda row: snapshot_stats.FIGURES.index(row["figure"]),
                 ),
-                _rows(snapshot_stats.channel_spread(channels)),
-                _rows(busy.select("snapshot", "source", "target", "message_count")),
+                spark_session.rows_of(snapshot_stats.channel_spread(channels)),
+                spark_session.rows_of(busy.select("snapshot", "source", "target", "message_count")),
                 None,
             )
         finally:
@@ -185,15 +163,8 @@ def _find_history(
         return found
     with verified_parquet.spark_errors(log):
         paths = log_events.marker_paths(snapshot_stats.marker_steps(spark, log))
-        hops = _rows(paths.orderBy("snapshot", "hop"))
+        hops = spark_session.rows_of(paths.orderBy("snapshot", "hop"))
     return msgspec.structs.replace(found, marker_paths=hops)
-
-
-def _rows(frame: "DataFrame") -> list[Fields]:
-    return [
-        {name: spark_session.with_zone(value) for name, value in row.asDict().items()}
-        for row in frame.collect()
-    ]
 
 
 def _put_history(found: HistoryRows) -> None:
@@ -204,17 +175,17 @@ def _put_history(found: HistoryRows) -> None:
     output.put_table(
         f"over {quantities.count(len(found.snapshots), 'snapshot')}",
         ("", "median", "90 %", "most", "in"),
-        map(_spread_row, _ordered(found.spread)),
+        (
+            (name, *_spread(row, shown))
+            for row in found.spread
+            for name, shown in [_FIGURES[row["figure"]]]
+        ),
     )
     output.put_table(
         "messages in transit",
         ("channel", "median", "90 %", "most", "in"),
         (
-            (
-                f"{row['source']}->{row['target']}",
-                *(f"{row[name]:,.0f}" for name in ("median", "p90", "max")),
-                row["snapshot"],
-            )
+            (f"{row['source']}->{row['target']}", *_spread(row, "{:,.0f}".format))
             for row in found.channels[:ROW_COUNT_MAX]
         ),
     )
@@ -224,14 +195,8 @@ def _put_history(found: HistoryRows) -> None:
         _put_paths(found.marker_paths)
 
 
-def _ordered(spread: Iterable[Fields]) -> list[Fields]:
-    order = list(_FIGURES)
-    return sorted(spread, key=lambda row: order.index(row["figure"]))
-
-
-def _spread_row(row: Fields) -> tuple[str, ...]:
-    name, shown = _FIGURES[row["figure"]]
-    return (name, *(shown(row[value]) for value in ("median", "p90", "max")), row["snapshot"])
+def _spread(row: Fields, shown: Callable[[float], str]) -> tuple[str, ...]:
+    return (*(shown(row[value]) for value in ("median", "p90", "max")), row["snapshot"])
 
 
 def _put_paths(hops: list[Fields]) -> None:
@@ -246,7 +211,10 @@ def _put_paths(hops: list[Fields]) -> None:
             (
                 hop["snapshot"],
                 f"{hop['source']}->{hop['target']}",
-                *(_milliseconds(hop[name]) for name in ("held_ms", "travelled_ms")),
+                *(
+                    "" if hop[name] is None else f"{hop[name]:,.1f} ms"
+                    for name in ("held_ms", "travelled_ms")
+                ),
             )
             for path in slowest[:PATH_COUNT_MAX]
             for hop in path
@@ -254,10 +222,6 @@ def _put_paths(hops: list[Fields]) -> None:
         texts=2,
     )
     output.say("a hop between two machines is wrong by as much as their clocks differ")
-
-
-def _milliseconds(value: float | None) -> str:
-    return "" if value is None else f"{value:,.1f} ms"
 
 
 class DifferenceRows(msgspec.Struct, frozen=True):
@@ -272,16 +236,13 @@ class DifferenceRows(msgspec.Struct, frozen=True):
     messages: list[Fields]
 
 
-@app.command(cls=Command, epilog="Example: stillframe spark diff money P1-16 P1-17")
+@app.add("Example: stillframe spark diff money P1-16 P1-17")
 def diff(
     path: StorePath,
-    before: Annotated[
-        str, typer.Argument(metavar="A", help="Id of a snapshot, or name of a savepoint.")
-    ],
-    after: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    before: str = argument("A", "Id of a snapshot, or name of a savepoint."),
+    after: str = argument("B", "Another."),
     *,
-    where: Master = spark_session.MASTER,
-    is_json: AsJson = False,
+    where: str = MASTER,
 ) -> None:
     """Show in what two snapshots differ: fields, keys of keyed fields that were added, removed or
     changed, channels, and messages that only one caught; exit 1 if they do."""
@@ -290,10 +251,7 @@ def diff(
         published.find(name)
     with spark_session.session(where, "comparing") as spark:
         found = while_published(path, lambda now: _find_difference(spark, now, before, after))
-    if is_json:
-        output.put_json(found)
-    else:
-        _put_difference(found, before, after)
+    output.answer(found, lambda: _put_difference(found, before, after))
     if found.is_equal:
         output.say(f"{before} and {after} record the same states and the same messages")
         return
@@ -380,35 +338,28 @@ def _put_rows(
     title: str, columns: Sequence[str], rows: Iterable[Fields], *, texts: int = 1
 ) -> None:
     if cells := [tuple(map(_cell, row.values())) for row in rows]:
-        output.put_table(title, columns, cells[:ROW_COUNT_MAX], texts=texts)
-        if len(cells) > ROW_COUNT_MAX:
-            output.say(f"and {len(cells) - ROW_COUNT_MAX:,} more (--json has all)")
+        output.put_table(title, columns, cells, texts=texts, limit=ROW_COUNT_MAX, more="more")
 
 
 def _cell(value: str | int | None) -> str:
     return f"{value:,}" if isinstance(value, int) else output.shortened(value or "")
 
 
-@app.command(
-    cls=Command,
-    epilog="Examples: stillframe spark detect dinner deadlock; stillframe spark detect money "
-    "'select snapshot, sum(balance) < 100 from processes group by snapshot'",
+@app.add(
+    "Examples: stillframe spark detect dinner deadlock; stillframe spark detect money 'select "
+    "snapshot, sum(balance) < 100 from processes group by snapshot'"
 )
 def detect(
     path: StorePath,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="PREDICATE",
-            help="As 'stillframe detect' has it: termination, deadlock, loss or MODULE:FUNCTION; "
-            "or a question in SQL, over the rows of all snapshots together, that gives for each "
-            "its id, and true or false.",
-        ),
-    ],
+    name: str = argument(
+        "PREDICATE",
+        "As 'stillframe detect' has it: termination, deadlock, loss or MODULE:FUNCTION; or a "
+        "question in SQL, over the rows of all snapshots together, that gives for each its id, "
+        "and true or false.",
+    ),
     *,
-    reference: Classes = None,
-    where: Master = spark_session.MASTER,
-    is_json: AsJson = False,
+    reference: str | None = CLASSES,
+    where: str = MASTER,
 ) -> None:
     """Ask a stable predicate of every snapshot of a store, of all its epochs: whether it holds now,
     in which it held first, and whether it stayed; exit 1 if it does not hold or did not stay."""
@@ -418,13 +369,10 @@ def detect(
         rows = predicate_history.detect(spark, path, name, topology=reference)
         found = predicate_history.summary(rows)
         snapshots = [row.asDict() for row in rows.collect()]
-    if is_json:
-        output.put_json(_detection_document(name, found, snapshots))
-    else:
-        _put_detection(snapshots)
-    holds = _say_detection(name, found)
+    output.answer(_detection_document(name, found, snapshots), lambda: _put_detection(snapshots))
+    _say_detection(name, found)
     _say_unasked(found.unasked)
-    if not holds:
+    if not found.holds:
         raise typer.Exit(EXIT_NO)
 
 
@@ -433,12 +381,12 @@ def _detection_document(name: str, found: "Summary", snapshots: list[Fields]) ->
     return {
         "predicate": name,
         "holds": found.holds,
-        "found": None if found.shown is None else found.shown.verdict.sentence,
-        "snapshot": None if found.shown is None else found.shown.snapshot,
-        "first": None if found.since is None else found.since.snapshot,
+        "found": found.shown and found.shown.verdict.sentence,
+        "snapshot": found.shown and found.shown.snapshot,
+        "first": found.since and found.since.snapshot,
         "snapshot_count": found.present_count,
         "not_stable": found.not_stable and [seen.snapshot for seen in found.not_stable],
-        "first_of_all": None if found.first is None else found.first.snapshot,
+        "first_of_all": found.first and found.first.snapshot,
         "epochs": found.epochs,
         "snapshots": snapshots,
     }
@@ -447,7 +395,7 @@ def _detection_document(name: str, found: "Summary", snapshots: list[Fields]) ->
 def _put_detection(snapshots: list[Fields]) -> None:
     """Write what could not be asked, then the first in which it holds, then the others."""
     ordered = sorted(snapshots, key=lambda row: (row["holds"] is not None, not row["holds"]))
-    columns: dict[str, Callable[[Fields], str | None]] = {
+    columns: output.Columns[Fields] = {
         "snapshot": lambda row: row["snapshot"],
         "holds": lambda row: {True: "yes", False: "no", None: "?"}[row["holds"]],
         "found": lambda row: _beginning_of(row["sentence"]),
@@ -459,12 +407,12 @@ def _put_detection(snapshots: list[Fields]) -> None:
 
 
 def _beginning_of(sentence: str) -> str:
-    too_long = len(sentence) > _FOUND_LENGTH_MAX
-    return f"{sentence[:_FOUND_LENGTH_MAX]}..." if too_long else sentence
+    is_long = len(sentence) > _FOUND_LENGTH_MAX
+    return f"{sentence[:_FOUND_LENGTH_MAX]}..." if is_long else sentence
 
 
-def _say_detection(name: str, found: "Summary") -> bool:
-    """Say what ``stillframe detect`` says, and what all epochs say; return whether it holds."""
+def _say_detection(name: str, found: "Summary") -> None:
+    """Say what ``stillframe detect`` says, and what all epochs say."""
     # It needs what runs systems, which no other command here does.
     from stillframe.cli.checks import holds_sentence, not_stable_sentence  # noqa: PLC0415
 
@@ -489,7 +437,6 @@ def _say_detection(name: str, found: "Summary") -> bool:
                 f"{of_all} it held first in {found.first.snapshot}, in epoch {found.first.epoch}; "
                 f"it held in {quantities.count(held, 'epoch')}{stayed}"
             )
-    return found.holds
 
 
 def _say_unasked(unasked: "tuple[Unevaluable, ...]") -> None:

@@ -32,17 +32,11 @@ defer(
 )
 defer(
     app,
-    "snapshot",
+    "snapshots",
     {
         "snapshot": "Take a snapshot now.",
         "savepoint": "Keep a snapshot under a name.",
         "drop": "Remove a snapshot or a savepoint.",
-    },
-)
-defer(
-    app,
-    "show",
-    {
         "list": "List the snapshots of a store.",
         "show": "Show what a snapshot holds, or what is under way.",
     },
@@ -82,23 +76,23 @@ defer(
 )
 defer(
     spark_app,
-    "store_tables",
+    "records",
     {
         "compact": "Make few large tables of all snapshots.",
         "assemble": "Make snapshots of what processes recorded.",
     },
 )
 defer(spark_app, "follow", {"follow": "Judge every snapshot of a store as it ends."})
-defer(spark_app, "event_log", {"verify": "Verify all snapshots from an event log."})
+defer(spark_app, "records", {"verify": "Verify all snapshots from an event log."})
 app.add_typer(spark_app, name="spark")
 
 more_app = typer.Typer()
 """The commands that the help shows after the group ``spark``."""
 defer(more_app, "run", {"resume": "Bring a system back whose supervisor died."})
-defer(more_app, "show", {"history": "Show what happened to a system."})
+defer(more_app, "snapshots", {"history": "Show what happened to a system."})
 defer(
     more_app,
-    "join",
+    "run",
     {
         "join": "Run one process of a system here.",
         "certificates": "Make certificates for several machines.",

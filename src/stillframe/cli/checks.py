@@ -1,56 +1,49 @@
 """The commands that answer yes or no about snapshots: ``verify``, ``detect`` and ``diff``."""
 
-from collections.abc import Sequence
-from typing import Annotated
-
 import typer
 
 from stillframe.cli import output, quantities
-from stillframe.cli.command import EXIT_NO, Command, end_with_no
-from stillframe.cli.options import AsJson, Classes, OptionalSnapshotName, StorePath
-from stillframe.cli.show import books_document, put_books
+from stillframe.cli.command import EXIT_NO, Commands, argument, end_with_no
+from stillframe.cli.options import CLASSES, OptionalSnapshotName, StorePath
+from stillframe.cli.snapshots import books_document, put_books
 from stillframe.detect.predicate import Evaluation, not_stable
 from stillframe.detect.registry import Evaluate, if_present, resolve_predicate, topology_of_store
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId
-from stillframe.store.diff import ChannelDifference, FieldDifference, diff_snapshots
+from stillframe.store.diff import ChannelDifference, SnapshotDiff, diff_snapshots
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 
-app = typer.Typer(rich_markup_mode=None)
+app = Commands()
 
 
-@app.command(cls=Command, epilog="Example: stillframe verify money")
-def verify(path: StorePath, name: OptionalSnapshotName = None, is_json: AsJson = False) -> None:
+@app.add("Example: stillframe verify money")
+def verify(path: StorePath, name: OptionalSnapshotName = None) -> None:
     """Check every byte and the books of a snapshot, by default of all; exit 1 names what is
     wrong."""
     try:
         store = Store.open(path)
         if name is None:
-            _verify_all(store, is_json=is_json)
+            _verify_all(store)
         else:
-            _verify_one(store, store.find(name), is_json=is_json)
+            _verify_one(store, store.find(name))
     except (Damaged, NotConsistent) as error:
-        if is_json:
-            kind = type(error).__name__
-            output.put_json({"is_consistent": False, "error": kind, "detail": str(error)})
+        kind = type(error).__name__
+        output.answer({"is_consistent": False, "error": kind, "detail": str(error)})
         end_with_no(str(error))
 
 
-def _verify_one(store: Store, snapshot: SnapshotId, *, is_json: bool) -> None:
+def _verify_one(store: Store, snapshot: SnapshotId) -> None:
     store.verify(snapshot)
     state = store.load(snapshot).state
-    if is_json:
-        document = {"is_consistent": True, "snapshot": snapshot, "channels": books_document(state)}
-        output.put_json(document)
-    else:
-        put_books(state)
+    document = {"is_consistent": True, "snapshot": snapshot, "channels": books_document(state)}
+    output.answer(document, lambda: put_books(state))
     size = quantities.size(store.entry(snapshot).bytes)
     output.say(f"yes: snapshot {snapshot} is consistent, and its {size} are what was written")
 
 
-def _verify_all(store: Store, *, is_json: bool) -> None:
+def _verify_all(store: Store) -> None:
     byte_count = 0
     with output.progress_bar("verifying snapshots") as update:
 
@@ -60,10 +53,7 @@ def _verify_all(store: Store, *, is_json: bool) -> None:
             update(total=total, advance=1)
 
         verified = store.verify_all(progress)
-    if is_json:
-        output.put_json(
-            {"is_consistent": True, "snapshot_count": verified, "byte_count": byte_count}
-        )
+    output.answer({"is_consistent": True, "snapshot_count": verified, "byte_count": byte_count})
     output.say(
         f"yes: {quantities.count(verified, 'snapshot')}, {quantities.size(byte_count)}: all "
         "consistent, and every byte is what was written"
@@ -72,25 +62,19 @@ def _verify_all(store: Store, *, is_json: bool) -> None:
     )
 
 
-@app.command(
-    cls=Command,
-    epilog="Examples: stillframe detect dinner deadlock; stillframe detect money loss; "
-    "stillframe detect money 'select sum(paid_count) > 1000 from processes'",
+@app.add(
+    "Examples: stillframe detect dinner deadlock; stillframe detect money loss; stillframe detect "
+    "money 'select sum(paid_count) > 1000 from processes'"
 )
 def detect(
     path: StorePath,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="PREDICATE",
-            help="termination, deadlock, loss (against the oldest snapshot); MODULE:FUNCTION, a "
-            "function of yours that takes a view of a snapshot and returns True or False; or a "
-            "question in SQL that gives true or false, over the tables processes, channels and "
-            "messages.",
-        ),
-    ],
-    reference: Classes = None,
-    is_json: AsJson = False,
+    name: str = argument(
+        "PREDICATE",
+        "termination, deadlock, loss (against the oldest snapshot); MODULE:FUNCTION, a function "
+        "of yours that takes a view of a snapshot and returns True or False; or a question in SQL "
+        "that gives true or false, over the tables processes, channels and messages.",
+    ),
+    reference: str | None = CLASSES,
 ) -> None:
     """Say whether a stable predicate holds in the newest snapshot of a store, since which, and what
     was found; exit 1 if it does not, or is not stable."""
@@ -106,18 +90,17 @@ def detect(
     # One that overlaps with the newest may show what that one does not: both are true of now.
     shown = held[-1] if held else evaluations[-1]
     first = min(held, key=lambda seen: seen.completed_at, default=None)
-    if is_json:
-        output.put_json(
-            {
-                "predicate": name,
-                "holds": bool(held) and broken is None,
-                "found": shown.verdict.sentence,
-                "snapshot": shown.snapshot,
-                "first": first and first.snapshot,
-                "snapshot_count": len(evaluations),
-                "not_stable": broken and [seen.snapshot for seen in broken],
-            }
-        )
+    output.answer(
+        {
+            "predicate": name,
+            "holds": bool(held) and broken is None,
+            "found": shown.verdict.sentence,
+            "snapshot": shown.snapshot,
+            "first": first and first.snapshot,
+            "snapshot_count": len(evaluations),
+            "not_stable": broken and [seen.snapshot for seen in broken],
+        }
+    )
     if broken is not None:
         end_with_no(not_stable_sentence(name, *broken))
     if first is None:
@@ -164,22 +147,21 @@ def _evaluate_all(evaluate: Evaluate, entries: list[Entry]) -> list[Evaluation]:
     return evaluations
 
 
-@app.command(cls=Command, epilog="Example: stillframe diff money P1-16 P1-17")
+@app.add("Example: stillframe diff money P1-16 P1-17")
 def diff(
     path: StorePath,
-    before: Annotated[str, typer.Argument(metavar="A", help="Id of a snapshot.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="Id of another.")],
-    is_json: AsJson = False,
+    before: str = argument("A", "Id of a snapshot."),
+    after: str = argument("B", "Id of another."),
 ) -> None:
     """Show in what two snapshots differ, field by field and channel by channel; exit 1 if they
     do."""
     store = Store.open(path)
     found = diff_snapshots(store, store.find(before), store.find(after))
     fields, channels = found.fields, found.channels
-    if is_json:
-        output.put_json({"is_equal": found.is_equal, "fields": fields, "channels": channels})
-    else:
-        _put_difference(before, after, fields, channels)
+    output.answer(
+        {"is_equal": found.is_equal, "fields": fields, "channels": channels},
+        lambda: _put_difference(before, after, found),
+    )
     if found.is_equal:
         output.say(f"{before} and {after} record the same states and the same messages")
         return
@@ -190,21 +172,16 @@ def diff(
     raise typer.Exit(EXIT_NO)
 
 
-def _put_difference(
-    before: str,
-    after: str,
-    fields: Sequence[FieldDifference],
-    channels: Sequence[ChannelDifference],
-) -> None:
-    if fields:
+def _put_difference(before: str, after: str, found: SnapshotDiff) -> None:
+    if fields := found.fields:
         rows = [(d.process, d.field, output.cell(d.before), output.cell(d.after)) for d in fields]
         output.put_table("processes", ["process", "field", before, after], rows, texts=2)
-    if channels:
+    if found.channels:
         columns = [f"{what}, {name}" for what in ("sent", "received", "in it") for name in "AB"]
         output.put_table(
             f"channels, counts in messages: A is {before}, B is {after}",
             ["channel", *columns],
-            map(_channel_row, channels),
+            map(_channel_row, found.channels),
         )
 
 

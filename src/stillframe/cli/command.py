@@ -1,4 +1,4 @@
-"""What every command has: options in bundles, exit codes, and errors as one sentence on stderr.
+"""What every command has: options, exit codes, and errors as one sentence on stderr.
 
 The modules of commands import what is heavy (pyarrow, the event loop), and are imported themselves
 only when one of their commands is called: ``--help`` needs their names and short helps alone.
@@ -20,7 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, NoReturn, TypeVar
 
 import typer
 import typer.main
@@ -30,6 +30,7 @@ from stillframe.cli import output
 from stillframe.durable_files import local_path
 from stillframe.errors import StillframeError
 
+Function = TypeVar("Function", bound=Callable[..., None])
 EXIT_NO = 1
 EXIT_WRONG = 2
 EXIT_BUG = 101
@@ -50,20 +51,37 @@ class Command(TyperCommand):
             return super().invoke(ctx)
 
 
-class DeferredCommand(TyperCommand):
-    """Stands for a command of the same name whose module is not imported before it is called.
+class Commands(typer.Typer):
+    """The commands of a module."""
 
-    Args:
-        module: name of the module; its ``app`` has the command.
-        attributes: as ``TyperCommand`` takes them.
-    """
+    def __init__(self) -> None:
+        super().__init__(rich_markup_mode=None)
+
+    def add(self, epilog: str, *, name: str | None = None) -> Callable[[Function], Function]:
+        """Return what makes a command of a function; `epilog` shows in the help how to call it.
+
+        A parameter whose type is a dataclass becomes an option for each of its fields, so that
+        several commands can share options that are declared once. Every command has ``--json``,
+        which ``output.wants_json`` knows.
+        """
+
+        def register(function: Function) -> Function:
+            self.command(name, cls=Command, epilog=epilog)(_with_options(function))
+            return function
+
+        return register
+
+
+class DeferredCommand(TyperCommand):
+    """Stands for a command of the same name; `module`, whose ``app`` has it, is imported when it is
+    called."""
 
     def __init__(self, module: str, **attributes: Any) -> None:
         super().__init__(**attributes)
         self._module = module
 
     def load(self) -> Any:
-        """Import the module and return the command."""
+        """Return the command itself."""
         app = importlib.import_module(self._module).app
         return typer.main.get_group(app).commands[self.name or ""]
 
@@ -75,13 +93,8 @@ class DeferredCommand(TyperCommand):
 
 
 def defer(app: typer.Typer, module: str, short_helps: Mapping[str, str]) -> None:
-    """Give `app` the commands of a module of this package, which is imported when one is called.
-
-    Args:
-        app: what gets the commands.
-        module: name of the module, without that of the package.
-        short_helps: for each command, what the list of commands says of it.
-    """
+    """Give `app` the commands of a module of this package, which is imported when one is called;
+    the list of commands shows their `short_helps`."""
     for name, short_help in short_helps.items():
         made_by: Any = functools.partial(DeferredCommand, f"{__package__}.{module}")
         app.command(name, cls=made_by, short_help=short_help)(_deferred)
@@ -91,12 +104,7 @@ def _deferred() -> None:
     raise AssertionError("the context is that of the command which this one stands for")
 
 
-def with_bundles(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that has an option for each field of the dataclasses it takes.
-
-    Several commands can so share options that are declared once. The options of a bundle stand in
-    the help where the parameter stands; each has the default of its field.
-    """
+def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     bundles: dict[str, type[Any]] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -105,35 +113,53 @@ def with_bundles(function: Callable[..., None]) -> Callable[..., None]:
             continue
         assert isinstance(bundle, type)
         bundles[parameter.name] = bundle
-        hints = get_type_hints(bundle, include_extras=True)
         parameters += (
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=hints[field.name],
-            )
-            for field in dataclasses.fields(bundle)
+            _option(field.name, field.type, field.default) for field in dataclasses.fields(bundle)
         )
+    parameters.append(_option("is_json", bool, flag("--json", "Write JSON to stdout.")))
 
     @functools.wraps(function)
-    def command(**values: Any) -> None:
+    def command(*, is_json: bool, **values: Any) -> None:
         for name, bundle in bundles.items():
             names = [field.name for field in dataclasses.fields(bundle)]
             values[name] = bundle(**{field: values.pop(field) for field in names})
-        function(**values)
+        with output.answering(is_json=is_json):
+            function(**values)
 
     vars(command)["__signature__"] = inspect.Signature(parameters)
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
 
 
-def end_with_no(*sentences: str) -> NoReturn:
-    """Say why the answer is no, and end the command.
+def _option(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=default, annotation=kind)
 
-    Raises:
-        typer.Exit: with 1.
-    """
+
+def argument(metavar: str, words: str, *, default: Any = ...) -> Any:
+    """Return an argument with its help, required if it has no default."""
+    return typer.Argument(default, metavar=metavar, help=words)
+
+
+def option(metavar: str, words: str, *names: str, default: Any = None, **more: Any) -> Any:
+    """Return an option with its help, required if the default is ``...``."""
+    return typer.Option(default, *names, metavar=metavar, help=words, **more)
+
+
+def flag(name: str, words: str) -> Any:
+    """Return an option without a value."""
+    return typer.Option(False, name, help=words)
+
+
+def conclude(is_yes: bool, sentence: str) -> None:
+    """Say yes or no and why; end the command with 1 if it is no."""
+    if not is_yes:
+        end_with_no(sentence)
+    output.say(f"yes: {sentence}")
+
+
+def end_with_no(*sentences: str) -> NoReturn:
+    """Say why the answer is no, and end the command with 1."""
     output.say(*(f"no: {sentence}" for sentence in sentences))
     raise typer.Exit(EXIT_NO)
 

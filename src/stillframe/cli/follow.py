@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from stillframe.analytics.snapshot_verdicts import INCONSISTENT
 from stillframe.cli import output, quantities
-from stillframe.cli.command import EXIT_NO, Command
-from stillframe.cli.event_log import why
-from stillframe.cli.options import AsJson, For, Master, StorePath, event_log_option
-from stillframe.cli.spark_session import MASTER, with_zone
+from stillframe.cli.command import EXIT_NO, Commands, option
+from stillframe.cli.options import FOR, MASTER, StorePath, event_log_option
+from stillframe.cli.records import why
+from stillframe.cli.spark_session import with_zone
 from stillframe.errors import StillframeError
 from stillframe.eventlog.reader import list_segments
 from stillframe.spark import spark_session
@@ -26,22 +26,18 @@ if TYPE_CHECKING:  # a session is made by what says so if PySpark is missing
     from pyspark.sql.streaming.query import StreamingQuery
 
 LOG_LAG_S = 2.0
-"""So long after its end a snapshot is looked up in the event log: processes hand over what they
-noted twice a second."""
+"""When a snapshot is looked up in the event log, in seconds after its end: processes hand over what
+they noted twice a second."""
 _EACH = "250 milliseconds"
 _POLL_S = 1
-app = typer.Typer(rich_markup_mode=None)
+app = Commands()
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Fields = dict[str, Any]
 
 
 class Verdicts:
-    """Writes verdicts as they come, and counts them.
-
-    Args:
-        is_json: whether to write JSON lines.
-        enrich: what else there is to know of a micro-batch of verdicts.
-    """
+    """Writes verdicts as they come, as JSON lines or for people, and counts them; `enrich` returns
+    the verdicts of a micro-batch with what else is known of each."""
 
     def __init__(self, enrich: "Callable[[DataFrame], list[Fields]]", *, is_json: bool) -> None:
         self._enrich = enrich
@@ -73,36 +69,28 @@ class Verdicts:
                 output.put_lines([_sentence(row)])
 
 
-@app.command(
-    cls=Command,
-    epilog="Examples: stillframe spark follow money; "
-    "stillframe spark follow money --log money.log --checkpoint judged --json",
+@app.add(
+    "Examples: stillframe spark follow money; stillframe spark follow money --log money.log "
+    "--checkpoint judged --json"
 )
 def follow(
     path: StorePath,
     *,
-    log: Annotated[
-        Path | None,
-        event_log_option("Directory of the event log: judge from there as well, 2 s later."),
-    ] = None,
-    timeout: Annotated[
-        str,
-        typer.Option(
-            metavar="DURATION",
-            help="A snapshot that has not ended so long after it began is incomplete; or 'never'.",
-        ),
-    ] = "1m",
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Spark's checkpoint: a command that is started again with it goes on where the "
-            "last one was.  [default: judge all snapshots]",
-        ),
-    ] = None,
-    for_: For = None,
-    where: Master = MASTER,
-    is_json: AsJson = False,
+    log: Path | None = event_log_option(
+        "Directory of the event log: judge from there as well, 2 s later."
+    ),
+    timeout: str = option(
+        "DURATION",
+        "A snapshot that has not ended so long after it began is incomplete; or 'never'.",
+        default="1m",
+    ),
+    checkpoint: Path | None = option(
+        "DIR",
+        "Spark's checkpoint: a command that is started again with it goes on where the last one "
+        "was.  [default: judge all snapshots]",
+    ),
+    for_: str | None = FOR,
+    where: str = MASTER,
 ) -> None:
     """Write a verdict on each snapshot as soon as it is published or given up, while a system runs:
     consistent, inconsistent or incomplete, and why; exit 1 if some were inconsistent."""
@@ -121,7 +109,9 @@ def follow(
 
         lag_s = 0.0 if log is None else LOG_LAG_S
         frame = verdict_stream.follow(spark, path, timeout_s=timeout_s, lag_s=lag_s)
-        verdicts = Verdicts(log_verification.CrossCheck(spark, log).rows, is_json=is_json)
+        verdicts = Verdicts(
+            log_verification.CrossCheck(spark, log).rows, is_json=output.wants_json()
+        )
         writer = frame.writeStream.foreachBatch(verdicts.put).trigger(processingTime=_EACH)
         if checkpoint is not None:
             writer = writer.option("checkpointLocation", str(checkpoint.absolute()))

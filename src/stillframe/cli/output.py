@@ -4,6 +4,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
@@ -17,10 +18,13 @@ from stillframe.pages.values import plain, printable
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
+_IS_JSON = ContextVar("_IS_JSON", default=False)
 VALUE_LENGTH_MAX = 60
 """So many characters of a value are shown in a table; JSON has it whole."""
 _UNLIMITED_COLUMNS = 100_000
 Item = TypeVar("Item")
+Columns = Mapping[str, Callable[[Item], str | int | None]]
+"""What each column of a table shows of an item."""
 
 
 class _Unfailing:
@@ -34,13 +38,11 @@ class _Unfailing:
         return getattr(self._file, name)
 
     def write(self, text: str) -> int:
-        """Write, if that is possible."""
         with contextlib.suppress(OSError):
             self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered, if that is possible."""
         with contextlib.suppress(OSError):
             self._file.flush()
 
@@ -72,6 +74,29 @@ def put_json(document: Any) -> None:
     sys.stdout.flush()
 
 
+@contextlib.contextmanager
+def answering(*, is_json: bool) -> Iterator[None]:
+    """Let the answer of the body be JSON or for people, as ``--json`` says."""
+    token = _IS_JSON.set(is_json)
+    try:
+        yield
+    finally:
+        _IS_JSON.reset(token)
+
+
+def wants_json() -> bool:
+    """Return whether the answer of this command is to be JSON."""
+    return _IS_JSON.get()
+
+
+def answer(document: Any, show: Callable[[], object] | None = None) -> None:
+    """Write the answer to stdout: `document` as JSON if that is wanted, else what `show` writes."""
+    if wants_json():
+        put_json(document)
+    elif show is not None:
+        show()
+
+
 def cell(value: Any) -> str:
     """Return a value as a table shows it, shortened if it is long."""
     match value:
@@ -90,13 +115,30 @@ def shortened(text: str) -> str:
 
 
 def put_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    texts: int = 1,
+    limit: int | None = None,
+    more: str = "more rows",
 ) -> None:
-    """Write a table to stdout; the first `texts` columns are words, the others figures."""
+    """Write a table to stdout; the first `texts` columns are words, the others figures. At most
+    `limit` rows are written; how many `more` there are goes to stderr."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_UNLIMITED_COLUMNS)
-    table = Table(
+    listed = list(rows)
+    console.print(table(title, columns, listed[:limit], texts=texts))
+    if limit is not None and len(listed) > limit:
+        say(f"and {len(listed) - limit:,} {more} (--json has all)")
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1
+) -> Table:
+    """Return a table as ``put_table`` writes it."""
+    made = Table(
         title=Text(title) if title else None,
         title_justify="left",
         box=SIMPLE_HEAD,
@@ -104,38 +146,19 @@ def put_table(
         pad_edge=False,
     )
     for index, column in enumerate(columns):
-        table.add_column(
-            Text(column), justify="left" if index < texts else "right", overflow="fold"
-        )
+        made.add_column(Text(column), justify="left" if index < texts else "right", overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
+        made.add_row(*map(Text, row))
+    return made
 
 
 def put_records(
-    columns: Mapping[str, Callable[[Item], str | int | None]],
-    items: Iterable[Item],
-    *,
-    title: str = "",
-    texts: int = 1,
-    limit: int | None = None,
-    more: str = "more rows",
+    columns: Columns[Item], items: Iterable[Item], *, title: str = "", **options: Any
 ) -> None:
-    """Write a table to stdout with a row for each item.
-
-    Args:
-        columns: what each column shows of an item; a number with separators, None as nothing.
-        items: what the table is about.
-        title: what stands above it.
-        texts: how many columns are words; the others are figures.
-        limit: how many items are shown.
-        more: what the items are called that are not shown.
-    """
-    listed = list(items)
-    rows = [[_figure(of(item)) for of in columns.values()] for item in listed[:limit]]
-    put_table(title, tuple(columns), rows, texts=texts)
-    if limit is not None and len(listed) > limit:
-        say(f"and {len(listed) - limit:,} {more} (--json has all)")
+    """Write a table to stdout with a row for each item: numbers with separators, and None as
+    nothing. The `options` are those of ``put_table``."""
+    rows = ([_figure(of(item)) for of in columns.values()] for item in items)
+    put_table(title, tuple(columns), rows, **options)
 
 
 def _figure(value: str | int | None) -> str:
@@ -146,15 +169,10 @@ def _figure(value: str | int | None) -> str:
 def progress_bar(
     description: str, *columns: "ProgressColumn", total: float | None = None
 ) -> Iterator[Callable[..., None]]:
-    """Show on a terminal how far the body is, and wipe that away at its end.
+    """Show on a terminal how far the body is, and wipe that away at its end; by default how many
+    are done and the time left.
 
-    Args:
-        description: what is done.
-        columns: what is shown beside it; by default how many are done and the time left.
-        total: how many there are to do; None if that is not known yet.
-
-    Returns:
-        what takes ``advance``, ``completed``, ``total`` or ``description``.
+    Yields what takes ``advance``, ``completed``, ``total`` or ``description``.
     """
     from rich.progress import (  # noqa: PLC0415 - help does without it
         MofNCompleteColumn,

@@ -17,8 +17,8 @@ from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 from rich.text import Text
 
 from stillframe.cli import output, quantities
-from stillframe.cli.command import EXIT_NO, Command, end_with_no
-from stillframe.cli.options import AsJson, Timeout, keep_option
+from stillframe.cli.command import EXIT_NO, Commands, argument, end_with_no, flag, option
+from stillframe.cli.options import Timeout, keep_option
 from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.values import plain
@@ -33,7 +33,7 @@ from stillframe.protocol.aligner import Mode
 
 PROGRESS_COLUMNS = ("participant", "what", "since", "for")
 LINE_COUNT_MAX = 10
-"""So many awaited participants are shown in the moving lines; the table has all."""
+"""Awaited participants shown in the moving lines; the table has all."""
 POLL_S = 0.1
 CHANNEL_COLUMNS = {
     "channel": "channel",
@@ -45,7 +45,7 @@ CHANNEL_COLUMNS = {
     "duplicates": "duplicate_count",
 }
 
-app = typer.Typer(rich_markup_mode=None)
+app = Commands()
 
 PipelinePath = Annotated[
     Path, typer.Argument(metavar="PIPELINE", help="Directory of the pipeline.")
@@ -67,24 +67,17 @@ OptionalSnapshot = Annotated[
 ]
 
 
-@app.command(
-    cls=Command,
-    epilog="Examples: stillframe spark snapshot shop.pipeline --mode unaligned; "
-    "stillframe spark snapshot shop.pipeline --every 1m --keep 10",
+@app.add(
+    "Examples: stillframe spark snapshot shop.pipeline --mode unaligned; stillframe spark "
+    "snapshot shop.pipeline --every 1m --keep 10"
 )
 def snapshot(
     path: PipelinePath,
     *,
     mode: ModeName = Mode.ALIGNED,
-    every: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Take one this often, until Ctrl-C: 10s, 5m."),
-    ] = None,
-    keep: Annotated[
-        int | None, keep_option("Afterwards delete all but the newest N; savepoints stay.")
-    ] = None,
+    every: str | None = option("DURATION", "Take one this often, until Ctrl-C: 10s, 5m."),
+    keep: int | None = keep_option("Afterwards delete all but the newest N; savepoints stay."),
     timeout: Timeout = "1m",
-    is_json: AsJson = False,
 ) -> None:
     """Take a snapshot of all queries, services and channels while they run, and print its id;
     exit 1 says who was missing. Ctrl-C gives it up, and nothing stays held."""
@@ -92,7 +85,7 @@ def snapshot(
     every_s = None if every is None else quantities.parse_duration("--every", every)
     pipeline = Pipeline(path)
     if every_s is None:
-        _take_once(pipeline, mode, None, timeout_s, is_json=is_json)
+        _take_once(pipeline, mode, None, timeout_s)
         _keep(pipeline, keep)
         return
     pipeline.dataflow.check_mode(mode)
@@ -101,7 +94,7 @@ def snapshot(
             # One that is abandoned, or cannot be taken just now, does not end the command.
             try:
                 outcome, is_ended = _take_one(pipeline, mode, None, timeout_s)
-                _put_outcome(outcome, is_json=is_json)
+                _put_outcome(outcome)
                 if is_ended:
                     return
                 _keep(pipeline, keep)
@@ -109,26 +102,23 @@ def snapshot(
                 output.say(f"no: {error}")
 
 
-@app.command(cls=Command, epilog="Example: stillframe spark savepoint shop.pipeline before-upgrade")
+@app.add("Example: stillframe spark savepoint shop.pipeline before-upgrade")
 def savepoint(
     path: PipelinePath,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called.")],
+    name: str = argument("NAME", "What it is called."),
     *,
     mode: ModeName = Mode.ALIGNED,
     timeout: Timeout = "1m",
-    is_json: AsJson = False,
 ) -> None:
     """Take a snapshot that is kept under a name until it is dropped; as 'snapshot'."""
     timeout_s = quantities.parse_duration("--timeout", timeout)
-    _take_once(Pipeline(path), mode, name, timeout_s, is_json=is_json)
+    _take_once(Pipeline(path), mode, name, timeout_s)
 
 
-def _take_once(
-    pipeline: Pipeline, mode: Mode, name: str | None, timeout_s: float, *, is_json: bool
-) -> None:
+def _take_once(pipeline: Pipeline, mode: Mode, name: str | None, timeout_s: float) -> None:
     """Take a snapshot, a savepoint if it has a name; end with 1 if it is abandoned."""
     outcome, _ = _take_one(pipeline, mode, name, timeout_s)
-    _put_outcome(outcome, is_json=is_json)
+    _put_outcome(outcome)
     if not isinstance(outcome, Manifest):
         raise typer.Exit(EXIT_NO)
 
@@ -138,23 +128,20 @@ def _keep(pipeline: Pipeline, count: int | None) -> None:
         output.say(sentence_on_damaged(damaged))
 
 
-def _put_outcome(outcome: "Manifest | Abandoned | Interrupted", *, is_json: bool) -> None:
-    if is_json:
-        output.put_json(
-            {"published": document_of(outcome), "abandoned": None}
-            if isinstance(outcome, Manifest)
-            else {"published": None, "abandoned": outcome}
-        )
+def _put_outcome(outcome: "Manifest | Abandoned | Interrupted") -> None:
     if not isinstance(outcome, Manifest):
+        output.answer({"published": None, "abandoned": outcome})
         output.say(f"no: {outcome}")
         return
-    if not is_json:
-        output.put_lines([str(outcome.snapshot)])
+    output.answer(
+        {"published": document_of(outcome), "abandoned": None},
+        lambda: output.put_lines([str(outcome.snapshot)]),
+    )
     output.say(published(outcome))
 
 
 class Interrupted(msgspec.Struct, frozen=True):
-    """A snapshot that was given up because somebody ended the command."""
+    """A snapshot that was given up because the command was ended."""
 
     snapshot: SnapshotId | None
     missing: tuple[str, ...]
@@ -169,7 +156,7 @@ class Interrupted(msgspec.Struct, frozen=True):
 def _take_one(
     pipeline: Pipeline, mode: Mode, name: str | None, timeout_s: float
 ) -> tuple[Manifest | Abandoned | Interrupted, bool]:
-    """Take one, and return how it went and whether somebody ended the command meanwhile."""
+    """Take one, and return how it went and whether the command was ended meanwhile."""
     last: Progress | None = None
     began_at = time.time()
     try:
@@ -218,40 +205,36 @@ def doubled(manifest: Manifest) -> str:
     return f"a restore receives {quantities.count(manifest.duplicate_count, 'record')} twice"
 
 
-@app.command(cls=Command, epilog="Example: stillframe spark progress shop.pipeline --watch")
+@app.add("Example: stillframe spark progress shop.pipeline --watch")
 def progress(
     path: PipelinePath,
     *,
-    watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch", help="Follow the snapshot until it is over; exit 1 if it was given up."
-        ),
-    ] = False,
-    is_json: AsJson = False,
+    watch: bool = flag(
+        "--watch", "Follow the snapshot until it is over; exit 1 if it was given up."
+    ),
 ) -> None:
     """Show how far the snapshot is that is being taken: who has recorded, who is awaited, for what
     and since when."""
     pipeline = Pipeline(path)
     found = pipeline.progress()
     if found is None:
-        if is_json:
-            output.put_json(_progress_document(None))
+        output.answer({"snapshot": None})
         output.say("no snapshot is under way")
     elif watch:
-        _watch(pipeline, found, is_json=is_json)
+        _watch(pipeline, found)
     else:
         now = time.time()
-        if is_json:
-            output.put_json(_progress_document(found))
-        else:
-            output.put_table("", PROGRESS_COLUMNS, _progress_rows(found, now), texts=2)
+        rows = _progress_rows(found, now)
+        output.answer(
+            _progress_document(found),
+            lambda: output.put_table("", PROGRESS_COLUMNS, rows, texts=2),
+        )
         output.say(_progress_summary(found, now))
         if _is_left_over(pipeline, found):
             output.say(f"no: {_left_over(found)}")
 
 
-def _watch(pipeline: Pipeline, first: Progress, *, is_json: bool) -> None:
+def _watch(pipeline: Pipeline, first: Progress) -> None:
     """Follow the snapshot that is being taken until it is over; end with 1 if it was abandoned."""
     now: Progress | None = first
     with moving() as draw:
@@ -262,8 +245,7 @@ def _watch(pipeline: Pipeline, first: Progress, *, is_json: bool) -> None:
             time.sleep(POLL_S)
             now = pipeline.progress()
     is_published = first.snapshot in (manifest.snapshot for manifest in pipeline.snapshots())
-    if is_json:
-        output.put_json({"snapshot": first.snapshot, "is_published": is_published})
+    output.answer({"snapshot": first.snapshot, "is_published": is_published})
     if is_published:
         output.say(f"snapshot {first.snapshot} is published")
         return
@@ -343,45 +325,38 @@ def _left_over(progress: Progress) -> str:
     )
 
 
-def _progress_document(progress: Progress | None) -> dict[str, Any]:
-    if progress is None:
-        return {"snapshot": None}
+def _progress_document(progress: Progress) -> dict[str, Any]:
     document: dict[str, Any] = plain(progress)
-    sentences = [{"sentence": awaited.sentence()} for awaited in progress.awaiting]
     return document | {
         "mode": str(progress.mode),
-        "awaiting": [
-            one | sentence for one, sentence in zip(document["awaiting"], sentences, strict=True)
-        ],
+        "awaiting": [plain(one) | {"sentence": one.sentence()} for one in progress.awaiting],
         "culprits": [awaited.participant for awaited in progress.stragglers],
     }
 
 
-@app.command("list", cls=Command, epilog="Example: stillframe spark list shop.pipeline")
-def list_snapshots(path: PipelinePath, is_json: AsJson = False) -> None:
+@app.add("Example: stillframe spark list shop.pipeline", name="list")
+def list_snapshots(path: PipelinePath) -> None:
     """List the snapshots of a pipeline in the order of publishing; those of the present course,
     and the one from which the present epoch began, are marked."""
     pipeline = Pipeline(path)
     metadata = read_metadata(pipeline.path)
     manifests, damages = listing(pipeline.path)
     present = [manifest for manifest in manifests if _timeline_mark(manifest, metadata)]
-    if is_json:
-        output.put_json(
-            {
-                "pipeline": pipeline.path,
-                "name": metadata.name,
-                "epoch": metadata.epoch,
-                "restored_from": metadata.restored_from,
-                "latest": present[-1].snapshot if present else None,
-                "snapshots": [
-                    document_of(manifest) | {"is_of_present_course": manifest in present}
-                    for manifest in manifests
-                ],
-                "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
-            }
-        )
-    else:
-        _put_list(path, metadata, manifests, present)
+    output.answer(
+        {
+            "pipeline": pipeline.path,
+            "name": metadata.name,
+            "epoch": metadata.epoch,
+            "restored_from": metadata.restored_from,
+            "latest": present[-1].snapshot if present else None,
+            "snapshots": [
+                document_of(manifest) | {"is_of_present_course": manifest in present}
+                for manifest in manifests
+            ],
+            "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
+        },
+        lambda: _put_list(path, metadata, manifests, present),
+    )
     if damages:
         end_with_no(*map(str, damages.values()))
 
@@ -390,7 +365,7 @@ def _put_list(
     path: Path, metadata: Metadata, manifests: list[Manifest], present: list[Manifest]
 ) -> None:
     if manifests:
-        columns: dict[str, Callable[[Manifest], str | int | None]] = {
+        columns: output.Columns[Manifest] = {
             "snapshot": lambda manifest: str(manifest.snapshot),
             "name": lambda manifest: manifest.name,
             "course": lambda manifest: _timeline_mark(manifest, metadata),
@@ -415,22 +390,17 @@ def _put_list(
     )
 
 
-@app.command(
-    cls=Command,
-    epilog="Examples: stillframe spark drop shop.pipeline shop-3 shop-4; "
-    "stillframe spark drop shop.pipeline --keep 10",
+@app.add(
+    "Examples: stillframe spark drop shop.pipeline shop-3 shop-4; stillframe spark drop "
+    "shop.pipeline --keep 10"
 )
 def drop(
     path: PipelinePath,
-    snapshots: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SNAPSHOT...", help="Ids of snapshots, or names of savepoints."),
-    ] = None,
+    snapshots: list[str] | None = argument(
+        "SNAPSHOT...", "Ids of snapshots, or names of savepoints.", default=None
+    ),
     *,
-    keep: Annotated[
-        int | None, keep_option("Delete all but the newest N; savepoints stay.", least=0)
-    ] = None,
-    is_json: AsJson = False,
+    keep: int | None = keep_option("Delete all but the newest N; savepoints stay.", least=0),
 ) -> None:
     """Delete snapshots, all those named or none, and what the channels kept for them alone. The
     one from which the present epoch began stays."""
@@ -442,8 +412,7 @@ def drop(
     damaged = pipeline.drop(*names) if keep is None else pipeline.keep(keep)
     left = published_ids(pipeline.path)
     dropped = [snapshot for snapshot in before if snapshot not in left]
-    if is_json:
-        output.put_json({"dropped": dropped, "left": left})
+    output.answer({"dropped": dropped, "left": left})
     words = f" ({', '.join(map(str, dropped))})" if dropped else ""
     output.say(
         f"dropped {quantities.count(len(dropped), 'snapshot')}{words}; "
@@ -478,14 +447,14 @@ def _timeline_mark(manifest: Manifest, metadata: Metadata) -> str:
     return "present" if manifest.epoch == metadata.epoch else ""
 
 
-@app.command(cls=Command, epilog="Example: stillframe spark show shop.pipeline shop-17")
-def show(path: PipelinePath, name: OptionalSnapshot = None, is_json: AsJson = False) -> None:
+@app.add("Example: stillframe spark show shop.pipeline shop-17")
+def show(path: PipelinePath, name: OptionalSnapshot = None) -> None:
     """Show what a snapshot holds: for each query its micro-batch, for each service its fields, and
     what was sent, received and on each channel."""
     pipeline = Pipeline(path)
     manifest = pipeline.latest() if name is None else pipeline.find(name)
     channels = [_channel_document(manifest, cut) for cut in manifest.channels]
-    if is_json:
+    if output.wants_json():
         participants = [_fragment_document(fragment) for fragment in manifest.fragments]
         found = {"participants": participants, "channels": channels}
         output.put_json(document_of(manifest) | found)
@@ -535,7 +504,7 @@ def _positions_cell(positions: Mapping[str, int]) -> str:
     return ", ".join(f"{log} {position:,}" for log, position in sorted(positions.items()))
 
 
-PARTICIPANT_COLUMNS: dict[str, Callable[[ParticipantFragment], str]] = {
+PARTICIPANT_COLUMNS: output.Columns[ParticipantFragment] = {
     "participant": lambda fragment: fragment.participant,
     "kind": lambda one: "query" if one.service is None else f"service {one.service.kind}",
     "state": _state_cell,
@@ -558,8 +527,8 @@ def _channel_document(manifest: Manifest, cut: ChannelCut) -> dict[str, Any]:
     }
 
 
-@app.command(cls=Command, epilog="Example: stillframe spark restore shop.pipeline shop-17")
-def restore(path: PipelinePath, name: OptionalSnapshot = None, is_json: AsJson = False) -> None:
+@app.add("Example: stillframe spark restore shop.pipeline shop-17")
+def restore(path: PipelinePath, name: OptionalSnapshot = None) -> None:
     """Verify a snapshot and take the stopped pipeline back to it, all at once or not at all; then
     start its programs again."""
     pipeline = Pipeline(path)
@@ -568,16 +537,15 @@ def restore(path: PipelinePath, name: OptionalSnapshot = None, is_json: AsJson =
     with _verifying(manifest) as verified:
         pipeline.restore(str(manifest.snapshot), progress=verified)
     seconds = time.monotonic() - began
-    if is_json:
-        output.put_json(
-            {
-                "snapshot": manifest.snapshot,
-                "epoch": pipeline.epoch,
-                "duplicate_count": manifest.duplicate_count,
-                "byte_count": manifest.bytes,
-                "seconds": seconds,
-            }
-        )
+    output.answer(
+        {
+            "snapshot": manifest.snapshot,
+            "epoch": pipeline.epoch,
+            "duplicate_count": manifest.duplicate_count,
+            "byte_count": manifest.bytes,
+            "seconds": seconds,
+        }
+    )
     output.say(
         f"epoch {pipeline.epoch}: pipeline {path} went back to snapshot {manifest.snapshot} in "
         f"{quantities.duration(seconds)}, its {quantities.size(manifest.bytes)} of checkpoints "
@@ -586,25 +554,17 @@ def restore(path: PipelinePath, name: OptionalSnapshot = None, is_json: AsJson =
     )
 
 
-@app.command(
-    cls=Command, epilog="Example: stillframe spark fork shop.pipeline shop-17 trial.pipeline"
-)
+@app.add("Example: stillframe spark fork shop.pipeline shop-17 trial.pipeline")
 def fork(
     path: PipelinePath,
-    snapshot: Annotated[str, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT)],
-    target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="Directory of the second: a new or empty one.")
-    ],
+    snapshot: str = argument("SNAPSHOT", _SNAPSHOT),
+    target: Path = argument("TARGET", "Directory of the second: a new or empty one."),
     *,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="What the snapshots of the second are called after.  [default: the name of TARGET "
-            "without its ending]",
-        ),
-    ] = None,
-    is_json: AsJson = False,
+    name: str | None = option(
+        "NAME",
+        "What the snapshots of the second are called after.  [default: the name of TARGET without "
+        "its ending]",
+    ),
 ) -> None:
     """Make a second pipeline that goes on from a snapshot, beside the first, which may run; neither
     sees what the other writes."""
@@ -613,17 +573,16 @@ def fork(
     with _verifying(manifest) as verified:
         second = pipeline.fork(str(manifest.snapshot), target, name=name, progress=verified)
     metadata = read_metadata(second.path)
-    if is_json:
-        output.put_json(
-            {
-                "snapshot": manifest.snapshot,
-                "pipeline": second.path,
-                "name": metadata.name,
-                "epoch": metadata.epoch,
-                "duplicate_count": manifest.duplicate_count,
-                "byte_count": manifest.bytes,
-            }
-        )
+    output.answer(
+        {
+            "snapshot": manifest.snapshot,
+            "pipeline": second.path,
+            "name": metadata.name,
+            "epoch": metadata.epoch,
+            "duplicate_count": manifest.duplicate_count,
+            "byte_count": manifest.bytes,
+        }
+    )
     output.say(
         f"epoch {metadata.epoch}: pipeline {target}, called {metadata.name}, goes on from snapshot "
         f"{manifest.snapshot} of {path}, its {quantities.size(manifest.bytes)} of checkpoints "

@@ -1,13 +1,14 @@
-"""The commands that run a system: ``run``, ``restore`` and ``resume``."""
+"""The commands that run a system: ``run``, ``restore`` and ``resume``; for one on several machines
+``join`` and ``certificates``."""
 
 import contextlib
+import importlib.util
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import typer
@@ -15,30 +16,41 @@ import uvloop
 
 from stillframe.cli import output, quantities
 from stillframe.cli.checks import not_stable_sentence
-from stillframe.cli.command import EXIT_NO, Command, end_with_no, with_bundles
-from stillframe.cli.event_printer import EventPrinter
+from stillframe.cli.command import EXIT_NO, Commands, argument, end_with_no, flag, option
 from stillframe.cli.options import (
-    AsJson,
-    InPipeline,
-    Keep,
+    KEEP,
+    PIPELINE,
+    TOPOLOGY,
     OptionalSnapshotName,
     PlacementOptions,
     SnapshotOptions,
     StorePath,
-    TopologyName,
     TraceOptions,
 )
-from stillframe.cli.supervision import NOT_NEEDED, StopCondition, SystemConfig, keep_running
+from stillframe.cli.supervision import (
+    NOT_NEEDED,
+    EventPrinter,
+    StopCondition,
+    StopSignals,
+    SystemConfig,
+    keep_running,
+    output_dirs,
+)
 from stillframe.detect.predicate import not_stable
 from stillframe.detect.registry import check_predicate_name
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.imports import add_cwd_to_path, load_topology
-from stillframe.migration.migrate import Migration
 from stillframe.migration.migrate import migrate as migrate_snapshot
 from stillframe.model import SnapshotId
 from stillframe.runtime import events
+from stillframe.runtime.control import ORPHANED_S, LaunchSpec
+from stillframe.runtime.network.addresses import COORDINATOR_PORT, Address
+from stillframe.runtime.network.certificates import check_own
+from stillframe.runtime.network.connection import Credentials
+from stillframe.runtime.os_process import current_process
 from stillframe.runtime.run_file import describe_owner, find_stale
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, RestoreSnapshot, send_command
+from stillframe.runtime.supervisor.child_processes import run_until_stopped
 from stillframe.runtime.supervisor.recovery import needs_agreement
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import readable_history
@@ -46,44 +58,30 @@ from stillframe.store.store import Store
 from stillframe.topology import Description, Topology
 
 _STDOUT, _STDERR = 1, 2
+DAYS_MAX = 3650
 
 
-app = typer.Typer(rich_markup_mode=None)
+app = Commands()
 
 
-@app.command(
-    cls=Command, epilog="Example: stillframe run examples.bank:bank --store money --every 250ms"
-)
-@with_bundles
+@app.add("Example: stillframe run examples.bank:bank --store money --every 250ms")
 def run(
-    reference: TopologyName,
+    reference: str = TOPOLOGY,
     *,
-    store: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where snapshots go: a new or empty directory.")
-    ],
+    store: Path = option("DIR", "Where snapshots go: a new or empty directory.", default=...),
     snapshots: SnapshotOptions,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PREDICATE",
-            help="Stop as soon as this holds in a snapshot, as 'detect' has it: termination, "
-            "deadlock, loss, MODULE:FUNCTION or SQL; exit 1 if it never did.",
-        ),
-    ] = None,
-    keep: Keep = None,
-    pipeline: InPipeline = None,
+    until: str | None = option(
+        "PREDICATE",
+        "Stop as soon as this holds in a snapshot, as 'detect' has it: termination, deadlock, "
+        "loss, MODULE:FUNCTION or SQL; exit 1 if it never did.",
+    ),
+    keep: int | None = KEEP,
+    pipeline: Path | None = PIPELINE,
     traces: TraceOptions,
     placement: PlacementOptions,
-    is_json: AsJson = False,
 ) -> None:
     """Start a system afresh and keep it running, with snapshots, until Ctrl-C or SIGTERM."""
-    config = SystemConfig.of(
-        *(snapshots, traces, placement),
-        until=until,
-        keep_count=keep,
-        pipeline=pipeline,
-        is_json=is_json,
-    )
+    config = SystemConfig.of(*(snapshots, traces, placement), keep_count=keep, pipeline=pipeline)
     add_cwd_to_path()
     topology = _load_topology(reference)
     _check_initiators(config, topology.description)
@@ -97,28 +95,20 @@ def run(
         _supervise(reference, made, None, config, condition)
 
 
-@app.command(cls=Command, epilog="Example: stillframe restore money P1-17")
-@with_bundles
+@app.add("Example: stillframe restore money P1-17")
 def restore(
     path: StorePath,
     name: OptionalSnapshotName = None,
     *,
     snapshots: SnapshotOptions,
-    keep: Keep = None,
-    pipeline: InPipeline = None,
+    keep: int | None = KEEP,
+    pipeline: Path | None = PIPELINE,
     traces: TraceOptions,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Say what a restore would do with the code as it is, and do nothing."
-        ),
-    ] = False,
-    migrate: Annotated[
-        bool,
-        typer.Option("--migrate", help="Go on though the code is not what the snapshot is of."),
-    ] = False,
+    dry_run: bool = flag(
+        "--dry-run", "Say what a restore would do with the code as it is, and do nothing."
+    ),
+    migrate: bool = flag("--migrate", "Go on though the code is not what the snapshot is of."),
     placement: PlacementOptions,
-    is_json: AsJson = False,
 ) -> None:
     """Go back to a snapshot, by default the last: live if the system is running (the options of
     its start stay), else by starting it again with these options."""
@@ -127,10 +117,9 @@ def restore(
         keep_count=keep,
         pipeline=pipeline,
         may_migrate=migrate,
-        is_json=is_json,
     )
     if dry_run:
-        _foretell(path, name, pipeline, is_json=is_json)
+        _foretell(path, name, pipeline)
         return
     store = Store.open(path)
     requested = None if name is None else store.find(name)
@@ -154,25 +143,23 @@ def restore(
         return
     _check_initiators(config, store.description)
     try:
-        _restore_live(path, requested, is_json=is_json)
+        _restore_live(path, requested)
     except Unavailable:
         _restore_stopped(path, requested, config)
 
 
-@app.command(cls=Command, epilog="Example: stillframe resume money")
-@with_bundles
+@app.add("Example: stillframe resume money")
 def resume(
     path: StorePath,
     *,
     snapshots: SnapshotOptions,
-    keep: Keep = None,
+    keep: int | None = KEEP,
     traces: TraceOptions,
     placement: PlacementOptions,
-    is_json: AsJson = False,
 ) -> None:
     """Bring a system back: processes that go on without their supervisor are taken over as they
     are; if one is missing, or none runs, all go on from the last snapshot, or start afresh."""
-    config = SystemConfig.of(snapshots, traces, placement, keep_count=keep, is_json=is_json)
+    config = SystemConfig.of(snapshots, traces, placement, keep_count=keep)
     add_cwd_to_path()
     with contextlib.closing(_open_writer(path)) as store:
         left = find_stale(path)
@@ -182,7 +169,7 @@ def resume(
                 f"it alone: use 'stillframe spark restore {left.pipeline}', and then 'stillframe "
                 f"restore {path} --pipeline {left.pipeline}'"
             )
-        _supervise(reference_of(store), store, None, config, None, takes_over=True)
+        _supervise(_reference_of(store), store, None, config, None, takes_over=True)
 
 
 def _no_snapshot_yet(path: Path) -> UsageError:
@@ -191,15 +178,14 @@ def _no_snapshot_yet(path: Path) -> UsageError:
     )
 
 
-def _restore_live(path: Path, requested: SnapshotId | None, *, is_json: bool) -> None:
+def _restore_live(path: Path, requested: SnapshotId | None) -> None:
     began = time.monotonic()
     done = uvloop.run(send_command(path, RestoreSnapshot(requested), notice=output.say))
     seconds = time.monotonic() - began
     for damage in readable_history(path)[1]:
         output.say(f"warning: {damage}; {NOT_NEEDED}")
     snapshot = Store.open(path).restored_from
-    if is_json:
-        output.put_json({"epoch": done.epoch, "snapshot": snapshot, "seconds": seconds})
+    output.answer({"epoch": done.epoch, "snapshot": snapshot, "seconds": seconds})
     output.say(
         f"epoch {done.epoch}: the running system went back to snapshot {snapshot} in "
         f"{quantities.duration(seconds)}; it keeps the options that it was started with"
@@ -209,7 +195,7 @@ def _restore_live(path: Path, requested: SnapshotId | None, *, is_json: bool) ->
 def _restore_stopped(path: Path, requested: SnapshotId | None, config: SystemConfig) -> None:
     add_cwd_to_path()
     with contextlib.closing(_open_writer(path)) as store:
-        _supervise(reference_of(store), store, requested, config, None)
+        _supervise(_reference_of(store), store, requested, config, None)
 
 
 def _open_writer(path: Path) -> Store:
@@ -244,8 +230,9 @@ def _supervise(
                 f"use 'stillframe spark snapshot {config.pipeline} --keep {config.keep_count}'"
             )
         store.keep(config.keep_count)
-    with _stdout_for_json() if config.is_json else contextlib.nullcontext():
-        printer = EventPrinter(process_count=len(processes), is_json=config.is_json)
+    is_json = output.wants_json()
+    with _stdout_for_json() if is_json else contextlib.nullcontext():
+        printer = EventPrinter(process_count=len(processes), is_json=is_json)
 
         def emit(event: events.Event) -> None:
             printer.emit(event)
@@ -261,7 +248,7 @@ def _supervise(
         output.say(f"old snapshots could not be seen to: {error}")
     _say_how_to_go_on(store, config)
     if condition is not None and printer.unwritten is None:
-        _say_what_was_seen(condition, is_json=config.is_json)
+        _say_what_was_seen(condition)
     if not has_kept_all:
         raise typer.Exit(EXIT_NO)
     if printer.unwritten is not None:
@@ -300,7 +287,7 @@ def _say_how_to_go_on(store: Store, config: SystemConfig) -> None:
     )
 
 
-def _say_what_was_seen(condition: StopCondition, *, is_json: bool) -> None:
+def _say_what_was_seen(condition: StopCondition) -> None:
     """Say whether the predicate held; end with 1 if it did not."""
     is_known = condition.evaluate_last()
     present = [
@@ -309,16 +296,15 @@ def _say_what_was_seen(condition: StopCondition, *, is_json: bool) -> None:
     held = [seen for seen in present if seen.verdict.holds]
     broken = not_stable(present)
     shown = held[-1] if held else (present[-1] if present else None)
-    if is_json:
-        output.put_json(
-            {
-                "event": "Judged",
-                "predicate": condition.name,
-                "holds": bool(held) and broken is None,
-                "newest": shown,
-                "not_stable": broken and [seen.snapshot for seen in broken],
-            }
-        )
+    output.answer(
+        {
+            "event": "Judged",
+            "predicate": condition.name,
+            "holds": bool(held) and broken is None,
+            "newest": shown,
+            "not_stable": broken and [seen.snapshot for seen in broken],
+        }
+    )
     if broken is not None:
         end_with_no(not_stable_sentence(condition.name, *broken))
     if held and shown is not None:
@@ -365,7 +351,7 @@ def _stdout_for_json() -> Iterator[None]:
             ours.close()
 
 
-def _foretell(path: Path, name: str | None, pipeline: Path | None, *, is_json: bool) -> None:
+def _foretell(path: Path, name: str | None, pipeline: Path | None) -> None:
     """Say what a restore would do. Everything is read and decoded, and nothing is changed."""
     if pipeline is not None:
         raise UsageError("--dry-run is for a system alone: leave out --pipeline")
@@ -374,11 +360,11 @@ def _foretell(path: Path, name: str | None, pipeline: Path | None, *, is_json: b
     if entry is None:
         raise _no_snapshot_yet(path)
     add_cwd_to_path()
-    topology = load_topology(reference_of(store))
+    topology = load_topology(_reference_of(store))
     migration = migrate_snapshot(store.load(entry.id), store.description_of(entry.id), topology)
     is_agreed = not needs_agreement(store, entry.id, topology)
     state = migration.snapshot.state
-    if is_json:
+    if output.wants_json():
         output.put_json(
             {
                 "snapshot": entry.id,
@@ -393,11 +379,18 @@ def _foretell(path: Path, name: str | None, pipeline: Path | None, *, is_json: b
     elif migration.changes:
         rows = [(c.subject, c.sentence, "lost" if c.is_loss else "") for c in migration.changes]
         output.put_table("changes of code", ["what", "change", "recorded values"], rows, texts=3)
-    output.say(_migration_sentence(entry.id, migration, is_agreed=is_agreed))
+    lost = quantities.count(len(migration.losses), "change")
+    output.say(
+        f"a restore would go on from snapshot {entry.id}: "
+        f"{quantities.count(len(state.processes), 'process')}, "
+        f"{quantities.count(state.message_count, 'message')} in channels"
+        + ("" if is_agreed else ", with --migrate, since the code is not what the store is of")
+        + (f"; recorded values would be LOST by {lost}" if migration.losses else "")
+        + "; nothing was changed"
+    )
 
 
-def reference_of(store: Store) -> str:
-    """Return where the topology of a store is defined."""
+def _reference_of(store: Store) -> str:
     if store.reference is None:
         raise UsageError(
             f"the store {store.path} does not say where its topology is defined: it was not made "
@@ -406,14 +399,78 @@ def reference_of(store: Store) -> str:
     return store.reference
 
 
-def _migration_sentence(snapshot: SnapshotId, migration: Migration, *, is_agreed: bool) -> str:
-    state = migration.snapshot.state
-    lost = quantities.count(len(migration.losses), "change")
-    agreement = "" if is_agreed else ", with --migrate, since the code is not what the store is of"
-    return (
-        f"a restore would go on from snapshot {snapshot}: "
-        f"{quantities.count(len(state.processes), 'process')}, "
-        f"{quantities.count(state.message_count, 'message')} in channels{agreement}"
-        + (f"; recorded values would be LOST by {lost}" if migration.losses else "")
-        + "; nothing was changed"
+@app.add(
+    "Example: stillframe join examples.bank:bank P2 --coordinator 10.0.0.1 --listen 10.0.0.2 "
+    "--tls certificates/P2"
+)
+def join(
+    reference: str = TOPOLOGY,
+    process: str = argument("PROCESS", "Which process to run."),
+    *,
+    coordinator: str = option(
+        "HOST[:PORT]", "Where the coordinator listens; port 8640 if none is given.", default=...
+    ),
+    listen: str = option(
+        "ADDRESS[:PORT]",
+        "Where this process listens: an address of this machine at which the others reach it; any "
+        "free port if none is given.",
+        default=...,
+    ),
+    tls: Path = option("DIR", "Directory of its ca.pem, cert.pem and key.pem.", default=...),
+    traces: TraceOptions,
+) -> None:
+    """Run one process of a system on this machine, the system being started on another with 'run
+    --elsewhere PROCESS'. It waits for the coordinator, and joins again, from the recorded state,
+    after every restore, until Ctrl-C or SIGTERM; exit 2 if it is refused at its first coming."""
+    add_cwd_to_path()
+    tls = tls.absolute()
+    check_own(tls, process)
+    launch = LaunchSpec(
+        me=Credentials(process, 0, "", b"", str(tls)),
+        reference=reference,
+        search_path=sys.path,
+        coordinator=Address.parse(coordinator, port=COORDINATOR_PORT),
+        listen=Address.parse(listen, port=0),
+        supervisor=current_process(),
+        orphaned_s=ORPHANED_S,
+        outputs=output_dirs(traces),
+        is_elsewhere=True,
+    )
+
+    def emit(what: str, words: str) -> None:
+        output.answer({"event": what, "process": process, "detail": words})
+        output.say(f"process {process}: {words}")
+
+    async def until_stop() -> int:
+        return await run_until_stopped(launch, StopSignals().requested, emit)
+
+    if code := uvloop.run(until_stop()):
+        raise typer.Exit(code)
+
+
+@app.add("Example: stillframe certificates certificates P2 P3")
+def certificates(
+    directory: Path = argument("DIR", "Directory of the CA; made if it is not there."),
+    processes: list[str] | None = argument(
+        "PROCESS...", "Processes that run elsewhere than the coordinator.", default=None
+    ),
+    *,
+    days: int = typer.Option(90, help="How long they are valid.", min=1, max=DAYS_MAX),
+) -> None:
+    """Make a CA, a certificate for the coordinator's machine and one for each process elsewhere,
+    for a test or a small system; a CA that is there already signs again. In production use the CA
+    that you have."""
+    if importlib.util.find_spec("cryptography") is None:
+        raise UsageError("certificates need the extra 'tls': pip install 'stillframe[tls]'")
+    from stillframe.runtime.network.certificate_authority import (  # noqa: PLC0415 - needs the extra
+        CA_KEY_FILE,
+        issue_certificates,
+    )
+
+    folders = issue_certificates(directory, processes or [], days=days)
+    names = [str(folder) for folder in folders]
+    output.answer({"folders": names, "days": days}, lambda: output.put_lines(names))
+    output.say(
+        f"valid for {days} days; copy each folder to its machine and give it to --tls there; keep "
+        f"{directory / CA_KEY_FILE} where nobody else can read it"
     )

@@ -15,10 +15,9 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from stillframe.cli import output, quantities, scripts
-from stillframe.cli.command import EXIT_NO, Command, end_with_no
-from stillframe.cli.options import AsJson
-from stillframe.cli.proof import Extras, serve
+from stillframe.cli import output, quantities
+from stillframe.cli.command import EXIT_NO, Commands, argument, end_with_no, flag, option
+from stillframe.cli.execution import Extras, play_script, script_path, serve
 from stillframe.errors import UsageError
 from stillframe.imports import add_cwd_to_path, load_topology
 from stillframe.model import ProcessId, SnapshotId
@@ -70,61 +69,42 @@ def recorder_of(rules: Rules) -> Callable[..., Recorder | LaiYangRecorder]:
     return LaiYangRecorder if rules is Rules.LAI_YANG else Recorder
 
 
-app = typer.Typer(rich_markup_mode=None)
+app = Commands()
 
 NetworkName = Annotated[Network, typer.Option(help="What is assumed of every channel.")]
 RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]
 
 
-@app.command(cls=Command, epilog="Examples: stillframe sim --seeds 1..200; stillframe sim lecture")
+@app.add("Examples: stillframe sim --seeds 1..200; stillframe sim lecture")
 def sim(
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODULE:TOPOLOGY|SCRIPT",
-            help="A system, or a .run file; of those that come with stillframe the name will do.  "
-            "[default: another random system from each seed]",
-        ),
-    ] = None,
+    what: str | None = argument(
+        "MODULE:TOPOLOGY|SCRIPT",
+        "A system, or a .run file; of those that come with stillframe the name will do.  "
+        "[default: another random system from each seed]",
+        default=None,
+    ),
     *,
-    seeds: Annotated[
-        str | None,
-        typer.Option(metavar="A..B", help="Which seeds; one number for one.  [default: 1..200]"),
-    ] = None,
-    schedule: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="With one seed: do this schedule with its system, as a failing seed prints it.",
-        ),
-    ] = None,
-    steps: Annotated[bool, typer.Option("--steps", help="Show every step of one seed.")] = False,
+    seeds: str | None = option("A..B", "Which seeds; one number for one.  [default: 1..200]"),
+    schedule: Path | None = option(
+        "FILE", "With one seed: do this schedule with its system, as a failing seed prints it."
+    ),
+    steps: bool = flag("--steps", "Show every step of one seed."),
     network: NetworkName = Network.FIFO,
     rules: RulesName = Rules.CHANDY_LAMPORT,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write what happened in a script or in one seed, for 'view' and 'cuts'.",
-        ),
-    ] = None,
-    prove: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SNAPSHOT",
-            help="Show the proof of a snapshot in a script or in one seed, step by step: the "
-            "computation in which all events before the cut come first.",
-        ),
-    ] = None,
-    rewrite: Annotated[
-        bool, typer.Option("--rewrite", help="Write what happens now into the script.")
-    ] = False,
-    is_json: AsJson = False,
+    trace: Path | None = option(
+        "FILE", "Write what happened in a script or in one seed, for 'view' and 'cuts'."
+    ),
+    prove: str | None = option(
+        "SNAPSHOT",
+        "Show the proof of a snapshot in a script or in one seed, step by step: the computation "
+        "in which all events before the cut come first.",
+    ),
+    rewrite: bool = flag("--rewrite", "Write what happens now into the script."),
 ) -> None:
     """Run real processes and the real recording rules in one thread, in virtual time: many seeds
     with crashes, partitions and lost connections, each judged; or a script, step by step. Exit 1 if
     a promise is broken, with the shortest schedule that does, or if a script ends otherwise."""
-    path = scripts.script_path(what) if what is not None else None
+    path = script_path(what) if what is not None else None
     inputs = tuple(file for file in (path, schedule) if file is not None)
     extras = Extras(trace, prove, inputs)
     is_usual = network is Network.FIFO and rules is Rules.CHANDY_LAMPORT
@@ -134,21 +114,21 @@ def sim(
                 f"{what} is a script, and says itself what happens: leave --seeds, --schedule, "
                 "--steps, --network and --rules out"
             )
-        scripts.play_script(path, extras, rewrite=rewrite, is_json=is_json)
+        play_script(path, extras, rewrite=rewrite)
         return
     if rewrite:
         raise UsageError("--rewrite is about a script: name one")
     subject = Subject(what, network, rules)
     chosen = parse_seeds(seeds or "1..200")
     if not steps and schedule is None and trace is None and prove is None:
-        _try_seeds(subject, chosen, is_json=is_json)
+        _try_seeds(subject, chosen)
         return
     if len(chosen) > 1:
         raise UsageError(
             "--schedule, --steps, --trace and --prove are about one run: give one seed, such as "
             "--seeds 17"
         )
-    _show_seed(subject, chosen[0], schedule, extras, is_json=is_json)
+    _show_seed(subject, chosen[0], schedule, extras)
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -187,11 +167,7 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 def parse_seeds(text: str) -> range:
-    """Return the seeds of ``A..B``, both included, or of one number.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Return the seeds of ``A..B``, both included, or of one number."""
     found = _SEEDS.fullmatch(text)
     first = int(found[1]) if found else 0
     last = int(found[2] or found[1]) if found else -1
@@ -203,9 +179,7 @@ def parse_seeds(text: str) -> range:
     return range(first, last + 1)
 
 
-def _show_seed(
-    subject: Subject, seed: int, schedule: Path | None, extras: Extras, *, is_json: bool
-) -> None:
+def _show_seed(subject: Subject, seed: int, schedule: Path | None, extras: Extras) -> None:
     """Run one seed, or with its system the schedule in a file, and show every step."""
     with redirect_stdout(sys.stderr):  # what handlers print is no data
         config = subject.config()
@@ -215,11 +189,9 @@ def _show_seed(
             run = replay(seed, config, parse_schedule(schedule.read_text(encoding="utf-8")))
         lines = _narrate(run, config) if extras.prove is None else []
     if extras.prove is None:
-        if is_json:
-            output.put_json(_run_document(run) | {"happened": lines})
-        else:
-            output.put_lines(lines)
-    serve(run.world, extras, is_json=is_json)
+        document = _run_document(run) | {"happened": lines}
+        output.answer(document, lambda: output.put_lines(lines))
+    serve(run.world, extras)
     if run.violation is not None:
         end_with_no(f"seed {seed}: {run.violation}")
     if not subject.rules_fit:
@@ -228,7 +200,7 @@ def _show_seed(
     output.say(f"yes: seed {seed}: {len(run.schedule)} choices, every promise was kept")
 
 
-def _try_seeds(subject: Subject, seeds: range, *, is_json: bool) -> None:
+def _try_seeds(subject: Subject, seeds: range) -> None:
     """Run `seeds`; of the first that breaks a promise show the shortest schedule that does."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
@@ -237,7 +209,7 @@ def _try_seeds(subject: Subject, seeds: range, *, is_json: bool) -> None:
     ):
         tally = run_seeds(subject.config, seeds, lambda count: update(advance=count))
     if not tally.broken:
-        _put_tally(subject, tally, is_json=is_json)
+        _put_tally(subject, tally)
         return
     seed = tally.broken[0]
     output.say(f"SEED={seed} broke a promise; looking for the shortest schedule that does ...")
@@ -246,10 +218,10 @@ def _try_seeds(subject: Subject, seeds: range, *, is_json: bool) -> None:
         run = run_seed(seed, config)
         shrunk = shrink(run, config)
     assert shrunk.violation is not None
-    if is_json:
-        output.put_json(_run_document(shrunk) | {"choice_count_before": len(run.schedule)})
-    else:
-        output.put_lines(map(str, shrunk.schedule))
+    output.answer(
+        _run_document(shrunk) | {"choice_count_before": len(run.schedule)},
+        lambda: output.put_lines(map(str, shrunk.schedule)),
+    )
     output.say(
         f"no: seed {seed}: {shrunk.violation}",
         f"shown are {len(shrunk.schedule)} of its {len(run.schedule)} choices"
@@ -261,15 +233,13 @@ def _try_seeds(subject: Subject, seeds: range, *, is_json: bool) -> None:
     raise typer.Exit(EXIT_NO)
 
 
-def _put_tally(subject: Subject, tally: Tally, *, is_json: bool) -> None:
+def _put_tally(subject: Subject, tally: Tally) -> None:
     unseen = [name for name in COVERAGE if name not in tally.seen]
-    if is_json:
-        output.put_json(
-            {"is_kept": subject.rules_fit} | msgspec.structs.asdict(tally) | {"unseen": unseen}
-        )
-    else:
-        rows = [(name, f"{tally.seen.get(name, 0):,}") for name in COVERAGE]
-        output.put_table("", ("seen", "in runs"), rows)
+    rows = [(name, f"{tally.seen.get(name, 0):,}") for name in COVERAGE]
+    output.answer(
+        {"is_kept": subject.rules_fit} | msgspec.structs.asdict(tally) | {"unseen": unseen},
+        lambda: output.put_table("", ("seen", "in runs"), rows),
+    )
     if unseen:
         output.say(f"never seen: {'; '.join(unseen)}")
     seeds = quantities.count(tally.seed_count, "seed")
@@ -314,39 +284,24 @@ def _run_document(run: Run) -> dict[str, Any]:
     }
 
 
-@app.command(cls=Command, epilog="Example: stillframe explore --network reordering")
+@app.add("Example: stillframe explore --network reordering")
 def explore(
-    reference: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODULE:TOPOLOGY",
-            help="A small system.  [default: two accounts, each pays once]",
-        ),
-    ] = None,
+    reference: str | None = argument(
+        "MODULE:TOPOLOGY", "A small system.  [default: two accounts, each pays once]", default=None
+    ),
     *,
-    acts: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PROCESS=ACTION,...",
-            help="What a process does, in turn; for several processes, again.  "
-            "[default: each action once]",
-        ),
-    ] = None,
-    initiator: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--initiator",
-            metavar="PROCESS",
-            help="Process that initiates a snapshot; again for a second one.  "
-            "[default: the first process]",
-        ),
-    ] = None,
+    acts: list[str] | None = option(
+        "PROCESS=ACTION,...",
+        "What a process does, in turn; for several processes, again.  [default: each action once]",
+    ),
+    initiator: list[str] | None = option(
+        "PROCESS",
+        "Process that initiates a snapshot; again for a second one.  [default: the first process]",
+        "--initiator",
+    ),
     network: NetworkName = Network.FIFO,
     rules: RulesName = Rules.CHANDY_LAMPORT,
-    most: Annotated[
-        int, typer.Option(metavar="COUNT", help="Give up beyond so many histories.", min=1)
-    ] = 1_000_000,
-    is_json: AsJson = False,
+    most: int = option("COUNT", "Give up beyond so many histories.", default=1_000_000, min=1),
 ) -> None:
     """Visit every global state that a small system can reach, count them, and check what must hold
     always; exit 1 if it does not, with a shortest run to where it fails."""
@@ -370,7 +325,7 @@ def explore(
             history_count_max=most,
             progress=lambda count: update(description=f"visiting histories: {count:,}"),
         )
-    _put_explored(found, is_json=is_json)
+    output.answer(_explored_document(found), lambda: _put_explored(found))
     if found.broken:
         raise typer.Exit(EXIT_NO)
 
@@ -407,22 +362,23 @@ def _acts(topology: Topology, texts: list[str]) -> dict[ProcessId, tuple[str, ..
     return acts
 
 
-def _put_explored(found: exploration.Explored, *, is_json: bool) -> None:
-    if is_json:
-        document: dict[str, Any] = {
-            "is_kept": not found.broken,
-            "state_count": found.state_count,
-            "history_count": found.history_count,
-            "finished_count": found.end_count,
-            "run_count": found.run_count,
+def _explored_document(found: exploration.Explored) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "is_kept": not found.broken,
+        "state_count": found.state_count,
+        "history_count": found.history_count,
+        "finished_count": found.end_count,
+        "run_count": found.run_count,
+    }
+    for key, properties in (("broken", found.broken), ("seen", found.seen)):
+        document[key] = {
+            name: {"what": what, "run": [str(choice) for choice in run]}
+            for name, (what, run) in properties.items()
         }
-        for key, properties in (("broken", found.broken), ("seen", found.seen)):
-            document[key] = {
-                name: {"what": what, "run": [str(choice) for choice in run]}
-                for name, (what, run) in properties.items()
-            }
-        output.put_json(document)
-        return
+    return document
+
+
+def _put_explored(found: exploration.Explored) -> None:
     counts = (
         ("global states", found.state_count),
         ("histories", found.history_count),
@@ -433,10 +389,8 @@ def _put_explored(found: exploration.Explored, *, is_json: bool) -> None:
     for name in ALWAYS:
         output.say(f"{'no' if name in found.broken else 'yes'}: {name}")
         if name in found.broken:
-            _say_shortest_run(*found.broken[name])
+            what, run = found.broken[name]
+            steps = (f"    {choice}" for choice in run)
+            output.say(f"  {what}", "  the shortest run to it:", *steps)
     for name in SOMETIMES:
         output.say(f"{'seen' if name in found.seen else 'never seen'}: {name}")
-
-
-def _say_shortest_run(what: str, run: exploration.Run) -> None:
-    output.say(f"  {what}", "  the shortest run to it:", *(f"    {choice}" for choice in run))

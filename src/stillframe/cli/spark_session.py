@@ -12,24 +12,15 @@ from stillframe.cli import output
 from stillframe.spark import spark_session
 
 if TYPE_CHECKING:  # a session is made by what says so if PySpark is missing
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-MASTER = "local[*]"
-"""Where Spark runs if nobody says otherwise: here, on all cores."""
 _POLL_S = 0.2
 
 
 @contextlib.contextmanager
 def session(master: str, description: str) -> Iterator["SparkSession"]:
-    """Start Spark for the body, or use the active session, with a bar on a terminal.
-
-    Args:
-        master: where Spark runs, in Spark's own words.
-        description: of what the body does, for people.
-
-    Raises:
-        Unavailable: PySpark or Java is missing, or Spark did not start.
-    """
+    """Start Spark at `master` for the body, or use the active session, with a bar on a terminal
+    that has the `description` of what the body does."""
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("tasks"), TimeElapsedColumn())
     with output.progress_bar("starting Spark", *columns) as update:
         spark = spark_session(master=master)
@@ -54,6 +45,13 @@ def with_zone(value: Any) -> Any:
     """Return a value of a row of Spark's as it is, but a time in UTC: Spark gives times of day as
     they are here, without a zone."""
     return value.astimezone(datetime.UTC) if isinstance(value, datetime.datetime) else value
+
+
+def rows_of(frame: "DataFrame") -> list[dict[str, Any]]:
+    """Return the rows of a DataFrame, with times in UTC."""
+    return [
+        {name: with_zone(value) for name, value in row.asDict().items()} for row in frame.collect()
+    ]
 
 
 def _watch(spark: "SparkSession", over: threading.Event, show: Callable[[int, int], None]) -> None:

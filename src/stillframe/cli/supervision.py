@@ -1,20 +1,26 @@
-"""Keeps a system running until it is asked to stop, and stops it with one last snapshot."""
+"""Keeps a system running until it is asked to stop, and stops it with one last snapshot; prints its
+events."""
 
 import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
-from stillframe.cli import quantities
-from stillframe.cli.event_printer import EventPrinter
+from rich.live import Live
+from rich.text import Text
+
+from stillframe.cli import output, quantities
 from stillframe.cli.options import PlacementOptions, SnapshotOptions, TraceOptions
+from stillframe.cli.snapshots import published
 from stillframe.detect.predicate import Evaluation
 from stillframe.detect.registry import Evaluate, if_present, resolve_predicate
 from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import Abandoned, ProcessId
+from stillframe.pages.values import plain
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
 from stillframe.runtime import events
@@ -42,26 +48,157 @@ RETRY_S = 0.01
 
 
 LAST_EVALUATION_S = 5.0
-"""So long the last answer may take, in seconds; the system has stopped already."""
+"""Timeout of the last answer, in seconds; the system has stopped already."""
+REFRESH_PER_SECOND = 4
+
+
+def sentence(event: events.Event) -> str:
+    """Return an event as people read it."""
+    match event:
+        case events.EpochBegan(epoch, snapshot):
+            text = (
+                f"epoch {epoch}: starting {f'from snapshot {snapshot}' if snapshot else 'afresh'}"
+            )
+        case events.CodeChanged(snapshot, changes):
+            lines = "".join(f"\n  {change}" for change in changes)
+            text = f"snapshot {snapshot} was taken of other code:{lines}"
+        case events.SystemRunning():
+            text = _running(event)
+        case events.SupervisorReplaced(epoch, seconds):
+            text = (
+                f"epoch {epoch}: the system had gone on without its supervisor; all processes came "
+                f"back, after {quantities.duration(seconds)}"
+            )
+        case events.OrphansKilled(processes, reason):
+            names = ", ".join(processes)
+            text = f"{names} had gone on without their supervisor and were ended: {reason}"
+        case events.AwaitingProcesses(processes):
+            text = f"waiting for {', '.join(processes)} to join: start their programs"
+        case events.SnapshotPublished(entry):
+            text = published(entry)
+        case events.SnapshotAbandoned(abandoned, retried_as):
+            text = f"{abandoned}{f'; tried again as {retried_as}' if retried_as else ''}"
+        case events.SnapshotSkipped(under_way):
+            text = f"a snapshot was due and skipped: {under_way} is still under way"
+        case events.ProcessDied(process, cause, story):
+            lines = f"\n{story.rstrip()}" if story else ""
+            text = f"process {process} died: {cause}; going back to the last snapshot{lines}"
+        case (
+            events.NotShared(detail)
+            | events.ConnectionWarning(detail)
+            | events.StoreUnavailable(detail)
+            | events.OutputFailed(detail)
+        ):
+            text = detail
+        case _:
+            assert_never(event)
+    return text
+
+
+def _running(event: events.SystemRunning) -> str:
+    took, processes, state, connections = map(
+        quantities.duration, (event.seconds, event.processes_s, event.state_s, event.connections_s)
+    )
+    spent = f"(processes {processes}, state {state}, connections {connections})"
+    if event.restored_from is None:
+        return f"epoch {event.epoch}: the system runs, {took} after its start {spent}"
+    return (
+        f"epoch {event.epoch}: the system runs from snapshot {event.restored_from}, after {took} "
+        f"{spent}"
+    )
+
+
+class EventPrinter:
+    """Prints the events of a running system, and with `is_json` also writes each to stdout, as a
+    line of JSON. On a terminal `showing` adds a status line: epoch, processes, snapshots published;
+    of the last one age, latency and how many messages it caught.
+
+    Of snapshots that succeed it prints only the first one of each epoch, and those that a process
+    took no part in. When an event cannot be written to stdout, `unwritten` says why, and
+    `on_unwritten` is called once: the system must stop in order, because it would continue unseen.
+    """
+
+    def __init__(self, *, process_count: int, is_json: bool) -> None:
+        self._console = output.words()
+        self._process_count = process_count
+        self._is_json = is_json
+        self._epoch = 0
+        self._is_running = False
+        self._published_count = 0
+        self._last: Entry | None = None
+        self._last_at = 0.0
+        self.unwritten: OSError | None = None
+        self.on_unwritten: Callable[[], None] = lambda: None
+
+    def emit(self, event: events.Event) -> None:
+        """Take an event."""
+        if self._is_json and self.unwritten is None:
+            self._put(event)
+        match event:
+            case events.EpochBegan(epoch):
+                self._epoch, self._is_running = epoch, False
+            case events.SystemRunning(epoch) | events.SupervisorReplaced(epoch):
+                self._epoch, self._is_running = epoch, True
+            case events.ProcessDied():
+                self._is_running = False
+            case events.SnapshotPublished(entry):
+                is_first = self._last is None or self._last.epoch != entry.epoch
+                self._last, self._last_at = entry, time.monotonic()
+                self._published_count += 1
+                if not is_first and not entry.excluded:
+                    return
+            case _:
+                pass
+        self.say(sentence(event))
+
+    def _put(self, event: events.Event) -> None:
+        try:
+            output.put_json({"at": time.time()} | plain(event))
+        except OSError as error:
+            self.unwritten = error
+            self.say(f"the system stops: its events cannot be written to stdout: {error.strerror}")
+            self.on_unwritten()
+
+    def say(self, line: str) -> None:
+        """Write a line, above the status line if there is one."""
+        output.say(line, console=self._console)
+
+    def showing(self) -> contextlib.AbstractContextManager[object]:
+        """Show the status line while the body runs, if there is a terminal for it."""
+        if self._is_json or not self._console.is_terminal:
+            return contextlib.nullcontext()
+        return Live(
+            self,
+            console=self._console,
+            refresh_per_second=REFRESH_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __rich__(self) -> Text:
+        parts = [
+            f"epoch {self._epoch}{'' if self._is_running else ' starting'}",
+            quantities.count(self._process_count, "process"),
+            quantities.count(self._published_count, "snapshot"),
+        ]
+        if self._last is not None:
+            entry = self._last
+            age_s = time.monotonic() - self._last_at
+            took = quantities.duration(entry.published_at - entry.initiated_at)
+            caught = quantities.count(entry.message_count, "message")
+            parts.append(f"{entry.id} {age_s:.1f} s ago in {took}, {caught}")
+        return Text(" | ".join(parts), no_wrap=True, overflow="ellipsis")
 
 
 class SystemConfig(SupervisorConfig, frozen=True, kw_only=True):
-    """How to run a system: what the options say.
-
-    Attributes:
-        every_s: the interval of periodic snapshots in seconds; None for none.
-        initiators: who initiates them, in turn.
-        for_s: how long to run, in seconds; None until a signal, or until `until` holds.
-        is_json: whether to write events as JSON to stdout.
-        until: the stable predicate whose truth ends the run, if any.
-        keep_count: all but this many newest snapshots are removed; None keeps all.
-    """
+    """How to run a system: with a periodic snapshot every `every_s` seconds, if any, initiated by
+    `initiators` in turn, of which the newest `keep_count` are kept, or all; for `for_s` seconds, or
+    until a signal."""
 
     every_s: float | None
     initiators: tuple[ProcessId, ...] = ()
     for_s: float | None = None
-    is_json: bool = False
-    until: str | None = None
     keep_count: int | None = None
 
     @classmethod
@@ -72,12 +209,7 @@ class SystemConfig(SupervisorConfig, frozen=True, kw_only=True):
         placement: PlacementOptions,
         **others: Any,
     ) -> "SystemConfig":
-        """Return what the options say; `others` are fields as they are.
-
-        Raises:
-            UsageError: a duration cannot be read, or the address cannot be listened on without TLS,
-                or is none.
-        """
+        """Return what the options say; `others` are fields as they are."""
         parse = quantities.parse_duration
         for_ = snapshots.for_
         return cls(
@@ -141,15 +273,8 @@ class StopSignals:
 
 
 class StopCondition:
-    """Asks a stable predicate of each snapshot, in a thread beside the system.
-
-    That thread may take as long as it likes: nobody waits for it when the system is to stop.
-
-    Args:
-        name: the predicate, as ``detect`` takes it.
-        path: of the store.
-        topology: of the system.
-    """
+    """Evaluates a stable predicate, named as ``detect`` takes it, for each snapshot of the store at
+    `path`, in a thread of its own: the system does not wait for it when it stops."""
 
     def __init__(self, name: str, path: Path, topology: Topology) -> None:
         self.name = name
@@ -162,7 +287,7 @@ class StopCondition:
         self._evaluating = threading.Lock()
 
     def on_event(self, event: events.Event) -> None:
-        """Take notice of what happened to the system."""
+        """Take an event of the system."""
         match event:
             case events.SnapshotPublished(entry):
                 self._published.put_nowait(entry)
@@ -170,11 +295,7 @@ class StopCondition:
                 self._epoch = epoch  # what held before a restore need not hold any more
 
     async def wait_until_held(self) -> Evaluation:
-        """Return the first evaluation in which the predicate holds.
-
-        Raises:
-            StillframeError: a snapshot cannot be evaluated.
-        """
+        """Return the first evaluation in which the predicate holds."""
         while True:
             entry = await self._published.get()
             seen = await self._evaluate_in_thread(entry)
@@ -182,13 +303,8 @@ class StopCondition:
                 return seen
 
     def evaluate_last(self) -> bool:
-        """Evaluate the last snapshot when the system has stopped; return whether that was done.
-
-        What takes longer than a few seconds, also of one before, is not waited for.
-
-        Raises:
-            StillframeError: it cannot be evaluated.
-        """
+        """Evaluate the last snapshot when the system has stopped; return whether that, and what was
+        evaluated before, was done within ``LAST_EVALUATION_S``."""
         failures: list[BaseException] = []
 
         def go() -> None:
@@ -249,14 +365,8 @@ class StopCondition:
 async def keep_running(
     system: Supervisor, config: SystemConfig, printer: EventPrinter, condition: StopCondition | None
 ) -> bool:
-    """Start `system`, run it as `config` says, and stop it, also when `condition` holds.
-
-    Returns:
-        False if work was lost that the last snapshot should have kept.
-
-    Raises:
-        StillframeError: it cannot start, or cannot go on.
-    """
+    """Start `system`, run it as `config` says, and stop it, also when `condition` holds; return
+    False if work was lost that the last snapshot should have kept."""
     stop = StopSignals()
     printer.on_unwritten = stop.ask
     # Print this only now: once it is read, a signal must stop the system in order.

@@ -5,17 +5,16 @@ import reprlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.progress import BarColumn, TimeRemainingColumn
 
 from stillframe import tracefile
 from stillframe.cli import output, quantities
-from stillframe.cli.command import Command, end_with_no
-from stillframe.cli.options import AsJson
-from stillframe.cli.proof import put_order
+from stillframe.cli.command import Commands, argument, end_with_no, option
+from stillframe.cli.execution import put_order
 from stillframe.cuts import (
     CutView,
     Predicate,
@@ -44,15 +43,11 @@ SEARCHED_MAX = 2_000_000
 """A predicate is not asked at more cuts than this: all that an observation can pass are kept."""
 _PROGRESS_STEP = 1000
 
-app = typer.Typer(rich_markup_mode=None)
+app = Commands()
 
 
 def parse_cut(text: str, trace: Trace) -> Cut:
-    """Return the cut of `trace` that `text` says; processes left out have no event before it.
-
-    Raises:
-        UsageError: it is none, or `trace` has no such process or event.
-    """
+    """Return the cut of `trace` that `text` says; processes left out have no event before it."""
     counts: dict[str, int] = {}
     for part in text.split(","):
         found = _COUNT.fullmatch(part.strip())
@@ -71,85 +66,59 @@ def parse_cut(text: str, trace: Trace) -> Cut:
     return cut
 
 
-@app.command(
-    "import", cls=Command, epilog="Example: stillframe import simpledb.log --out simpledb.trace"
-)
+@app.add("Example: stillframe import simpledb.log --out simpledb.trace", name="import")
 def import_(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="LOG",
-            help="Log with vector clocks: text in the form that ShiViz reads, or JSON in lines if "
-            "its name ends in .ndjson or .jsonl.",
-        ),
-    ],
+    path: Path = argument(
+        "LOG",
+        "Log with vector clocks: text in the form that ShiViz reads, or JSON in lines if its name "
+        "ends in .ndjson or .jsonl.",
+    ),
     *,
-    regex: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REGEX",
-            help="Finds an event in text, with groups (?<host>...), (?<clock>...) and "
-            "(?<event>...). One that can begin anywhere, without ^, is slow where lines are long.  "
-            "[default: an event, on the next line its host and clock]",
-        ),
-    ] = None,
-    delimiter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REGEX",
-            help="Finds what separates executions in text; its group (?<trace>...) names the next.",
-        ),
-    ] = None,
-    json_paths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME=PATH,...",
-            help="The log is JSON in lines, and there host, clock, kind, source, target and "
-            "content are, as in host=who,clock=meta.clock.",
-        ),
-    ] = None,
-    number: Annotated[
-        int | None,
-        typer.Option(
-            "--execution", metavar="N", help="Take only this execution, from 1.", show_default=False
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the trace here; several executions get numbers: m.trace is then "
-            "m-1.trace, m-2.trace.",
-        ),
-    ] = None,
-    is_json: AsJson = False,
+    regex: str | None = option(
+        "REGEX",
+        "Finds an event in text, with groups (?<host>...), (?<clock>...) and (?<event>...). One "
+        "that can begin anywhere, without ^, is slow where lines are long.  [default: an event, "
+        "on the next line its host and clock]",
+    ),
+    delimiter: str | None = option(
+        "REGEX", "Finds what separates executions in text; its group (?<trace>...) names the next."
+    ),
+    json_paths: str | None = option(
+        "NAME=PATH,...",
+        "The log is JSON in lines, and there host, clock, kind, source, target and content are, "
+        "as in host=who,clock=meta.clock.",
+    ),
+    number: int | None = option(
+        "N", "Take only this execution, from 1.", "--execution", show_default=False
+    ),
+    out: Path | None = option(
+        "FILE",
+        "Write the trace here; several executions get numbers: m.trace is then m-1.trace, "
+        "m-2.trace.",
+    ),
 ) -> None:
     """Check that the vector clocks of a log contradict themselves nowhere, find its messages, and
     write it as a trace; exit 1 names line and host."""
     if out is not None:
         check_target(out, inputs=[path])
     try:
-        with _import_progress() as progress:
+        with output.progress_bar("reading", BarColumn(), TimeRemainingColumn()) as update:
+
+            def progress(phase: str, done: int, total: int) -> None:
+                update(description=phase, completed=done, total=total)
+
             imported = _read_log(path, regex, delimiter, json_paths, progress)
     except NotConsistent as error:
-        if is_json:
-            output.put_json({"is_consistent": False, "detail": str(error)})
+        output.answer({"is_consistent": False, "detail": str(error)})
         end_with_no(str(error))
     chosen = _choose(path, imported, number)
     files = _write_traces(path, out, chosen)
-    rows = [
-        _execution_row(index, execution, files.get(index)) for index, execution in chosen.items()
-    ]
-    if is_json:
-        output.put_json(
-            {
-                "is_consistent": True,
-                "executions": rows,
-                "ignored_line_count": imported.ignored_line_count,
-            }
-        )
-    else:
-        _put_executions(rows)
+    rows = [_execution_row(index, found, files.get(index)) for index, found in chosen.items()]
+    ignored_count = imported.ignored_line_count
+    output.answer(
+        {"is_consistent": True, "executions": rows, "ignored_line_count": ignored_count},
+        lambda: _put_executions(rows),
+    )
     _say_executions(chosen, imported, files)
 
 
@@ -215,19 +184,16 @@ def _execution_row(number: int, execution: Execution, file: Path | None) -> dict
 
 
 def _put_executions(rows: list[dict[str, Any]]) -> None:
-    columns = ("EXECUTION", "PROCESSES", "EVENTS", "MESSAGES", "IN TRANSIT AT THE END")
-    counted = ("process_count", "event_count", "message_count", "in_transit_count")
-    output.put_table(
-        "",
-        columns,
-        [
-            (
-                f"{row['number']} {row['label']}".rstrip(),
-                *("unknown" if row[name] is None else f"{row[name]:,}" for name in counted),
-            )
-            for row in rows
-        ],
-    )
+    columns: output.Columns[dict[str, Any]] = {
+        "EXECUTION": lambda row: f"{row['number']} {row['label']}".rstrip(),
+        "PROCESSES": itemgetter("process_count"),
+        "EVENTS": itemgetter("event_count"),
+        "MESSAGES": itemgetter("message_count"),
+        "IN TRANSIT AT THE END": lambda row: (
+            "unknown" if row["in_transit_count"] is None else row["in_transit_count"]
+        ),
+    }
+    output.put_records(columns, rows)
 
 
 def _say_executions(
@@ -259,50 +225,26 @@ def _say_executions(
     )
 
 
-@contextmanager
-def _import_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Give what shows on a terminal how far an import is."""
-    with output.progress_bar("reading", BarColumn(), TimeRemainingColumn()) as update:
-        yield lambda phase, done, total: update(description=phase, completed=done, total=total)
-
-
-@app.command(cls=Command, epilog="Example: stillframe cuts simpledb.trace --cut P24464=3,P24468=5")
+@app.add("Example: stillframe cuts simpledb.trace --cut P24464=3,P24468=5")
 def cuts(
-    path: Annotated[
-        Path,
-        typer.Argument(metavar="TRACE", help="Trace that 'import --out' or 'sim --trace' wrote."),
-    ],
+    path: Path = argument("TRACE", "Trace that 'import --out' or 'sim --trace' wrote."),
     *,
-    cut: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROCESS=COUNT,...",
-            help="Say whether this cut is consistent, given how many events of each process lie "
-            "before it; 0 for those left out.",
-        ),
-    ] = None,
-    before: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROCESS#INDEX",
-            help="Show the smallest consistent cut that has this event: all that happened before.",
-        ),
-    ] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FUNCTION",
-            help="Count the consistent cuts in which this function of a CutView returns true.",
-        ),
-    ] = None,
-    prove: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SNAPSHOT",
-            help="Put all events before this snapshot's cut first, interchange by interchange.",
-        ),
-    ] = None,
-    is_json: AsJson = False,
+    cut: str | None = option(
+        "PROCESS=COUNT,...",
+        "Say whether this cut is consistent, given how many events of each process lie before it; "
+        "0 for those left out.",
+    ),
+    before: str | None = option(
+        "PROCESS#INDEX",
+        "Show the smallest consistent cut that has this event: all that happened before.",
+    ),
+    where: str | None = option(
+        "MODULE:FUNCTION",
+        "Count the consistent cuts in which this function of a CutView returns true.",
+    ),
+    prove: str | None = option(
+        "SNAPSHOT", "Put all events before this snapshot's cut first, interchange by interchange."
+    ),
 ) -> None:
     """Ask one question about the consistent cuts of a trace, by default how many there are; exit 1
     if the answer is no."""
@@ -312,18 +254,18 @@ def cuts(
     predicate = None if where is None else load_function(where)
     trace = tracefile.read(path)
     if cut is not None:
-        _check_cut(trace, parse_cut(cut, trace), is_json=is_json)
+        _check_cut(trace, parse_cut(cut, trace))
     elif before is not None:
-        _put_past(trace, _parse_position(before), is_json=is_json)
+        _put_past(trace, _parse_position(before))
     elif prove is not None:
-        put_order(trace, prove, is_json=is_json)
+        put_order(trace, prove)
     elif predicate is not None:
-        _search(trace, predicate, is_json=is_json)
+        _search(trace, predicate)
     else:
-        _count_cuts(trace, is_json=is_json)
+        _count_cuts(trace)
 
 
-def _count_cuts(trace: Trace, *, is_json: bool) -> None:
+def _count_cuts(trace: Trace) -> None:
     cut_count = count_consistent_cuts(trace, count_max=COUNTED_MAX)
     is_exact = cut_count <= COUNTED_MAX
     counts = {
@@ -331,29 +273,27 @@ def _count_cuts(trace: Trace, *, is_json: bool) -> None:
         "event_count": trace.event_count,
         "message_count": trace.message_count,
     }
-    if is_json:
-        output.put_json(counts | {"consistent_cut_count": cut_count if is_exact else None})
-        return
     shown = f"{cut_count:,}" if is_exact else f"more than {COUNTED_MAX:,}"
     columns = ("PROCESSES", "EVENTS", "MESSAGES", "CONSISTENT CUTS")
     rows = [(*(f"{count:,}" for count in counts.values()), shown)]
-    output.put_table("", columns, rows, texts=0)
+    output.answer(
+        counts | {"consistent_cut_count": cut_count if is_exact else None},
+        lambda: output.put_table("", columns, rows, texts=0),
+    )
 
 
-def _check_cut(trace: Trace, cut: Cut, *, is_json: bool) -> None:
+def _check_cut(trace: Trace, cut: Cut) -> None:
     orphans = list(trace.orphans(cut))
-    if is_json:
-        output.put_json(
-            {"is_consistent": not orphans, **_cut_document(trace, cut), "orphans": orphans}
-        )
-    elif not orphans:
-        _put_cut(trace, cut)
+    output.answer(
+        {"is_consistent": not orphans, **_cut_document(trace, cut), "orphans": orphans},
+        None if orphans else lambda: _put_cut(trace, cut),
+    )
     if orphans:
         end_with_no(explain(trace, cut))
     output.say("yes: the cut is consistent")
 
 
-def _search(trace: Trace, predicate: Predicate, *, is_json: bool) -> None:
+def _search(trace: Trace, predicate: Predicate) -> None:
     total = count_consistent_cuts(trace, count_max=SEARCHED_MAX)
     if total > SEARCHED_MAX:
         raise UsageError(
@@ -367,18 +307,16 @@ def _search(trace: Trace, predicate: Predicate, *, is_json: bool) -> None:
             holding_count += 1
     with _evaluating(predicate, "looking for an observation without", total) as evaluate:
         is_definite = holding_count > 0 and definitely(trace, evaluate)
-    if is_json:
-        output.put_json(
-            {
-                "consistent_cut_count": total,
-                "holding_count": holding_count,
-                "possibly": holding_count > 0,
-                "definitely": is_definite,
-                "first": None if first is None else _cut_document(trace, first),
-            }
-        )
-    elif first is not None:
-        _put_cut(trace, first)
+    output.answer(
+        {
+            "consistent_cut_count": total,
+            "holding_count": holding_count,
+            "possibly": holding_count > 0,
+            "definitely": is_definite,
+            "first": None if first is None else _cut_document(trace, first),
+        },
+        None if first is None else lambda: _put_cut(trace, first),
+    )
     all_cuts = quantities.count(total, "consistent cut")
     if first is None:
         end_with_no(f"it holds in none of {all_cuts}")
@@ -411,12 +349,10 @@ def _evaluating(predicate: Predicate, what: str, total: int) -> Iterator[Predica
         yield evaluate
 
 
-def _put_past(trace: Trace, position: Position, *, is_json: bool) -> None:
+def _put_past(trace: Trace, position: Position) -> None:
     cut = trace.clock(position)
-    if is_json:
-        output.put_json({"event": str(position), **_cut_document(trace, cut)})
-    else:
-        _put_cut(trace, cut)
+    document = {"event": str(position), **_cut_document(trace, cut)}
+    output.answer(document, lambda: _put_cut(trace, cut))
     events = quantities.count(sum(cut) - 1, "event")
     output.say(f"done: {events} happened before {position}")
 

@@ -3,15 +3,21 @@
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-import typer
 
 from stillframe import tracefile
-from stillframe.cli import output, quantities, scripts
-from stillframe.cli.command import Command, with_bundles
-from stillframe.cli.options import AsJson, ViewOptions
+from stillframe.cli import output, quantities
+from stillframe.cli.command import Commands, argument
+from stillframe.cli.execution import (
+    RUN_SUFFIX,
+    included_names,
+    is_included,
+    play,
+    read_script,
+    script_path,
+)
+from stillframe.cli.options import ViewOptions
 from stillframe.cli.trace import parse_cut
 from stillframe.diagram import layout, svg
 from stillframe.diagram.shapes import Diagram, Sample
@@ -33,70 +39,48 @@ NUMBER_DIGITS_MIN = 3
 
 
 class Execution(msgspec.Struct, frozen=True):
-    """An execution, and where it comes from.
-
-    Attributes:
-        path: the file that was read_execution.
-        trace: what happened; of a script with several epochs, in the last.
-        script: the text of the script and what came of it; None if the file is a trace.
-    """
+    """The execution in the file at `path`: a trace, or what came of a script, of which `trace` is
+    that of the last epoch."""
 
     path: Path
     trace: Trace
-    script: tuple[str, Played] | None
-
-    @property
-    def beside(self) -> Path:
-        """Where a picture goes by default, but for its suffix: beside the file, or here if that
-        comes with stillframe."""
-        return Path(self.path.name) if scripts.is_included(self.path) else self.path
+    played: Played | None
 
 
 def _read_execution(what: str) -> Execution:
     """Return the execution that `what` means: a trace file, a ``.run`` file, or the name of one
     that comes with stillframe."""
     path = local_path(what)
-    if what.endswith(scripts.RUN_SUFFIX) or (
-        what in scripts.included_names() and not path.exists()
-    ):
-        script = scripts.script_path(what)
+    if what.endswith(RUN_SUFFIX) or (what in included_names() and not path.exists()):
+        script = script_path(what)
         assert script is not None, what
-        text = scripts.read_script(script)
-        played = scripts.play(script, text)
-        world = played.world
-        return Execution(script, world.epoch.trace(world.description), (text, played))
+        played = play(script, read_script(script))
+        return Execution(script, played.world.epoch.trace(played.world.description), played)
     if path.is_dir():
         raise UsageError(f"{what} is a directory: give a trace, or a script that ends in .run")
     if not path.exists():
         raise UsageError(
             f"there is no file {what}: give a trace, a .run file, or one of those that come with "
-            f"stillframe: {', '.join(scripts.included_names())}"
+            f"stillframe: {', '.join(included_names())}"
         )
     return Execution(path, tracefile.read(path), None)
 
 
-app = typer.Typer(rich_markup_mode=None)
+app = Commands()
 
 
-@app.command(
-    cls=Command,
-    epilog="Examples: stillframe view lecture.trace --snapshot P1-1 --out lecture.svg; "
-    "stillframe view lecture --out lecture.html",
+@app.add(
+    "Examples: stillframe view lecture.trace --snapshot P1-1 --out lecture.svg; stillframe view "
+    "lecture --out lecture.html"
 )
-@with_bundles
 def view(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="TRACE|SCRIPT|STORE",
-            help="Trace that 'import --out' or 'sim --trace' wrote, or a .run file; of those that "
-            "come with stillframe the name will do. Or a store, or a pipeline: shows one of its "
-            "snapshots.",
-        ),
-    ],
+    what: str = argument(
+        "TRACE|SCRIPT|STORE",
+        "Trace that 'import --out' or 'sim --trace' wrote, or a .run file; of those that come "
+        "with stillframe the name will do. Or a store, or a pipeline: shows one of its snapshots.",
+    ),
     *,
     options: ViewOptions,
-    is_json: AsJson = False,
 ) -> None:
     """Show an execution: processes, events, messages, markers, and cuts with what is in channels,
     as a picture, or as a page in one file that needs nothing else; long ones are cut off, and what
@@ -106,29 +90,25 @@ def view(
         from stillframe.cli import view_store  # noqa: PLC0415
 
         if view_store.is_store(Path(what)):
-            view_store.show(Path(what), options, is_json=is_json)
+            view_store.show(Path(what), options)
             return
     if options.compare is not None or options.log is not None:
         raise UsageError(f"--compare and --log are for stores, and {what} is none")
     suffix = (options.out.suffix if options.out is not None else "") or SVG
-    _check_form(suffix, options)
-    found = _read_execution(what)
-    if suffix == HTML:
-        _write_page(found, options, is_json=is_json)
-    else:
-        _draw(found, options, suffix, is_json=is_json)
-
-
-def _check_form(suffix: str, options: ViewOptions) -> None:
     if suffix not in {*DRAWN, HTML}:
         raise UsageError(
             f"--out {options.out}: let it end in .svg, .png or .html, which says in which form"
         )
     if suffix == HTML and options.steps:
         raise UsageError("--steps draws pictures, and a page has all steps in it: leave one out")
+    found = _read_execution(what)
+    if suffix == HTML:
+        _write_page(found, options)
+    else:
+        _draw(found, options, suffix)
 
 
-def _write_page(found: Execution, options: ViewOptions, *, is_json: bool) -> None:
+def _write_page(found: Execution, options: ViewOptions) -> None:
     """Write a page that goes through the execution step by step."""
     assert options.out is not None
     snapshot, cuts = _chosen(found, options)
@@ -136,27 +116,28 @@ def _write_page(found: Execution, options: ViewOptions, *, is_json: bool) -> Non
         page = player_document(
             found.trace,
             title=found.path.stem,
-            played=found.script[1] if found.script is not None else None,
+            played=found.played,
             snapshot=snapshot,
             cuts=cuts,
             first=options.first,
         )
         text = self_contained_page.render(page, title=found.path.stem).encode()
     write_atomically(options.out, [text], inputs=[found.path])
-    if is_json:
-        output.put_json({"files": [options.out], "left_out": page["notice"]})
+    output.answer({"files": [options.out], "left_out": page["notice"]})
     shown = len(page["steps"])
     _say_left_out(found, options, page["notice"], shown)
     steps, size = quantities.count(shown, "step"), quantities.size(len(text))
     output.say(f"done: {options.out}: {steps}, {size}: open it in a browser")
 
 
-def _draw(found: Execution, options: ViewOptions, suffix: str, *, is_json: bool) -> None:
+def _draw(found: Execution, options: ViewOptions, suffix: str) -> None:
     """Draw one picture, or a sequence of them."""
     trace, draw = found.trace, DRAWN[suffix]
     snapshot, cuts = _chosen(found, options)
     whole = layout.lay_out(trace, snapshot=snapshot, cuts=cuts, first=options.first)
-    out = options.out if options.out is not None else found.beside.with_suffix(suffix)
+    # By default beside the file, or here if that comes with stillframe.
+    beside = Path(found.path.name) if is_included(found.path) else found.path
+    out = options.out if options.out is not None else beside.with_suffix(suffix)
     shown = len(whole.dots) + len(whole.marks)
     if options.steps:
         pictures = layout.frames(trace, snapshot=snapshot, cuts=cuts, first=options.first)
@@ -166,8 +147,7 @@ def _draw(found: Execution, options: ViewOptions, suffix: str, *, is_json: bool)
         write_atomically(out, [draw(whole)], inputs=[found.path])
         files = [out]
     left_out = layout.left_out(trace, first=options.first)
-    if is_json:
-        output.put_json({"files": files, "left_out": left_out})
+    output.answer({"files": files, "left_out": left_out})
     for row in whole.legend:
         if row.sample is Sample.CUT:
             output.say(row.full)

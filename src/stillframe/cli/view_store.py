@@ -29,15 +29,8 @@ def is_store(path: Path) -> bool:
     return any((path / name).exists() for name in (HEAD, SNAPSHOTS, PIPELINE_FILE))
 
 
-def show(path: Path, options: ViewOptions, *, is_json: bool) -> None:
-    """Write a snapshot of the store at `path`, or a comparison of two, to a file.
-
-    Raises:
-        UsageError: there is no such snapshot or event log, or it cannot be shown in that form.
-        Unavailable: what draws PNG is not installed.
-        Damaged, NotConsistent, StoreError: the store or the log is not what was written.
-        OSError: the file cannot be written.
-    """
+def show(path: Path, options: ViewOptions) -> None:
+    """Write a snapshot of the store at `path`, or a comparison of two, to a file."""
     if options.cut is not None or options.first != 1 or options.steps:
         raise UsageError("--cut, --first and --steps are for traces, and not for a store")
     suffix = SUFFIX if options.out is None else options.out.suffix
@@ -52,8 +45,7 @@ def show(path: Path, options: ViewOptions, *, is_json: bool) -> None:
         if out.resolve().is_relative_to(inside.resolve()):
             raise UsageError(f"--out {out} is inside {inside}: give a place outside")
     write_atomically(out, [content], inputs=[])
-    if is_json:
-        output.put_json({"files": [out]})
+    output.answer({"files": [out]})
     output.say(f"done: {out}: {words}, {quantities.size(len(content))}")
 
 

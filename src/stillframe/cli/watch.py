@@ -6,14 +6,12 @@ import secrets
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
-import typer
 import uvloop
 
 from stillframe.cli import output
-from stillframe.cli.command import Command
-from stillframe.cli.options import AsJson, Classes, event_log_option
+from stillframe.cli.command import Commands, argument, option
+from stillframe.cli.options import CLASSES, event_log_option
 from stillframe.detect.registry import check_predicate_name
 from stillframe.errors import StillframeError, StoreError, UsageError
 from stillframe.model import SnapshotId
@@ -34,59 +32,39 @@ TOKEN_BYTES = 24
 TOKEN_CHARS_MIN, TOKEN_CHARS_MAX = 20, 200
 
 
-app = typer.Typer(rich_markup_mode=None)
+app = Commands()
 
 
-@app.command(
-    cls=Command,
-    epilog="Examples: stillframe watch money; stillframe watch shop.pipeline; "
-    "stillframe watch money --listen 0.0.0.0 --token-file money.token",
+@app.add(
+    "Examples: stillframe watch money; stillframe watch shop.pipeline; stillframe watch money "
+    "--listen 0.0.0.0 --token-file money.token"
 )
 def watch(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="STORE", help="Directory of the store of a system, or of a pipeline."
-        ),
-    ],
+    path: Path = argument("STORE", "Directory of the store of a system, or of a pipeline."),
     *,
-    predicates: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--detect",
-            metavar="PREDICATE",
-            help="Ask this of every snapshot, as 'stillframe detect' has it; several times for "
-            "several.  [default: termination, deadlock, and loss if anything is conserved]",
-        ),
-    ] = None,
-    reference: Classes = None,
-    log: Annotated[
-        Path | None,
-        event_log_option("Directory of the event log: snapshots show what happened around them."),
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST[:PORT]",
-            help="Where to listen; on any other address than loopback the link has a token.  "
-            "[default: 127.0.0.1:8641]",
-        ),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Ask for the token in this file, which is made if it is not there.  [default: a "
-            "new one each time, and none on loopback]",
-        ),
-    ] = None,
-    otlp: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Send a trace of each snapshot to this OTLP endpoint, over HTTP."
-        ),
-    ] = None,
-    is_json: AsJson = False,
+    predicates: list[str] | None = option(
+        "PREDICATE",
+        "Ask this of every snapshot, as 'stillframe detect' has it; several times for several.  "
+        "[default: termination, deadlock, and loss if anything is conserved]",
+        "--detect",
+    ),
+    reference: str | None = CLASSES,
+    log: Path | None = event_log_option(
+        "Directory of the event log: snapshots show what happened around them."
+    ),
+    listen: str | None = option(
+        "HOST[:PORT]",
+        "Where to listen; on any other address than loopback the link has a token.  [default: "
+        "127.0.0.1:8641]",
+    ),
+    token_file: Path | None = option(
+        "FILE",
+        "Ask for the token in this file, which is made if it is not there.  [default: a new one "
+        "each time, and none on loopback]",
+    ),
+    otlp: str | None = option(
+        "URL", "Send a trace of each snapshot to this OTLP endpoint, over HTTP."
+    ),
 ) -> None:
     """Serve a page that shows the system of a store, or a pipeline, while it runs, and its
     snapshots afterwards, until Ctrl-C; the first line written is the link to open. Metrics for
@@ -98,10 +76,7 @@ def watch(
         is_any = where.host in ("0.0.0.0", "::")  # noqa: S104 - only if somebody asked for it
         named = Address(socket.gethostname(), where.port) if is_any else where
         link = f"http://{named}/" if token is None else f"http://{named}/?token={token}"
-        if is_json:
-            output.put_json({"link": link})
-        else:
-            output.put_lines([link])
+        output.answer({"link": link}, lambda: output.put_lines([link]))
         output.say(f"showing {path} there, until Ctrl-C")
 
     with (
@@ -153,13 +128,8 @@ def _trace_builder(store: Store, otlp: str | None) -> Iterator[TraceBuilder | No
 
 
 def token_for(address: Address, file: Path | None) -> str | None:
-    """Return what whoever asks must know of a page that is served at `address`: the token in
-    `file`; without one a new token, and none on loopback.
-
-    Raises:
-        UsageError: the file holds no token.
-        StoreError: it cannot be read or written.
-    """
+    """Return the token that a page served at `address` asks for: the one in `file`; without a file
+    a new one, and none on loopback."""
     if file is not None:
         return _token_in(file)
     return None if address.is_loopback else secrets.token_urlsafe(TOKEN_BYTES)

@@ -1,18 +1,19 @@
-"""``stillframe spark verify``: every snapshot of an event log, on Spark."""
+"""The commands that check on Spark what processes recorded, and make stores and tables of it:
+``verify`` of an event log, ``assemble`` and ``compact``."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 
+from stillframe.analytics.fragment_groups import places_of
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.cli import output, quantities, spark_session
-from stillframe.cli.command import EXIT_NO, Command
-from stillframe.cli.options import AsJson, Master
+from stillframe.cli.command import EXIT_NO, Commands, argument, conclude, option
+from stillframe.cli.options import MASTER, StorePath, keep_option
 from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog.reader import epochs, list_segments
 from stillframe.model import SnapshotId
@@ -22,85 +23,67 @@ if TYPE_CHECKING:  # spark_session.session says what to do if PySpark is missing
     from pyspark.sql import DataFrame, SparkSession
 
 ROW_COUNT_MAX = 20
-"""So many snapshots are shown in the table: the wrong ones first; JSON has all."""
+"""Rows of the table of verdicts, the wrong ones first; JSON has all."""
+ASSEMBLED_MAX = 50
+"""The same of snapshots that were assembled."""
 
 Fields = dict[str, Any]
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The verdict over an event log.
-
-    Attributes:
-        ok: whether no snapshot is inconsistent, nothing is wrong with the log itself, and every
-            snapshot of the store, if one was given, is whole and in the log to its end.
-        verdict: a sentence that names the first thing that is wrong.
-        snapshots: a row for each (``log_verification.verdicts``); without a name: the log itself.
-    """
+    """The verdict over an event log: ``ok`` if no snapshot is inconsistent, nothing is wrong with
+    the log itself, and every snapshot of the store, if one was given, is whole and in the log to
+    its end; else `verdict` names the first thing that is wrong. `snapshots` has a row for each
+    (``log_verification.verdicts``), and one without a name for the log itself."""
 
     ok: bool
     verdict: str
     snapshots: list[Fields]
 
 
-app = typer.Typer(rich_markup_mode=None)
+app = Commands()
 
 
-@app.command(
-    cls=Command,
-    epilog="Examples: stillframe spark verify money.log --store money; "
-    "stillframe spark verify money.log --clock P1#17",
+@app.add(
+    "Examples: stillframe spark verify money.log --store money; stillframe spark verify money.log "
+    "--clock P1#17"
 )
 def verify(
-    log: Annotated[
-        Path,
-        typer.Argument(metavar="LOG", help="Directory of the event log that 'run --log' wrote."),
-    ],
+    log: Path = argument("LOG", "Directory of the event log that 'run --log' wrote."),
     *,
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Store with what was published: it must be what the log says."
-        ),
-    ] = None,
-    clock: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROCESS#EVENT", help="Instead: the vector clock of an event, such as P1#17."
-        ),
-    ] = None,
-    epoch: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Only this epoch of the system.  [default: all; the last, for a clock]",
-        ),
-    ] = None,
-    where: Master = spark_session.MASTER,
-    is_json: AsJson = False,
+    store: Path | None = option(
+        "DIR", "Store with what was published: it must be what the log says."
+    ),
+    clock: str | None = option(
+        "PROCESS#EVENT", "Instead: the vector clock of an event, such as P1#17."
+    ),
+    epoch: int | None = option(
+        "N", "Only this epoch of the system.  [default: all; the last, for a clock]"
+    ),
+    where: str = MASTER,
 ) -> None:
     """Check with what every process did that every snapshot is consistent: nothing is accepted
     inside a cut that was sent outside it, every recorded channel holds what was on it, in order,
     and one marker travelled on each; exit 1 names the first message that contradicts."""
     if clock is not None:
-        _put_clock(log, clock, epoch, where=where, is_json=is_json)
+        _put_clock(log, clock, epoch, where)
         return
     try:
         _check(log, epoch)
-        published = None if store is None else _published(store)
+        published = None if store is None else read_published(store)
+        if published is not None and published.is_empty:
+            raise UsageError(
+                f"the store {store} holds no snapshot yet: there is nothing to compare"
+            )
         with spark_session.session(where, "verifying") as spark:
             found = _find(spark, log, published, epoch)
     except Damaged as error:
         found = Found(ok=False, verdict=str(error), snapshots=[])
-    if is_json:
-        output.put_json(found)
-    elif found.snapshots:
-        _put(found)
-    output.say(f"{'yes' if found.ok else 'no'}: {found.verdict}")
-    if not found.ok:
-        raise typer.Exit(EXIT_NO)
+    output.answer(found, lambda: _put_verdicts(found.snapshots))
+    conclude(found.ok, found.verdict)
 
 
-def _put_clock(log: Path, event: str, epoch: int | None, *, where: str, is_json: bool) -> None:
+def _put_clock(log: Path, event: str, epoch: int | None, where: str) -> None:
     """Write the vector clock of an event: how many events of each process happened before it."""
     process, sharp, index = event.rpartition("#")
     if not sharp or not index.isascii() or not index.isdigit():
@@ -112,7 +95,7 @@ def _put_clock(log: Path, event: str, epoch: int | None, *, where: str, is_json:
         from stillframe.analytics.log_verification import log_pieces  # noqa: PLC0415
 
         clock = vector_clock(log_pieces(spark, log), chosen, process, int(index))
-    if is_json:
+    if output.wants_json():
         output.put_json({"epoch": chosen, "event": event, "clock": clock})
         return
     rows = ((name, f"{count:,}") for name, count in clock.items())
@@ -128,14 +111,6 @@ def _check(log: Path, epoch: int | None) -> None:
             f"the event log {log} has nothing of epoch {epoch}; it has the epochs "
             f"{', '.join(map(str, known))}"
         )
-
-
-def _published(store: Path) -> Published:
-    """Read what is to be compared with the log, before Spark is started for it."""
-    published = read_published(store)
-    if published.is_empty:
-        raise UsageError(f"the store {store} holds no snapshot yet: there is nothing to compare")
-    return published
 
 
 def _find(
@@ -267,9 +242,9 @@ def _places(pieces: "DataFrame", row: Fields) -> str:
     return f" ({'; '.join(events)})" if events else ""
 
 
-def _put(found: Found) -> None:
-    wrong_first = sorted(found.snapshots, key=lambda row: row["verdict"] == CONSISTENT)
-    columns: dict[str, Callable[[Fields], str | int | None]] = {
+def _put_verdicts(rows: list[Fields]) -> None:
+    wrong_first = sorted(rows, key=lambda row: row["verdict"] == CONSISTENT)
+    columns: output.Columns[Fields] = {
         "epoch": lambda row: None if row["epoch"] is None else str(row["epoch"]),
         "snapshot": lambda row: row["snapshot"] or "(the log)",
         "verdict": lambda row: row["verdict"],
@@ -277,4 +252,142 @@ def _put(found: Found) -> None:
         "in transit": lambda row: row["message_count"],
         "why": why,
     }
-    output.put_records(columns, wrong_first, texts=3, limit=ROW_COUNT_MAX)
+    if wrong_first:
+        output.put_records(columns, wrong_first, texts=3, limit=ROW_COUNT_MAX)
+
+
+@app.add(
+    "Examples: stillframe spark compact money --out money.tables --keep 1000; stillframe spark "
+    "compact money --out audited --of P1-17"
+)
+def compact(
+    path: StorePath,
+    *,
+    out: Path = option(
+        "DIR",
+        "Where the tables go: a new directory, or one from before, to which only new snapshots "
+        "are added.",
+        default=...,
+    ),
+    of: str | None = option(
+        "SNAPSHOT", "Only this one, an id or the name of a savepoint.  [default: all]"
+    ),
+    keep: int | None = keep_option(
+        "Remove the rows of all but the newest N; savepoints stay.  [default: keep all]"
+    ),
+    where: str = MASTER,
+) -> None:
+    """Make few large Parquet tables of the thousands of small files of a store, with the full state
+    of each snapshot, also of those that hold only changes. Every byte is verified before; a crash
+    leaves the tables as they were."""
+    published = read_published(path)
+    if of is not None:  # before Spark is started
+        published.find(of)
+    with spark_session.session(where, "compacting") as spark:
+        from stillframe.analytics.compaction import (  # noqa: PLC0415 - needs PySpark
+            INDEX,
+            compact_store,
+            version_path,
+        )
+
+        done = compact_store(spark, path, out, of=of, keep=keep)
+    catalog = done.catalog
+    directory = version_path(out, catalog.version)
+    rows: list[Fields] = [
+        {
+            "table": name,
+            "row_count": sum(file.row_count for file in files),
+            "file_count": len(files),
+            "bytes": sum(file.bytes for file in files),
+        }
+        for name in (INDEX, *catalog.columns)
+        for files in [catalog.files(name)]
+    ]
+    columns: output.Columns[Fields] = {
+        "table": lambda row: row["table"],
+        "rows": lambda row: row["row_count"],
+        "files": lambda row: row["file_count"],
+        "size": lambda row: quantities.size(row["bytes"]),
+    }
+    output.answer(
+        {
+            "directory": directory,
+            "added": done.added,
+            "removed": done.removed,
+            "snapshot_count": len(catalog.snapshots),
+            "tables": rows,
+        },
+        lambda: output.put_records(columns, rows),
+    )
+    output.say(
+        f"{quantities.count(len(done.added), 'snapshot')} added, {len(done.removed):,} removed: "
+        f"{quantities.count(len(catalog.snapshots), 'snapshot')} in {directory}"
+    )
+
+
+@app.add("Example: stillframe spark assemble money.parts --out money.again")
+def assemble(
+    directory: Path = argument(
+        "DIR",
+        "Directory of the fragments of all processes: what 'run --fragments' and 'join "
+        "--fragments' wrote, brought together.",
+    ),
+    *,
+    out: Path = option(
+        "STORE",
+        "Where the snapshots go: a new directory, or one from before, to which only what is not "
+        "there yet is added.",
+        default=...,
+    ),
+    timeout: str = option(
+        "DURATION",
+        "A fragment is late that was complete so long after the snapshot began.",
+        default="10s",
+    ),
+    epoch: int | None = option(
+        "N", "Only this epoch of the system.  [default: all]", show_default=False
+    ),
+    where: str = MASTER,
+) -> None:
+    """Make snapshots of what each process recorded by itself, on whatever machine, also of those
+    that a coordinator never published; a store of them can be asked and restored from like any
+    other. Says of which something is missing or came late; exit 1 if fragments contradict each
+    other."""
+    timeout_s = quantities.parse_duration("--timeout", timeout)
+    places_of(directory, epoch)  # before Spark is started
+    with spark_session.session(where, "assembling") as spark:
+        from stillframe.analytics.assembly import assemble as work  # noqa: PLC0415 - needs PySpark
+
+        found = work(spark, directory, out, timeout_s=timeout_s, epoch=epoch)
+        rows = spark_session.rows_of(found)
+    output.answer({"store": out, "snapshots": rows}, lambda: _put_assembled(rows))
+    _say_assembled(rows, out)
+    if any(row["verdict"] == INCONSISTENT for row in rows):
+        raise typer.Exit(EXIT_NO)
+
+
+def _put_assembled(rows: list[Fields]) -> None:
+    ordered = sorted(rows, key=lambda row: row["verdict"] == CONSISTENT)
+    columns: output.Columns[Fields] = {
+        "snapshot": lambda row: row["snapshot"],
+        "epoch": lambda row: str(row["epoch"]),
+        "verdict": lambda row: row["verdict"],
+        "why": lambda row: row["why"],
+        "fragments": lambda row: row["fragment_count"],
+        "late": lambda row: ", ".join(row["late"]),
+    }
+    if ordered:
+        output.put_records(columns, ordered, texts=4, limit=ASSEMBLED_MAX)
+
+
+def _say_assembled(rows: list[Fields], out: Path) -> None:
+    counts = {
+        verdict: sum(row["verdict"] == verdict for row in rows)
+        for verdict in dict.fromkeys((CONSISTENT, *(row["verdict"] for row in rows)))
+    }
+    sentence = f"{quantities.count(counts.pop(CONSISTENT), 'snapshot')} added to {out}"
+    for verdict, count in sorted(counts.items()):
+        sentence += f"; {count:,} {verdict}"
+    if late := sum(bool(row["late"]) for row in rows):
+        sentence += f"; {late:,} with fragments that came late"
+    output.say(sentence)

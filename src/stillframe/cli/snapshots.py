@@ -1,38 +1,44 @@
-"""The commands that show what a store holds: ``list``, ``show`` and ``history``."""
+"""The commands about the snapshots of a store: ``list``, ``show`` and ``history`` read what it
+holds; ``snapshot``, ``savepoint`` and ``drop`` change it.
+
+The store has one writer: if a system runs on it, that one is asked.
+"""
 
 import asyncio
 import contextlib
 import itertools
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, assert_never
+from typing import Any, assert_never
 
-import typer
 import uvloop
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from stillframe.cli import output, quantities
-from stillframe.cli.command import Command, end_with_no
-from stillframe.cli.options import AsJson, OptionalSnapshotName, StorePath
-from stillframe.cli.snapshot import without
-from stillframe.errors import Damaged, UsageError
+from stillframe.cli.command import Commands, argument, end_with_no, flag, option
+from stillframe.cli.options import INITIATOR, OptionalSnapshotName, SnapshotName, StorePath
+from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import (
     Abandoned,
     ChannelState,
     GlobalState,
-    ProcessState,
+    ProcessId,
     Reason,
     Snapshot,
     SnapshotId,
 )
 from stillframe.pages.values import plain
 from stillframe.protocol.stragglers import UnderWay
-from stillframe.runtime.supervisor.admin_socket import GetPendingSnapshots, send_command
+from stillframe.runtime.supervisor.admin_socket import (
+    CreateSavepoint,
+    DropSnapshot,
+    GetPendingSnapshots,
+    TriggerSnapshot,
+    send_command,
+)
 from stillframe.store import history as store_history
 from stillframe.store.history import HistoryEvent, readable_history
 from stillframe.store.layout import is_published
@@ -44,11 +50,12 @@ from stillframe.topology import Description
 MESSAGE_COUNT_MAX = 3
 """So many messages of a channel are shown."""
 BOOKS_COLUMNS = ("channel", "sent", "received", "in channel")
+BOOKS_COUNTS = ("sent_count", "received_count", "message_count")
 AGAIN_S = 0.5
 """So long after one answer the system is asked again, in seconds."""
 LIVE_COLUMNS = ("snapshot", "under way for", "time left", "missing", "held up by")
 
-LIST_COLUMNS: dict[str, Callable[[Entry], str | int]] = {
+LIST_COLUMNS: output.Columns[Entry] = {
     "snapshot": lambda entry: str(entry.id),
     "published": lambda entry: quantities.moment(entry.published_at),
     "epoch": lambda entry: str(entry.epoch),
@@ -67,11 +74,11 @@ LIST_COLUMNS: dict[str, Callable[[Entry], str | int]] = {
 }
 
 
-app = typer.Typer(rich_markup_mode=None)
+app = Commands()
 
 
-@app.command("list", cls=Command, epilog="Example: stillframe list money")
-def list_snapshots(path: StorePath, is_json: AsJson = False) -> None:
+@app.add("Example: stillframe list money", name="list")
+def list_snapshots(path: StorePath) -> None:
     """List the snapshots of a store in the order of publishing."""
     store = Store.open(path)
     entries, damages = store.listing()
@@ -81,20 +88,7 @@ def list_snapshots(path: StorePath, is_json: AsJson = False) -> None:
     except (Damaged, UsageError):
         if not damages:
             raise
-    _put_list(store, entries, current, damages, is_json=is_json)
-    if damages:
-        end_with_no(*map(str, damages.values()))
-
-
-def _put_list(
-    store: Store,
-    entries: list[Entry],
-    current: Entry | None,
-    damages: dict[SnapshotId, Damaged],
-    *,
-    is_json: bool,
-) -> None:
-    if is_json:
+    if output.wants_json():
         output.put_json(
             {
                 "store": store.path,
@@ -104,34 +98,32 @@ def _put_list(
                 "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
             }
         )
-        return
-    if not entries and not damages:
+    elif entries or damages:
+        _put_list(entries, current)
+    else:
         output.say(f"the store {store.path} holds no snapshot yet")
-        return
+    if damages:
+        end_with_no(*map(str, damages.values()))
+
+
+def _put_list(entries: list[Entry], current: Entry | None) -> None:
     output.put_records(LIST_COLUMNS, entries, texts=2)
     output.say(*(f"{e.id}{without(e.excluded)}" for e in entries if e.excluded))
     point = "to none: name one" if current is None else f"to {current.id}"
     output.say(f"{quantities.count(len(entries), 'snapshot')}; a restore goes back {point}")
 
 
-@app.command(
-    cls=Command,
-    epilog="Examples: stillframe show money P1-17 --books; stillframe show money --live",
-)
+@app.add("Examples: stillframe show money P1-17 --books; stillframe show money --live")
 def show(
     path: StorePath,
     name: OptionalSnapshotName = None,
     *,
-    books: Annotated[bool, typer.Option("--books", help="Show only the books.")] = False,
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live",
-            help="Show the snapshots under way in the running system, and which processes and "
-            "channels hold them up, until none is.",
-        ),
-    ] = False,
-    is_json: AsJson = False,
+    books: bool = flag("--books", "Show only the books."),
+    live: bool = flag(
+        "--live",
+        "Show the snapshots under way in the running system, and which processes and channels "
+        "hold them up, until none is.",
+    ),
 ) -> None:
     """Show what a snapshot holds: process states, and what was sent, received and in channels."""
     if live == (name is not None) or (live and books):
@@ -139,11 +131,11 @@ def show(
     store = Store.open(path)
     if name is None:
         with contextlib.suppress(KeyboardInterrupt):
-            uvloop.run(_put_once(path) if is_json else _follow(path))
+            uvloop.run(_put_once(path) if output.wants_json() else _follow(path))
         return
     snapshot = store.load(store.find(name))
     description = store.description_of(snapshot.id)
-    if is_json:
+    if output.wants_json():
         output.put_json(_snapshot_document(snapshot, description, only_books=books))
         return
     recorded_s = snapshot.completed_at - snapshot.initiated_at
@@ -158,14 +150,13 @@ def show(
     for kind, columns in description.states.items():
         states = [state for state in snapshot.state.processes if state.kind == kind]
         names = [column.name for column in columns]
-        rows = [(state.process, *_cells(state, names)) for state in states]
+        rows = [
+            (state.process, *(output.cell(fields.get(name)) for name in names))
+            for state in states
+            for fields in [fields_of(state)]
+        ]
         output.put_table(f"processes: {kind}", ["process", *names], rows)
     _put_channels(snapshot, description)
-
-
-def _cells(state: ProcessState, names: list[str]) -> Iterator[str]:
-    fields = fields_of(state)
-    return (output.cell(fields.get(name)) for name in names)
 
 
 def _snapshot_document(
@@ -197,7 +188,7 @@ def _first_messages(state: ChannelState, description: Description) -> list[Decod
 
 
 def _put_channels(snapshot: Snapshot, description: Description) -> None:
-    columns: dict[str, Callable[[ChannelState], str | int]] = {
+    columns: output.Columns[ChannelState] = {
         "channel": lambda state: str(state.channel),
         "first messages": lambda state: _messages_cell(state, description),
         "sent": lambda state: state.sent_count,
@@ -228,12 +219,7 @@ def _messages_cell(state: ChannelState, description: Description) -> str:
 def books_document(state: GlobalState) -> list[dict[str, Any]]:
     """Return the books as JSON shows them."""
     return [
-        {
-            "channel": channel.channel,
-            "sent_count": channel.sent_count,
-            "received_count": channel.received_count,
-            "message_count": channel.message_count,
-        }
+        {"channel": channel.channel} | {count: getattr(channel, count) for count in BOOKS_COUNTS}
         for channel in state.channels
     ]
 
@@ -241,20 +227,19 @@ def books_document(state: GlobalState) -> list[dict[str, Any]]:
 def put_books(state: GlobalState) -> None:
     """Write the books as a table, with their sum."""
     books = books_document(state)
-    counts = ("sent_count", "received_count", "message_count")
-    rows = [(str(one["channel"]), *(f"{one[name]:,}" for name in counts)) for one in books]
-    rows.append(("all", *(f"{sum(one[name] for one in books):,}" for name in counts)))
+    rows = [(str(one["channel"]), *(f"{one[name]:,}" for name in BOOKS_COUNTS)) for one in books]
+    rows.append(("all", *(f"{sum(one[name] for one in books):,}" for name in BOOKS_COUNTS)))
     output.put_table("books, in messages", BOOKS_COLUMNS, rows)
 
 
-@app.command(cls=Command, epilog="Example: stillframe history money")
-def history(path: StorePath, is_json: AsJson = False) -> None:
+@app.add("Example: stillframe history money")
+def history(path: StorePath) -> None:
     """Show what happened to a system, one line an event: its starts and deaths, and how each
     snapshot ended."""
     Store.open(path)
     found, damages = readable_history(path)
     lines = [line for line in found if not isinstance(line.what, store_history.Rollover)]
-    if is_json:
+    if output.wants_json():
         events = [{"at": line.at} | plain(line.what) for line in lines]
         damaged = [{"detail": str(damage)} for damage in damages]
         output.put_json({"store": path, "history": events, "damaged": damaged})
@@ -269,7 +254,8 @@ def sentence(what: HistoryEvent) -> str:
     """Return what happened, as people read it."""
     match what:
         case store_history.EpochBegan(epoch, restored_from):
-            text = f"epoch {epoch} began {_origin(restored_from)}"
+            origin = f"from snapshot {restored_from}" if restored_from else "afresh"
+            text = f"epoch {epoch} began {origin}"
         case store_history.TakenOver(epoch):
             text = f"epoch {epoch} goes on: a new supervisor took it over"
         case store_history.ProcessDied(process, cause):
@@ -289,12 +275,7 @@ def sentence(what: HistoryEvent) -> str:
     return text
 
 
-def _origin(restored_from: SnapshotId | None) -> str:
-    return "afresh" if restored_from is None else f"from snapshot {restored_from}"
-
-
 Shown = tuple[UnderWay, ...]
-Polled = tuple[Shown, float]
 
 
 async def _put_once(path: Path) -> None:
@@ -315,7 +296,7 @@ async def _follow(path: Path) -> None:
     output.say("no snapshot is under way")
 
 
-async def _poll(path: Path, console: Console) -> AsyncIterator[Polled]:
+async def _poll(path: Path, console: Console) -> AsyncIterator[tuple[Shown, float]]:
     """Yield what is under way, and the time by the clock of the snapshots, until nothing is; say of
     each snapshot how it ended."""
     before: Shown = ()
@@ -323,10 +304,9 @@ async def _poll(path: Path, console: Console) -> AsyncIterator[Polled]:
         done = await send_command(path, GetPendingSnapshots(), notice=output.say)
         shown = done.under_way
         present = {under_way.snapshot for under_way in shown}
-        for under_way in before:
-            if under_way.snapshot not in present:
-                # To the console that shows the table, which would else be drawn over it.
-                output.say(_outcome(path, under_way.snapshot), console=console)
+        for ended in (one.snapshot for one in before if one.snapshot not in present):
+            # To the console that shows the table, which would else be drawn over it.
+            output.say(_outcome(path, ended), console=console)
         if not shown:
             return
         yield shown, done.now
@@ -335,8 +315,8 @@ async def _poll(path: Path, console: Console) -> AsyncIterator[Polled]:
 
 
 def _outcome(path: Path, snapshot: SnapshotId) -> str:
-    is_there = is_published(path, snapshot)
-    return f"snapshot {snapshot} {'was published' if is_there else 'is no longer under way'}"
+    words = "was published" if is_published(path, snapshot) else "is no longer under way"
+    return f"snapshot {snapshot} {words}"
 
 
 def _put_changes(shown: Shown, announced: dict[SnapshotId, str], now: float) -> None:
@@ -357,16 +337,100 @@ def _live_line(under_way: UnderWay, now: float) -> str:
 
 
 def _live_table(shown: Shown, now: float) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in LIVE_COLUMNS:
-        table.add_column(Text(column), overflow="fold")
-    for under_way in shown:
-        cells = (
+    rows = (
+        (
             str(under_way.snapshot),
             quantities.duration(max(0.0, now - under_way.initiated_at)),
             quantities.duration(max(0.0, under_way.deadline - now)),
             ", ".join(under_way.missing),
             "\n".join(under_way.sentences(now)),
         )
-        table.add_row(*map(Text, cells))
-    return table
+        for under_way in shown
+    )
+    return output.table("", LIVE_COLUMNS, rows, texts=len(LIVE_COLUMNS))
+
+
+@app.add("Example: stillframe snapshot money --initiator P2")
+def snapshot(path: StorePath, initiator: str | None = INITIATOR) -> None:
+    """Take a snapshot of the running system now, and print its id; exit 1 if it is abandoned."""
+    Store.open(path)  # says so if there is none
+    done = uvloop.run(send_command(path, TriggerSnapshot(initiator), notice=output.say))
+    output.answer({"epoch": done.epoch, "entry": done.entry, "abandoned": done.abandoned})
+    if done.abandoned is not None:
+        end_with_no(str(done.abandoned))
+    assert done.entry is not None
+    if not output.wants_json():
+        output.put_lines([str(done.entry.id)])
+    output.say(published(done.entry))
+
+
+@app.add(
+    "Examples: stillframe savepoint money before-upgrade; stillframe savepoint money audited --of "
+    "P1-17"
+)
+def savepoint(
+    path: StorePath,
+    name: str = argument("NAME", "Name of the savepoint."),
+    *,
+    of: str | None = option(
+        "SNAPSHOT", "The snapshot, also if nothing runs.  [default: one that is taken now]"
+    ),
+    initiator: str | None = INITIATOR,
+) -> None:
+    """Take a snapshot of the running system now, or name one that is there, and keep it under that
+    name until it is dropped; exit 1 if it is abandoned."""
+    store = Store.open(path)
+    store.check_savepoint(name)
+    if of is None:
+        done = uvloop.run(send_command(path, TriggerSnapshot(initiator), notice=output.say))
+        if done.entry is None:
+            output.answer({"savepoint": None, "abandoned": done.abandoned})
+            end_with_no(str(done.abandoned))
+        chosen = done.entry.id
+    else:
+        chosen = store.find(of)
+    try:
+        uvloop.run(send_command(path, CreateSavepoint(chosen, name), notice=output.say))
+    except Unavailable:
+        with contextlib.closing(Store.open_writer(path)) as writer:
+            writer.save(chosen, name)
+    entry = Store.open(path).entry(chosen)
+    output.answer({"savepoint": name, "entry": entry}, lambda: output.put_lines([str(chosen)]))
+    output.say(f"savepoint {name}: {published(entry)}; it is kept until 'stillframe drop'")
+
+
+@app.add("Example: stillframe drop money before-upgrade")
+def drop(path: StorePath, name: SnapshotName) -> None:
+    """Remove a snapshot, or the name of a savepoint and the snapshot with it. What others are based
+    on is not lost; the newest, and the one that a restore goes back to, stay."""
+    chosen = Store.open(path).find(name)
+    try:
+        reason = uvloop.run(send_command(path, DropSnapshot(name), notice=output.say)).detail
+    except Unavailable:
+        with contextlib.closing(Store.open_writer(path)) as writer:
+            reason = writer.drop(name)
+    output.answer({"snapshot": chosen, "is_gone": reason is None, "reason": reason})
+    if reason is None:
+        output.say(f"snapshot {chosen} is gone")
+    else:
+        output.say(f"there is no savepoint {name} any more; snapshot {chosen} stays: it {reason}")
+
+
+def without(excluded: Mapping[ProcessId, SnapshotId]) -> str:
+    """Say which processes took no part in a snapshot; nothing if all did."""
+    return "".join(
+        f"; {process} took no part, and its state is that of {snapshot}"
+        for process, snapshot in excluded.items()
+    )
+
+
+def published(entry: Entry) -> str:
+    """Say what a published snapshot is."""
+    by_name = "; it overlapped another and is no restore point: only its name restores it"
+    return (
+        f"snapshot {entry.id}: {quantities.count(entry.message_count, 'message')} caught in "
+        f"channels, recorded in {quantities.duration(entry.completed_at - entry.initiated_at)}, "
+        f"published after {quantities.duration(entry.published_at - entry.initiated_at)}, "
+        f"{quantities.size(entry.bytes)}{without(entry.excluded)}"
+        f"{'' if entry.is_restore_point else by_name}"
+    )
