@@ -4,9 +4,9 @@ import ctypes
 import os
 import re
 import signal
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from random import Random
@@ -193,14 +193,10 @@ def _check_liveness(scheduler: RandomScheduler) -> Violation | None:
 class Tally(msgspec.Struct):
     """What came of many seeds.
 
-    Attributes:
-        event_count: how many atomic actions were taken.
-        snapshot_count: how many snapshots ended, published or abandoned.
-        inconsistent_count: how many were abandoned because their parts contradicted each other.
-        refused_count: how many runs ended early because the rules found something wrong with a
-            channel.
-        seen: in how many runs each entry of `COVERAGE` was seen.
-        broken: the seeds whose runs broke a promise.
+    `snapshot_count` is how many snapshots ended; of these `inconsistent_count` were abandoned
+    because their parts contradicted each other. `refused_count` runs ended early because the rules
+    found something wrong with a channel. `seen` says in how many runs each entry of `COVERAGE` was,
+    and `broken` which seeds broke a promise.
     """
 
     seed_count: int = 0
@@ -272,21 +268,17 @@ def run_seeds(
             progress(len(chunk))
         return total
     with ProcessPoolExecutor(core_count, initializer=_start_chunk_runner) as pool:
-        running: set[Future[Tally]] = set()
+        running: deque[Future[Tally]] = deque()
         try:
-            while True:
-                # The lowest seed that breaks a promise is named: those before it are waited for.
-                room = 0 if total.broken else 2 * core_count - len(running)
-                running |= {
-                    pool.submit(run_chunk, make_config, chunk) for chunk in islice(chunks, room)
-                }
+            # Taken in order, so that the lowest seed that breaks a promise is named.
+            while not total.broken:
+                for chunk in islice(chunks, 2 * core_count - len(running)):
+                    running.append(pool.submit(run_chunk, make_config, chunk))
                 if not running:
                     break
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    tally = future.result()
-                    total.add(tally)
-                    progress(tally.seed_count)
+                tally = running.popleft().result()
+                total.add(tally)
+                progress(tally.seed_count)
         finally:
             pool.shutdown(cancel_futures=True)
     return total

@@ -25,10 +25,10 @@ ticks no time passes: ``expire`` jumps to the next deadline.
 
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeVar
+from itertools import groupby, takewhile
 
 import msgspec
 
@@ -40,8 +40,6 @@ from stillframe.sim.network import Frame
 from stillframe.sim.scripted_process import Script, message_name, parse_script, scripted_topology
 from stillframe.sim.timed_run import TickAction, TimedRun, together
 from stillframe.sim.world import World
-
-Result = TypeVar("Result")
 
 SEPARATOR = "----"
 FILE_CHARACTER_MAX = 1_000_000
@@ -99,8 +97,9 @@ def play_text(text: str) -> Played:
         raise UsageError(
             f"line {line}: the first block must begin with 'system', and a line for each process"
         )
-    script = _at(line, partial(parse_script, [command for _, command in rest]))
-    world = _at(line, lambda: World(scripted_topology(script)))
+    with _at(line):
+        script = parse_script([command for _, command in rest])
+        world = World(scripted_topology(script))
     narrator = Narrator(world)
     happened: list[tuple[str, ...]] = [(_system_line(script),)]
     happened += (tuple(_play_block(script, world, narrator, block)) for block in blocks[1:])
@@ -113,11 +112,14 @@ def _play_block(script: Script, world: World, narrator: Narrator, block: Block) 
     if first == "ticks":
         plan = _Plan()
         for number, command in commands[1:]:
-            _at(number, partial(_parse_tick_line, plan, number, command))
-        return _at(line, partial(_play_ticks, script, world, narrator, plan))
+            with _at(number):
+                _parse_tick_line(plan, number, command)
+        with _at(line):
+            return _play_ticks(script, world, narrator, plan)
     news = []
     for line, command in commands:
-        news += _at(line, partial(_do, script, world, narrator, command))
+        with _at(line):
+            news += _do(script, world, narrator, command)
     return news
 
 
@@ -241,10 +243,11 @@ def _system_line(script: Script) -> str:
     return ", ".join(f"{count} {one}{'' if count == 1 else more}" for count, one, more in counts)
 
 
-def _at(line: int, do: Callable[[], Result]) -> Result:
-    """Execute part of a line of the file; add the line to any error."""
+@contextmanager
+def _at(line: int) -> Iterator[None]:
+    """Add the line of the file to any error."""
     try:
-        return do()
+        yield
     except StillframeError as error:
         raise UsageError(f"line {line}: {str(error)[:ERROR_CHARACTER_MAX]}") from error
 
@@ -257,39 +260,31 @@ def _commands(block: Block) -> list[tuple[int, str]]:
 
 def _parse_blocks(text: str) -> tuple[tuple[Block, ...], tuple[str, ...]]:
     """Split a file into its blocks and the comment below them: an empty line ends a block."""
+    lines = [line.rstrip() for line in text.split("\n")]
+    for number, line in enumerate(lines, 1):
+        if hidden := next((c for c in line if not c.isprintable() and c != "\t"), None):
+            raise UsageError(f"line {number}: {hidden!r} cannot be in a .run file: remove it")
     blocks: list[Block] = []
     comment: list[str] = []
-    commands: list[str] = []
-    expected: list[str] | None = None
-    begin = 1
-
-    def end() -> None:
-        nonlocal comment, commands, expected
-        if commands:
-            outcome = None if expected is None else tuple(expected)
-            blocks.append(Block(begin, tuple(comment), tuple(commands), outcome))
-            comment, commands, expected = [], [], None
-
-    for number, line in enumerate(text.split("\n"), 1):
-        stripped = line.rstrip()
-        if hidden := next((c for c in stripped if not c.isprintable() and c != "\t"), None):
-            raise UsageError(f"line {number}: {hidden!r} cannot be in a .run file: remove it")
-        if not stripped:
-            end()
-            if comment and comment[-1]:
-                comment.append("")
-        elif expected is not None:
-            expected.append(stripped)
-        elif stripped.lstrip().startswith("#") and not commands:
-            comment.append(stripped)
-        elif stripped != SEPARATOR:
-            begin = begin if commands else number
-            commands.append(stripped)
-        elif commands:
-            expected = []
-        else:
-            raise UsageError(f"line {number}: no command is above '{SEPARATOR}': write some there")
-    end()
+    for is_text, numbered in groupby(enumerate(lines, 1), lambda pair: bool(pair[1])):
+        if not is_text:
+            comment += [""] if comment and comment[-1] else []
+            continue
+        numbers, paragraph = zip(*numbered, strict=True)
+        above = list(takewhile(lambda line: line.lstrip().startswith("#"), paragraph))
+        comment += above
+        begin, block = len(above), paragraph[len(above) :]
+        if not block:
+            continue
+        if block[0] == SEPARATOR:
+            raise UsageError(
+                f"line {numbers[begin]}: no command is above '{SEPARATOR}': write some there"
+            )
+        commands = tuple(takewhile(lambda line: line != SEPARATOR, block))
+        is_known = len(commands) < len(block)
+        expected = block[len(commands) + 1 :] if is_known else None
+        blocks.append(Block(numbers[begin], tuple(comment), commands, expected))
+        comment = []
     if not blocks:
         raise UsageError("there is nothing in this file: begin with a block 'system'")
     return tuple(blocks), tuple(comment if not comment or comment[-1] else comment[:-1])
