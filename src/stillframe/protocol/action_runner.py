@@ -7,6 +7,8 @@ replay of a trace consist of these.
 import copy
 import inspect
 from collections.abc import Iterable
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import msgspec
@@ -46,6 +48,7 @@ class ActionRunner:
         description = topology.description
         self._accepted_by = {t: topology.accepts[t] for t in description.outgoing(process_id)}
         self._outbox: list[Sent] = []
+        """What the last action has sent; with an action that raises, its messages are discarded."""
         attach(
             self.process,
             process_id=process_id,
@@ -81,15 +84,17 @@ class ActionRunner:
         Raises ApplicationError if the handler did; UsageError if it sent an invalid message, or
         waits for something outside.
         """
+        self._outbox = []
         for channel, message in messages:
             self._call(RECEIVE, channel, message)
-        return self._take_outbox()
+        return self._outbox
 
     def perform(self, handler: str, *arguments: SnapshotId) -> list[Sent]:
         """Call a handler other than ``receive``: one atomic action; return what it sent. Raises as
         ``receive``."""
+        self._outbox = []
         self._call(handler, *arguments)
-        return self._take_outbox()
+        return self._outbox
 
     def cut(self, snapshot: SnapshotId) -> None:
         """Notify the process that its state was recorded for `snapshot`; UsageError if its
@@ -105,14 +110,6 @@ class ActionRunner:
         return ProcessState(self.id, self._codec.kind.__name__, self._codec.capture(self.process))
 
     def _call(self, handler: str, *arguments: object) -> None:
-        """Call a handler; if it raises, the messages that it sent are discarded."""
-        try:
-            self._try_call(handler, *arguments)
-        except BaseException:
-            self._outbox = []
-            raise
-
-    def _try_call(self, handler: str, *arguments: object) -> None:
         try:
             returned = getattr(self.process, handler)(*arguments)
             if inspect.iscoroutine(returned):
@@ -143,10 +140,6 @@ class ActionRunner:
             "loop here, so only what does not wait can be stepped through"
         )
 
-    def _take_outbox(self) -> list[Sent]:
-        sent, self._outbox = self._outbox, []
-        return sent
-
     def _send(self, target: ProcessId, message: Message) -> None:
         accepted = self._accepted_by.get(target)
         if accepted is None:
@@ -173,7 +166,4 @@ class ActionRunner:
 
 def union_of(kinds: tuple[type[Message], ...]) -> Any:
     """Return the type of a message that is of one of these classes, for a decoder."""
-    union: Any = kinds[0]
-    for kind in kinds[1:]:
-        union |= kind
-    return union
+    return reduce(or_, kinds)
