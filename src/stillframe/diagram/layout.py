@@ -121,6 +121,7 @@ class Plan:
                 self.roles |= dict.fromkeys(caught, Role.CAUGHT)
             self.roles |= dict.fromkeys(self.chosen.orphans, Role.ORPHAN)
         self._colours = {cut.snapshot: cut.colour for cut in self.cuts}
+        self._faint = {cut.snapshot for cut in self.cuts if self.chosen not in (None, cut)}
         self._is_sequence = is_sequence
         top = PADDING + TEXT_ROW * (bool(self.notice) + is_sequence)
         self._scene = Scene(trace, self.window, top=top)
@@ -128,6 +129,9 @@ class Plan:
         row_count = len(list(self.legend_rows(self.step_count)))
         self._height = self._scene.bottom + TEXT_ROW * (row_count + 1) + PADDING
         self._points: dict[str, tuple[Point, ...]] = {}
+        self._words_of = {
+            link.name: self.words_of_message(link.name) for link in self.window.messages
+        }
 
     def draw(self, step_count: int) -> Diagram:
         """Return the diagram after `step_count` steps of the window."""
@@ -239,10 +243,6 @@ class Plan:
         return words
 
     @cached_property
-    def _message_words(self) -> list[str]:
-        return [self.words_of_message(link.name) for link, _ in self._scene.messages]
-
-    @cached_property
     def _lines(self) -> tuple[Line, ...]:
         scene = self._scene
         lines = []
@@ -280,19 +280,19 @@ class Plan:
                     y=y,
                     is_cut=step.is_cut,
                     label=label,
-                    is_faint=self._is_faint(step.snapshot),
+                    is_faint=step.snapshot in self._faint,
                     full=self._words[index],
                 )
 
     def _messages(self, step_count: int) -> Iterator[MessageArrow]:
         scene = self._scene
-        for (link, path), words in zip(scene.messages, self._message_words, strict=True):
+        for link, path in scene.messages:
             if visible := scene.drawn(link, path, step_count):
                 is_known = self.chosen is not None and self.chosen.is_between_reached(
                     link.channel, step_count
                 )
                 role = self.roles.get(link.name, Role.PLAIN) if is_known else Role.PLAIN
-                yield MessageArrow(link.name, *visible, role, words)
+                yield MessageArrow(link.name, *visible, role, self._words_of[link.name])
 
     def _markers(self, step_count: int) -> Iterator[MarkerArrow]:
         for link, path in self._scene.markers:
@@ -303,7 +303,7 @@ class Plan:
                     link.channel.target,
                     self._colours[link.name],
                     *visible,
-                    self._is_faint(link.name),
+                    link.name in self._faint,
                     f"marker of {link.name}, {link.channel}",
                 )
 
@@ -337,9 +337,6 @@ class Plan:
         return all(cut.has_reached(process, step_count) for process in self.trace.processes) and (
             is_whole or any(0 <= at < cut.end for at in cut.reached.values())
         )
-
-    def _is_faint(self, snapshot: SnapshotId) -> bool:
-        return self.chosen is not None and self.chosen.snapshot != snapshot
 
     def _notices(self, step_count: int) -> Iterator[str]:
         if self.notice:

@@ -259,22 +259,17 @@ def _between(
     return found
 
 
-def layers(window: Window) -> list[int]:
-    """Return of each step the length of the longest chain of steps that happened before it."""
-    found: list[int] = []
-    for previous, causes in zip(window.previous, window.causes, strict=True):
-        before = causes if previous is None else (previous, *causes)
-        found.append(max((found[index] + 1 for index in before), default=0))
-    return found
-
-
 def assign_columns(
     window: Window, slots: Sequence[Slot], *, x_from: float, gap: float, label_gap: float
 ) -> list[float]:
     """Return the x of each step: one for all steps of a layer. Neighbouring layers are at least
     `gap` pixels apart, and as far as the labels on one side of a line need it, which keep
     `label_gap` pixels between them and from `x_from`."""
-    layer_of = layers(window)
+    # The layer of a step is the length of the longest chain of steps that happened before it.
+    layer_of: list[int] = []
+    for previous, causes in zip(window.previous, window.causes, strict=True):
+        before = causes if previous is None else (previous, *causes)
+        layer_of.append(max((layer_of[index] + 1 for index in before), default=0))
     xs = [0.0] * len(layer_of)
     x = x_from - gap / 2
     ends: dict[tuple[ProcessId, bool], float] = {}

@@ -117,7 +117,7 @@ def layers(diagram: Diagram) -> Iterator[tuple[Sequence[Any], Callable[[Any], st
     yield diagram.marks, _mark
     yield diagram.dots, _dot
     yield diagram.lines, _names_of_line
-    yield diagram.curves, _name_of_curve
+    yield diagram.curves, lambda c: f'<g class="{_colour(c.colour)}">{_text(c.label)}</g>'
 
 
 def _line(line: Line) -> str:
@@ -143,10 +143,6 @@ def _curve(curve: Curve) -> str:
     return _group(kind, _key("cut", curve.name), curve.full, drawn)
 
 
-def _name_of_curve(curve: Curve) -> str:
-    return f'<g class="{_colour(curve.colour)}">{_text(curve.label)}</g>'
-
-
 def _message(arrow: MessageArrow) -> str:
     kind = "message" if arrow.role is Role.PLAIN else f"message {arrow.role.value}"
     key = _key("message", arrow.message)
@@ -161,7 +157,12 @@ def _marker(arrow: MarkerArrow) -> str:
 
 def _arrow(path: Path, extent: Extent) -> str:
     if extent is Extent.LEAVING:
-        return "".join(_fading(path)) + _circle("open", path.end, 3.0)
+        fading = (
+            f'<path class="arrow" opacity="{opacity}" '
+            f'd="M{_point(path.at(begin))} L{_point(path.at(end))}"/>'
+            for begin, end, opacity in _FADING
+        )
+        return "".join(fading) + _circle("open", path.end, 3.0)
     begin = path.at(0.35) if extent is Extent.ENTERING else path.begin
     tip, heel, left, right = _head(path)
     control = path.control if extent is Extent.WHOLE else midpoint(begin, heel)
@@ -169,12 +170,6 @@ def _arrow(path: Path, extent: Extent) -> str:
         f'<path class="arrow" d="M{_point(begin)} Q{_point(control)} {_point(heel)}"/>'
         f'<path class="head" d="M{_point(tip)} L{_point(left)} L{_point(right)} Z"/>'
     )
-
-
-def _fading(path: Path) -> Iterator[str]:
-    for begin, end, opacity in _FADING:
-        points = f"M{_point(path.at(begin))} L{_point(path.at(end))}"
-        yield f'<path class="arrow" opacity="{opacity}" d="{points}"/>'
 
 
 def _head(path: Path) -> tuple[Point, Point, Point, Point]:

@@ -14,12 +14,10 @@ import msgspec
 
 from stillframe.diagram import svg
 from stillframe.diagram.scene import TEXT_ROW
-from stillframe.diagram.shapes import Diagram
 from stillframe.diagram.text_metrics import count
 from stillframe.errors import Damaged, StillframeError, UsageError
-from stillframe.model import ChannelState, ProcessId, ProcessState, Snapshot, SnapshotId
+from stillframe.model import Channel, ProcessId, ProcessState, Snapshot, SnapshotId
 from stillframe.pages import cut_diagram
-from stillframe.pages.cut_diagram import CutDiagram
 from stillframe.pages.values import (
     Budget,
     plain,
@@ -84,18 +82,26 @@ def snapshot_document(
     entry, loaded = store.entry(snapshot), store.load(snapshot)
     description = store.description_of(snapshot)
     cut = cut_diagram.load(loaded, log)
+    if cut.contradictions:
+        verdict = f"The event log contradicts it: {cut.contradictions[0]}"
+    else:
+        caught = count(entry.message_count, "message")
+        processes = count(entry.process_count, "process")
+        verdict = f"Consistent: the states of {processes} and {caught} on their way, at one cut"
+    # A page scrolls the diagram and not its legend, so the legend is not in it.
+    height = cut.diagram.height - TEXT_ROW * (len(cut.diagram.legend) + 1)
+    picture = msgspec.structs.replace(cut.diagram, legend=(), height=height)
     return {
         "kind": SNAPSHOT,
         "noun": "message",
         "rest": "messages.parquet has every one",
-        "verdict": _verdict(entry, cut),
+        "verdict": verdict,
         **_head(entry),
         "is_current": _is_current(store, snapshot),
         "verified": _verified(entry, loaded),
-        **_processes(loaded, description),
-        **_channels(loaded, description),
+        **_contents(loaded, description),
         "diagram": {
-            "svg": svg.draw(_without_legend(cut.diagram), has_style=False),
+            "svg": svg.draw(picture, has_style=False),
             "legend": [
                 {"sample": row.sample.value, "text": row.full} for row in cut.diagram.legend
             ],
@@ -170,13 +176,13 @@ def _outline(snapshot: SnapshotId, found: Entry | Manifest) -> dict[str, Any]:
 
 
 def _channel_row(
-    name: str, ends: tuple[str, str], counts: tuple[int, int, int], messages: list[dict[str, Any]]
+    name: str, ends: Channel, counts: tuple[int, int, int], messages: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return a channel with its first messages; `counts` are sent, received and in the channel."""
     return {
         "channel": name,
-        "source": ends[0],
-        "target": ends[1],
+        "source": ends.source,
+        "target": ends.target,
         "sent_count": counts[0],
         "received_count": counts[1],
         "message_count": counts[2],
@@ -200,20 +206,6 @@ def _is_current(store: StoreReader, snapshot: SnapshotId) -> bool:
     return current is not None and current.id == snapshot
 
 
-def _without_legend(drawn: Diagram) -> Diagram:
-    """A page scrolls the diagram and not its legend, so the legend is not in it."""
-    height = drawn.height - TEXT_ROW * (len(drawn.legend) + 1)
-    return msgspec.structs.replace(drawn, legend=(), height=height)
-
-
-def _verdict(entry: Entry, cut: CutDiagram) -> str:
-    if cut.contradictions:
-        return f"The event log contradicts it: {cut.contradictions[0]}"
-    caught = count(entry.message_count, "message")
-    processes = count(entry.process_count, "process")
-    return f"Consistent: the states of {processes} and {caught} on their way, at one cut"
-
-
 def _verified(entry: Entry, snapshot: Snapshot) -> list[str]:
     bases = f", and of {count(entry.chain_length, 'snapshot')} that it is based on"
     what = f"what the snapshot holds{bases if entry.chain_length else ''}"
@@ -225,35 +217,32 @@ def _verified(entry: Entry, snapshot: Snapshot) -> list[str]:
     ]
 
 
-def _processes(snapshot: Snapshot, description: Description) -> dict[str, Any]:
+def _contents(snapshot: Snapshot, description: Description) -> dict[str, Any]:
+    """Return the states of processes, and the channels, those that held messages first."""
     budget = Budget(STATE_CHARS_MAX)
-    shown = []
+    processes = []
     for state in budget.limit(snapshot.state.processes):
         keyed = description.keyed.get(state.kind, {})
         fields = show_fields(fields_of(state), budget, keyed=keyed)
-        shown.append({"process": state.process, "kind": state.kind, "fields": fields})
-    left_out = len(snapshot.state.processes) - len(shown)
-    return {"processes": shown, "processes_left_out_count": left_out}
-
-
-def _channels(snapshot: Snapshot, description: Description) -> dict[str, Any]:
-    """The channels, those that held messages first."""
+        processes.append({"process": state.process, "kind": state.kind, "fields": fields})
     ordered = sorted(snapshot.state.channels, key=lambda state: not state.message_count)
     full_count = sum(1 for state in ordered if state.message_count)
     most = max(1, min(CHANNEL_MESSAGES_MAX, MESSAGES_MAX // max(1, full_count)))
     budget = Budget(STATE_CHARS_MAX)
-
-    def row(state: ChannelState) -> dict[str, Any]:
+    channels = []
+    for held in ordered[:CHANNELS_MAX]:
         messages = [
             _message_row(message.number, message.kind, message.fields, budget)
-            for message in budget.limit(islice(messages_of(state, description), most))
+            for message in budget.limit(islice(messages_of(held, description), most))
         ]
-        ends = state.channel.source, state.channel.target
-        counts = state.sent_count, state.received_count, state.message_count
-        return _channel_row(str(state.channel), ends, counts, messages)
-
-    shown = [row(state) for state in ordered[:CHANNELS_MAX]]
-    return {"channels": shown, "channels_left_out_count": len(ordered) - len(shown)}
+        counts = held.sent_count, held.received_count, held.message_count
+        channels.append(_channel_row(str(held.channel), held.channel, counts, messages))
+    return {
+        "processes": processes,
+        "processes_left_out_count": len(snapshot.state.processes) - len(processes),
+        "channels": channels,
+        "channels_left_out_count": len(ordered) - len(channels),
+    }
 
 
 def _field(
@@ -296,11 +285,18 @@ def pipeline_snapshot_document(
     fragments = [_participant(fragment, budget) for fragment in budget.limit(manifest.fragments)]
     records = Budget(STATE_CHARS_MAX)
     ordered = sorted(manifest.channels, key=lambda cut: not cut.record_count)
+    participants = count(len(manifest.fragments), "participant")
+    held = count(manifest.record_count, "record")
+    states = f"he states of {participants} and {held} on their way, at one cut"
+    twice = count(manifest.duplicate_count, "record")
+    verdict = f"Consistent: t{states}"
+    if manifest.duplicate_count:
+        verdict = f"T{states}; at least once: a restore receives {twice} twice"
     return _pipeline_head(manifest) | {
         "kind": SNAPSHOT,
         "noun": "record",
         "rest": "they are in the logs of the pipeline",
-        "verdict": _pipeline_verdict(manifest),
+        "verdict": verdict,
         "mode": str(manifest.mode),
         "bases": [],
         "savepoints": [] if manifest.name is None else [manifest.name],
@@ -350,16 +346,6 @@ def _pipeline_head(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _pipeline_verdict(manifest: Manifest) -> str:
-    participants = count(len(manifest.fragments), "participant")
-    held = count(manifest.record_count, "record")
-    what = f"he states of {participants} and {held} on their way, at one cut"
-    if manifest.duplicate_count:
-        twice = count(manifest.duplicate_count, "record")
-        return f"T{what}; at least once: a restore receives {twice} twice"
-    return f"Consistent: t{what}"
-
-
 def _state(fragment: ParticipantFragment) -> tuple[str, dict[str, Any]]:
     """Return the kind of a participant, and its recorded state by name."""
     if fragment.service is not None:
@@ -388,8 +374,8 @@ def _pipeline_channel(
             shown.extend(_records(root, manifest, cut, budget))
         except (StillframeError, OSError) as failure:
             error = str(failure)
-    name, ends = _name(manifest, cut)
-    return _channel_row(name, ends, _figures(cut), shown) | {"error": error}
+    ends = _ends(manifest, cut)
+    return _channel_row(f"{cut.log}: {ends}", ends, _figures(cut), shown) | {"error": error}
 
 
 def _records(
@@ -407,10 +393,8 @@ def _records(
             yield _message_row(number, "record", row, budget)
 
 
-def _name(manifest: Manifest, cut: ChannelCut) -> tuple[str, tuple[str, str]]:
-    """Return the name of a channel, and its ends."""
-    source = manifest.dataflow.log(cut.log).source
-    return f"{cut.log}: {source}->{cut.target}", (source, cut.target)
+def _ends(manifest: Manifest, cut: ChannelCut) -> Channel:
+    return Channel(manifest.dataflow.log(cut.log).source, cut.target)
 
 
 def _figures(cut: ChannelCut | None) -> tuple[int, int, int]:
@@ -440,7 +424,8 @@ def _channel_differences(
         is_same = len(found) == 2 and counts[0] == counts[1]
         if not is_same or _written(root, *found[0]) != _written(root, *found[1]):
             figures = (_figures(each.get(key)) for each in cuts)
-            yield ChannelDifference(_name(found[0][1], found[0][0])[0], *figures)
+            name = f"{key[0]}: {_ends(found[0][1], found[0][0])}"
+            yield ChannelDifference(name, *figures)
 
 
 def _written(root: Path, cut: ChannelCut, manifest: Manifest) -> set[int]:
