@@ -1,13 +1,13 @@
 // The diagram of a snapshot's cut, and the steps in which it was recorded, rule by rule.
 
-import { make, makePanel, makeScrolling, parseSvg, setText, announce, count } from "./dom.js";
+import { make, address, addressed, makePanel, makeScrolling, parseSvg, setText, announce, count } from "./dom.js";
 import { stepControls } from "./stepping.js";
 
 const SCROLL_MARGIN = 60;
 
-/** Return the section with the diagram of a snapshot and, if the steps are known, their controls;
- * `place` holds the current step. */
-export function showCut(snapshot, place) {
+/** Return the section with the diagram of a snapshot and, if the steps are known, their controls; the
+ * address has the current step. */
+export function showCut(snapshot) {
   const box = makeScrolling("diagram of the cut", { role: "region", kind: "picture" }, parseSvg(snapshot.diagram.svg));
   const samples = snapshot.diagram.legend.map(({ sample, text }) => make("li", {}, make("span", { class: `sample ${sample}`, "aria-hidden": "true" }), text));
   const has = snapshot.steps.length > 0;
@@ -15,7 +15,7 @@ export function showCut(snapshot, place) {
   return makePanel(
     "The cut",
     { id: "the-cut", kind: "cut-panel" },
-    has ? recordingSteps(snapshot, place, box) : null,
+    has ? recordingSteps(snapshot, box) : null,
     box,
     make("ul", { class: "samples" }, samples),
     snapshot.diagram.left_out === "" ? null : make("p", { class: "left-out" }, `${snapshot.diagram.left_out}.`),
@@ -23,7 +23,7 @@ export function showCut(snapshot, place) {
   );
 }
 
-function recordingSteps(snapshot, place, box) {
+function recordingSteps(snapshot, box) {
   const { steps } = snapshot;
   const parts = new Map([...box.querySelectorAll("[data-key]")].map((part) => [part.dataset.key, part]));
   const since = new Map();
@@ -42,14 +42,15 @@ function recordingSteps(snapshot, place, box) {
     setText(sentence, now === 0 ? "The whole cut. Go through the steps in which it was recorded." : step.sentence);
     setText(rule, now === 0 ? "" : step.rule);
     items.forEach((item, index) => item.firstChild.setAttribute("aria-current", index + 1 === now ? "step" : "false"));
-    place.put({ snapshot: snapshot.id, step: now === 0 ? undefined : now });
+    address({ snapshot: snapshot.id, step: now === 0 ? undefined : now });
     if (now > 0) announce(`Step ${now}: ${step.sentence}`);
     requestAnimationFrame(() => bringToMiddle(box, now === 0 ? parts.get(steps[0].keys[0]) : parts.get(step.keys[0])));
   }
 
   listenWhile(box, "keydown", controls.press);
-  listenWhile(box, "hashchange", () => controls.go(stepOf(new URLSearchParams(location.hash.slice(1)))), window);
-  controls.go(stepOf(place.parameters));
+  const follow = () => controls.go(Number(addressed().get("step")) || 0);
+  listenWhile(box, "hashchange", follow, window);
+  follow();
   const leftOut = snapshot.steps_left_out_count;
   return [
     controls.element,
@@ -63,10 +64,6 @@ function recordingSteps(snapshot, place, box) {
       leftOut > 0 ? make("p", { class: "muted" }, `and ${count(leftOut)} in which a marker found nothing to record`) : null,
     ),
   ];
-}
-
-function stepOf(parameters) {
-  return Number(parameters.get("step")) || 0;
 }
 
 /** Listen while an element is in the page. */

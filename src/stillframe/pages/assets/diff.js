@@ -8,10 +8,7 @@ const PREVIEW_MAX = 60;
 
 /** Fill `root` with the document that diff_document() in Python returns. */
 export function showDiff(diff, root) {
-  root.replaceChildren(
-    diffHead(diff),
-    make("div", { class: "columns" }, fieldDifferences(diff), channelDifferences(diff)),
-  );
+  root.replaceChildren(diffHead(diff), make("div", { class: "columns" }, fieldDifferences(diff), channelDifferences(diff)));
 }
 
 function diffHead(diff) {

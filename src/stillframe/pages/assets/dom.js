@@ -83,6 +83,17 @@ export function announce(text) {
   region.textContent = text;
 }
 
+/** Return the parameters in the fragment of the address. */
+export function addressed() {
+  return new URLSearchParams(location.hash.slice(1));
+}
+
+/** Put these parameters into the fragment of the address; without those that are undefined. */
+export function address(parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== undefined);
+  history.replaceState(null, "", `#${new URLSearchParams(given)}`);
+}
+
 /** Return the own property of an object under a foreign name, never an inherited one. */
 export function own(object, name) {
   return object !== undefined && Object.hasOwn(object, name) ? object[name] : undefined;

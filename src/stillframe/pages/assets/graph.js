@@ -201,10 +201,9 @@ function placesOf(about, size, height) {
 }
 
 /** The layout of a pipeline, from left to right: each participant in its column. */
-function layeredHeight(about) {
-  const sizes = new Map();
-  for (const column of about.columns) sizes.set(column, (sizes.get(column) ?? 0) + 1);
-  return Math.min(HEIGHT, ROW_HEIGHT * (1 + Math.max(...sizes.values())));
+function layeredHeight({ columns }) {
+  const sizes = columns.map((column) => columns.filter((other) => other === column).length);
+  return Math.min(HEIGHT, ROW_HEIGHT * (1 + Math.max(...sizes)));
 }
 
 function layered(about, size, height) {

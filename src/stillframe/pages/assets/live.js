@@ -1,7 +1,7 @@
 // The live page: receives the events of the server, keeps a model of the system, and shows what the
 // address selects: the running system, one of its snapshots, or the difference of two.
 
-import { make, announce } from "./dom.js";
+import { make, addressed, announce } from "./dom.js";
 import { Overview } from "./overview.js";
 import { makeBar, notRunning } from "./bar.js";
 import { fetchDocument } from "./actions.js";
@@ -113,8 +113,7 @@ document.addEventListener("visibilitychange", () => {
 
 /** Return what the address selects: the path of its document, its name, and its view. */
 function routeTarget() {
-  const parameters = new URLSearchParams(location.hash.slice(1));
-  const [one, first, second] = ["snapshot", "first", "second"].map((name) => parameters.get(name));
+  const [one, first, second] = ["snapshot", "first", "second"].map((name) => addressed().get(name));
   if (one !== null) return [["snapshot", one], `snapshot ${one}`, showSnapshot];
   if (first !== null && second !== null) {
     return [["comparison", first, second], `snapshots ${first} and ${second}`, showDiff];

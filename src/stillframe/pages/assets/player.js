@@ -1,7 +1,7 @@
 // The player: an execution step by step, with the rule that each step follows, the colours of EWD
 // 864a, and what is recorded so far. Python draws the picture (animated_svg.py); parts of it are shown.
 
-import { announce, counted, letGrow, make, makeRest, makeScrolling, makeTable, parseSvg } from "./dom.js";
+import { address, addressed, announce, counted, letGrow, make, makeRest, makeScrolling, makeTable, parseSvg } from "./dom.js";
 import { showInterchanges } from "./interchanges.js";
 import { stepControls } from "./stepping.js";
 import { recordedRow, showScrubber } from "./scrubber.js";
@@ -32,7 +32,7 @@ export function showPlayer(execution, main) {
       announce(lines.join(". "));
     }
     if (chosen !== null) side.replaceChildren(...recordedTables(execution, execution.choices[chosen], step));
-    address(execution, chosen, step);
+    address({ snapshot: chosen === null ? undefined : execution.choices[chosen].name, step });
   }
 
   function choose(number, step = controls.step()) {
@@ -45,7 +45,7 @@ export function showPlayer(execution, main) {
 
   /** Follow the address; an unknown name changes nothing. */
   function follow() {
-    const wanted = new URLSearchParams(location.hash.slice(1));
+    const wanted = addressed();
     const named = execution.choices.findIndex((one) => one.name === wanted.get("snapshot"));
     const step = wanted.has("step") ? Number(wanted.get("step")) : controls.step();
     const number = named >= 0 ? named : chosen;
@@ -57,10 +57,10 @@ export function showPlayer(execution, main) {
   for (const { element, step } of parts) {
     if (step !== null) element.addEventListener("click", () => controls.go(step));
   }
-  const play = make("section", { class: "play", "aria-label": "step by step" });
-  play.append(make("div", { class: "row" }, choice.element, controls.element), rule);
   const drawn = make("div", { class: "drawn" }, scroller, legendOf(execution));
-  play.append(make("div", { class: chosen === null ? "stage" : "stage sided" }, drawn, side));
+  const stage = make("div", { class: chosen === null ? "stage" : "stage sided" }, drawn, side);
+  const row = make("div", { class: "row" }, choice.element, controls.element);
+  const play = make("section", { class: "play", "aria-label": "step by step" }, row, rule, stage);
   main.append(make("div", { class: "player" }, headOf(execution), play, changes, execution.scrubber === null ? null : showScrubber(execution.scrubber)));
   document.addEventListener("keydown", (event) => {
     if (!event.target.closest?.(".changes, .scrubber")) controls.press(event);
@@ -71,13 +71,8 @@ export function showPlayer(execution, main) {
 
 function headOf(execution) {
   const notices = [execution.notice, execution.unlisted > 0 ? `${counted(execution.unlisted, "snapshot")} cannot be chosen here` : ""];
-  return make(
-    "header",
-    {},
-    make("h1", {}, execution.title),
-    make("p", { class: "muted" }, execution.about),
-    ...notices.filter(Boolean).map((text) => make("p", { class: "warn" }, text)),
-  );
+  const warnings = notices.filter(Boolean).map((text) => make("p", { class: "warn" }, text));
+  return make("header", {}, make("h1", {}, execution.title), make("p", { class: "muted" }, execution.about), warnings);
 }
 
 function choiceOf(execution, onChange) {
@@ -126,20 +121,12 @@ function reveal(element, scroller) {
 function legendOf(execution) {
   if (execution.choices.length === 0) return make("p", { class: "muted" }, "No snapshot was taken in this execution.");
   const chip = (colour) => make("span", { class: `colour-chip ${colour}`, "aria-hidden": "true" });
-  return make(
-    "p",
-    { class: "muted row colour-key" },
-    make("span", {}, chip("white"), " white: before the cut of its process"),
-    make("span", {}, chip("red"), " red: after it"),
-    make("span", {}, "ringed: in a recorded state"),
-    make("span", {}, "dotted: markers"),
-    make("span", {}, "thick: a message that its channel held"),
-  );
-}
-
-function address(execution, chosen, step) {
-  const named = chosen === null ? "" : `snapshot=${encodeURIComponent(execution.choices[chosen].name)}&`;
-  history.replaceState(null, "", `#${named}step=${step}`);
+  const entries = [
+    [chip("white"), " white: before the cut of its process"],
+    [chip("red"), " red: after it"],
+    ...["ringed: in a recorded state", "dotted: markers", "thick: a message that its channel held"],
+  ];
+  return make("p", { class: "muted row colour-key" }, entries.map((entry) => make("span", {}, entry)));
 }
 
 /** Return the tables of what is recorded for one of the choices of an execution after `step` steps. */

@@ -1,18 +1,18 @@
 // A snapshot: its properties, its cut, and the contents of each process and each channel.
 
-import { make, bytes, duration, moment } from "./dom.js";
+import { make, address, addressed, bytes, duration, moment } from "./dom.js";
 import { showStates, showChannels } from "./state_table.js";
 import { showCut } from "./cut.js";
 
-/** Fill `root` with the document that snapshot_document() in Python returns; `place` holds the id of
+/** Fill `root` with the document that snapshot_document() in Python returns; the address has the id of
  * the snapshot, and the `step` that is shown. */
-export function showSnapshot(snapshot, root, place = fragmentPlace()) {
+export function showSnapshot(snapshot, root) {
   root.replaceChildren(
     snapshotHead(snapshot),
-    ...(snapshot.diagram ? [showCut(snapshot, place)] : []),
+    ...(snapshot.diagram ? [showCut(snapshot)] : []),
     make("div", { class: "columns" }, showStates(snapshot), showChannels(snapshot)),
   );
-  if (place.parameters.get("snapshot") !== snapshot.id) place.put({ snapshot: snapshot.id });
+  if (addressed().get("snapshot") !== snapshot.id) address({ snapshot: snapshot.id });
 }
 
 function snapshotHead(snapshot) {
@@ -50,20 +50,4 @@ function snapshotFacts(snapshot) {
     ...(snapshot.systems ?? []).map(({ name, store, snapshot }) => [`System ${name}`, `${snapshot} in ${store}`]),
     excluded.length > 0 ? ["Took no part", excluded.map(([process, since]) => `${process} (its state is that of ${since})`).join(", ")] : null,
   ].filter((each) => each !== null);
-}
-
-/** Return the parameters in the fragment of the address, and `put` to change them: undefined removes
- * one. */
-function fragmentPlace() {
-  const parameters = new URLSearchParams(location.hash.slice(1));
-  return {
-    parameters,
-    put(changes) {
-      for (const [name, value] of Object.entries(changes)) {
-        if (value === undefined) parameters.delete(name);
-        else parameters.set(name, value);
-      }
-      history.replaceState(null, "", `#${parameters}`);
-    },
-  };
 }
