@@ -23,7 +23,7 @@ from stillframe.cuts import (
     definitely,
     explain,
 )
-from stillframe.detect.evaluate import yes_or_no
+from stillframe.detect.view import yes_or_no
 from stillframe.durable_files import check_target
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.importer.execution import Execution, Imported

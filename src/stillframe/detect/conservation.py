@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from stillframe.detect.evaluate import conserved
-from stillframe.detect.view import View
+from stillframe.detect.view import View, conserved
 
 ROUNDING = 1e-9
 """Sums of floating-point numbers are equal if they differ by less than this fraction of the sum of
@@ -22,10 +21,7 @@ Places = dict[str, dict[str, Number]]
 
 
 class Discrepancy(msgspec.Struct, frozen=True):
-    """One quantity of which there is too much or too little.
-
-    `places` has the amounts by the name of the process or channel.
-    """
+    """One quantity of which there is too much or too little, and where what was found is."""
 
     quantity: str
     expected: Number
@@ -40,18 +36,13 @@ class Discrepancy(msgspec.Struct, frozen=True):
 
 
 def places_of(view: View) -> Places:
-    """Return where each conserved quantity is.
-
-    Raises:
-        ApplicationError: a process or message does not report its amounts.
-    """
+    """Return where each conserved quantity is. Raises an ApplicationError if a process or message
+    does not report its amounts."""
     found: Places = {}
-    owners = [
-        *((name, f"process {name}", process) for name, process in view.processes.items()),
-        *(
-            (str(channel), f"a {type(message).__name__} on channel {channel}", message)
-            for channel, message in view.in_transit()
-        ),
+    owners = [(name, f"process {name}", process) for name, process in view.processes.items()]
+    owners += [
+        (str(channel), f"a {type(message).__name__} on channel {channel}", message)
+        for channel, message in view.in_transit()
     ]
     for place, where, owner in owners:
         for quantity, amount in conserved(owner, where, view.snapshot).items():
@@ -62,15 +53,8 @@ def places_of(view: View) -> Places:
 
 
 def find_loss(view: View, expected: Mapping[str, Mapping[str, Number]]) -> tuple[Discrepancy, ...]:
-    """Return every quantity whose amount is not the expected one, by name.
-
-    Args:
-        view: of the snapshot.
-        expected: the result of ``places_of`` for a snapshot without loss.
-
-    Raises:
-        ApplicationError: a process or message does not report its amounts.
-    """
+    """Return every quantity whose amount is not the `expected` one, which ``places_of`` returned
+    for a snapshot without loss; by name. Raises as ``places_of``."""
     places = places_of(view)
     found = []
     for quantity in sorted({*expected, *places}):

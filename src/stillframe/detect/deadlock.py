@@ -6,12 +6,9 @@ are deadlocked, in the AND model, the OR model, and any mixture (Knapp 1987, sec
 stable: none of these sends before another of them has.
 """
 
-from collections.abc import Mapping
-
 import msgspec
 
-from stillframe.detect.evaluate import waits_for
-from stillframe.detect.view import View
+from stillframe.detect.view import View, waits_for
 from stillframe.detect.wait_for_graph import Graph, blocked_for_ever, ring_text, rings
 from stillframe.errors import UsageError
 from stillframe.model import Channel, ProcessId
@@ -47,29 +44,9 @@ def find_deadlock(view: View) -> Deadlock | None:
 
     A message in transit ends the wait that it would end when it arrives; so does one from a process
     that is not blocked itself. A request in transit to a blocked process changes nothing: a blocked
-    process sends nothing.
-
-    Raises:
-        UsageError: a process waits for one that does not exist, or that cannot send to it.
-        ApplicationError: a process gives an invalid answer.
+    process sends nothing. Raises as ``open_waits``.
     """
-    return _deadlock_among(open_waits(view))
-
-
-def open_waits(view: View) -> dict[ProcessId, Waiting]:
-    """Return the waits of all processes, less those that messages in transit end.
-
-    Raises:
-        UsageError, ApplicationError: as ``find_deadlock``.
-    """
-    return {
-        name: msgspec.structs.replace(waiting, processes=waiting.processes - granted)
-        for name, waiting in _waits_of(view).items()
-        if (granted := _granted(view, name, waiting)) is not None
-    }
-
-
-def _deadlock_among(waits: Mapping[ProcessId, Waiting]) -> Deadlock | None:
+    waits = open_waits(view)
     names = sorted(set(waits).union(*(waiting.processes for waiting in waits.values())))
     numbers = {name: number for number, name in enumerate(names)}
     graph = Graph(
@@ -90,8 +67,12 @@ def _deadlock_among(waits: Mapping[ProcessId, Waiting]) -> Deadlock | None:
     return Deadlock(deadlocked, tuple(found))
 
 
-def _waits_of(view: View) -> dict[ProcessId, Waiting]:
-    """Return the waits of all processes."""
+def open_waits(view: View) -> dict[ProcessId, Waiting]:
+    """Return the waits of all processes, less those that messages in transit end.
+
+    Raises a UsageError if a process waits for one that does not exist, or that cannot send to it;
+    an ApplicationError if a process gives an invalid answer.
+    """
     waits = {}
     for name, process in view.processes.items():
         waiting = waits_for(process, f"process {name}", view.snapshot)
@@ -109,7 +90,9 @@ def _waits_of(view: View) -> dict[ProcessId, Waiting]:
                     f"process {name} waits for {source}, and there is no channel from {source} to "
                     f"{name} on which something could come"
                 )
-        waits[name] = waiting
+        granted = _granted(view, name, waiting)
+        if granted is not None:
+            waits[name] = msgspec.structs.replace(waiting, processes=waiting.processes - granted)
     return waits
 
 

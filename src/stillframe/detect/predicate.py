@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from stillframe.detect.conservation import Number, find_loss, total
 from stillframe.detect.deadlock import find_deadlock
-from stillframe.detect.evaluate import is_passive, yes_or_no
-from stillframe.detect.view import View
+from stillframe.detect.view import View, is_passive, yes_or_no
 from stillframe.detect.wait_for_graph import deadlock_text
 from stillframe.errors import Unavailable, UsageError
 from stillframe.model import Channel, ProcessId, SnapshotId
@@ -34,11 +33,8 @@ class Activity(msgspec.Struct, frozen=True):
 
 
 def find_activity(view: View) -> Activity | None:
-    """Return the activity in a snapshot, or None if the computation has terminated.
-
-    Raises:
-        ApplicationError: a process gives an invalid answer.
-    """
+    """Return the activity in a snapshot, or None if the computation has terminated. Raises an
+    ApplicationError if a process gives an invalid answer."""
     active = tuple(
         name
         for name, process in view.processes.items()
@@ -83,11 +79,8 @@ def deadlock(view: View) -> Verdict:
 
 
 def loss_against(expected: Mapping[str, Mapping[str, Number]]) -> StablePredicate:
-    """Return the predicate that there is less or more of something than expected.
-
-    Args:
-        expected: what ``conservation.places_of`` said of a snapshot in which nothing was lost.
-    """
+    """Return the predicate that there is less or more of something than `expected`, which is what
+    ``conservation.places_of`` said of a snapshot in which nothing was lost."""
     amounts = ", ".join(f"{total(places)} {quantity}" for quantity, places in expected.items())
 
     def loss(view: View) -> Verdict:
@@ -98,12 +91,7 @@ def loss_against(expected: Mapping[str, Mapping[str, Number]]) -> StablePredicat
 
 
 def asking(function: Callable[[View], bool], name: str) -> StablePredicate:
-    """Return a predicate that asks a function of yours.
-
-    Args:
-        function: takes a `View` and returns whether the predicate holds.
-        name: for people.
-    """
+    """Return a predicate that asks a function of yours, which people know by `name`."""
 
     def own(view: View) -> Verdict:
         found = yes_or_no(function, view, name, f"on snapshot {view.snapshot}")
@@ -154,16 +142,11 @@ def is_sql(predicate: str) -> bool:
 
 
 def evaluate_sql(sql: str, snapshot: SnapshotId, tables: Mapping[str, pa.Table]) -> Verdict:
-    """Return the result of a predicate in SQL on a snapshot.
+    """Return the result of a predicate in SQL, which gives one row with one column, true or false,
+    on a snapshot whose `tables` are those of ``store.tables``.
 
-    Args:
-        sql: returns one row with one column, true or false.
-        snapshot: its id, for the error.
-        tables: by name, with a column for each field (``store.tables``).
-
-    Raises:
-        UsageError: it cannot be executed, or returns something else.
-        Unavailable: DuckDB is not installed.
+    Raises a UsageError if it cannot be executed, or gives something else, and Unavailable if DuckDB
+    is not installed.
     """
     try:
         import duckdb  # noqa: PLC0415 - an extra

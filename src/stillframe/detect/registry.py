@@ -30,16 +30,8 @@ Evaluate = Callable[[Entry], Evaluation]
 
 
 def topology_of_store(store: Store, reference: str | None, expected: str) -> tuple[str, Topology]:
-    """Return where the topology is that snapshots of a store are of, and the topology.
-
-    Args:
-        store: with the snapshots.
-        reference: where the topology is; None: where the store says.
-        expected: the hash of that of the snapshots to look at.
-
-    Raises:
-        UsageError: nobody says where it is, or it is another one.
-    """
+    """Return where the topology with the hash `expected` is (None: where the store says), and the
+    topology. Raises a UsageError if nobody says where it is, or it is another one."""
     known = store.reference if reference is None else reference
     if known is None:
         raise UsageError(
@@ -57,11 +49,7 @@ def topology_of_store(store: Store, reference: str | None, expected: str) -> tup
 
 
 def check_predicate_name(name: str) -> None:
-    """Refuse what names no predicate.
-
-    Raises:
-        UsageError: there is none of that name, or your function cannot be imported.
-    """
+    """Raise a UsageError if no predicate has that name, or your function cannot be imported."""
     if name not in SHIPPED and not is_sql(name):
         _own(name)
 
@@ -69,21 +57,15 @@ def check_predicate_name(name: str) -> None:
 def resolve_predicate(name: str, store: Store, load: Callable[[], Topology]) -> Evaluate:
     """Return what asks a predicate of one snapshot of a store after the other.
 
-    Args:
-        name: termination, deadlock, loss (against the oldest snapshot of the same topology, of
-            which there must be one), MODULE:FUNCTION, or a question in SQL.
-        store: with the snapshots.
-        load: loads the topology; not called for a question in SQL.
-
-    Raises:
-        UsageError: as ``check_predicate_name``; or in the oldest snapshot nothing is conserved.
+    `name` is termination, deadlock, loss (against the oldest snapshot of the same topology, of
+    which there must be one), MODULE:FUNCTION, or a question in SQL, for which the topology is not
+    loaded. Raises as ``check_predicate_name``, and a UsageError if in the oldest snapshot nothing
+    is conserved.
     """
     if is_sql(name):
-
-        def look(entry: Entry) -> Evaluation:
-            return _evaluation(entry, evaluate_sql(name, entry.id, store.tables(entry.id)))
-
-        return look
+        return lambda entry: _evaluation(
+            entry, evaluate_sql(name, entry.id, store.tables(entry.id))
+        )
     topology = load()
     predicate = load_predicate(name, lambda: initial_places(store, topology, store.entries()))
     return lambda entry: _evaluation(entry, predicate(view_of(store.load(entry.id), topology)))
@@ -94,15 +76,9 @@ def _evaluation(entry: Entry, verdict: Verdict) -> Evaluation:
 
 
 def load_predicate(name: str, expected: Callable[[], Places]) -> StablePredicate:
-    """Return the predicate that is called `name`, which is no question in SQL.
-
-    Args:
-        name: as for ``resolve_predicate``.
-        expected: tells what there must be of conserved quantities, if that is asked.
-
-    Raises:
-        UsageError: as ``resolve_predicate``.
-    """
+    """Return the predicate that is called `name`, which is no question in SQL; `expected` tells
+    what there must be of conserved quantities, if that is asked. Raises as
+    ``resolve_predicate``."""
     match name:
         case "termination":
             return termination
@@ -115,12 +91,8 @@ def load_predicate(name: str, expected: Callable[[], Places]) -> StablePredicate
 
 def initial_places(store: Store, topology: Topology, entries: Iterable[Entry]) -> Places:
     """Return what the oldest snapshot holds of conserved quantities, of those that this code can
-    read: see ``migration`` for what a change of it conserves.
-
-    Raises:
-        UsageError: there is none, or nobody has anything in it.
-        Damaged, NotConsistent, StoreError: it cannot be read.
-    """
+    read: see ``migration`` for what a change of it conserves. Raises a UsageError if there is none,
+    or nobody has anything in it; another StillframeError if it cannot be read."""
 
     def places_in(entry: Entry) -> Places | None:
         if store.description_of(entry.id).hash != topology.description.hash:
@@ -152,11 +124,7 @@ def _own(name: str) -> StablePredicate:
 
 def if_present(entry: Entry, read: Callable[[Entry], Read]) -> Read | None:
     """Return what `read` gives for a snapshot; None if it was dropped meanwhile, as ``run --keep``
-    does.
-
-    Raises:
-        StillframeError: it cannot be read.
-    """
+    does. Raises a StillframeError if it cannot be read."""
     try:
         return read(entry)
     except (UsageError, StoreError):

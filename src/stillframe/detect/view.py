@@ -1,12 +1,18 @@
-"""A snapshot as predicates see it: processes as objects, channels as messages."""
+"""A snapshot as predicates see it: processes as objects, channels as messages; and what those say.
+
+An invalid answer of a method of the user's classes is an error that names it.
+"""
 
 import dataclasses
-from collections.abc import Iterator
+import inspect
+import math
+import reprlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import ApplicationError, UsageError
 from stillframe.model import (
     DECODING_ERRORS,
     Channel,
@@ -16,9 +22,12 @@ from stillframe.model import (
     Snapshot,
     SnapshotId,
 )
-from stillframe.process import Message, Process
+from stillframe.process import Message, Process, Quantities
 from stillframe.protocol.action_runner import ActionRunner, union_of
 from stillframe.topology import Topology
+from stillframe.waiting import Waiting
+
+_ABSENT = object()
 
 
 class View(msgspec.Struct, frozen=True):
@@ -40,15 +49,8 @@ class View(msgspec.Struct, frozen=True):
 
 
 def view_of(snapshot: Snapshot, topology: Topology) -> View:
-    """Return how a snapshot looks to a predicate.
-
-    Args:
-        snapshot: of a system with this topology.
-        topology: with the classes of processes and messages.
-
-    Raises:
-        UsageError: a recorded state or message does not fit the classes of the topology.
-    """
+    """Return how a snapshot looks to a predicate. Raises a UsageError if a recorded state or
+    message does not fit the classes of the topology."""
     recorded = {state.process: state for state in snapshot.state.processes}
     if recorded.keys() != topology.processes.keys():
         raise UsageError(
@@ -73,7 +75,7 @@ def _process(topology: Topology, state: ProcessState) -> Any:
         # What __init__ of a dataclass would do besides is not recorded, and may need what is not
         # here; fields that are not recorded are as they are declared.
         process = object.__new__(codec.kind)
-        for name, value in (_unrecorded(codec.kind) | fields).items():
+        for name, value in (declared_defaults(codec.kind) | fields).items():
             object.__setattr__(process, name, value)
     except (TypeError, ValueError, AttributeError) as error:
         raise UsageError(
@@ -83,13 +85,20 @@ def _process(topology: Topology, state: ProcessState) -> Any:
     return process
 
 
-def _unrecorded(kind: type) -> dict[str, Any]:
-    """Return the fields of a dataclass that have a default."""
+def declared_defaults(kind: type) -> dict[str, Any]:
+    """Return the fields of a dataclass or Struct that have a default, with it."""
+    is_struct = issubclass(kind, msgspec.Struct)
+    fields: tuple[Any, ...] = ()
+    if is_struct:
+        fields = msgspec.structs.fields(kind)
+    elif dataclasses.is_dataclass(kind):
+        fields = dataclasses.fields(kind)
+    absent = msgspec.NODEFAULT if is_struct else dataclasses.MISSING
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        if field.default is not dataclasses.MISSING:
+    for field in fields:
+        if field.default is not absent:
             found[field.name] = field.default
-        elif field.default_factory is not dataclasses.MISSING:
+        elif field.default_factory is not absent:
             found[field.name] = field.default_factory()
     return found
 
@@ -105,3 +114,90 @@ def _messages(topology: Topology, state: ChannelState) -> tuple[Message, ...]:
         raise UsageError(
             f"a message on channel {state.channel} does not fit the topology: {error}"
         ) from error
+
+
+def yes_or_no(function: Callable[[Any], bool], view: object, name: str, where: str) -> bool:
+    """Return whether a predicate of the user holds in a view. Raises an ApplicationError, which
+    says `name` and `where`, if it raises, or returns something else than True or False."""
+    try:
+        found: object = function(view)
+    except (Exception, SystemExit) as error:
+        raise ApplicationError(f"{name} raised {type(error).__name__}: {error}, {where}") from error
+    if isinstance(found, bool):
+        return found
+    if inspect.iscoroutine(found):
+        found.close()
+    raise ApplicationError(
+        f"{name} returned {reprlib.repr(found)}, a {type(found).__name__}, {where}: return True or "
+        "False"
+    )
+
+
+def is_passive(owner: object, where: str, snapshot: SnapshotId) -> bool:
+    """Return whether a process says that it is passive; one without that method is active. Raises
+    an ApplicationError, which says `where` and `snapshot`, if its answer is invalid."""
+    answer = _answer(owner, "is_passive", where, snapshot)
+    if answer is _ABSENT:
+        return False
+    if not isinstance(answer, bool):
+        raise _wrong(where, "is_passive", answer, snapshot, "True or False")
+    return answer
+
+
+def waits_for(owner: object, where: str, snapshot: SnapshotId) -> Waiting | None:
+    """Return the processes that a process waits for; errors as for ``is_passive``."""
+    answer = _answer(owner, "waits_for", where, snapshot)
+    if answer is _ABSENT or answer is None:
+        return None
+    if not isinstance(answer, Waiting):
+        raise _wrong(where, "waits_for", answer, snapshot, "for_all(...), for_any(...) or None")
+    return answer
+
+
+def conserved(owner: object, where: str, snapshot: SnapshotId | None) -> Quantities:
+    """Return the conserved quantities of a process or message, in a snapshot or (None) a running
+    one; errors as for ``is_passive``."""
+    answer = _answer(owner, "conserved", where, snapshot)
+    if answer is _ABSENT:
+        return {}
+    if not isinstance(answer, Mapping) or not all(
+        isinstance(name, str) and _is_amount(amount) for name, amount in answer.items()
+    ):
+        raise _wrong(where, "conserved", answer, snapshot, "a dict of names and finite numbers")
+    return answer
+
+
+def _is_amount(amount: object) -> bool:
+    if isinstance(amount, float):
+        return math.isfinite(amount)
+    return isinstance(amount, int) and not isinstance(amount, bool)
+
+
+def _answer(owner: object, method: str, where: str, snapshot: SnapshotId | None) -> Any:
+    """Return the result of a method without arguments; ``_ABSENT`` if there is none."""
+    found = getattr(owner, method, _ABSENT)
+    if found is _ABSENT:
+        return _ABSENT
+    if not callable(found):
+        raise ApplicationError(
+            f"{where}: {method} is no method of {type(owner).__name__} but {found!r}: give that "
+            "field another name"
+        )
+    try:
+        return found()
+    except (Exception, SystemExit) as error:
+        raise ApplicationError(
+            f"{where}: {method}() raised {type(error).__name__}: {error}{_on(snapshot, ', ')}"
+        ) from error
+
+
+def _wrong(
+    where: str, method: str, answer: object, snapshot: SnapshotId | None, wanted: str
+) -> ApplicationError:
+    return ApplicationError(
+        f"{where}: {method}() returned {answer!r}{_on(snapshot)}: return {wanted}"
+    )
+
+
+def _on(snapshot: SnapshotId | None, between: str = " ") -> str:
+    return "" if snapshot is None else f"{between}on snapshot {snapshot}"

@@ -5,7 +5,6 @@ those of the class as it is now.
 """
 
 import contextlib
-import dataclasses
 import reprlib
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from stillframe.detect.view import declared_defaults
 from stillframe.errors import UsageError
 from stillframe.model import DECODING_ERRORS, Channel
 from stillframe.process import Message
@@ -40,9 +40,7 @@ class Fields:
     """The fields of a class as it is now, with their types in the order of declaration.
 
     The class variable ``renamed`` gives the former names: ``renamed: ClassVar = {"new": "old"}``.
-
-    Raises:
-        UsageError: ``renamed`` names no field of the class, or one old name twice.
+    Raises a UsageError if it names no field of the class, or one old name twice.
     """
 
     def __init__(self, kind: type, types: Mapping[str, Any]) -> None:
@@ -66,15 +64,9 @@ class Fields:
     def convert(
         self, recorded: Values, starts: Values
     ) -> tuple[dict[str, msgspec.Raw], tuple[str, ...]]:
-        """Return each field with its value, and the fields that lose a part of their values.
-
-        Args:
-            recorded: the recorded values.
-            starts: the initial values of new fields.
-
-        Raises:
-            Misfit: a recorded value is not of the field's type, or a new field has none.
-        """
+        """Return each field with its value, in `starts` that of a new one, and the fields that lose
+        a part of their values. Raises Misfit if a recorded value is not of the field's type, or a
+        new field has none."""
         sources = self.sources(recorded.keys())
         values: dict[str, msgspec.Raw] = {}
         cut: list[str] = []
@@ -97,21 +89,8 @@ class Fields:
 
 
 def defaults(kind: type) -> dict[str, msgspec.Raw]:
-    """Return the fields of a dataclass or Struct that have a default, with it."""
-    found: dict[str, Any] = {}
-    if issubclass(kind, msgspec.Struct):
-        for info in msgspec.structs.fields(kind):
-            if info.default is not msgspec.NODEFAULT:
-                found[info.name] = info.default
-            elif info.default_factory is not msgspec.NODEFAULT:
-                found[info.name] = info.default_factory()
-    elif dataclasses.is_dataclass(kind):
-        for field in dataclasses.fields(kind):
-            if field.default is not dataclasses.MISSING:
-                found[field.name] = field.default
-            elif field.default_factory is not dataclasses.MISSING:
-                found[field.name] = field.default_factory()
-    return encoded_values(found)
+    """Return the fields of a dataclass or Struct that have a default, with it, encoded."""
+    return encoded_values(declared_defaults(kind))
 
 
 def encoded_values(values: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
@@ -205,9 +184,8 @@ def listed(items: Iterable[object]) -> str:
 
 
 def differences(recorded: Description, topology: Topology) -> list[Change]:
-    """Return how a topology differs from the recorded one; nothing if it does not. The effects on
-    recorded values and messages depend on the snapshot (``migrate``). Raises UsageError if a class
-    declares ``renamed`` wrongly."""
+    """Return how a topology differs from the recorded one; the effects on recorded values and
+    messages depend on the snapshot (``migrate``). Raises as ``Fields``."""
     now = topology.description
     return [
         *_process_changes(recorded, now),
@@ -224,8 +202,7 @@ def message_classes(topology: Topology) -> dict[str, type[Message]]:
 
 
 def state_fields(topology: Topology) -> dict[str, Fields]:
-    """Return the fields of every class of processes. Raises UsageError if one declares ``renamed``
-    wrongly."""
+    """Return the fields of every class of processes; raises as ``Fields``."""
     return {
         codec.kind.__name__: Fields(codec.kind, types_of(codec.struct))
         for codec in topology.codecs.values()
@@ -233,7 +210,7 @@ def state_fields(topology: Topology) -> dict[str, Fields]:
 
 
 def message_fields(topology: Topology) -> dict[str, Fields]:
-    """Return the fields of every message class; arguments and errors as ``state_fields``."""
+    """Return the fields of every message class; raises as ``Fields``."""
     return {
         tag: Fields(kind, types_of(kind)) for tag, kind in sorted(message_classes(topology).items())
     }

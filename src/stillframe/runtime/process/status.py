@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 
-from stillframe.detect.evaluate import conserved
+from stillframe.detect.view import conserved
 from stillframe.errors import ApplicationError
 from stillframe.model import SnapshotId
 from stillframe.protocol.stragglers import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stillframe.detect import evaluate
+from stillframe.detect import view
 from stillframe.errors import ApplicationError
 from stillframe.model import SnapshotId
 from stillframe.waiting import for_all
@@ -18,9 +18,9 @@ Ask = Callable[[object, str, SnapshotId], Any]
 def test_who_has_no_such_method_says_the_least() -> None:
     """Is active, waits for nobody, has nothing."""
     nobody = object()
-    assert evaluate.is_passive(nobody, "process A", SNAPSHOT) is False
-    assert evaluate.waits_for(nobody, "process A", SNAPSHOT) is None
-    assert evaluate.conserved(nobody, "process A", SNAPSHOT) == {}
+    assert view.is_passive(nobody, "process A", SNAPSHOT) is False
+    assert view.waits_for(nobody, "process A", SNAPSHOT) is None
+    assert view.conserved(nobody, "process A", SNAPSHOT) == {}
 
 
 def test_answers_are_taken_as_they_are() -> None:
@@ -30,24 +30,24 @@ def test_answers_are_taken_as_they_are() -> None:
         waits_for=lambda: for_all("B"),
         conserved=lambda: {"EUR": -1, "kg": 0.5},
     )
-    assert evaluate.is_passive(one, "process A", SNAPSHOT) is True
-    assert evaluate.waits_for(one, "process A", SNAPSHOT) == for_all("B")
-    assert evaluate.conserved(one, "process A", SNAPSHOT) == {"EUR": -1, "kg": 0.5}
+    assert view.is_passive(one, "process A", SNAPSHOT) is True
+    assert view.waits_for(one, "process A", SNAPSHOT) == for_all("B")
+    assert view.conserved(one, "process A", SNAPSHOT) == {"EUR": -1, "kg": 0.5}
 
 
 @pytest.mark.parametrize(
     ("ask", "answer"),
     [
-        (evaluate.is_passive, 1),
-        (evaluate.is_passive, None),
-        (evaluate.waits_for, "B"),
-        (evaluate.waits_for, ("B",)),
-        (evaluate.conserved, None),
-        (evaluate.conserved, {"EUR": "1"}),
-        (evaluate.conserved, {"EUR": True}),
-        (evaluate.conserved, {"EUR": float("inf")}),
-        (evaluate.conserved, {"EUR": float("nan")}),
-        (evaluate.conserved, {1: 1}),
+        (view.is_passive, 1),
+        (view.is_passive, None),
+        (view.waits_for, "B"),
+        (view.waits_for, ("B",)),
+        (view.conserved, None),
+        (view.conserved, {"EUR": "1"}),
+        (view.conserved, {"EUR": True}),
+        (view.conserved, {"EUR": float("inf")}),
+        (view.conserved, {"EUR": float("nan")}),
+        (view.conserved, {1: 1}),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_the_programs_mistake(ask: Ask, answer: object) -> None:
@@ -66,6 +66,6 @@ def test_a_method_that_raises_is_named() -> None:
         raise SystemExit(0)
 
     with pytest.raises(ApplicationError, match=r"process A: is_passive\(\) raised SystemExit: 0"):
-        evaluate.is_passive(SimpleNamespace(is_passive=leave), "process A", SNAPSHOT)
+        view.is_passive(SimpleNamespace(is_passive=leave), "process A", SNAPSHOT)
     with pytest.raises(ApplicationError, match="is_passive is no method of SimpleNamespace but"):
-        evaluate.is_passive(SimpleNamespace(is_passive=True), "process A", SNAPSHOT)
+        view.is_passive(SimpleNamespace(is_passive=True), "process A", SNAPSHOT)
