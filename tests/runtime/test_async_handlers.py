@@ -148,13 +148,13 @@ def test_a_process_that_takes_too_long_is_named_at_the_deadline(tmp_path: Path) 
 
 async def _let_deadline_pass(system: LocalSystem, missing: tuple[str, ...]) -> None:
     """Wait until no other parts of the one snapshot are missing; then its time is over."""
-    while [
-        under_way.missing for under_way in await system.coordinator.status_poller.poll_pending()
-    ] != [missing]:
+    while [under_way.missing for under_way in await system.coordinator.monitor.poll_pending()] != [
+        missing
+    ]:
         pass
     (pending,) = system.coordinator._assembler._pending.values()
     pending.deadline = pending.initiated_at
-    system.coordinator._deadlines.set_timer()
+    system.coordinator.monitor.set_timer()
 
 
 def _is_acting(system: LocalSystem) -> bool:

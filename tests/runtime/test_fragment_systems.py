@@ -16,7 +16,7 @@ from stillframe.model import Abandoned, ProcessId, Reason, Snapshot, SnapshotId
 from stillframe.runtime import control, events
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.supervisor import child_processes, epoch
-from stillframe.runtime.supervisor.config import SupervisorConfig
+from stillframe.runtime.supervisor.epoch import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.fragments import FragmentManifest, FragmentPlace
 from stillframe.store.manifest import CHANNELS, Entry

@@ -143,14 +143,14 @@ def test_a_process_that_cannot_say_what_it_has_says_why(tmp_path: Path) -> None:
     async def main() -> None:
         odd = {what: Odd(what) for what in ODD}
         async with asyncio.timeout(TIMEOUT_S), LocalSystem(Topology(odd, []), tmp_path) as system:
-            under_way, statuses = await system.coordinator.status_poller.poll()
+            under_way, statuses = await system.coordinator.monitor.poll()
             told = {process: status.quantities for process, status in statuses.items()}
             assert under_way == ()
             assert told["raises"] == "process raises: conserved() raised ValueError: no idea"
             assert told["huge"] == {"things": 1e300}
             assert "OverflowError" in str(told["huger"])
             assert told["slow"] == {"things": 1}
-            _, again = await system.coordinator.status_poller.poll()
+            _, again = await system.coordinator.monitor.poll()
             assert "is asked again in" in str(again["slow"].quantities)
             assert again["huge"].quantities == told["huge"]
             assert f"{QUANTITY_COUNT_MAX + 1} conserved quantities" in str(told["many"])
@@ -177,9 +177,9 @@ def test_only_the_timelines_of_the_last_snapshots_are_kept() -> None:
         MarkerTimes(1.0, "A", {"A": float("inf")}),
     ):
         with pytest.raises(ProtocolViolation, match="markers that could not come"):
-            assembler.check(msgspec.structs.replace(part, marker_times=times))
+            assembler.add(msgspec.structs.replace(part, marker_times=times), 2.0)
     part = msgspec.structs.replace(part, marker_times=MarkerTimes(1.0, "A", {"A": 0.0}))
-    assembler.check(part)
+    assert assembler.add(part, 2.0) is None
     timelines.add_fragment(part, 2.0)
     assert next(t for t in timelines.latest() if t.snapshot.number == 9).fragment_at == {"B": 2.0}
 

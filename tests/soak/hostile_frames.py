@@ -125,9 +125,9 @@ async def process_at_coordinator(trial: Trial, data: bytes, piece: int) -> str:
         feed(connection, wire.encode_control(control.JoinRequest()), 2**20)
     result = coordinator.begin("A")
     feed(other, wire.encode_control(control.FragmentComplete(part("B"))), 2**20)
-    question = coordinator.status_poller.request(coordinator.under_way)
+    question = coordinator.monitor._request(coordinator.under_way)
     feed(line, data, piece)
-    for under_way in coordinator.status_poller.close(question, coordinator.under_way):
+    for under_way in coordinator.monitor._close(question, coordinator.under_way):
         assert all(under_way.sentences(coordinator.now()))
     if coordinator._writing:
         await asyncio.gather(*coordinator._writing)

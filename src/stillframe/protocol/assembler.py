@@ -60,14 +60,14 @@ class Assembler:
     def add(self, fragment: Fragment, now: float) -> Snapshot | Abandoned | None:
         """Add one process's fragment; return the snapshot if it was the last.
 
-        A fragment of a snapshot that has ended is dropped. A complete snapshot whose books do not
-        balance is abandoned, with the channel in `detail`. ProtocolViolation if the fragment does
-        not fit the description, or came twice.
+        A fragment of a snapshot that has ended is checked, and dropped. A complete snapshot whose
+        books do not balance is abandoned, with the channel in `detail`. ProtocolViolation if the
+        fragment does not fit the description, or came twice.
         """
+        self._check(fragment)
         pending = self._pending.get(fragment.snapshot)
         if pending is None or fragment.state.process in pending.excluded:
             return None
-        self.check(fragment)
         if fragment.state.process in pending.fragments:
             raise ProtocolViolation(f"{_where(fragment)}: it came twice")
         return self._put(fragment, pending, now)
@@ -83,7 +83,7 @@ class Assembler:
         if pending is None or process in pending.fragments:
             return None
         fragment = last.fragment(snapshot)
-        self.check(fragment)
+        self._check(fragment)
         pending.excluded[process] = last.snapshot
         return self._put(fragment, pending, now)
 
@@ -133,9 +133,8 @@ class Assembler:
             excluded=pending.excluded,
         )
 
-    def check(self, fragment: Fragment) -> None:
-        """Check a fragment against the description, as ``add`` does for a pending snapshot;
-        ProtocolViolation if it does not fit."""
+    def _check(self, fragment: Fragment) -> None:
+        """Check a fragment against the description; ProtocolViolation if it does not fit."""
         process = fragment.state.process
         where = _where(fragment)
         if process not in self._description.processes:

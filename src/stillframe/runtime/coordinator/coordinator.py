@@ -35,15 +35,10 @@ from stillframe.protocol.policy import (
     PublicationNotices,
     next_initiator,
 )
-from stillframe.restore import Start
 from stillframe.runtime import control, events
 from stillframe.runtime.control import ChunkBuffer
 from stillframe.runtime.coordinator.membership import CoordinatorConfig, EpochStart, Membership
-from stillframe.runtime.coordinator.snapshot_monitor import (
-    Deadlines,
-    SnapshotTimelines,
-    StatusPoller,
-)
+from stillframe.runtime.coordinator.snapshot_monitor import SnapshotMonitor, SnapshotTimelines
 from stillframe.runtime.os_process import current_process
 from stillframe.store.history import SnapshotBegan
 from stillframe.store.manifest import Entry
@@ -64,14 +59,8 @@ class Coordinator:
         start: how the epoch starts.
         check: raises a UsageError if a recorded state could not be restored.
         emit: receives events.
-        departed: called with a process that has terminated, and with its last words.
-        runs: whether the operating-system process that was started for a process still runs here.
-        timelines: those of the epochs before; None if there are none.
-
-    Attributes:
-        membership: the connections of the processes.
-        status_poller: polls the processes.
-        timelines: how the markers of the last snapshots went.
+        departed, runs: as for ``Membership``.
+        timelines: how the markers of the last snapshots went, if there were epochs before.
     """
 
     def __init__(
@@ -107,17 +96,23 @@ class Coordinator:
         self._assembler = Assembler(self._description, store.epoch)
         self._chunks = ChunkBuffer()
         self.timelines = SnapshotTimelines() if timelines is None else timelines
-        self.status_poller = StatusPoller(
-            self._description, self._assembler, send=self.membership.send, now=self.now
-        )
-        self._deadlines = Deadlines(
+        self.monitor = SnapshotMonitor(
+            self._description,
             self._assembler,
-            self.status_poller,
             timeout_s=config.timeout_s,
+            send=self.membership.send,
             now=self.now,
             expired=self._on_deadline,
         )
-        self._last_states = LastStates(self._description, last_recorded_states(store, start.starts))
+        origin = store.restored_from if start.starts else None
+        self._last_states = LastStates(
+            self._description,
+            {
+                process: LastRecorded(ProcessState(process, began.kind, began.encoded), origin)
+                for process, began in (start.starts or {}).items()
+                if origin is not None
+            },
+        )
         self._announcements = PublicationNotices()
         self._excluded: dict[SnapshotId, frozenset[ProcessId]] = {}
         self._requested: set[ProcessId] = set()
@@ -204,7 +199,7 @@ class Coordinator:
         began_at = self.now()
         self._assembler.begin(snapshot, began_at, timeout_s=self._config.timeout_s)
         self.timelines.started(snapshot, began_at, self.store.epoch)
-        self._deadlines.set_timer()
+        self.monitor.set_timer()
         try:
             self._history.append(SnapshotBegan(snapshot))
         except StoreError as error:
@@ -226,14 +221,14 @@ class Coordinator:
             marker_wait_s=self._config.marker_wait_s,
         )
         self.membership.send(process, resumed)
-        self.status_poller.on_rejoin(process)
+        self.monitor.on_rejoin(process)
         for snapshot in self._assembler.pending:
             if process in self._assembler.missing(snapshot):
                 detail = f"{process} came back with a new one"
                 self._abandon(snapshot, Reason.CONNECTION_BROKE, detail)
 
     def _on_message(self, process: ProcessId, message: control.SnapshotMessage) -> None:
-        self.status_poller.on_message(process)
+        self.monitor.on_message(process)
         match message:
             case control.FragmentRows() | control.FragmentChunk():
                 if message.snapshot in self._assembler.pending:
@@ -243,7 +238,7 @@ class Coordinator:
             case control.SnapshotDeclined(snapshot, detail):
                 self._on_declined(process, snapshot, f"{process}: {detail}")
             case control.StatusReply():
-                self.status_poller.on_reply(process, message)
+                self.monitor.on_reply(process, message)
             case control.SnapshotRequested():
                 self._begin_for(process)
             case _:
@@ -262,9 +257,9 @@ class Coordinator:
         if fragment.state.process != process:
             raise ProtocolViolation(f"it speaks for {fragment.state.process!r}")
         now = self.now()
-        self._assembler.check(fragment)
+        outcome = self._assembler.add(self._chunks.complete(fragment), now)
         self.timelines.add_fragment(fragment, now)
-        self._complete(self._assembler.add(self._chunks.complete(fragment), now))
+        self._complete(outcome)
 
     def _on_declined(self, process: ProcessId, snapshot: SnapshotId, detail: str) -> None:
         """Exclude `process` if the policy and its channels allow it; otherwise abandon."""
@@ -290,7 +285,7 @@ class Coordinator:
         """Abandon what is under way, finish what is being written, and close the connections."""
         self._is_closed = True
         self.membership.expect_departures()
-        self._deadlines.close()
+        self.monitor.cancel_timer()
         for snapshot in self._assembler.pending:
             self._abandon(snapshot, Reason.STOPPED)
         await asyncio.gather(*self._writing)
@@ -316,7 +311,7 @@ class Coordinator:
                 self._begin_last_if_alone()
             case Abandoned():
                 self._end(outcome.snapshot, outcome)
-        self._deadlines.set_timer()
+        self.monitor.set_timer()
 
     async def _publish(self, snapshot: Snapshot) -> None:
         loop = asyncio.get_running_loop()
@@ -382,7 +377,7 @@ class Coordinator:
         outcome: Entry | Abandoned,
         at_fault: tuple[ProcessId, ...] = (),
     ) -> None:
-        self._deadlines.stragglers(snapshot)
+        self.monitor.stragglers(snapshot)
         self._chunks.forget(snapshot)
         self.timelines.finished(snapshot, self.now(), is_published=isinstance(outcome, Entry))
         if isinstance(outcome, Abandoned):
@@ -412,7 +407,7 @@ class Coordinator:
         if not is_all and self._exclude(missing, snapshot):
             return
         details, at_fault = [], missing
-        if (under_way := self._deadlines.stragglers(snapshot)) is not None:
+        if (under_way := self.monitor.stragglers(snapshot)) is not None:
             details, at_fault = under_way.sentences(self.now()), under_way.at_fault
         if self._config.policy is Policy.EXCLUDE and not is_all:
             refused = next(p for p in missing if self._last_states.of(p) is None)
@@ -437,19 +432,6 @@ class Coordinator:
             description=self._description,
         )
         return None if initiator is None else self._begin(initiator, result, tried)
-
-
-def last_recorded_states(
-    store: Store, starts: dict[ProcessId, Start] | None
-) -> dict[ProcessId, LastRecorded]:
-    """Return the initial states and their snapshot; nothing for a fresh start."""
-    origin = store.restored_from
-    if starts is None or origin is None:
-        return {}
-    return {
-        process: LastRecorded(ProcessState(process, start.kind, start.encoded), origin)
-        for process, start in starts.items()
-    }
 
 
 def announced_before(store: Store) -> dict[ProcessId, SnapshotId]:

@@ -27,30 +27,26 @@ TIMELINE_COUNT_MAX = 32
 """How many timelines are kept."""
 
 
-class StatusQuery:
+class _StatusQuery:
     """One status request to all processes, and the replies so far."""
 
-    def __init__(self, processes: Iterable[ProcessId], snapshots: tuple[SnapshotId, ...]) -> None:
+    def __init__(self, snapshots: tuple[SnapshotId, ...]) -> None:
         self.snapshots = snapshots
         self.replies: dict[ProcessId, ProcessStatus] = {}
         self.is_complete = asyncio.Event()
-        self._pending = set(processes)
-
-    def add(self, process: ProcessId, status: ProcessStatus) -> None:
-        """Record the reply of `process`."""
-        self.replies[process] = status
-        if self._pending <= self.replies.keys():
-            self.is_complete.set()
 
 
-class StatusPoller:
-    """Polls the processes of one epoch and derives the stragglers of each snapshot.
+class SnapshotMonitor:
+    """Polls the processes of one epoch, finds the stragglers of each snapshot under way, and sees
+    to the deadlines.
 
     Args:
         description: the processes and channels.
         assembler: knows the snapshots under way.
+        timeout_s: how long each may take, in seconds.
         send: sends a message to one process.
         now: the clock of the assembler.
+        expired: called with a snapshot whose deadline has passed; it ends it.
     """
 
     def __init__(
@@ -58,17 +54,23 @@ class StatusPoller:
         description: Description,
         assembler: Assembler,
         *,
+        timeout_s: float,
         send: Callable[[ProcessId, control.ToProcess], None],
         now: Callable[[], float],
+        expired: Callable[[SnapshotId], None],
     ) -> None:
         self._description = description
         self._assembler = assembler
+        self._poll_before_s = min(POLL_BEFORE_S, timeout_s / 2)
         self._send = send
         self._now = now
+        self._expired = expired
         self._last_message_at: dict[ProcessId, float] = {}
         self._unanswered: Counter[ProcessId] = Counter()
-        self._open: dict[int, StatusQuery] = {}
+        self._open: dict[int, _StatusQuery] = {}
         self._number = 0
+        self._last_polls: dict[SnapshotId, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     def on_message(self, process: ProcessId) -> None:
         """Record that `process` is alive: it has sent something."""
@@ -85,54 +87,24 @@ class StatusPoller:
         query = self._open.get(reply.number)
         if query is not None:
             check_status(reply.status, process, query.snapshots, self._description)
-            query.add(process, reply.status)
-
-    def request(self, snapshots: tuple[SnapshotId, ...], *, has_quantities: bool = False) -> int:
-        """Send a status request about `snapshots`, and for conserved quantities if
-        `has_quantities`, to all processes; return its number. Call ``close`` with that, whatever
-        becomes of the replies."""
-        self._number += 1
-        self._open[self._number] = StatusQuery(self._description.processes, snapshots)
-        for process in self._description.processes:
-            if self._unanswered[process] < UNANSWERED_COUNT_MAX:
-                self._unanswered[process] += 1
-                self._send(process, control.StatusRequest(self._number, snapshots, has_quantities))
-        return self._number
-
-    def close(self, number: int, snapshots: Iterable[SnapshotId]) -> tuple[UnderWay, ...]:
-        """Close a query; return the stragglers of those of `snapshots` that are still under way."""
-        replies, now = self._open.pop(number).replies, self._now()
-        found = []
-        for snapshot in snapshots:
-            if snapshot in self._assembler.pending:
-                initiated_at, deadline = self._assembler.times(snapshot)
-                missing = self._assembler.missing(snapshot)
-                under_way = UnderWay(snapshot, initiated_at, deadline, missing)
-                found.append(
-                    find_stragglers(
-                        under_way, self._description, replies, self._last_message_at, now
-                    )
-                )
-        return tuple(found)
+            query.replies[process] = reply.status
+            if len(query.replies) == len(self._description.processes):
+                query.is_complete.set()
 
     async def poll_pending(self) -> tuple[UnderWay, ...]:
         """Poll the processes, and return the snapshots under way, oldest first."""
-        snapshots = self._assembler.pending
-        if not snapshots:
+        if not self._assembler.pending:
             return ()
-        number = self.request(snapshots)
-        await self._replies(number)
-        return self.close(number, snapshots)
+        under_way, _ = await self.poll(has_quantities=False)
+        return under_way
 
-    async def poll(self) -> tuple[tuple[UnderWay, ...], dict[ProcessId, ProcessStatus]]:
-        """Poll the processes, and return the snapshots under way, oldest first, and the status of
-        each process that has replied in time."""
+    async def poll(
+        self, *, has_quantities: bool = True
+    ) -> tuple[tuple[UnderWay, ...], dict[ProcessId, ProcessStatus]]:
+        """Poll the processes, for their conserved quantities too if `has_quantities`; return the
+        snapshots under way, oldest first, and the status of each process that replied in time."""
         snapshots = self._assembler.pending
-        number = self.request(snapshots, has_quantities=True)
-        replies = await self._replies(number)
-        return self.close(number, snapshots), replies
-
-    async def _replies(self, number: int) -> dict[ProcessId, ProcessStatus]:
+        number = self._request(snapshots, has_quantities=has_quantities)
         query = self._open[number]
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -140,86 +112,78 @@ class StatusPoller:
         except TimeoutError:
             pass  # a process that has not replied by now is named
         except BaseException:
-            self.close(number, ())
+            self._close(number, ())
             raise
-        return query.replies
+        return self._close(number, snapshots), query.replies
 
-
-class Deadlines:
-    """The deadlines of the snapshots under way.
-
-    Args:
-        assembler: knows them.
-        poller: finds the stragglers shortly before.
-        timeout_s: how long each snapshot may take, in seconds.
-        now: the clock of the assembler.
-        expired: called with a snapshot whose deadline has passed; it ends it.
-    """
-
-    def __init__(
-        self,
-        assembler: Assembler,
-        poller: StatusPoller,
-        *,
-        timeout_s: float,
-        now: Callable[[], float],
-        expired: Callable[[SnapshotId], None],
-    ) -> None:
-        self._assembler = assembler
-        self._poller = poller
-        self._poll_before_s = min(POLL_BEFORE_S, timeout_s / 2)
-        self._now = now
-        self._expired = expired
-        self._queries: dict[SnapshotId, int] = {}
-        self._timer: asyncio.TimerHandle | None = None
+    def stragglers(self, snapshot: SnapshotId) -> UnderWay | None:
+        """Return, once, what was found out shortly before the deadline about a pending `snapshot`;
+        None if there was no time to poll."""
+        query = self._last_polls.pop(snapshot, None)
+        found = () if query is None else self._close(query, (snapshot,))
+        return next(iter(found), None)
 
     def set_timer(self) -> None:
         """Set the timer anew: a snapshot has started or ended."""
-        self.close()
+        self.cancel_timer()
         wake = min(map(self._wake_at, self._assembler.pending), default=None)
         if wake is not None:
             self._timer = asyncio.get_running_loop().call_later(
                 max(0.0, wake - self._now()), self._wake
             )
 
-    def close(self) -> None:
-        """Cancel the timer."""
+    def cancel_timer(self) -> None:
+        """Wake at no deadline any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def stragglers(self, snapshot: SnapshotId) -> UnderWay | None:
-        """Return, once, what was found out about a pending `snapshot`; None if there was no time
-        to poll."""
-        query = self._queries.pop(snapshot, None)
-        found = () if query is None else self._poller.close(query, (snapshot,))
-        return next(iter(found), None)
+    def _request(self, snapshots: tuple[SnapshotId, ...], *, has_quantities: bool = False) -> int:
+        """Send a status request to all processes; return its number. Call ``_close`` with that,
+        whatever becomes of the replies."""
+        self._number += 1
+        self._open[self._number] = _StatusQuery(snapshots)
+        for process in self._description.processes:
+            if self._unanswered[process] < UNANSWERED_COUNT_MAX:
+                self._unanswered[process] += 1
+                self._send(process, control.StatusRequest(self._number, snapshots, has_quantities))
+        return self._number
+
+    def _close(self, number: int, snapshots: Iterable[SnapshotId]) -> tuple[UnderWay, ...]:
+        """Close a query; return the stragglers of those of `snapshots` that are still under way."""
+        replies, now = self._open.pop(number).replies, self._now()
+        found = []
+        for snapshot in snapshots:
+            if snapshot in self._assembler.pending:
+                missing = self._assembler.missing(snapshot)
+                under_way = UnderWay(snapshot, *self._assembler.times(snapshot), missing)
+                found.append(
+                    find_stragglers(
+                        under_way, self._description, replies, self._last_message_at, now
+                    )
+                )
+        return tuple(found)
 
     def _wake_at(self, snapshot: SnapshotId) -> float:
         _, deadline = self._assembler.times(snapshot)
-        return deadline if snapshot in self._queries else deadline - self._poll_before_s
+        return deadline if snapshot in self._last_polls else deadline - self._poll_before_s
 
     def _wake(self) -> None:
         now = self._now()
         for snapshot in self._assembler.late(now):
             self._expired(snapshot)
         for snapshot in self._assembler.pending:
-            if snapshot not in self._queries and self._wake_at(snapshot) <= now:
-                self._queries[snapshot] = self._poller.request((snapshot,))
+            if snapshot not in self._last_polls and self._wake_at(snapshot) <= now:
+                self._last_polls[snapshot] = self._request((snapshot,))
         self.set_timer()
 
 
 class SnapshotTimeline(msgspec.Struct, frozen=True):
     """How the markers of one snapshot went through the system.
 
-    Attributes:
-        snapshot: its id.
-        initiated_at: when it started, in seconds since 1970 by the coordinator's clock.
-        ended_at: when it was published or abandoned; None if it is under way.
-        is_published: whether it is in the store.
-        times: the marker times that each process sent with its fragment.
-        fragment_at: when the fragment of each process arrived, by the coordinator's clock.
-        epoch: of the system then; 0 is of a version that does not say it.
+    Moments are seconds since 1970 by the coordinator's clock; `fragment_at` are those at which the
+    fragment of each process arrived, with the marker `times` that it sent. An `epoch` of 0 is of a
+    version that does not say it.
     """
 
     snapshot: SnapshotId

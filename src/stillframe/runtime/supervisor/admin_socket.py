@@ -177,7 +177,7 @@ async def _execute(system: Supervisor, reader: asyncio.StreamReader) -> Reply:
             await system.until_running()
             assert system.coordinator is not None
             coordinator = system.coordinator
-            under_way = await coordinator.status_poller.poll_pending()
+            under_way = await coordinator.monitor.poll_pending()
             return Done(system.store.epoch, under_way=under_way, now=coordinator.now())
         if isinstance(request, GetStatus):
             return await _system_status(system, request.timelines_after)
@@ -195,7 +195,7 @@ async def _system_status(system: Supervisor, timelines_after: float) -> SystemSt
     coordinator = system.coordinator
     if not system.is_running or coordinator is None:
         return SystemStatus(system.store.epoch, is_running=False)
-    under_way, statuses = await coordinator.status_poller.poll()
+    under_way, statuses = await coordinator.monitor.poll()
     latest = coordinator.timelines.latest()
     timelines = tuple(t for t in latest if t.ended_at is not None and t.ended_at > timelines_after)
     return SystemStatus(

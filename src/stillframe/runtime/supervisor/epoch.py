@@ -1,4 +1,4 @@
-"""One epoch of a running system: its processes, how they start, and what ends it."""
+"""One epoch of a running system: its settings, its processes, how they start, and what ends it."""
 
 import asyncio
 import secrets
@@ -15,24 +15,88 @@ from stillframe.model import ProcessId, SnapshotId
 from stillframe.protocol import wire
 from stillframe.restore import Start
 from stillframe.runtime import control, events
-from stillframe.runtime.control import LaunchSpec
+from stillframe.runtime.control import NO_OUTPUT, ORPHANED_S, LaunchSpec, OutputDirs
 from stillframe.runtime.coordinator.coordinator import Coordinator
-from stillframe.runtime.coordinator.membership import EpochStart
+from stillframe.runtime.coordinator.membership import CoordinatorConfig, EpochStart
 from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimelines
-from stillframe.runtime.network.addresses import Address
+from stillframe.runtime.network.addresses import ANY_PORT, Address
+from stillframe.runtime.network.certificates import check_own
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import current_process
 from stillframe.runtime.run_file import RunFile, identity, write_run_file
 from stillframe.runtime.supervisor.child_processes import LOG_END_S, ChildProcesses
-from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.fork_client import ForkServer
 from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
 from stillframe.store.store import Store
-from stillframe.topology import Topology
+from stillframe.topology import Joined, Topology
 
 SECRET_BYTES = 32
 START_TIMEOUT_S = 60.0
 """A process that does not listen this long after its start is taken for dead."""
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """What of a system is on the machine of the coordinator.
+
+    Attributes:
+        listen: where the coordinator listens, and, on other ports, the processes started here.
+        certificates: the directory of theirs, None for no TLS: on a loopback address only.
+        elsewhere: the processes that are not started here but wait to join, besides those that the
+            topology has as ``Joined``.
+    """
+
+    listen: Address = ANY_PORT
+    certificates: str | None = None
+    elsewhere: tuple[ProcessId, ...] = ()
+
+    def local_processes(self, topology: Topology) -> tuple[ProcessId, ...]:
+        """Return the processes of `topology` that are started on this machine. Raises a UsageError
+        if one that is `elsewhere` does not exist, or our certificate cannot speak for the
+        coordinator and for all that are here."""
+        for process in self.elsewhere:
+            topology.description.check_process(process)
+        here = tuple(
+            name
+            for name, process in topology.processes.items()
+            if not isinstance(process, Joined) and name not in self.elsewhere
+        )
+        if self.certificates is not None:
+            for speaker in (None, *here):
+                check_own(Path(self.certificates), speaker)
+        return here
+
+
+LOCAL = Placement()
+"""A system on one machine that no other machine can reach."""
+
+
+class SupervisorConfig(CoordinatorConfig, frozen=True, kw_only=True):
+    """How to run a system.
+
+    Attributes:
+        restore: the snapshot to start from; None for the store's current one, or a fresh start.
+        may_migrate: whether it may start from a snapshot that was taken with other code.
+        pipeline: the directory of the pipeline in which some processes are services; that then
+            determines the snapshot to start from.
+        outputs: where the processes write their event logs and fragments.
+        tolerated_count: how many abandoned snapshots in a row are tolerated; one more stops the
+            system. None for any number.
+        takes_over: whether to continue with what an earlier supervisor left running, if that is
+            possible; otherwise it is killed.
+        orphaned_s: how long processes keep running without a supervisor, in seconds.
+    """
+
+    restore: SnapshotId | None = None
+    may_migrate: bool = False
+    pipeline: Path | None = None
+    outputs: OutputDirs = NO_OUTPUT
+    tolerated_count: int | None = None
+    placement: Placement = LOCAL
+    takes_over: bool = False
+    orphaned_s: float = ORPHANED_S
+
+
+DEFAULT_CONFIG = SupervisorConfig()
 
 
 class ProcessFailed(msgspec.Struct, frozen=True):
@@ -57,20 +121,9 @@ Cause = ProcessFailed | RestoreRequested | ShutdownRequested
 
 
 class EpochConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the same in every epoch that one supervisor sees.
-
-    Attributes:
-        reference: ``module:attribute`` of the topology.
-        topology: the topology itself.
-        server: forks the processes.
-        store: where snapshots go.
-        config: the settings of the system.
-        local_processes: the processes that are started on this machine.
-        binding: to the pipeline, if some processes are its services.
-        socket: the path of the admin socket.
-        emit: receives events.
-        timelines: how the markers of the last snapshots went.
-    """
+    """What is the same in every epoch that one supervisor sees. `reference` is ``module:attribute``
+    of the topology, and `socket` the path of the admin socket; the `local_processes` are started on
+    this machine."""
 
     reference: str
     topology: Topology
@@ -96,8 +149,7 @@ class Epoch:
     Attributes:
         ended: the cause of its end; call ``close`` then.
         coordinator: once it has started.
-        local_processes: the processes that it starts on this machine.
-        forked_at: when all of those had been forked, by ``time.monotonic``.
+        forked_at: when all processes of this machine had been forked, by ``time.monotonic``.
     """
 
     def __init__(
@@ -118,9 +170,9 @@ class Epoch:
     @property
     def is_running(self) -> bool:
         """Whether every process runs and every channel is connected."""
-        coordinator = self.coordinator
-        is_connected = coordinator is not None and coordinator.membership.running.is_set()
-        return is_connected and not self.ended.done()
+        if self.coordinator is None or self.ended.done():
+            return False
+        return self.coordinator.membership.running.is_set()
 
     async def begin(
         self, starts: dict[ProcessId, Start] | None, restored_from: SnapshotId | None
@@ -129,11 +181,8 @@ class Epoch:
         returns when all run, or something has ended the epoch."""
         always = self._always
         # With TLS a certificate proves who a process is, even one that cannot be given a secret.
-        secret = (
-            b""
-            if always.config.placement.certificates is not None
-            else secrets.token_bytes(SECRET_BYTES)
-        )
+        has_tls = always.config.placement.certificates is not None
+        secret = b"" if has_tls else secrets.token_bytes(SECRET_BYTES)
         self.coordinator = coordinator = self._coordinate(secret, starts, is_taken_over=False)
         await self._listen(coordinator)
         await self._fork_all()
@@ -172,9 +221,9 @@ class Epoch:
 
     async def take_over(self, stale: RunFile) -> None:
         """Take over the processes of an earlier supervisor; returns when every process has come
-        back, or something (such as that one did not) has ended the epoch. Raises Unavailable if the
-        port to which they come back is taken, StoreError if the run file cannot be written; then
-        nothing was done."""
+        back, or something (such as that one did not) has ended the epoch. Unavailable if the port
+        to which they come back is taken, StoreError if the run file cannot be written: then nothing
+        was done."""
         coordinator = self._coordinate(stale.secret, None, is_taken_over=True)
         try:
             self.listen = await coordinator.membership.listen(

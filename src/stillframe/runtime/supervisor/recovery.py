@@ -13,12 +13,14 @@ import msgspec
 from stillframe.errors import ApplicationError, StillframeError, UsageError
 from stillframe.migration.migrate import migrate
 from stillframe.migration.topology_diff import Change, differences, listed
-from stillframe.model import ProcessId, SnapshotId
+from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.protocol.wire import check_version
 from stillframe.restore import Start, start_states
 from stillframe.runtime.os_process import is_alive, kill
 from stillframe.runtime.run_file import RunFile, remove_socket
-from stillframe.runtime.supervisor.config import Placement
+from stillframe.runtime.supervisor.epoch import Placement
+from stillframe.store.history import SnapshotPublished
+from stillframe.store.layout import is_published
 from stillframe.store.store import Store
 from stillframe.topology import Description, Topology
 
@@ -35,10 +37,8 @@ PAUSE_S_MAX = 5.0
 
 
 class RecoveryPlan(msgspec.Struct, frozen=True):
-    """The initial state of each process.
-
-    `changes` say how the snapshot was migrated, if it was taken with other code.
-    """
+    """The initial state of each process, and how the snapshot was migrated, if it was taken with
+    other code."""
 
     snapshot: SnapshotId
     starts: dict[ProcessId, Start]
@@ -48,13 +48,9 @@ class RecoveryPlan(msgspec.Struct, frozen=True):
 def plan_recovery(
     store: Store, snapshot: SnapshotId, topology: Topology, *, may_migrate: bool
 ) -> RecoveryPlan:
-    """Return the initial states of the processes of `topology` from a snapshot.
-
-    Raises:
-        UsageError: it was taken with other code, and `may_migrate` is false or it cannot be
-            migrated.
-        StoreError, NotConsistent: as ``Store.load``.
-    """
+    """Return the initial states of the processes of `topology` from a snapshot. Raises as
+    ``Store.load``, and a UsageError if it was taken with other code, and `may_migrate` is false or
+    it cannot be migrated."""
     recorded = store.description_of(snapshot)
     if not may_migrate and needs_agreement(store, snapshot, topology):
         raise changed_code(store.path, snapshot, recorded, topology)
@@ -89,6 +85,23 @@ def changed_code(
         f"what it would make of it with '{command} --dry-run', and go on with '{command} "
         "--migrate', or with the old code"
     )
+
+
+def abandon_unfinished(store: Store) -> list[Abandoned]:
+    """Return the snapshots that a dead coordinator left under way, to be reported as abandoned;
+    those that it had published are recorded as such."""
+    abandoned = []
+    for snapshot in store.history.under_way:
+        if is_published(store.path, snapshot):
+            store.history.append(SnapshotPublished(snapshot, is_removal_noted=True))
+        else:
+            abandoned.append(Abandoned(snapshot, Reason.COORDINATOR_DIED))
+    return abandoned
+
+
+def first_number(store: Store) -> int:
+    """Return the number of the next snapshot: above all that were ever given."""
+    return max(store.next_number(), store.history.last_number + 1)
 
 
 class RestartStrategy:

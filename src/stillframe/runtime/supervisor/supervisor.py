@@ -23,7 +23,7 @@ import msgspec
 from stillframe.errors import StillframeError, StoreError, Unavailable, UsageError
 from stillframe.imports import load_topology
 from stillframe.model import Abandoned, ProcessId, SnapshotId
-from stillframe.protocol.policy import Policy
+from stillframe.protocol.policy import AbandonmentLimit, Policy
 from stillframe.runtime import events
 from stillframe.runtime.coordinator.coordinator import PENDING_COUNT_MAX, Coordinator
 from stillframe.runtime.process.event_logging import check_epoch_unused
@@ -36,20 +36,16 @@ from stillframe.runtime.run_file import (
     remove_socket,
     socket_path,
 )
-from stillframe.runtime.supervisor.config import DEFAULT_CONFIG, SupervisorConfig
 from stillframe.runtime.supervisor.epoch import (
+    DEFAULT_CONFIG,
     Cause,
     Epoch,
     EpochConfig,
     ProcessFailed,
     RestoreRequested,
     ShutdownRequested,
+    SupervisorConfig,
     first_completed,
-)
-from stillframe.runtime.supervisor.event_dispatcher import (
-    EventDispatcher,
-    abandon_unfinished,
-    first_number,
 )
 from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
 from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
@@ -57,15 +53,18 @@ from stillframe.runtime.supervisor.recovery import (
     REQUESTED,
     RecoveryPlan,
     RestartStrategy,
+    abandon_unfinished,
     changed_code,
     check_placement,
     check_release,
+    first_number,
     kill_all,
     plan_recovery,
     takeover_obstacle,
 )
+from stillframe.store import history
 from stillframe.store.fragments import check_fragments_unused
-from stillframe.store.history import read_history
+from stillframe.store.history import HistoryEvent, read_history, shortened
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 
@@ -79,7 +78,7 @@ class Supervisor:
         reference: ``module:attribute`` of the topology, importable here and by the processes.
         store: where snapshots go; open for writing. The caller closes it.
         config: how to run the system.
-        emit: receives events.
+        emit: receives events; one that raises stops the system, which would run unobserved.
 
     Attributes:
         admin_socket: takes commands since before the system was announced; None until then. It is
@@ -114,9 +113,9 @@ class Supervisor:
         self._restore = config.restore
         self._may_migrate = config.may_migrate
         self._following: asyncio.Task[None] | None = None
-        self._dispatcher = EventDispatcher(
-            emit, store, tolerated_count=config.tolerated_count, stop=self._request_shutdown
-        )
+        self._listener = emit
+        self._error: Exception | None = None
+        self._tolerance = AbandonmentLimit(config.tolerated_count)
         self._restart_strategy = RestartStrategy()
         self._restoring = asyncio.Lock()
         self._has_run = False
@@ -184,7 +183,7 @@ class Supervisor:
             local_processes=local_processes,
             binding=self._binding,
             socket=socket_path(self._directory.name),
-            emit=self._dispatcher.emit,
+            emit=self._emit,
         )
         return always, stale
 
@@ -203,10 +202,8 @@ class Supervisor:
         return None if self._epoch is None else self._epoch.coordinator
 
     async def snapshot(self, initiator: ProcessId | None = None) -> Entry | Abandoned:
-        """Take a snapshot; return its entry in the store, or why it was abandoned.
-
-        Args:
-            initiator: who begins; None for the first process.
+        """Take a snapshot, which `initiator` begins (None: the first process); return its entry in
+        the store, or why it was abandoned.
 
         Raises:
             UsageError: there is no such process, or too many snapshots are under way.
@@ -228,24 +225,16 @@ class Supervisor:
         """Take the snapshot from which the system continues after it is stopped.
 
         Snapshots in progress are awaited, and abandoned when they take too long; no other begins in
-        this epoch. So it is a restore point.
-
-        Raises:
-            UsageError: there is no such process.
-            StillframeError: the system has ended, or a process died meanwhile.
+        this epoch. So it is a restore point. Raises a StillframeError if the system has ended, or a
+        process died meanwhile.
         """
         await self.until_running()
         assert self.coordinator is not None
         return await self.coordinator.begin_last(initiator)
 
     async def restore(self, snapshot: SnapshotId | None = None) -> None:
-        """Restore the running system to `snapshot`; None for the latest published one.
-
-        Returns when the system runs again.
-
-        Raises:
-            UsageError: there is no such snapshot.
-        """
+        """Restore the running system to `snapshot`; None for the latest published one. Returns when
+        it runs again. UsageError if there is no such snapshot."""
         if self._binding is not None:
             raise self._binding.refusal("a restore")
         async with self._restoring:
@@ -273,15 +262,35 @@ class Supervisor:
         return "its start" if self._epoch is None else self._epoch.waiting_for
 
     async def until_running(self) -> None:
-        """Wait until every process runs and every channel is connected.
-
-        Raises:
-            StillframeError: the system has ended.
-        """
+        """Wait until every process runs and every channel is connected; StillframeError if the
+        system has ended."""
         await first_completed(self._running, self.finished)
         if self.finished.done():
             self.finished.result()
             raise Unavailable("the system was stopped")
+
+    def _emit(self, event: events.Event) -> None:
+        """Record an event in the history, and pass it on to the listener."""
+        record = _to_history_event(event)
+        if record is not None:
+            try:
+                self.store.history.append(record)
+            except StoreError as error:
+                self._notify(events.StoreUnavailable(str(error)))
+        self._notify(event)
+
+    def _notify(self, event: events.Event) -> None:
+        try:
+            self._listener(event)
+            match event:
+                case events.SnapshotPublished():
+                    self._tolerance.published()
+                case events.SnapshotAbandoned(abandoned, None):
+                    if (words := self._tolerance.abandoned(abandoned)) is not None:
+                        raise StillframeError(f"{words}, then go on with 'stillframe restore'")
+        except Exception as error:
+            self._error = self._error or error
+            self._request_shutdown()
 
     def _request_shutdown(self) -> None:
         """End the epoch, and with it the system."""
@@ -294,12 +303,12 @@ class Supervisor:
         ended, stop_s = time.monotonic(), 0.0
         cause: Cause = RestoreRequested(self._restore)
         for abandoned in abandon_unfinished(self.store):
-            self._dispatcher.emit(events.SnapshotAbandoned(abandoned))
+            self._emit(events.SnapshotAbandoned(abandoned))
         number = first_number(self.store)
         listen = self._config.placement.listen
         if stale is not None and not listen.port and stale.coordinator.host == listen.host:
             listen = stale.coordinator
-        while not self._stop_requested.is_set() and self._dispatcher.error is None:
+        while not self._stop_requested.is_set() and self._error is None:
             self._epoch = epoch = Epoch(
                 always, first_number=number, listen=listen, on_end=self._running.clear
             )
@@ -315,7 +324,7 @@ class Supervisor:
                     died = await epoch.describe(cause)
                     if self._binding is not None:
                         raise self._binding.died(died)
-                    self._dispatcher.emit(died)
+                    self._emit(died)
             finally:
                 self._running.clear()
                 if self._following is not None:
@@ -325,8 +334,8 @@ class Supervisor:
                 number, listen = epoch.next_number, epoch.listen
             if isinstance(cause, ProcessFailed):
                 await self._wait_before_restart(cause, ended - began)
-        if self._dispatcher.error is not None:
-            raise self._dispatcher.error
+        if self._error is not None:
+            raise self._error
 
     async def _begin(
         self, epoch: Epoch, requested: SnapshotId | None, began: float, stop_s: float
@@ -339,14 +348,14 @@ class Supervisor:
         await self._raise_epoch(restored_from)
         self._may_migrate = False
         if plan is not None and plan.changes:
-            self._dispatcher.emit(events.CodeChanged(plan.snapshot, plan.changes))
+            self._emit(events.CodeChanged(plan.snapshot, plan.changes))
         state_until = time.monotonic()
         await epoch.begin(None if plan is None else plan.starts, restored_from)
         if epoch.is_running:
             self._has_run = True
             if self._binding is not None:
                 assert epoch.coordinator is not None
-                following = self._binding.follow(epoch.coordinator, self._dispatcher.emit)
+                following = self._binding.follow(epoch.coordinator, self._emit)
                 self._following = asyncio.get_running_loop().create_task(following)
             now = time.monotonic()
             running = events.SystemRunning(
@@ -374,7 +383,7 @@ class Supervisor:
                 reason = f"they come back to a port that is not to be had: {error}"
         if reason is not None:
             if ended := await kill_all(stale):
-                self._dispatcher.emit(events.OrphansKilled(ended, reason))
+                self._emit(events.OrphansKilled(ended, reason))
             return False
         remove_socket(stale)
         if epoch.is_running:
@@ -387,7 +396,7 @@ class Supervisor:
         if self.admin_socket is None:
             # Whoever reads that the system runs may send a command at once.
             self.admin_socket = listen_for_commands(self._directory.name)
-        self._dispatcher.emit(event)
+        self._emit(event)
         self._running.set()
 
     async def _raise_epoch(self, restored_from: SnapshotId | None) -> None:
@@ -399,16 +408,17 @@ class Supervisor:
                 if not self._has_run or self._stop_requested.is_set():
                     raise
                 detail = f"the system waits to go back to its last snapshot: {error}"
-                self._dispatcher.emit(events.StoreUnavailable(detail))
+                self._emit(events.StoreUnavailable(detail))
                 await self._pause(DISK_RETRY_S)
             else:
                 return
 
     def _load(self, requested: SnapshotId | None) -> RecoveryPlan | None:
-        is_alone = self._binding is None
-        entry = (
-            self.store.entry(requested) if requested else self.store.current() if is_alone else None
-        )
+        entry = None
+        if requested is not None:
+            entry = self.store.entry(requested)
+        elif self._binding is None:
+            entry = self.store.current()
         if entry is None:
             return None
         return plan_recovery(self.store, entry.id, self._topology, may_migrate=self._may_migrate)
@@ -441,6 +451,24 @@ class Supervisor:
                 self.admin_socket.close()
             self._directory.cleanup()
             await self._server.close()
+
+
+def _to_history_event(event: events.Event) -> HistoryEvent | None:
+    """Return the record of `event` in the history; None if it has none."""
+    match event:
+        case events.EpochBegan(epoch, restored_from):
+            return history.EpochBegan(epoch, restored_from)
+        case events.SupervisorReplaced(epoch):
+            return history.TakenOver(epoch)
+        case events.ProcessDied(process, cause):
+            return history.ProcessDied(process, shortened(cause))
+        case events.SnapshotPublished(entry):
+            return history.SnapshotPublished(entry.id, is_removal_noted=True)
+        case events.SnapshotAbandoned(given_up):
+            reason, detail = given_up.reason.name, shortened(given_up.detail)
+            return history.SnapshotAbandoned(given_up.snapshot, reason, given_up.missing, detail)
+        case _:
+            return None
 
 
 async def trigger_periodically(

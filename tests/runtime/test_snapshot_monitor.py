@@ -15,7 +15,7 @@ from stillframe.runtime.coordinator.coordinator import Coordinator
 from stillframe.runtime.coordinator.snapshot_monitor import UNANSWERED_COUNT_MAX
 from stillframe.runtime.network.addresses import LOOPBACK, Address
 from stillframe.runtime.process.link import keep_connected
-from stillframe.runtime.supervisor.config import SupervisorConfig
+from stillframe.runtime.supervisor.epoch import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from tests.runtime.links import carrier
 from tests.runtime.local import LocalSystem
@@ -28,7 +28,7 @@ TIMEOUT_S = 60
 async def held_up(coordinator: Coordinator, *causes: Cause) -> UnderWay:
     """Look until the one snapshot under way is held up by `causes`, and return that."""
     while True:
-        (under_way,) = await coordinator.status_poller.poll_pending()
+        (under_way,) = await coordinator.monitor.poll_pending()
         if {straggler.cause for straggler in under_way.stragglers} == set(causes):
             return under_way
 
@@ -49,7 +49,7 @@ def test_a_stopped_process_is_named_with_its_channels_while_the_snapshot_waits(
             ) as system,
         ):
             assert system.coordinator is not None
-            assert await system.coordinator.status_poller.poll_pending() == ()
+            assert await system.coordinator.monitor.poll_pending() == ()
             os.kill(system.children["C"].pid, signal.SIGSTOP)
             result = await system.begin_snapshot("A")
             found = await held_up(system.coordinator, Cause.SILENT)
@@ -61,10 +61,10 @@ def test_a_stopped_process_is_named_with_its_channels_while_the_snapshot_waits(
             )
             assert found.initiated_at <= straggler.since < found.deadline
             for _ in range(UNANSWERED_COUNT_MAX):
-                await system.coordinator.status_poller.poll_pending()
+                await system.coordinator.monitor.poll_pending()
             os.kill(system.children["C"].pid, signal.SIGCONT)
             assert not isinstance(await result, Abandoned)
-            assert await system.coordinator.status_poller.poll_pending() == ()
+            assert await system.coordinator.monitor.poll_pending() == ()
         store.close()
 
     asyncio.run(main())
