@@ -18,7 +18,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -92,12 +92,10 @@ class DeferredCommand(TyperCommand):
         return command.make_context(info_name, args, *more, **extra)
 
 
-def defer(app: typer.Typer, module: str, short_helps: Mapping[str, str]) -> None:
-    """Give `app` the commands of a module of this package, which is imported when one is called;
-    the list of commands shows their `short_helps`."""
-    for name, short_help in short_helps.items():
-        made_by: Any = functools.partial(DeferredCommand, f"{__package__}.{module}")
-        app.command(name, cls=made_by, short_help=short_help)(_deferred)
+def defer(app: typer.Typer, module: str, name: str, short_help: str) -> None:
+    """Give `app` a command of a module of this package, which is imported when it is called."""
+    made_by: Any = functools.partial(DeferredCommand, f"{__package__}.{module}")
+    app.command(name, cls=made_by, short_help=short_help)(_deferred)
 
 
 def _deferred() -> None:

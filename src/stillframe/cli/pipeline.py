@@ -50,21 +50,16 @@ app = Commands()
 PipelinePath = Annotated[
     Path, typer.Argument(metavar="PIPELINE", help="Directory of the pipeline.")
 ]
-ModeName = Annotated[
-    Mode,
-    typer.Option(
-        help="When each query and service records: once it stands at the barriers of all its "
-        "channels; at once, with what is on the channels; or without holding anything up, so that "
-        "a restore receives some records twice."
-    ),
-]
+MODE = typer.Option(
+    Mode.ALIGNED,
+    help="When each query and service records: once it stands at the barriers of all its "
+    "channels; at once, with what is on the channels; or without holding anything up, so that "
+    "a restore receives some records twice.",
+)
 _SNAPSHOT = "Id of a snapshot, such as shop-17, or name of a savepoint."
-OptionalSnapshot = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="SNAPSHOT", help=f"{_SNAPSHOT}  [default: the newest of the present course]"
-    ),
-]
+SNAPSHOT = argument(
+    "SNAPSHOT", f"{_SNAPSHOT}  [default: the newest of the present course]", default=None
+)
 
 
 @app.add(
@@ -74,7 +69,7 @@ OptionalSnapshot = Annotated[
 def snapshot(
     path: PipelinePath,
     *,
-    mode: ModeName = Mode.ALIGNED,
+    mode: Mode = MODE,
     every: str | None = option("DURATION", "Take one this often, until Ctrl-C: 10s, 5m."),
     keep: int | None = keep_option("Afterwards delete all but the newest N; savepoints stay."),
     timeout: Timeout = "1m",
@@ -107,7 +102,7 @@ def savepoint(
     path: PipelinePath,
     name: str = argument("NAME", "What it is called."),
     *,
-    mode: ModeName = Mode.ALIGNED,
+    mode: Mode = MODE,
     timeout: Timeout = "1m",
 ) -> None:
     """Take a snapshot that is kept under a name until it is dropped; as 'snapshot'."""
@@ -448,7 +443,7 @@ def _timeline_mark(manifest: Manifest, metadata: Metadata) -> str:
 
 
 @app.add("Example: stillframe spark show shop.pipeline shop-17")
-def show(path: PipelinePath, name: OptionalSnapshot = None) -> None:
+def show(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
     """Show what a snapshot holds: for each query its micro-batch, for each service its fields, and
     what was sent, received and on each channel."""
     pipeline = Pipeline(path)
@@ -528,7 +523,7 @@ def _channel_document(manifest: Manifest, cut: ChannelCut) -> dict[str, Any]:
 
 
 @app.add("Example: stillframe spark restore shop.pipeline shop-17")
-def restore(path: PipelinePath, name: OptionalSnapshot = None) -> None:
+def restore(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
     """Verify a snapshot and take the stopped pipeline back to it, all at once or not at all; then
     start its programs again."""
     pipeline = Pipeline(path)

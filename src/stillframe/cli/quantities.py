@@ -3,19 +3,18 @@
 import datetime
 import re
 
+from stillframe.diagram import text_metrics
 from stillframe.errors import UsageError
 
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)", re.ASCII)
 _NEVER = ("never", "0")
 
+count = text_metrics.count
+
 
 def parse_duration(option: str, text: str) -> float:
-    """Return seconds for text such as ``250ms``, ``1s``, ``2m``; `option` is named in the error.
-
-    Raises:
-        UsageError: it is no duration above 0.
-    """
+    """Return seconds for text such as ``250ms``, ``1s``, ``2m``; `option` is named in the error."""
     found = _DURATION.fullmatch(text)
     duration_s = float(found[1]) * _UNIT_S[found[2]] if found else 0.0
     if duration_s == 0:
@@ -27,20 +26,12 @@ def parse_duration(option: str, text: str) -> float:
 
 
 def parse_interval(option: str, text: str) -> float | None:
-    """Return seconds as ``parse_duration``, or None for ``never`` and ``0``.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Return seconds as ``parse_duration``, or None for ``never`` and ``0``."""
     return None if text in _NEVER else parse_duration(option, text)
 
 
 def parse_wait(option: str, text: str, *, max_s: float) -> float:
-    """Return seconds as ``parse_duration``, or 0 for ``0``.
-
-    Raises:
-        UsageError: it is neither, or more than `max_s` seconds.
-    """
+    """Return seconds as ``parse_duration``, at most `max_s`, or 0 for ``0``."""
     wait_s = 0.0 if text == "0" else parse_duration(option, text)
     if wait_s > max_s:
         raise UsageError(f"{option} {text!r} is too long: at most {duration(max_s)} is possible")
@@ -66,12 +57,6 @@ def size(byte_count: int) -> str:
             return f"{byte_count} B" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1000
     return f"{amount:.1f} GB"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number of things: 1 message, 12,345 messages, 5 processes."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def moment(seconds: float) -> str:

@@ -2,11 +2,13 @@
 events."""
 
 import asyncio
+import concurrent.futures
 import contextlib
+import functools
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -50,6 +52,7 @@ RETRY_S = 0.01
 LAST_EVALUATION_S = 5.0
 """Timeout of the last answer, in seconds; the system has stopped already."""
 REFRESH_PER_SECOND = 4
+Evaluated = concurrent.futures.Future[Evaluation | None]
 
 
 def sentence(event: events.Event) -> str:
@@ -298,57 +301,42 @@ class StopCondition:
         """Return the first evaluation in which the predicate holds."""
         while True:
             entry = await self._published.get()
-            seen = await self._evaluate_in_thread(entry)
+            done = self._start(functools.partial(self._evaluate_at, entry))
+            seen = await asyncio.wrap_future(done)
             if seen is not None and seen.verdict.holds and seen.epoch == self._epoch:
                 return seen
 
     def evaluate_last(self) -> bool:
         """Evaluate the last snapshot when the system has stopped; return whether that, and what was
         evaluated before, was done within ``LAST_EVALUATION_S``."""
-        failures: list[BaseException] = []
+        done = self._start(self._evaluate_newest)
+        concurrent.futures.wait([done], LAST_EVALUATION_S)
+        if done.done():
+            done.result()
+        return done.done()
+
+    def _start(self, evaluate: Callable[[], Evaluation | None]) -> Evaluated:
+        """Evaluate in a thread that no end of the program waits for, after those before."""
+        done: Evaluated = concurrent.futures.Future()
+        done.set_running_or_notify_cancel()  # from now on nobody can cancel it
 
         def go() -> None:
             try:
-                entries = Store.open(self._path).entries()
                 with self._evaluating:
-                    if entries and all(
-                        seen.snapshot != entries[-1].id for seen in self.evaluations
-                    ):
-                        self._evaluate_at(entries[-1])
-            except BaseException as error:  # noqa: BLE001 - raised again where somebody sees it
-                failures.append(error)
-
-        thread = threading.Thread(target=go, name="predicate", daemon=True)
-        thread.start()
-        thread.join(LAST_EVALUATION_S)
-        if failures:
-            raise failures[0]
-        return not thread.is_alive()
-
-    async def _evaluate_in_thread(self, entry: Entry) -> Evaluation | None:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Evaluation | None] = loop.create_future()
-
-        def finish(seen: Evaluation | None, error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is None:
-                done.set_result(seen)
-            else:
+                    seen = evaluate()
+            except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
                 done.set_exception(error)
-
-        def go() -> None:
-            seen, failure = None, None
-            with self._evaluating:
-                try:
-                    seen = self._evaluate_at(entry)
-                except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
-                    failure = error
-            with contextlib.suppress(RuntimeError):  # the system has stopped meanwhile
-                loop.call_soon_threadsafe(finish, seen, failure)
+            else:
+                done.set_result(seen)
 
         threading.Thread(target=go, name="predicate", daemon=True).start()
-        return await done
+        return done
+
+    def _evaluate_newest(self) -> Evaluation | None:
+        entries = Store.open(self._path).entries()
+        if not entries or any(seen.snapshot == entries[-1].id for seen in self.evaluations):
+            return None
+        return self._evaluate_at(entries[-1])
 
     def _evaluate_at(self, entry: Entry) -> Evaluation | None:
         """Ask of a snapshot; None if it was dropped while one before was asked of."""
@@ -393,7 +381,16 @@ async def keep_running(
         starting.result()
         await stack.enter_async_context(serve_commands(system))
         stack.enter_context(printer.showing())
-        async with _periodic_snapshots(system, config, printer), _watching(condition) as held:
+        periodic, watching = [], []
+        if config.every_s is not None and config.pipeline is None:
+            periodic.append(
+                trigger_periodically(
+                    system, every_s=config.every_s, initiators=config.initiators, emit=printer.emit
+                )
+            )
+        if condition is not None:
+            watching.append(condition.wait_until_held())
+        async with _meanwhile(periodic), _meanwhile(watching) as held:
             await _first(system.finished, stop.requested, *held, timeout_s=config.for_s)
             for ended in (system.finished, *held):
                 if ended.done():
@@ -402,37 +399,19 @@ async def keep_running(
 
 
 @contextlib.asynccontextmanager
-async def _periodic_snapshots(
-    system: Supervisor, config: SystemConfig, printer: EventPrinter
-) -> AsyncIterator[None]:
-    if config.every_s is None or config.pipeline is not None:
-        yield
-        return
-    taking = asyncio.ensure_future(
-        trigger_periodically(
-            system, every_s=config.every_s, initiators=config.initiators, emit=printer.emit
-        )
-    )
+async def _meanwhile(
+    works: Sequence[Coroutine[Any, Any, Any]],
+) -> AsyncIterator[list[asyncio.Future[Any]]]:
+    """Do `works` while the body runs, and give their futures."""
+    futures = [asyncio.ensure_future(work) for work in works]
     try:
-        yield
+        yield [*futures]
     finally:
-        taking.cancel()
-        # If the system has ended, that is what it says too.
-        with contextlib.suppress(asyncio.CancelledError, StillframeError):
-            await taking
-
-
-@contextlib.asynccontextmanager
-async def _watching(condition: StopCondition | None) -> AsyncIterator[list[asyncio.Future[Any]]]:
-    """Give what ends when the predicate holds; nothing if none is asked for."""
-    held = [] if condition is None else [asyncio.ensure_future(condition.wait_until_held())]
-    try:
-        yield [*held]
-    finally:
-        for watching in held:
-            watching.cancel()
+        for future in futures:
+            future.cancel()
+            # If the system has ended, that is what they say too.
             with contextlib.suppress(asyncio.CancelledError, StillframeError):
-                await watching
+                await future
 
 
 async def _take_last(

@@ -111,8 +111,19 @@ def import_(
     except NotConsistent as error:
         output.answer({"is_consistent": False, "detail": str(error)})
         end_with_no(str(error))
-    chosen = _choose(path, imported, number)
-    files = _write_traces(path, out, chosen)
+    chosen = dict(enumerate(imported.executions, 1))
+    if number is not None:
+        if number not in chosen:
+            raise UsageError(
+                f"{path} has no execution {number}: it has {len(chosen)}, counted from 1"
+            )
+        chosen = {number: chosen[number]}
+    files: dict[int, Path] = {}
+    if out is not None:
+        for index, found in chosen.items():
+            name = out.name if len(chosen) == 1 else f"{out.stem}-{index}{out.suffix}"
+            files[index] = out.with_name(name)
+            tracefile.write(files[index], found.trace, inputs=[path])
     rows = [_execution_row(index, found, files.get(index)) for index, found in chosen.items()]
     ignored_count = imported.ignored_line_count
     output.answer(
@@ -139,30 +150,6 @@ def _read_log(
         return read_json_lines(path, paths=paths, progress=progress)
     pattern = EVENT_PATTERN if regex is None else regex
     return read_shiviz(path, regex=pattern, delimiter=delimiter, progress=progress)
-
-
-def _choose(path: Path, imported: Imported, number: int | None) -> dict[int, Execution]:
-    executions = dict(enumerate(imported.executions, 1))
-    if number is None:
-        return executions
-    if number not in executions:
-        raise UsageError(
-            f"{path} has no execution {number}: it has {len(executions)}, counted from 1"
-        )
-    return {number: executions[number]}
-
-
-def _write_traces(log: Path, out: Path | None, chosen: dict[int, Execution]) -> dict[int, Path]:
-    """Write each execution to a file, several to files with numbers, and return these files."""
-    if out is None:
-        return {}
-    files = {
-        number: out if len(chosen) == 1 else out.with_name(f"{out.stem}-{number}{out.suffix}")
-        for number in chosen
-    }
-    for number, file in files.items():
-        tracefile.write(file, chosen[number].trace, inputs=[log])
-    return files
 
 
 def _execution_row(number: int, execution: Execution, file: Path | None) -> dict[str, Any]:

@@ -51,12 +51,26 @@ def show(path: Path, options: ViewOptions) -> None:
 
 def _of_store(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, str, str]:
     """Return the content of the file, what it is in words, and what of it belongs into its name."""
-    store = Store.open(path)
+    store, log = Store.open(path), options.log
     snapshot = _chosen(store, options.snapshot)
-    if options.compare is None:
-        return *_snapshot(store, snapshot, options.log, suffix), str(snapshot)
-    content, words = _comparison(store, snapshot, options, suffix)
-    return content, words, f"{store.find(options.compare)}-{snapshot}"
+    if options.compare is not None:
+        if suffix != SUFFIX:
+            raise UsageError(f"--out {options.out}: a comparison is a page: let it end in .html")
+        if log is not None:
+            raise UsageError("a comparison takes no --log: show each snapshot by itself with it")
+        other = store.find(options.compare)
+        return _compared(diff_document(store, other, snapshot), other, snapshot)
+    if suffix == SUFFIX:
+        document = snapshot_document(store, snapshot, log=log)
+        _warn(document["contradictions"])
+        return _page(document, snapshot, path, "process", "message", "caught")
+    cut = cut_diagram.load(store.load(snapshot), log)
+    _warn(cut.contradictions)
+    for words in (cut.left_out, "" if log is not None and cut.steps else cut.note):
+        if words:
+            output.say(words)
+    content = svg.draw_png(cut.diagram) if suffix == ".png" else svg.draw(cut.diagram).encode()
+    return content, f"the cut of snapshot {snapshot}", str(snapshot)
 
 
 def _of_pipeline(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, str, str]:
@@ -69,18 +83,11 @@ def _of_pipeline(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, 
     if options.compare is not None:
         other = pipeline.find(options.compare)
         document = pipeline_diff_document(path, other, manifest)
-        content, words = _compared(document, str(other.snapshot), str(manifest.snapshot))
-        return content, words, f"{other.snapshot}-{manifest.snapshot}"
+        return _compared(document, other.snapshot, manifest.snapshot)
     document = pipeline_snapshot_document(
         manifest, is_current=manifest.snapshot == pipeline.latest().snapshot
     )
-    text = self_contained_page.render(
-        document, title=f"Snapshot {manifest.snapshot} of {path.name}"
-    )
-    participants = quantities.count(document["process_count"], "participant")
-    records = quantities.count(document["message_count"], "record")
-    words = f"snapshot {manifest.snapshot} of {participants}, {records} on channels"
-    return text.encode(), words, str(manifest.snapshot)
+    return _page(document, manifest.snapshot, path, "participant", "record", "on channels")
 
 
 def _chosen(store: Store, name: str | None) -> SnapshotId:
@@ -98,46 +105,25 @@ def _chosen(store: Store, name: str | None) -> SnapshotId:
     return entries[-1].id
 
 
-def _snapshot(
-    store: Store, snapshot: SnapshotId, log: Path | None, suffix: str
-) -> tuple[bytes, str]:
-    if suffix == SUFFIX:
-        document = snapshot_document(store, snapshot, log=log)
-        text = self_contained_page.render(
-            document, title=f"Snapshot {snapshot} of {store.path.name}"
-        )
-        caught = quantities.count(document["message_count"], "message")
-        processes = quantities.count(document["process_count"], "process")
-        _warn(document["contradictions"])
-        return text.encode(), f"snapshot {snapshot} of {processes}, {caught} caught"
-    cut = cut_diagram.load(store.load(snapshot), log)
-    _warn(cut.contradictions)
-    for words in (cut.left_out, "" if log is not None and cut.steps else cut.note):
-        if words:
-            output.say(words)
-    content = svg.draw_png(cut.diagram) if suffix == ".png" else svg.draw(cut.diagram).encode()
-    return content, f"the cut of snapshot {snapshot}"
-
-
 def _warn(contradictions: list[str]) -> None:
     for contradiction in contradictions:
         output.say(f"the event log contradicts the snapshot: {contradiction}")
 
 
-def _comparison(
-    store: Store, snapshot: SnapshotId, options: ViewOptions, suffix: str
-) -> tuple[bytes, str]:
-    assert options.compare is not None
-    if suffix != SUFFIX:
-        raise UsageError(f"--out {options.out}: a comparison is a page: let it end in .html")
-    if options.log is not None:
-        raise UsageError("a comparison takes no --log: show each snapshot by itself with it")
-    other = store.find(options.compare)
-    return _compared(diff_document(store, other, snapshot), str(other), str(snapshot))
+def _page(
+    document: dict[str, Any], snapshot: SnapshotId, path: Path, member: str, item: str, where: str
+) -> tuple[bytes, str, str]:
+    text = self_contained_page.render(document, title=f"Snapshot {snapshot} of {path.name}")
+    members = quantities.count(document["process_count"], member)
+    items = quantities.count(document["message_count"], item)
+    return text.encode(), f"snapshot {snapshot} of {members}, {items} {where}", str(snapshot)
 
 
-def _compared(document: dict[str, Any], before: str, after: str) -> tuple[bytes, str]:
+def _compared(
+    document: dict[str, Any], before: SnapshotId, after: SnapshotId
+) -> tuple[bytes, str, str]:
     text = self_contained_page.render(document, title=f"From snapshot {before} to {after}")
     fields = quantities.count(document["field_count"], "field")
     channels = quantities.count(document["channel_count"], "channel")
-    return text.encode(), f"from {before} to {after}: they differ in {fields} and {channels}"
+    words = f"from {before} to {after}: they differ in {fields} and {channels}"
+    return text.encode(), words, f"{before}-{after}"
