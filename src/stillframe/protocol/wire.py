@@ -267,7 +267,11 @@ def _decode_other(kind: int, body: bytes) -> Frame:
                 (sequence,) = _SEQUENCE.unpack_from(body)
                 return Marked(sequence, _decode_marker(body[_SEQUENCE.size :]))
             case Kind.GREETING:
-                return _decode_versioned(body)
+                magic, version = _VERSION.unpack_from(body)
+                if magic != MAGIC:
+                    raise ProtocolViolation("the other end does not speak Stillframe's protocol")
+                check_version(version, "the other end")
+                return _decode_greeting(body[_VERSION.size :])
             case _:
                 return Control(body)
     except _UNREADABLE as error:
@@ -286,11 +290,3 @@ def check_version(version: int, who: str) -> None:
 
 def _unreadable(kind: int, error: Exception) -> ProtocolViolation:
     return ProtocolViolation(f"a {Kind(kind).name} frame cannot be read: {error}")
-
-
-def _decode_versioned(body: bytes) -> Greeting:
-    magic, version = _VERSION.unpack_from(body)
-    if magic != MAGIC:
-        raise ProtocolViolation("the other end does not speak Stillframe's protocol")
-    check_version(version, "the other end")
-    return _decode_greeting(body[_VERSION.size :])

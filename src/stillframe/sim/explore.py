@@ -278,11 +278,9 @@ def snapshots_overlap(world: World) -> str:
 def _cuts(world: World) -> Iterator[tuple[SnapshotId, Trace]]:
     """Yield every snapshot for which all processes have recorded their states."""
     cuts = Counter(s.snapshot for s in world.steps if isinstance(s, MarkerStep) and s.is_cut)
-    complete = [s for s, count in cuts.items() if count == len(world.runners)]
-    trace = world.epoch.trace(world.description) if complete else None
-    for snapshot in complete:
-        assert trace is not None
-        yield snapshot, trace
+    if complete := [s for s, count in cuts.items() if count == len(world.runners)]:
+        trace = world.epoch.trace(world.description)
+        yield from ((snapshot, trace) for snapshot in complete)
 
 
 def _is_at(world: World, cut: Cut) -> tuple[Trace, Predicate]:

@@ -10,7 +10,7 @@ from stillframe.protocol.recorder import Progress
 from stillframe.protocol.replay import RESTORED
 from stillframe.sim import choices
 from stillframe.sim.scripted_process import message_name
-from stillframe.sim.world import World
+from stillframe.sim.world import Epoch, World
 from stillframe.trace import Event, MarkerStep, MessageId
 
 _SHOWN_CHARACTER_MAX = 200
@@ -29,6 +29,11 @@ class Narrator:
         self._epoch_count = 1
         self._narrated_outcomes: set[tuple[int, SnapshotId]] = set()
 
+    @property
+    def _epoch(self) -> Epoch:
+        """The epoch that is narrated."""
+        return self._world.epochs[self._epoch_count - 1]
+
     def news(self) -> list[str]:
         """Return a line for each step that is new, and for each snapshot that ended."""
         lines = []
@@ -36,7 +41,7 @@ class Narrator:
             lines += self._epoch_news()
             self._epoch_count += 1
             self.narrated = []
-            start = self._world.epochs[self._epoch_count - 1].start
+            start = self._epoch.start
             began = f"from snapshot {start.id}" if start is not None else "afresh"
             lines.append(f"epoch {self._epoch_count} begins {began}")
         lines += self._epoch_news()
@@ -45,8 +50,7 @@ class Narrator:
         return lines
 
     def _epoch_news(self) -> list[str]:
-        epoch = self._world.epochs[self._epoch_count - 1]
-        lines = []
+        epoch, lines = self._epoch, []
         for step in epoch.steps[len(self.narrated) :]:
             lines.append(self._event(step) if isinstance(step, Event) else self._marker_step(step))
             self.narrated.append(lines[-1:])
@@ -89,8 +93,7 @@ class Narrator:
 
     def name(self, message: MessageId) -> str:
         """Return a message as a script calls it, or else as it prints itself."""
-        encoded = self._world.epochs[self._epoch_count - 1].contents[message]
-        return self._shown(message.channel, encoded)
+        return self._shown(message.channel, self._epoch.contents[message])
 
     def _shown(self, channel: Channel, encoded: bytes) -> str:
         decoded = self._world.runners[channel.target].decode(encoded)
@@ -128,8 +131,7 @@ class Narrator:
         return f"{step.process} learns of {step.snapshot} from the colour of the message that comes"
 
     def _fragment(self, step: MarkerStep) -> Fragment | None:
-        epoch = self._world.epochs[self._epoch_count - 1]
-        return epoch.fragments.get(step.snapshot, {}).get(step.process)
+        return self._epoch.fragments.get(step.snapshot, {}).get(step.process)
 
     def _closed(self, step: MarkerStep, progress: Progress | None) -> Iterable[Batch] | None:
         """Return what the channel of a step's marker held; None if that is unknown."""
@@ -164,7 +166,7 @@ class Narrator:
 
     def _when(self, snapshot: SnapshotId) -> str:
         """Return whether the system was ever in the recorded state (Chandy & Lamport 1985, 4)."""
-        trace = self._world.epochs[self._epoch_count - 1].trace(self._world.description)
+        trace = self._epoch.trace(self._world.description)
         number = trace.present_at(trace.cut_of(snapshot))
         if number is None:
             return "the system was never in this state, but it could have been"

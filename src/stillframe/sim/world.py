@@ -9,7 +9,7 @@ As in the runtime, a death rolls the whole system back to the last restore point
 the states are restored, and the recorded messages are received before any new one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -237,7 +237,7 @@ class World:
             channel: starts[channel.source].sent_counts[channel.target] if starts else 0
             for channel in description.channels
         }
-        self.recorders = self._new_recorders(starts)
+        self.recorders = {name: self._new_recorder(name, starts.get(name)) for name in names}
         self.assembler = self._make_assembler(description, number)
         self.announcements = PublicationNotices()
         if number > 1:
@@ -249,30 +249,14 @@ class World:
         else:
             self._replay(start)
 
-    def _new_recorders(
-        self, starts: Mapping[ProcessId, Start]
-    ) -> dict[ProcessId, SnapshotRecorder]:
-        """Return the recording rules of every process, with the recorded counts of its channels."""
-        received = {
-            Channel(record.source, name): record.received_count
-            for name, start in starts.items()
-            for record in start.incoming
-        }
-        return {
-            name: self._make_recorder(
-                name,
-                incoming={
-                    source: received.get(Channel(source, name), 0)
-                    for source in self.description.incoming(name)
-                },
-                outgoing={
-                    target: self.sent_counts[Channel(name, target)]
-                    for target in self.description.outgoing(name)
-                },
-                capture=runner.capture,
-            )
-            for name, runner in self.runners.items()
-        }
+    def _new_recorder(self, name: ProcessId, start: Start | None) -> SnapshotRecorder:
+        """Return the recording rules of a process, with the recorded counts of its channels."""
+        incoming = dict.fromkeys(self.description.incoming(name), 0)
+        if start is not None:
+            incoming |= {record.source: record.received_count for record in start.incoming}
+        outgoing = {t: self.sent_counts[Channel(name, t)] for t in self.description.outgoing(name)}
+        capture = self.runners[name].capture
+        return self._make_recorder(name, incoming=incoming, outgoing=outgoing, capture=capture)
 
     def _refuse_previous_epoch(self, number: int) -> None:
         """Let every channel's source of the epoch before try to connect, and count how many are
