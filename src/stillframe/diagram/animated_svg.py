@@ -58,16 +58,26 @@ def draw(
     groups = []
     for fragment in sorted(found, key=lambda fragment: fragment.layer):
         drawn = putters[fragment.layer](fragment.shape)
-        for (begin, after), numbers in _by_span(found[fragment]).items():
-            attributes = _attributes(
+        by_span: dict[_Span, list[str]] = {}
+        for number, spans in enumerate(found[fragment]):
+            for span in spans:
+                by_span.setdefault(span, []).append(str(number))
+        for (begin, after), numbers in by_span.items():
+            pairs = (
                 ("class", fragment.colour),
                 ("data-step", fragment.step),
                 ("data-from", begin or None),
                 ("data-to", after if after <= plan.step_count else None),
                 ("data-choices", " ".join(numbers) if len(numbers) < len(wanted) else None),
             )
+            attributes = "".join(f' {name}="{v}"' for name, v in pairs if v is not None)
             groups.append(f"<g{attributes}>{drawn}</g>" if attributes else drawn)
-    return "\n".join((_begin(picture), *groups, "</svg>\n"))
+    # Only the lines and the room that cuts need.
+    ys = [line.y for line in picture.lines] or [TOP]
+    top, bottom = min(ys) - TOP, max(ys) + CUT_OVERHANG + PADDING
+    width, height = math.ceil(picture.width), math.ceil(bottom - top)
+    start = svg.start_element(width, height, top=round(top), is_crowded=picture.is_crowded)
+    return "\n".join((f"{start}<title>{picture.title}</title>", *groups, "</svg>\n"))
 
 
 def _fragments(
@@ -88,25 +98,3 @@ def _fragments(
             elif isinstance(shape, Mark):
                 step = next(others) + 1
             yield _Fragment(layer, shape, step, colour)
-
-
-def _by_span(spans: Sequence[Sequence[_Span]]) -> dict[_Span, list[str]]:
-    """Return for each span the choices with which a fragment is shown during it."""
-    found: dict[_Span, list[str]] = {}
-    for number, own in enumerate(spans):
-        for span in own:
-            found.setdefault(span, []).append(str(number))
-    return found
-
-
-def _attributes(*pairs: tuple[str, str | int | None]) -> str:
-    return "".join(f' {name}="{value}"' for name, value in pairs if value is not None)
-
-
-def _begin(picture: Diagram) -> str:
-    """Return the beginning of the element: only the lines and the room that cuts need."""
-    ys = [line.y for line in picture.lines] or [TOP]
-    top, bottom = min(ys) - TOP, max(ys) + CUT_OVERHANG + PADDING
-    width, height = math.ceil(picture.width), math.ceil(bottom - top)
-    start = svg.start_element(width, height, top=round(top), is_crowded=picture.is_crowded)
-    return f"{start}<title>{picture.title}</title>"

@@ -185,10 +185,8 @@ class Scene(Rows):
         step = self._window.steps[index]
         if isinstance(step, Event):
             return text_metrics.clean(step.label, char_count_max=chars_max)
-        return (
-            text_metrics.shorten(snapshot_name(step.snapshot), char_count_max=chars_max)
-            * step.is_cut
-        )
+        name = snapshot_name(step.snapshot) if step.is_cut else ""
+        return text_metrics.shorten(name, char_count_max=chars_max)
 
     def _slot(self, index: int, text: str, *, is_above: bool) -> Slot:
         width = text_metrics.width(text)
@@ -199,13 +197,11 @@ class Scene(Rows):
     def _place(self, index: int, x: float, text: str, *, is_above: bool) -> Place:
         step = self._window.steps[index]
         y = self.ys[step.process]
-        if not text:
-            label = None
-        elif isinstance(step, Event):
+        if isinstance(step, Event):
             label = Label(x, y - 13 if is_above else y + 21, text, "middle")
         else:
             label = Label(x + MARK_LABEL_X, y - 8 if is_above else y + 17, text)
-        return Place(x, y, label)
+        return Place(x, y, label if text else None)
 
     def _labels_above(self) -> list[bool]:
         """Return of each step whether its label is above the line: where fewer arrows are."""
@@ -239,9 +235,9 @@ class Scene(Rows):
         )
         if sent is None:
             assert came is not None, link
-            return self._router.entering(came, self._y_of[link.channel.source])
+            return self._router.stub(came, self._y_of[link.channel.source], is_leaving=False)
         if came is None:
-            return self._router.leaving(sent, self._y_of[link.channel.target])
+            return self._router.stub(sent, self._y_of[link.channel.target], is_leaving=True)
         return self._router.whole(sent, came)
 
 
@@ -312,23 +308,16 @@ class Router:
         self._taken.add(best)
         return best
 
-    def leaving(self, begin: Point, y_towards: float) -> Path:
-        """Return the path of an arrow that does not arrive: a stub towards another line."""
-        width, height = self._stub(begin, y_towards, is_leaving=True)
-        end = begin[0] + width, begin[1] + height
-        return Path(begin, midpoint(begin, end), end)
-
-    def entering(self, end: Point, y_from: float) -> Path:
-        """Return the path of an arrow that comes from outside: a stub from another line."""
-        width, height = self._stub(end, y_from, is_leaving=False)
-        begin = (end[0] - width, end[1] + height)
-        return Path(begin, midpoint(begin, end), end)
-
-    def _stub(self, at: Point, y: float, *, is_leaving: bool) -> Point:
+    def stub(self, at: Point, y: float, *, is_leaving: bool) -> Path:
+        """Return the path of an arrow that does not arrive, or comes from outside: a stub towards
+        the line at `y`."""
         number = self._stub_count.get((at, is_leaving), 0)
         self._stub_count[at, is_leaving] = number + 1
-        height = self._row_height * 0.45
-        return STUB_WIDTH + STUB_STEP * (number % STUB_COUNT), height if y > at[1] else -height
+        width = STUB_WIDTH + STUB_STEP * (number % STUB_COUNT)
+        height = self._row_height * (0.45 if y > at[1] else -0.45)
+        other = at[0] + (width if is_leaving else -width), at[1] + height
+        begin, end = (at, other) if is_leaving else (other, at)
+        return Path(begin, midpoint(begin, end), end)
 
     def _arch(self, begin: Point, end: Point) -> Path:
         """Return an arch over a line, for a process that sends to itself."""

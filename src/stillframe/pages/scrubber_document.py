@@ -65,6 +65,12 @@ def scrubber_document(
         return None
     begin = next(step for step in markers if step.source is None)
     layout = _Layout(plain, name, last + MARGIN + 1 - last % 2, unit)
+    cuts = {step.process: _half(step) for step in markers if step.is_cut}
+    delays = {
+        (step.source, step.process): _half(step) - cuts[step.source]
+        for step in markers
+        if step.source is not None
+    }
     return {
         "unit": unit,
         "snapshot": str(begin.snapshot),
@@ -73,7 +79,12 @@ def scrubber_document(
         "initiator": plain.index_of[begin.process],
         "at": _half(begin) + begins,
         "channels": [
-            [plain.index_of[c.source], plain.index_of[c.target], _delay(markers, c)]
+            # In halves; two where no marker was sent.
+            [
+                plain.index_of[c.source],
+                plain.index_of[c.target],
+                delays.get((c.source, c.target), 2),
+            ]
             for c in plain.channels
         ],
         "events": [
@@ -178,14 +189,6 @@ def _label(position: Position, event: Event) -> str:
 def _half(step: Step) -> int:
     assert step.at is not None, step
     return 2 * round(step.at)
-
-
-def _delay(markers: list[MarkerStep], channel: Channel) -> int:
-    """Return how many halves the marker of a channel took; two where none was sent."""
-    cuts = {step.process: _half(step) for step in markers if step.is_cut}
-    came = {(step.source, step.process): _half(step) for step in markers}
-    arrival = came.get((channel.source, channel.target))
-    return 2 if arrival is None else arrival - cuts[channel.source]
 
 
 def _keeps_apart(trace: Trace) -> bool:

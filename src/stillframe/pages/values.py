@@ -98,10 +98,8 @@ def show(value: Any, budget: Budget, *, chars_max: int = CHARS_MAX) -> dict[str,
     if items > ITEMS_MAX:
         first = islice(value.items() if isinstance(value, dict) else value, ITEMS_MAX)
         text = text_of(dict(first) if isinstance(value, dict) else list(first))
-        return {
-            "text": printable(budget.take(text, chars_max)),
-            "left_out": f"the first characters of {count(items, 'item')}",
-        }
+        left_out = f"the first characters of {count(items, 'item')}"
+        return {"text": printable(budget.take(text, chars_max)), "left_out": left_out}
     return _show_text(text_of(value), 0, budget, chars_max)
 
 
@@ -152,12 +150,9 @@ def show_fields(
 ) -> list[dict[str, Any]]:
     """Return fields by name for a page; of those that are `keyed`, key by key."""
     by_key = {*keyed}
-    return [
-        {"name": printable(name)}
-        | (
-            show_rows(value, budget)
-            if name in by_key and isinstance(value, dict)
-            else show(value, budget, chars_max=chars_max)
-        )
-        for name, value in fields.items()
-    ]
+    shown = []
+    for name, value in fields.items():
+        is_keyed = name in by_key and isinstance(value, dict)
+        found = show_rows(value, budget) if is_keyed else show(value, budget, chars_max=chars_max)
+        shown.append({"name": printable(name)} | found)
+    return shown
