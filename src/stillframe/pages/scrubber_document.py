@@ -242,7 +242,7 @@ class _Layout(Rows):
 
     def x(self, half: int) -> float:
         """Return where a half is."""
-        return self.x_from + 8 + HALF_WIDTH * half
+        return self.x_from + 14 + HALF_WIDTH * half
 
     def draw(self) -> str:
         """Return the picture as the text of an SVG element, in which events and messages have
