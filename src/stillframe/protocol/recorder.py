@@ -245,11 +245,9 @@ class Recordings(Generic[AnyRecording]):
         self._forgotten_number = max(self._forgotten_number, last_number)
 
     def _begin_recording(self, state: ProcessState) -> AnyRecording:
-        """Return a new recording, whose cut is now."""
         raise NotImplementedError
 
     def _marker_to(self, target: ProcessId, snapshot: SnapshotId) -> Marker:
-        """Return the marker for the channel to `target`."""
         raise NotImplementedError
 
     def _marked(

@@ -258,7 +258,6 @@ class _Search:
             self._look_at_marker(Channel(source, process), answer, self._began)
 
     def _look_at_marker(self, channel: Channel, answer: ProcessStatus, since: float) -> None:
-        """Find out why the marker on `channel` has not been handled; its target answered."""
         source, target = channel.source, channel.target
         end, other = answer.incoming[source], self.answers.get(source)
         if not self._has_recorded(source):
@@ -314,14 +313,12 @@ class _Search:
         return max(self._began, self.heard_at.get(process, self._began))
 
     def _has_recorded(self, process: ProcessId) -> bool:
-        """Return whether `process` is known to have recorded its state."""
         if process not in self._missing or process in self._marked:
             return True
         answer = self.answers.get(process)
         return answer is not None and answer.of(self._snapshot).phase is not Phase.IDLE
 
     def _has_marker_of(self, process: ProcessId, source: ProcessId) -> bool:
-        """Return whether `process` is known to have the marker on the channel from `source`."""
         if process not in self._missing:
             return True
         if (answer := self.answers.get(process)) is None:

@@ -244,7 +244,6 @@ class FrameReader:
         return Messages(*self._decode_batch(batch_start - _HEAD.size, stop), marker)
 
     def _decode_batch(self, start: int, stop: int) -> tuple[int, Batch]:
-        """Return the sequence number and the batch of a frame that begins at `start`."""
         if stop - start < _MESSAGES.size:
             raise ProtocolViolation("a MESSAGES frame ends before its messages begin")
         _, _, sequence, first, count, array, array_count = _MESSAGES.unpack_from(

@@ -209,12 +209,8 @@ def _play_ticks(script: Script, world: World, narrator: Narrator, plan: _Plan) -
         unmet.pop(name, None)
         return plan.takes[name][0] if name in plan.takes else in_order
 
-    news: list[str] = []
-
-    def tick(number: int, _: World) -> None:
-        news.extend(f"{number:4}  {line}" for line in narrator.news())
-
-    TimedRun(world, plan.actions, delay, script).run(tick)
+    run = TimedRun(world, plan.actions, delay, script)
+    news = [f"{number:4}  {line}" for number in run.ticks() for line in narrator.news()]
     for name, (ticks, line) in unmet.items():
         raise UsageError(
             f"'{name} takes {ticks}' in line {line}: nothing of that name was sent in this block"

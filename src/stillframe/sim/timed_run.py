@@ -1,7 +1,7 @@
 """Executions by the clock: actions at given ticks, and a delay for every message and marker."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Channel
@@ -47,7 +47,8 @@ def play(
     """
     world = World(topology)
     waiting = iter(delays)
-    TimedRun(world, actions, lambda channel, frame: next(waiting, 1)).run(tick)
+    for number in TimedRun(world, actions, lambda channel, frame: next(waiting, 1)).ticks():
+        tick(number, world)
     return world
 
 
@@ -90,9 +91,9 @@ class TimedRun:
                 )
             latest = number
 
-    def run(self, tick: Callable[[int, World], None]) -> None:
-        """Run to the end, and call `tick` after each tick. UsageError if an action is not possible
-        when it is due, a connection is lost, or the run does not end."""
+    def ticks(self) -> Iterator[int]:
+        """Run to the end, and yield after each tick. UsageError if an action is not possible when
+        it is due, a connection is lost, or the run does not end."""
         self._plan_in_flight()
         following = self._next_tick(-1)
         while following is not None:
@@ -105,7 +106,7 @@ class TimedRun:
                 self._deliver_due()
             except StillframeError as error:
                 raise UsageError(f"tick {following}: {error}") from error
-            tick(following, self._world)
+            yield following
             following = self._next_tick(following)
 
     def _next_tick(self, number: int) -> int | None:
