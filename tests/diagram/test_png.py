@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import resvg_py
 
-from stillframe.diagram import layout, palette, svg
+from stillframe.diagram import layout, svg
 from stillframe.errors import Unavailable
 from stillframe.trace import Event, Trace
 from tests.diagram.runs import lecture
@@ -34,11 +34,11 @@ def test_it_is_of_twice_the_size_unless_it_is_huge() -> None:
 
 def test_its_style_has_colours_and_no_variables() -> None:
     """What draws it takes a variable for black; there is the same rule for everything."""
-    plain = palette.plain_style_sheet()
+    plain = svg.plain_style_sheet()
     assert "var(" not in plain
     assert "--" not in plain
     assert plain.count(" fill: #") + plain.count("{ fill: #") >= 10
-    rules = [line for line in palette.style_sheet().splitlines() if "color-scheme" not in line]
+    rules = [line for line in svg.style_sheet().splitlines() if "color-scheme" not in line]
     assert [line.partition("{")[0] for line in plain.splitlines()] == [
         line.partition("{")[0] for line in rules
     ]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillframe.diagram import layout, palette, svg
+from stillframe.diagram import layout, svg
 from stillframe.model import Channel
 from stillframe.trace import Event, MessageId, Trace
 from tests.diagram.runs import by_chance, lecture, traces
@@ -150,14 +150,14 @@ def test_the_same_trace_gives_the_same_bytes() -> None:
 
 def test_there_is_a_light_and_a_dark_palette() -> None:
     """One style sheet holds both, with the same variables, and uses no other."""
-    sheet = palette.style_sheet()
+    sheet = svg.style_sheet()
     assert "@media (prefers-color-scheme: dark)" in sheet
-    assert palette.LIGHT.keys() == palette.DARK.keys()
-    assert {*re.findall(r"var\(--([\w-]+)\)", sheet)} == palette.LIGHT.keys()
+    assert svg.LIGHT.keys() == svg.DARK.keys()
+    assert {*re.findall(r"var\(--([\w-]+)\)", sheet)} == svg.LIGHT.keys()
     assert sheet in svg.draw(layout.lay_out(lecture()))
 
 
-@pytest.mark.parametrize("colours", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("colours", [svg.LIGHT, svg.DARK], ids=["light", "dark"])
 def test_colours_stand_out_from_the_paper(colours: dict[str, str]) -> None:
     """Text and what matters by 4.5 to 1, the lines of processes by 3 to 1 (WCAG 2.2)."""
     paper = luminance(colours["paper"])
@@ -177,8 +177,8 @@ def luminance(colour: str) -> float:
 
 def test_cuts_differ_also_without_colour() -> None:
     """Each has dashes of its own, and so have its markers."""
-    assert len({*palette.CUT_DASHES}) == len(palette.CUT_DASHES) == 5
-    assert len({*palette.MARKER_DASHES}) == len(palette.MARKER_DASHES) == 5
+    assert len({*svg.CUT_DASHES}) == len(svg.CUT_DASHES) == 5
+    assert len({*svg.MARKER_DASHES}) == len(svg.MARKER_DASHES) == 5
 
 
 def test_a_page_can_point_at_what_is_drawn() -> None:

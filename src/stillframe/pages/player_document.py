@@ -251,26 +251,26 @@ def interchange_document(trace: Trace, choice: Choice) -> dict[str, Any]:
     the white one behind it. ``problem`` is a sentence, if there are none to show; ``broken`` has
     the places of the two events that make them impossible.
     """
+    found: dict[str, Any] = {"swaps": [], "total": 0, "problem": "", "broken": []}
     if trace.event_count > EVENT_COUNT_MAX:
         there = f"there are {count(trace.event_count, 'event')}"
-        return _without(f"Not shown: {there}, and a row of up to {EVENT_COUNT_MAX} can be read.")
+        problem = f"Not shown: {there}, and a row of up to {EVENT_COUNT_MAX} can be read."
+        return found | {"problem": problem}
     try:
         cut = trace.cut_of(choice.snapshot) if choice.snapshot is not None else choice.cut
     except UsageError as error:
-        return _without(clean_label(f"Not possible: {error}."))
+        return found | {"problem": clean_label(f"Not possible: {error}.")}
     assert cut is not None, choice
     order = [position for position, _ in trace.positions()]
     whites = dict(zip(trace.processes, cut, strict=True))
-    found = {
-        "events": [
-            [
-                trace.index_of[position.process],
-                clean_label(trace.event(position).label or str(position)),
-                position.index <= whites[position.process],
-            ]
-            for position in order
+    found["events"] = [
+        [
+            trace.index_of[position.process],
+            clean_label(trace.event(position).label or str(position)),
+            position.index <= whites[position.process],
         ]
-    }
+        for position in order
+    ]
     try:
         total = equivalent(trace, cut).inversion_count
     except NotConsistent as error:
@@ -278,7 +278,7 @@ def interchange_document(trace: Trace, choice: Choice) -> dict[str, Any]:
         accepter = trace.accepted_in(orphan)
         assert accepter is not None, orphan
         broken = [order.index(trace.sent_in(orphan)), order.index(accepter)]
-        return found | _without(clean_label(f"Not possible: {error}.")) | {"broken": broken}
+        return found | {"problem": clean_label(f"Not possible: {error}."), "broken": broken}
     places = {position: place for place, position in enumerate(order)}
     swaps = []
     for change in islice(interchanges(trace, cut), INTERCHANGE_COUNT_MAX):
@@ -286,8 +286,4 @@ def interchange_document(trace: Trace, choice: Choice) -> dict[str, Any]:
         assert places[change.white] == place + 1, change
         places[change.red], places[change.white] = place + 1, place
         swaps.append(place)
-    return found | {"swaps": swaps, "total": total, "problem": "", "broken": []}
-
-
-def _without(problem: str) -> dict[str, Any]:
-    return {"swaps": [], "total": 0, "problem": problem, "broken": []}
+    return found | {"swaps": swaps, "total": total}

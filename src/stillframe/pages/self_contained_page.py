@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from stillframe.diagram import palette
+from stillframe.diagram import svg
 from stillframe.trace import clean_label
 
 ENTRY = "file.js"
@@ -49,7 +49,7 @@ def render(document: Any, *, title: str) -> str:
 @cache
 def style_sheet() -> str:
     """Return the style of all pages, with the colours of diagrams."""
-    return f"{read('style.css')}\n{palette.style_sheet()}\n"
+    return f"{read('style.css')}\n{svg.style_sheet()}\n"
 
 
 @cache
