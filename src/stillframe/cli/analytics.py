@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import typer
 
 from stillframe.analytics import audit_store
 from stillframe.analytics.manifests import Published, read_published, while_published
 from stillframe.analytics.predicate_eval import DAMAGED
 from stillframe.cli import output, quantities, spark_session
-from stillframe.cli.command import EXIT_NO, Commands, argument, conclude, end_with_no, option
+from stillframe.cli.command import Commands, argument, conclude, end_with_no, option
 from stillframe.cli.options import CLASSES, MASTER, StorePath, event_log_option
 from stillframe.errors import Damaged, UsageError
 
@@ -260,7 +259,7 @@ def diff(
         f"{quantities.count(len(found.keys), 'key')} and "
         f"{quantities.count(len(found.channels), 'channel')}"
     )
-    raise typer.Exit(EXIT_NO)
+    end_with_no()
 
 
 def _find_difference(
@@ -373,7 +372,7 @@ def detect(
     _say_detection(name, found)
     _say_unasked(found.unasked)
     if not found.holds:
-        raise typer.Exit(EXIT_NO)
+        end_with_no()
 
 
 def _detection_document(name: str, found: "Summary", snapshots: list[Fields]) -> Fields:
@@ -414,7 +413,7 @@ def _beginning_of(sentence: str) -> str:
 def _say_detection(name: str, found: "Summary") -> None:
     """Say what ``stillframe detect`` says, and what all epochs say."""
     # It needs what runs systems, which no other command here does.
-    from stillframe.cli.checks import holds_sentence, not_stable_sentence  # noqa: PLC0415
+    from stillframe.cli.snapshots import holds_sentence, not_stable_sentence  # noqa: PLC0415
 
     if found.not_stable is not None:
         output.say(f"no: {not_stable_sentence(name, *found.not_stable)}")

@@ -157,7 +157,7 @@ def conclude(is_yes: bool, sentence: str) -> None:
 
 
 def end_with_no(*sentences: str) -> NoReturn:
-    """Say why the answer is no, and end the command with 1."""
+    """Say why the answer is no, if that was not said yet, and end the command with 1."""
     output.say(*(f"no: {sentence}" for sentence in sentences))
     raise typer.Exit(EXIT_NO)
 

@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from stillframe.analytics.snapshot_verdicts import INCONSISTENT
 from stillframe.cli import output, quantities
-from stillframe.cli.command import EXIT_NO, Commands, option
+from stillframe.cli.command import Commands, end_with_no, option
 from stillframe.cli.options import FOR, MASTER, StorePath, event_log_option
 from stillframe.cli.records import why
 from stillframe.cli.spark_session import with_zone
@@ -220,4 +218,4 @@ def _conclude(counts: dict[str, int], damage_count: int) -> None:
     damage = f"; {lines} of the history" if damage_count else ""
     output.say(f"{'no' if is_wrong else 'yes'}: {', '.join((total, *found))}{damage}")
     if is_wrong:
-        raise typer.Exit(EXIT_NO)
+        end_with_no()

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 from rich.text import Text
 
 from stillframe.cli import output, quantities
-from stillframe.cli.command import EXIT_NO, Commands, argument, end_with_no, flag, option
+from stillframe.cli.command import Commands, argument, end_with_no, flag, option
 from stillframe.cli.options import Timeout, keep_option
 from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Abandoned, SnapshotId
@@ -115,7 +115,7 @@ def _take_once(pipeline: Pipeline, mode: Mode, name: str | None, timeout_s: floa
     outcome, _ = _take_one(pipeline, mode, name, timeout_s)
     _put_outcome(outcome)
     if not isinstance(outcome, Manifest):
-        raise typer.Exit(EXIT_NO)
+        end_with_no()
 
 
 def _keep(pipeline: Pipeline, count: int | None) -> None:

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import typer
 
 from stillframe.analytics.fragment_groups import places_of
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.cli import output, quantities, spark_session
-from stillframe.cli.command import EXIT_NO, Commands, argument, conclude, option
+from stillframe.cli.command import Commands, argument, conclude, end_with_no, option
 from stillframe.cli.options import MASTER, StorePath, keep_option
 from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog.reader import epochs, list_segments
@@ -363,7 +362,7 @@ def assemble(
     output.answer({"store": out, "snapshots": rows}, lambda: _put_assembled(rows))
     _say_assembled(rows, out)
     if any(row["verdict"] == INCONSISTENT for row in rows):
-        raise typer.Exit(EXIT_NO)
+        end_with_no()
 
 
 def _put_assembled(rows: list[Fields]) -> None:

@@ -15,8 +15,7 @@ import typer
 import uvloop
 
 from stillframe.cli import output, quantities
-from stillframe.cli.checks import not_stable_sentence
-from stillframe.cli.command import EXIT_NO, Commands, argument, end_with_no, flag, option
+from stillframe.cli.command import Commands, argument, end_with_no, flag, option
 from stillframe.cli.options import (
     KEEP,
     PIPELINE,
@@ -27,6 +26,7 @@ from stillframe.cli.options import (
     StorePath,
     TraceOptions,
 )
+from stillframe.cli.snapshots import not_stable_sentence
 from stillframe.cli.supervision import (
     NOT_NEEDED,
     EventPrinter,
@@ -250,7 +250,7 @@ def _supervise(
     if condition is not None and printer.unwritten is None:
         _say_what_was_seen(condition)
     if not has_kept_all:
-        raise typer.Exit(EXIT_NO)
+        end_with_no()
     if printer.unwritten is not None:
         raise printer.unwritten
 
@@ -312,7 +312,7 @@ def _say_what_was_seen(condition: StopCondition) -> None:
         return
     if not is_known:
         output.say(f"no answer: {condition.name} was still being asked when the system was stopped")
-        raise typer.Exit(EXIT_NO)
+        end_with_no()
     if shown is None:
         end_with_no(f"no snapshot was published in which {condition.name} could have held")
     end_with_no(f"{condition.name} did not hold in {shown.snapshot}: {shown.verdict.sentence}")

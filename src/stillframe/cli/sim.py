@@ -16,7 +16,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from stillframe.cli import output, quantities
-from stillframe.cli.command import EXIT_NO, Commands, argument, end_with_no, flag, option
+from stillframe.cli.command import Commands, argument, end_with_no, flag, option
 from stillframe.cli.execution import Extras, play_script, script_path, serve
 from stillframe.errors import UsageError
 from stillframe.imports import add_cwd_to_path, load_topology
@@ -230,7 +230,7 @@ def _try_seeds(subject: Subject, seeds: range) -> None:
         f"every step of the whole run: {subject.words(seed)}",
         f"every step of what is shown, once it is in a file: {subject.words(seed)} --schedule FILE",
     )
-    raise typer.Exit(EXIT_NO)
+    end_with_no()
 
 
 def _put_tally(subject: Subject, tally: Tally) -> None:
@@ -310,7 +310,11 @@ def explore(
     system = exploration.SmallSystem(
         topology=topology,
         acts=_acts(topology, acts or []),
-        initiations=_initiations(topology.description, initiator or []),
+        initiations=tuple(
+            choices.Initiate(process, SnapshotId(first, number))
+            for number, first in enumerate(initiator or [next(iter(topology.processes))], 1)
+            for process in topology.description.initiators(first)
+        ),
         network=network,
         recorder=recorder_of(rules),
     )
@@ -327,18 +331,7 @@ def explore(
         )
     output.answer(_explored_document(found), lambda: _put_explored(found))
     if found.broken:
-        raise typer.Exit(EXIT_NO)
-
-
-def _initiations(
-    description: Description, initiators: list[ProcessId]
-) -> tuple[choices.Initiate, ...]:
-    firsts = initiators or [next(iter(description.processes))]
-    return tuple(
-        choices.Initiate(process, SnapshotId(first, number))
-        for number, first in enumerate(firsts, 1)
-        for process in description.initiators(first)
-    )
+        end_with_no()
 
 
 def _acts(topology: Topology, texts: list[str]) -> dict[ProcessId, tuple[str, ...]]:

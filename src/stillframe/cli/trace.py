@@ -243,7 +243,7 @@ def cuts(
     if cut is not None:
         _check_cut(trace, parse_cut(cut, trace))
     elif before is not None:
-        _put_past(trace, _parse_position(before))
+        _put_past(trace, before)
     elif prove is not None:
         put_order(trace, prove)
     elif predicate is not None:
@@ -336,19 +336,16 @@ def _evaluating(predicate: Predicate, what: str, total: int) -> Iterator[Predica
         yield evaluate
 
 
-def _put_past(trace: Trace, position: Position) -> None:
+def _put_past(trace: Trace, text: str) -> None:
+    found = _POSITION.fullmatch(text)
+    if found is None:
+        raise UsageError(f"{text!r} is no event: they look like P2#7, the seventh event of P2")
+    position = Position(found["process"], int(found["index"]))
     cut = trace.clock(position)
     document = {"event": str(position), **_cut_document(trace, cut)}
     output.answer(document, lambda: _put_cut(trace, cut))
     events = quantities.count(sum(cut) - 1, "event")
     output.say(f"done: {events} happened before {position}")
-
-
-def _parse_position(text: str) -> Position:
-    found = _POSITION.fullmatch(text)
-    if found is None:
-        raise UsageError(f"{text!r} is no event: they look like P2#7, the seventh event of P2")
-    return Position(found["process"], int(found["index"]))
 
 
 def _cut_document(trace: Trace, cut: Cut) -> dict[str, object]:

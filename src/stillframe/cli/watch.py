@@ -128,30 +128,25 @@ def _trace_builder(store: Store, otlp: str | None) -> Iterator[TraceBuilder | No
 
 
 def token_for(address: Address, file: Path | None) -> str | None:
-    """Return the token that a page served at `address` asks for: the one in `file`; without a file
-    a new one, and none on loopback."""
-    if file is not None:
-        return _token_in(file)
-    return None if address.is_loopback else secrets.token_urlsafe(TOKEN_BYTES)
-
-
-def _token_in(path: Path) -> str:
-    """Return the token in the file at `path`, which is made if it is not there."""
+    """Return the token that a page served at `address` asks for: the one in `file`, which is made
+    if it is not there; without a file a new one, and none on loopback."""
+    if file is None:
+        return None if address.is_loopback else secrets.token_urlsafe(TOKEN_BYTES)
     try:
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            token = path.read_text(encoding="ascii").strip()
+            token = file.read_text(encoding="ascii").strip()
         else:
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            with os.fdopen(descriptor, "w", encoding="ascii") as made:
                 token = secrets.token_urlsafe(TOKEN_BYTES)
-                file.write(f"{token}\n")
+                made.write(f"{token}\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"the token in {path} cannot be read or written: {error}") from error
+        raise StoreError(f"the token in {file} cannot be read or written: {error}") from error
     is_plain = token.replace("-", "").replace("_", "").isalnum()
     if not (TOKEN_CHARS_MIN <= len(token) <= TOKEN_CHARS_MAX and is_plain):
         raise UsageError(
-            f"{path} holds no token: {TOKEN_CHARS_MIN} to {TOKEN_CHARS_MAX} letters, digits, '-' "
+            f"{file} holds no token: {TOKEN_CHARS_MIN} to {TOKEN_CHARS_MAX} letters, digits, '-' "
             "and '_'; name a file that is not there, and one is made"
         )
     return token
