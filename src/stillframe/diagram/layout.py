@@ -5,7 +5,7 @@ Every diagram of a sequence has the same size, and what is in one is at the same
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 
@@ -180,7 +180,7 @@ class Plan:
             if messages and cut.is_between_reached(channel, step_count)
         ]
         for channel, messages in full[:CHANNELS_MAX]:
-            yield Row(Sample.CAUGHT, 0, f"channel {channel}: {_list(self.trace, messages)}")
+            yield Row(Sample.CAUGHT, 0, f"channel {channel}: {self._names(messages)}")
         if len(full) > CHANNELS_MAX:
             others = count(len(full) - CHANNELS_MAX, "other channel")
             yield Row(Sample.NOTHING, 0, f"and messages on {others}")
@@ -193,8 +193,11 @@ class Plan:
             yield Row(Sample.NOTHING, 0, f"{empty} empty{without if broken else ''}")
         orphans = [o for o in cut.orphans if cut.is_between_reached(o.channel, step_count)]
         if orphans:
-            listed = _list(self.trace, orphans)
+            listed = self._names(orphans)
             yield Row(Sample.ORPHAN, 0, f"accepted before it, but sent after it: {listed}")
+
+    def _names(self, messages: Sequence[MessageId]) -> str:
+        return text_metrics.listing(messages, NAMES_MAX, partial(message_name, self.trace))
 
     def words(self, rows: Sequence[LegendRow], notices: Sequence[Label]) -> tuple[str, str]:
         """Return the title and the description of a diagram with this legend and these notices."""
@@ -377,9 +380,7 @@ def _describe_event(what: str, event: Event) -> str:
     parts = [f"{what} {event.label}".rstrip()]
     for verb, messages in (("accepts", event.accepted), ("sends", event.sent)):
         if messages:
-            names = ", ".join(map(str, messages[:_LISTED_MAX]))
-            more = len(messages) - _LISTED_MAX
-            parts.append(f"{verb} {names}" + (f" and {more:,} more" if more > 0 else ""))
+            parts.append(f"{verb} {text_metrics.listing(messages, _LISTED_MAX)}")
     if event.at is not None:
         parts.append(f"at {event.at:.6g} s")
     return text_metrics.clean("; ".join(parts), char_count_max=FULL_CHARS_MAX)
@@ -402,9 +403,3 @@ def message_name(trace: Trace, message: MessageId) -> str:
         for position in (trace.sent_in(message), trace.accepted_in(message))
     )
     return f"{sender}→{accepter}" if sender and accepter else f"#{message.number}"
-
-
-def _list(trace: Trace, messages: Sequence[MessageId]) -> str:
-    names = ", ".join(message_name(trace, message) for message in messages[:NAMES_MAX])
-    rest = len(messages) - NAMES_MAX
-    return f"{names} and {rest:,} more" if rest > 0 else names

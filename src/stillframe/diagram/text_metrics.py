@@ -4,7 +4,11 @@ Names come from foreign logs: they may be endless or hold what no file of text m
 """
 
 import unicodedata
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 ELLIPSIS = "…"
 SIZE = 12.0
@@ -51,6 +55,13 @@ def count(number: int, noun: str) -> str:
     """Return a number of things, such as ``1 message`` or ``2 processes``."""
     ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{ending}"
+
+
+def listing(items: Sequence[Item], count_max: int, name: Callable[[Item], str] = str) -> str:
+    """Return the first items in a row, and how many more there are."""
+    names = ", ".join(map(name, items[:count_max]))
+    more = len(items) - count_max
+    return f"{names} and {more:,} more" if more > 0 else names
 
 
 def width(text: str, size: float = SIZE) -> float:

@@ -33,7 +33,7 @@ from stillframe.diagram.shapes import (
     Role,
     Sample,
 )
-from stillframe.diagram.text_metrics import count
+from stillframe.diagram.text_metrics import count, listing
 from stillframe.diagram.window import PROCESS_COUNT_MAX
 from stillframe.eventlog import segments
 from stillframe.eventlog.segments import ACCEPTED, MARKER_ACCEPTED, MARKER_SENT, RECORDED, SENT
@@ -386,12 +386,8 @@ def _explained(each: LoggedStep) -> tuple[str, str]:
 
 
 def _sends(each: LoggedStep) -> str:
-    channels = [str(Channel(each.step.process, target)) for target in each.step.targets]
-    if not channels:
-        return ""
-    more = len(channels) - _LISTED_MAX
-    listed = ", ".join(channels[:_LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
-    return f", and sends a marker on {listed}"
+    channels = [Channel(each.step.process, target) for target in each.step.targets]
+    return f", and sends a marker on {listing(channels, _LISTED_MAX)}" if channels else ""
 
 
 def _numbers(ranges: Sequence[range]) -> str:

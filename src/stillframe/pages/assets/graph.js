@@ -123,16 +123,15 @@ export class Graph {
   playMarkers(timeline) {
     if (this.animation !== null || !this.root.isConnected) return;
     const places = new Map(this.about.processes.map(([name], index) => [name, index]));
-    this.animation = new MarkerAnimation(timeline, {
+    this.animation = animateMarkers(timeline, {
       layer: this.above,
-      scale: () => this.stage.clientWidth / WIDTH,
+      scale: this.stage.clientWidth / WIDTH,
       pathOf: (source, target) => this.paths[this.about.channels.findIndex(([s, t]) => s === places.get(source) && t === places.get(target))],
       cut: (process, isCut) => this.discs[places.get(process)]?.root.classList.toggle("cut", isCut),
       ended: () => (this.animation = null),
     });
     const took = timeline.duration_s === null ? "" : `, which took ${duration(timeline.duration_s)}`;
     setText(this.caption, `The markers of ${timeline.id}${took}, shown ${count(Math.round(this.animation.slowness))} times slower. Black: has recorded its state.`);
-    this.animation.play();
   }
 
   /** Stop the animation. */
@@ -255,60 +254,43 @@ function graphLabel({ kind, participant_count, processes, channels }) {
   return `A graph of ${what}; the tables below say the same in words.`;
 }
 
-/** The markers of one snapshot on their way through the graph, in slow motion. Each marker is an
- * element that the browser moves without drawing the graph again, which saves CPU time of the system. */
-class MarkerAnimation {
-  /** `timeline` has the cuts of processes and the arrivals of markers, in seconds after its start.
-   * `stage` has a `layer` for the markers, `scale()` from units of the graph to pixels,
-   * `pathOf(source, target)`, `cut(process, isCut)`, and `ended()`. */
-  constructor(timeline, stage) {
-    this.stage = stage;
-    this.cuts = Object.entries(timeline.cuts);
-    this.flights = timeline.arrivals.filter(([source]) => own(timeline.cuts, source) !== undefined).slice(0, MARKERS_MAX);
-    this.sent = timeline.cuts;
-    const last = Math.max(1e-6, ...this.cuts.map(([, at]) => at), ...timeline.arrivals.map(([, , at]) => at));
-    this.slowness = Math.max(1, SHOWN_MS / 1000 / last);
-    this.timers = [];
-    this.marks = [];
-  }
+/** Show the markers of one snapshot on their way through the graph once, in slow motion. Each marker is
+ * an element that the browser moves without drawing the graph again, which saves CPU time of the system.
+ * `timeline` has the cuts of processes and the arrivals of markers, in seconds after its start. `stage`
+ * has a `layer` for the markers, the `scale` from units of the graph to pixels, `pathOf(source, target)`,
+ * `cut(process, isCut)`, and `ended()`. Returned are the slowness, and `stop`. */
+function animateMarkers(timeline, stage) {
+  const cuts = Object.entries(timeline.cuts);
+  const last = Math.max(1e-6, ...cuts.map(([, at]) => at), ...timeline.arrivals.map(([, , at]) => at));
+  const slowness = Math.max(1, SHOWN_MS / 1000 / last);
+  const isReduced = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  const shownMs = (seconds) => (isReduced ? 0 : seconds * slowness * 1000);
+  const timers = cuts.map(([process, at]) => setTimeout(() => stage.cut(process, true), shownMs(at)));
+  const marks = [];
 
-  /** Show the markers once, and remove them. */
-  play() {
-    if (matchMedia("(prefers-reduced-motion: reduce)").matches) {
-      for (const [process] of this.cuts) this.stage.cut(process, true);
-    } else {
-      for (const [process, at] of this.cuts) {
-        this.timers.push(setTimeout(() => this.stage.cut(process, true), this.shownMs(at)));
-      }
-      const scale = this.stage.scale();
-      for (const flight of this.flights) this.fly(flight, scale);
-    }
-    this.timers.push(setTimeout(() => this.stop(), SHOWN_MS + REST_MS));
-  }
-
-  fly([source, target, came], scale) {
-    const path = this.stage.pathOf(source, target);
+  function fly([source, target, came]) {
+    const path = stage.pathOf(source, target);
     if (path === undefined) return;
-    const begin = this.shownMs(own(this.sent, source));
+    const begin = shownMs(own(timeline.cuts, source));
     const mark = make("div", { class: "flying-marker" });
     const stations = Array.from({ length: STATIONS + 1 }, (_, station) => {
       const { x, y } = path.at(station / STATIONS);
-      return { transform: `translate(${x * scale}px, ${y * scale}px) rotate(45deg)`, opacity: 1 };
+      return { transform: `translate(${x * stage.scale}px, ${y * stage.scale}px) rotate(45deg)`, opacity: 1 };
     });
-    this.stage.layer.append(mark);
-    this.marks.push(mark);
-    mark.animate(stations, { delay: begin, duration: Math.max(50, this.shownMs(came) - begin) });
+    stage.layer.append(mark);
+    marks.push(mark);
+    mark.animate(stations, { delay: begin, duration: Math.max(50, shownMs(came) - begin) });
   }
 
-  shownMs(seconds) {
-    return seconds * this.slowness * 1000;
+  function stop() {
+    timers.forEach(clearTimeout);
+    for (const mark of marks) mark.remove();
+    for (const [process] of cuts) stage.cut(process, false);
+    stage.ended();
   }
 
-  /** Remove the markers. */
-  stop() {
-    this.timers.forEach(clearTimeout);
-    for (const mark of this.marks) mark.remove();
-    for (const [process] of this.cuts) this.stage.cut(process, false);
-    this.stage.ended();
-  }
+  const flights = timeline.arrivals.filter(([source]) => own(timeline.cuts, source) !== undefined);
+  if (!isReduced) flights.slice(0, MARKERS_MAX).forEach(fly);
+  timers.push(setTimeout(stop, SHOWN_MS + REST_MS));
+  return { slowness, stop };
 }
