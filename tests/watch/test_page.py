@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 from playwright.sync_api import Browser, Dialog, Page, expect
 
 from stillframe import Process, Topology
 from stillframe.model import GlobalState, ProcessState, Snapshot, SnapshotId
+from stillframe.pages.self_contained_page import bundle
 from stillframe.protocol.stragglers import EndpointStatus, ProcessStatus
 from stillframe.runtime.supervisor.admin_socket import SystemStatus, query_status
 from stillframe.state_codec import StateCodec
@@ -377,6 +378,40 @@ def test_what_came_while_somebody_was_in_the_list_is_shown_when_they_leave(
         page.evaluate("location.hash = '#snapshot=A-1'")
         page.get_by_role("link", name="← The running system").click()
         expect(first).to_contain_text("A-5")
+
+
+GRAPH = """
+const channels = [[0, 1], [1, 0]];
+const graph = new Graph({ kind: "system", processes: [["A", ""], ["B", ""]], channels });
+const count = (selector) => document.querySelectorAll(selector).length;
+globalThis.black = [];
+const watch = new MutationObserver(() => black.push(count(".process.cut")));
+watch.observe(document.body, { subtree: true, attributes: true });
+document.body.append(graph.root);
+const arrivals = [["A", "B", 0.004], ["B", "A", 0.01]];
+graph.playMarkers({ id: "A-1", duration_s: 0.01, cuts: { A: 0, B: 0.004 }, arrivals });
+globalThis.flying = count(".flying-marker");
+globalThis.isOver = () => graph.animation === null;
+"""
+
+
+@pytest.mark.parametrize(("motion", "flying"), [("no-preference", 2), ("reduce", 0)])
+def test_the_markers_of_a_snapshot_fly_once(
+    page: Page, motion: Literal["no-preference", "reduce"], flying: int
+) -> None:
+    """Processes turn black as they record, also for those who want no motion; then all is as
+    before."""
+    page.goto("about:blank")
+    page.emulate_media(reduced_motion=motion)
+    page.set_content(f"<body></body><script type=module>{bundle('graph.js')}{GRAPH}</script>")
+    page.wait_for_function("globalThis.isOver?.()")
+    assert page.evaluate("flying") == flying
+    assert page.evaluate("Math.max(...black)") == 2
+    expect(page.locator(".process.cut, .flying-marker")).to_have_count(0)
+    expect(page.locator(".marker-caption")).to_contain_text(
+        "A-1, which took 10 ms, shown 220 times"
+    )
+    page.emulate_media(reduced_motion="null")
 
 
 def test_the_page_is_light() -> None:
