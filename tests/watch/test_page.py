@@ -383,14 +383,14 @@ def test_what_came_while_somebody_was_in_the_list_is_shown_when_they_leave(
 GRAPH = """
 const channels = [[0, 1], [1, 0]];
 const graph = new Graph({ kind: "system", processes: [["A", ""], ["B", ""]], channels });
-const count = (selector) => document.querySelectorAll(selector).length;
+const countOf = (selector) => document.querySelectorAll(selector).length;
 globalThis.black = [];
-const watch = new MutationObserver(() => black.push(count(".process.cut")));
+const watch = new MutationObserver(() => black.push(countOf(".process.cut")));
 watch.observe(document.body, { subtree: true, attributes: true });
 document.body.append(graph.root);
 const arrivals = [["A", "B", 0.004], ["B", "A", 0.01]];
 graph.playMarkers({ id: "A-1", duration_s: 0.01, cuts: { A: 0, B: 0.004 }, arrivals });
-globalThis.flying = count(".flying-marker");
+globalThis.flying = countOf(".flying-marker");
 globalThis.isOver = () => graph.animation === null;
 """
 
