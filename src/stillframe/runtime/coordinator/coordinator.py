@@ -1,7 +1,6 @@
 """Requests snapshots, collects their fragments, abandons late ones, publishes. One per epoch.
 
-What a snapshot is decides ``protocol/assembler.py``. Snapshots are written one after the other in a
-thread, while others are requested and collected.
+Snapshots are written one after the other in a thread, while others are requested and collected.
 """
 
 import asyncio
@@ -135,10 +134,6 @@ class Coordinator:
         """The snapshots that have begun and are neither published nor abandoned, oldest first."""
         return tuple(self._results)
 
-    def missing(self, snapshot: SnapshotId) -> tuple[ProcessId, ...]:
-        """Return the processes that a snapshot under way waits for."""
-        return self._assembler.missing(snapshot) if snapshot in self._assembler.pending else ()
-
     def begin(self, initiator: ProcessId) -> asyncio.Future[Entry | Abandoned]:
         """Begin a snapshot; the future has its entry in the store, or why its last attempt was
         abandoned. Raises a UsageError if there is no such process, or too many snapshots are under
@@ -156,11 +151,8 @@ class Coordinator:
 
     def begin_last(self, initiator: ProcessId) -> asyncio.Future[Entry | Abandoned]:
         """Begin the last snapshot of this epoch as soon as no other is in progress, and no other
-        from now on; return as ``begin`` does.
-
-        One that overlaps another could not be a restore point. Those in progress are abandoned when
-        the timeout of a snapshot has passed.
-        """
+        from now on; return as ``begin`` does. One that overlaps another could not be a restore
+        point. Those in progress are abandoned when the timeout of a snapshot has passed."""
         self._description.check_process(initiator)
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Entry | Abandoned] = loop.create_future()
@@ -182,8 +174,7 @@ class Coordinator:
 
     def _abandon_others(self) -> None:
         if not self._is_last_begun and not self._is_closed:
-            for snapshot in self._assembler.pending:
-                self._abandon(snapshot, Reason.STOPPED)
+            self.abandon_all(Reason.STOPPED)
 
     def _begin(
         self,
@@ -214,11 +205,9 @@ class Coordinator:
     def _on_rejoin(self, process: ProcessId) -> None:
         """Send a process that has come back what it missed. What it had begun to send may be lost,
         so those snapshots are abandoned."""
+        last_number, published = self.next_number - 1, self._announced.get(process)
         resumed = control.Rejoined(
-            last_number=self.next_number - 1,
-            published=self._announced.get(process),
-            supervisor=current_process(),
-            marker_wait_s=self._config.marker_wait_s,
+            last_number, published, current_process(), self._config.marker_wait_s
         )
         self.membership.send(process, resumed)
         self.monitor.on_rejoin(process)
@@ -271,8 +260,7 @@ class Coordinator:
 
     def _exclude(self, processes: tuple[ProcessId, ...], snapshot: SnapshotId) -> bool:
         """Use the last recorded states of `processes`; return False if that is impossible."""
-        found = [self._last_states.of(process) for process in processes]
-        last = [recorded for recorded in found if recorded is not None]
+        last = [found for p in processes if (found := self._last_states.of(p)) is not None]
         if self._config.policy is not Policy.EXCLUDE or len(last) < len(processes):
             return False
         for recorded in last:
@@ -286,8 +274,7 @@ class Coordinator:
         self._is_closed = True
         self.membership.expect_departures()
         self.monitor.cancel_timer()
-        for snapshot in self._assembler.pending:
-            self._abandon(snapshot, Reason.STOPPED)
+        self.abandon_all(Reason.STOPPED)
         await asyncio.gather(*self._writing)
         if self._last is not None and not self._last[1].done():
             self._last[1].set_exception(
@@ -296,10 +283,10 @@ class Coordinator:
         self.membership.hang_up()
         self._writer.shutdown()
 
-    def process_died(self) -> None:
-        """Abandon every snapshot under way: a process will not record its fragment."""
+    def abandon_all(self, reason: Reason) -> None:
+        """Abandon every snapshot that is not complete."""
         for snapshot in self._assembler.pending:
-            self._abandon(snapshot, Reason.PROCESS_DIED)
+            self._abandon(snapshot, reason)
 
     def _complete(self, outcome: Snapshot | Abandoned | None) -> None:
         match outcome:
@@ -324,15 +311,15 @@ class Coordinator:
         # A snapshot that cannot be written because one that it is based on is not there would be
         # followed by others like it. Which error that is need not be known: to record everything
         # once is right after any.
-        if isinstance(outcome, Entry):
-            self._broadcast_but(snapshot.excluded, control.SnapshotDurable(snapshot.id))
-        else:
+        if isinstance(outcome, Abandoned):
             self.membership.broadcast(control.SnapshotDurable(None))
-        if isinstance(outcome, Entry) and outcome.is_restore_point:
-            self._last_states.published(snapshot)
-            self._excluded[snapshot.id] = frozenset(snapshot.excluded)
-            under_way = self._assembler.pending
-            self._announce(self._announcements.published(snapshot.id, under_way))
+        else:
+            self._broadcast_but(snapshot.excluded, control.SnapshotDurable(snapshot.id))
+            if outcome.is_restore_point:
+                self._last_states.published(snapshot)
+                self._excluded[snapshot.id] = frozenset(snapshot.excluded)
+                under_way = self._assembler.pending
+                self._announce(self._announcements.published(snapshot.id, under_way))
         self._end(snapshot.id, outcome)
 
     def _announce(self, snapshots: Iterable[SnapshotId]) -> None:
@@ -423,13 +410,9 @@ class Coordinator:
             return None
         if self._last is not None and result is not self._last[1]:
             return None  # the last one takes its place
-        tried = self._tried[snapshot]
+        policy, tried = self._config.policy, self._tried[snapshot]
         initiator = next_initiator(
-            self._config.policy,
-            outcome,
-            tried=tried,
-            at_fault=at_fault,
-            description=self._description,
+            policy, outcome, tried=tried, at_fault=at_fault, description=self._description
         )
         return None if initiator is None else self._begin(initiator, result, tried)
 

@@ -19,11 +19,7 @@ import msgspec
 from stillframe.errors import ProtocolViolation, Refused, StillframeError, describe
 from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol import wire
-from stillframe.protocol.handshake import (
-    NONCE_BYTES,
-    Listener,
-    Welcome,
-)
+from stillframe.protocol.handshake import NONCE_BYTES, Listener, Welcome
 from stillframe.protocol.policy import Policy
 from stillframe.restore import Start
 from stillframe.runtime import control, events
@@ -35,9 +31,6 @@ from stillframe.topology import Description
 _decode = msgspec.msgpack.Decoder(control.FromProcess).decode
 RUN_BYTES = 16
 TIMEOUT_S = 10.0
-"""The default of ``CoordinatorConfig.timeout_s``."""
-RETURN_S = 15.0
-"""The default of ``CoordinatorConfig.return_s``."""
 _NETWORK_ERRORS = frozenset(
     (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN)
 )
@@ -56,23 +49,22 @@ class MemberConnection(InboundConnection):
 
     def take(self, frame: wire.Frame) -> None:
         """Pass on a message of the process."""
-        if isinstance(frame, wire.Control):
-            assert self.process is not None
-            if not self._has_spoken:
-                self._has_spoken = True
-                self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
-            try:
-                message = _decode(frame.encoded)
-            except DECODING_ERRORS as error:
-                raise ProtocolViolation(f"its message cannot be read: {error}") from error
-            self._membership.on_message(self.process, message, self)
+        if not isinstance(frame, wire.Control):
+            self.process = self.authenticate(frame)
+            if self.process is not None:
+                # Its first word belongs to the handshake: a silent one, however often, is not kept.
+                self.reader.open(wire.Kind.CONTROL, frame_bytes_max=wire.GREETING_BYTES_MAX)
+                self.write_greeting(Welcome(0))
             return
-        self.process = self.authenticate(frame)
-        if self.process is None:
-            return
-        # Its first word belongs to the handshake: who is silent, however often, is not kept.
-        self.reader.open(wire.Kind.CONTROL, frame_bytes_max=wire.GREETING_BYTES_MAX)
-        self.write_greeting(Welcome(0))
+        assert self.process is not None
+        if not self._has_spoken:
+            self._has_spoken = True
+            self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
+        try:
+            message = _decode(frame.encoded)
+        except DECODING_ERRORS as error:
+            raise ProtocolViolation(f"its message cannot be read: {error}") from error
+        self._membership.on_message(self.process, message, self)
 
     def send(self, message: control.ToProcess) -> None:
         """Send a message to the process."""
@@ -88,11 +80,10 @@ class MemberConnection(InboundConnection):
     def broken(self, error: StillframeError) -> None:
         """Report why a stranger is refused, or a process is dropped."""
         self._is_dropped = True
-        if self.process is None:
-            self.decline(error)
         who = self.process or self.peer
         detail = f"the connection of {who} to the coordinator was closed: {error}"
         if self.process is None:
+            self.decline(error)
             self._membership.acceptor.refused(detail)
         else:
             self._membership.emit(events.ConnectionWarning(detail))
@@ -111,33 +102,23 @@ class MemberConnection(InboundConnection):
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How snapshots are taken and processes awaited, the same in every epoch.
-
-    Attributes:
-        timeout_s: the time that a snapshot may take before it is abandoned, in seconds.
-        marker_wait_s: how long a marker may wait for messages to ride on, in seconds; 0 sends it at
-            once.
-        policy: what to do with a snapshot for which a fragment is missing.
-        return_s: how long a process that may come back is awaited, in seconds.
-    """
+    """How snapshots are taken and processes awaited, the same in every epoch; times in seconds."""
 
     timeout_s: float = TIMEOUT_S
+    """A snapshot that takes longer is abandoned."""
     marker_wait_s: float = 0.0
+    """How long a marker may wait for messages to ride on; 0 sends it at once."""
     policy: Policy = Policy.ABANDON
-    return_s: float = RETURN_S
+    """What to do with a snapshot for which a fragment is missing."""
+    return_s: float = 15.0
+    """How long a process that may come back is awaited."""
 
 
 class EpochStart(msgspec.Struct, frozen=True, kw_only=True):
-    """How one epoch starts.
-
-    Attributes:
-        epoch: its number, which every process must name.
-        secret: the secret that proves who a process is; empty with TLS.
-        starts: the initial state of each process; None for a fresh start.
-        first_number: the number of its first snapshot.
-        is_taken_over: whether it goes on after its coordinator died: then every process has been
-            connected, and is to come back.
-    """
+    """How one epoch starts: with the initial states `starts`, None for a fresh start; the secret
+    that proves who a process is (empty with TLS), and the number of its first snapshot. One that
+    `is_taken_over` goes on after its coordinator died: every process has been connected, and is to
+    come back."""
 
     epoch: int
     secret: bytes
@@ -150,10 +131,7 @@ class Membership:
     """The connections of the processes of one epoch.
 
     Args:
-        description: which processes there are.
-        config: how long to wait for whom.
-        start: how the epoch starts.
-        emit: receives events.
+        description, config, start, emit: as for ``Coordinator``.
         on_message: receives what a process reports about snapshots.
         departed: called with a process that has terminated, and with its last words.
         runs: whether the operating-system process that was started for a process still runs here.
@@ -210,11 +188,9 @@ class Membership:
     @property
     def missing(self) -> tuple[ProcessId, ...]:
         """The processes that are not connected, or have not yet reported where they listen."""
+        silent = () if self._start.is_taken_over else self.not_listening
         return tuple(
-            process
-            for process in self._description.processes
-            if process not in self._connections
-            or not (process in self._addresses or self._start.is_taken_over)
+            p for p in self._description.processes if p not in self._connections or p in silent
         )
 
     def send(self, process: ProcessId, message: control.ToProcess) -> None:
@@ -269,15 +245,14 @@ class Membership:
         match message:
             case control.JoinRequest():
                 self._join(process, connection)
-                return
             case control.RejoinRequest(is_connected):
                 self._take_back(process, connection, is_connected=is_connected)
-                return
-        if self._connections.get(process) is not connection:
-            raise ProtocolViolation("it speaks before it has said whether it is new")
-        match message:
+            case _ if self._connections.get(process) is not connection:
+                raise ProtocolViolation("it speaks before it has said whether it is new")
             case control.ListeningOn(address):
-                self._record_address(process, address)
+                self._addresses[process] = address
+                if not self.not_listening:
+                    self.broadcast(control.Addresses(self._addresses))
             case control.Ready():
                 self._record_connected(process)
             case control.ConnectionWarning(detail):
@@ -305,11 +280,9 @@ class Membership:
         else:
             self._known.add(process)
             self._connections[process] = connection
-            starts = self._start.starts
+            epoch, starts = self._start.epoch, self._start.starts
             start = starts[process] if starts else None
-            connection.send(
-                control.Setup(self._start.epoch, self._run, start, self._config.marker_wait_s)
-            )
+            connection.send(control.Setup(epoch, self._run, start, self._config.marker_wait_s))
 
     def _take_back(
         self, process: ProcessId, connection: MemberConnection, *, is_connected: bool
@@ -335,25 +308,18 @@ class Membership:
         loop = asyncio.get_running_loop()
         self._returning[process] = loop.call_later(self._config.return_s, give_up)
 
-    def _record_address(self, process: ProcessId, address: Address) -> None:
-        self._addresses[process] = address
-        if not self.not_listening:
-            self.broadcast(control.Addresses(self._addresses))
-
     def _record_connected(self, process: ProcessId) -> None:
         self._connected.add(process)
         if len(self._connected) == len(self._description.processes):
             self.running.set()
 
     def _answer(self) -> MemberConnection:
-        return MemberConnection(
-            self,
-            Listener(
-                secret=self._start.secret,
-                epoch=self._start.epoch,
-                topology_hash=self._description.hash,
-                target=None,
-                sources=tuple(self._description.processes),
-                nonce=secrets.token_bytes(NONCE_BYTES),
-            ),
+        listener = Listener(
+            secret=self._start.secret,
+            epoch=self._start.epoch,
+            topology_hash=self._description.hash,
+            target=None,
+            sources=tuple(self._description.processes),
+            nonce=secrets.token_bytes(NONCE_BYTES),
         )
+        return MemberConnection(self, listener)

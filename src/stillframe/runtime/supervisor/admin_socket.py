@@ -19,7 +19,7 @@ from stillframe.protocol.policy import TRY_COUNT_MAX
 from stillframe.protocol.stragglers import ProcessStatus, UnderWay
 from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimeline
 from stillframe.runtime.network.acceptor import close_gracefully
-from stillframe.runtime.run_file import VERSION_BEFORE_IT_WAS_WRITTEN, RunFile, find_running
+from stillframe.runtime.run_file import VERSION_BEFORE_IT_WAS_WRITTEN, find_running
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import Entry
 
@@ -62,23 +62,16 @@ class GetPendingSnapshots(msgspec.Struct, frozen=True, tag="Look"):
 
 
 class GetStatus(msgspec.Struct, frozen=True, tag="Observe"):
-    """Return the status of the system: replied to at once, even while nothing runs.
-
-    Timelines are returned of snapshots that ended later than `timelines_after`, by the
-    coordinator's clock.
-    """
+    """Return the status of the system at once, even while nothing runs; with the timelines of the
+    snapshots that ended later than `timelines_after`, by the coordinator's clock."""
 
     timelines_after: float = msgspec.field(default=0.0, name="waves_after")
 
 
 class SystemStatus(msgspec.Struct, frozen=True, tag="Observed"):
-    """The status of the system in its `epoch`.
-
-    `is_running` is false while processes start; then nothing else is known. `statuses` has the
-    status of each process that replied in time. `under_way` are the snapshots under way with their
-    stragglers, `timelines` those of the last snapshots that ended. `now` is the time by the clock
-    of the snapshots.
-    """
+    """The status of the system in its `epoch`, and of each process that replied in time.
+    `is_running` is false while processes start; then nothing else is known. `timelines` are of the
+    last snapshots that ended, and `now` is the time by the clock of the snapshots."""
 
     epoch: int
     is_running: bool
@@ -89,11 +82,8 @@ class SystemStatus(msgspec.Struct, frozen=True, tag="Observed"):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The request was carried out; the system is in `epoch`.
-
-    `detail` is why a snapshot stays whose name was dropped. `now` is the time by the clock of the
-    snapshots that are under way.
-    """
+    """The request was carried out; the system is in `epoch`. `detail` is why a snapshot stays whose
+    name was dropped, `now` the time by the clock of the snapshots that are under way."""
 
     epoch: int
     detail: str | None = None
@@ -163,28 +153,29 @@ async def _execute(system: Supervisor, reader: asyncio.StreamReader) -> Reply:
     try:
         line = await reader.readline()
         wire.check_version(_decode_version(line).protocol_version, "the command")
-        request = _decode_request(line)
-        if isinstance(request, RestoreSnapshot):
-            await system.restore(request.snapshot)
-            return Done(system.store.epoch)
-        if isinstance(request, CreateSavepoint):
-            await asyncio.to_thread(system.store.save, request.snapshot, request.name)
-            return Done(system.store.epoch)
-        if isinstance(request, DropSnapshot):
-            reason = await asyncio.to_thread(system.store.drop, request.text)
-            return Done(system.store.epoch, reason)
-        if isinstance(request, GetPendingSnapshots):
-            await system.until_running()
-            assert system.coordinator is not None
-            coordinator = system.coordinator
-            under_way = await coordinator.monitor.poll_pending()
-            return Done(system.store.epoch, under_way=under_way, now=coordinator.now())
-        if isinstance(request, GetStatus):
-            return await _system_status(system, request.timelines_after)
-        outcome = await system.snapshot(request.initiator)
-        if isinstance(outcome, Abandoned):
-            return Done(system.store.epoch, abandoned=outcome)
-        return Done(system.store.epoch, entry=outcome)
+        match request := _decode_request(line):
+            case TriggerSnapshot(initiator):
+                outcome = await system.snapshot(initiator)
+                if isinstance(outcome, Abandoned):
+                    return Done(system.store.epoch, abandoned=outcome)
+                return Done(system.store.epoch, entry=outcome)
+            case RestoreSnapshot(snapshot):
+                await system.restore(snapshot)
+                return Done(system.store.epoch)
+            case CreateSavepoint(snapshot, name):
+                await asyncio.to_thread(system.store.save, snapshot, name)
+                return Done(system.store.epoch)
+            case DropSnapshot(text):
+                reason = await asyncio.to_thread(system.store.drop, text)
+                return Done(system.store.epoch, reason)
+            case GetPendingSnapshots():
+                coordinator = await system.until_running()
+                under_way = await coordinator.monitor.poll_pending()
+                return Done(system.store.epoch, under_way=under_way, now=coordinator.now())
+            case GetStatus(timelines_after):
+                return await _system_status(system, timelines_after)
+            case _:
+                assert_never(request)
     except StillframeError as error:
         return Failed(str(error), isinstance(error, UsageError))
     except (ValueError, *DECODING_ERRORS) as error:
@@ -218,12 +209,8 @@ async def query_status(store: Path, timelines_after: float = 0.0) -> SystemStatu
 async def send_command(
     store: Path, request: Request, *, notice: Callable[[str], None] = lambda words: None
 ) -> Done:
-    """Send a request to the system that runs on `store`, and wait until it is carried out.
-
-    Args:
-        store: its directory.
-        request: the request.
-        notice: called once if that takes a while, with what is awaited.
+    """Send a request to the system that runs on `store`, and wait until it is carried out; `notice`
+    is called once if that takes a while, with what is awaited.
 
     Raises:
         Unavailable: no system is running there, or it ended before it answered.
@@ -260,50 +247,47 @@ def _describe(request: Request) -> str:
     """Return what the supervisor is to do, as a sentence continues after "waiting for" it."""
     match request:
         case TriggerSnapshot():
-            words = "to publish a snapshot"
+            return "to publish a snapshot"
         case RestoreSnapshot(None):
-            words = "to take the system back to the last snapshot"
+            return "to take the system back to the last snapshot"
         case RestoreSnapshot(snapshot):
-            words = f"to take the system back to snapshot {snapshot}"
+            return f"to take the system back to snapshot {snapshot}"
         case CreateSavepoint(snapshot, name):
-            words = f"to keep snapshot {snapshot} as savepoint {name}"
+            return f"to keep snapshot {snapshot} as savepoint {name}"
         case DropSnapshot(text):
-            words = f"to drop {text}"
+            return f"to drop {text}"
         case GetPendingSnapshots() | GetStatus():
-            words = "to answer"
+            return "to answer"
         case _:
             assert_never(request)
-    return words
 
 
 async def _exchange(store: Path, request: Request) -> Done | SystemStatus:
     system = find_running(store)
     try:
         reader, writer = await asyncio.open_unix_connection(system.commands, limit=REPLY_BYTES_MAX)
+        with contextlib.closing(writer):
+            spoken = {"protocol_version": wire.VERSION}
+            writer.write(_encode(msgspec.to_builtins(request) | spoken) + b"\n")
+            line = await reader.readline()
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise Unavailable(
             f"the system on the store {store} does not answer ({error}): it is still starting, "
             "waits for processes to join, or ends; try again when it runs"
         ) from error
-    except OSError as error:
-        raise _not_accepting(store, system, error) from error
-    try:
-        spoken = _Versioned(wire.VERSION)
-        builtins = msgspec.to_builtins(request) | msgspec.to_builtins(spoken)
-        writer.write(_encode(builtins) + b"\n")
-        line = await reader.readline()
     except ConnectionError as error:
         raise Unavailable(
             f"the system on the store {store} ended before it answered ({error})"
         ) from error
-    except OSError as error:
-        raise _not_accepting(store, system, error) from error
+    except OSError as error:  # too many are waiting for it to accept them
+        raise StillframeError(
+            f"the system on the store {store} takes no connection ({error}): its supervisor, "
+            f"process {system.supervisor.pid}, hangs, or too many ask at once"
+        ) from error
     except ValueError as error:
         raise ProtocolViolation(
             f"the system's answer has more than {REPLY_BYTES_MAX:,} bytes"
         ) from error
-    finally:
-        writer.close()
     if not line:
         raise Unavailable(f"the system on the store {store} ended before it answered")
     try:
@@ -313,11 +297,3 @@ async def _exchange(store: Path, request: Request) -> Done | SystemStatus:
     if not isinstance(reply, Failed):
         return reply
     raise UsageError(reply.detail) if reply.is_usage else StillframeError(reply.detail)
-
-
-def _not_accepting(store: Path, system: RunFile, error: OSError) -> StillframeError:
-    """Return the error for a connection that is not accepted because too many are waiting."""
-    return StillframeError(
-        f"the system on the store {store} takes no connection ({error}): its supervisor, process "
-        f"{system.supervisor.pid}, hangs, or too many ask at once"
-    )

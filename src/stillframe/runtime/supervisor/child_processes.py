@@ -36,14 +36,9 @@ STEADY_S = 10.0
 
 
 class ChildProcesses:
-    """The children of one epoch.
-
-    Args:
-        server: forks them.
-        exited: called with a process whose child has terminated on its own.
-        grace_s: how long each has to finish when all are stopped, in seconds; 0 if it has
-            nothing to do then.
-    """
+    """The children of one epoch, which `server` forks. `exited` is called with a process whose
+    child has terminated on its own. When all are stopped, each has `grace_s` seconds to finish; 0
+    if it has nothing to do then."""
 
     def __init__(
         self, server: ForkServer, exited: Callable[[ProcessId], None], *, grace_s: float = 0.0
@@ -99,8 +94,11 @@ class ChildProcesses:
         one does not."""
         stopping, self.running = self.running, {}
         try:
-            if self._grace_s:
-                await self._terminate(tuple(stopping.values()))
+            if self._grace_s and stopping:
+                for child in stopping.values():
+                    child.terminate()
+                waiting = [asyncio.ensure_future(child.terminated()) for child in stopping.values()]
+                await asyncio.wait(waiting, timeout=self._grace_s)
         finally:
             for child in stopping.values():
                 child.kill()
@@ -112,30 +110,15 @@ class ChildProcesses:
         )
         await asyncio.gather(*(child.terminated() for child in stopping.values()))
 
-    async def _terminate(self, stopping: tuple[WatchedProcess, ...]) -> None:
-        """Give children the time to finish; returns when all have terminated, or it has passed."""
-        for child in stopping:
-            child.terminate()
-        if stopping:
-            waiting = [asyncio.ensure_future(child.terminated()) for child in stopping]
-            await asyncio.wait(waiting, timeout=self._grace_s)
-
     async def describe_end(self, process: ProcessId) -> str:
         """Return how `process` terminated, as far as that is known."""
         if process in self._adopted and not self.runs(process):
             return UNKNOWN_END
-        code = None
         if (child := self.running.get(process)) is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_EXIT_WAIT_S):
-                    code = await child.wait()
-                    if code is None:
-                        return UNTOLD_END
-        if code is None:
-            return "its connection to the coordinator ended"
-        if code < 0:
-            return f"it was ended by {_signal_name(-code)}"
-        return f"it exited with code {code}"
+                    return _exit_text(await child.wait())
+        return "its connection to the coordinator ended"
 
     def _on_terminated(self, process: ProcessId, child: WatchedProcess) -> None:
         if self.running.get(process) is child:
@@ -152,22 +135,26 @@ class ChildProcesses:
             os.close(descriptor)
 
 
-def _signal_name(number: int) -> str:
+def _exit_text(code: int | None) -> str:
+    if code is None:
+        return UNTOLD_END
+    if code >= 0:
+        return f"it exited with code {code}"
     try:
-        return signal.Signals(number).name
-    except ValueError:  # most real-time signals have none
-        return f"signal {number}"
+        return f"it was ended by {signal.Signals(-code).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"it was ended by signal {-code}"
 
 
 async def run_until_stopped(
     launch: LaunchSpec, stop: asyncio.Future[None], emit: Callable[[str, str], None]
 ) -> int:
     """Run a process whose coordinator is on another machine, until `stop` is done; return the code
-    to exit with.
+    to exit with. `emit` receives events (``Started``, ``NotShared``, ``Ended``, ``Stopped``), each
+    with a sentence.
 
     Each epoch has an operating-system process of its own, as on the coordinator's machine: what an
-    epoch leaves in memory ends with it. `emit` receives events (``Started``, ``NotShared``,
-    ``Ended``, ``Stopped``), each with a sentence.
+    epoch leaves in memory ends with it.
     """
     loop, process = asyncio.get_running_loop(), launch.me.process
     server = ForkServer(launch.reference)

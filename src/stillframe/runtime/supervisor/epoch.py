@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from stillframe.errors import StoreError, Unavailable
-from stillframe.model import ProcessId, SnapshotId
+from stillframe.model import ProcessId, Reason, SnapshotId
 from stillframe.protocol import wire
 from stillframe.restore import Start
 from stillframe.runtime import control, events
@@ -38,11 +38,10 @@ START_TIMEOUT_S = 60.0
 class Placement(msgspec.Struct, frozen=True):
     """What of a system is on the machine of the coordinator.
 
-    Attributes:
-        listen: where the coordinator listens, and, on other ports, the processes started here.
-        certificates: the directory of theirs, None for no TLS: on a loopback address only.
-        elsewhere: the processes that are not started here but wait to join, besides those that the
-            topology has as ``Joined``.
+    The coordinator listens at `listen`, and so do, on other ports, the processes started here.
+    `certificates` is the directory of theirs, None for no TLS: on a loopback address only. The
+    processes `elsewhere` are not started here but wait to join, besides those that the topology has
+    as ``Joined``.
     """
 
     listen: Address = ANY_PORT
@@ -363,7 +362,7 @@ class Epoch:
         assert self.coordinator is not None
         if not self.ended.done():
             self._on_end()
-            self.coordinator.process_died()
+            self.coordinator.abandon_all(Reason.PROCESS_DIED)
             self.ended.set_result(ProcessFailed(process, failure))
 
 

@@ -43,15 +43,9 @@ _FIRST_OTHER = 3
 class WatchedProcess:
     """A process that was started here, or by the fork server for us; the event loop watches it.
 
-    It starts by ``vfork``, which ``subprocess`` uses, without a copy of our memory. The event
-    loop's own way is to fork: the child then waits for ever for a lock that another thread of ours
-    held.
-
-    Args:
-        pid: its number.
-        descriptor: a pidfd of it; closed here when it has terminated.
-        stdin: the writing end of a pipe to it; closed here then, too.
-        code: its exit code, or minus the signal that killed it, once known; None if unknown.
+    Its pidfd `descriptor` and `stdin`, the writing end of a pipe to it, are closed here when it has
+    terminated. `code` is its exit code, or minus the signal that killed it, once known; None if
+    unknown.
     """
 
     def __init__(
@@ -70,8 +64,11 @@ class WatchedProcess:
     @classmethod
     def start(cls, command: Sequence[str], *, keeps: Sequence[int] = ()) -> "WatchedProcess":
         """Start `command` in a session of its own, so that no key pressed here reaches it; it
-        inherits the descriptors `keeps` under the same numbers. Raises an OSError if it cannot be
-        started."""
+        inherits the descriptors `keeps` under the same numbers. OSError if it cannot be started.
+
+        ``subprocess`` uses ``vfork``, which copies none of our memory. The event loop's own way is
+        to fork: the child then waits for ever for a lock that another thread of ours held.
+        """
         # It takes a few milliseconds; from a thread it could not be called back.
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=keeps
@@ -170,12 +167,8 @@ class _Request(NamedTuple):
 
 
 class _Channel:
-    """A fork server that was started, and the socket that connects it to us.
-
-    Attributes:
-        unshared: why the last process that it forked loads the topology by itself; None if it
-            need not.
-    """
+    """A fork server that was started, and the socket that connects it to us. `unshared` is why the
+    last process that it forked loads the topology by itself; None if it need not."""
 
     def __init__(self, reference: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -282,11 +275,8 @@ class _Channel:
 
 
 class ForkServer:
-    """Forks the processes of one topology; starts the fork server when it does not run.
-
-    Args:
-        reference: ``module:attribute`` of the topology.
-    """
+    """Forks the processes of one topology, given as ``module:attribute``; starts the fork server
+    when it does not run."""
 
     def __init__(self, reference: str) -> None:
         self._reference = reference

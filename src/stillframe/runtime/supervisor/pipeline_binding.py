@@ -31,15 +31,8 @@ from stillframe.store.store import Store
 
 
 class PipelineBinding:
-    """Binds a system to a pipeline.
-
-    Args:
-        root: the pipeline.
-        store: of the system.
-
-    Raises:
-        UsageError: no process is a service of the pipeline, or there is no pipeline.
-    """
+    """Binds the system of a store to the pipeline `root`; UsageError if there is none, or no
+    process is a service of it."""
 
     def __init__(self, root: Path, store: Store) -> None:
         self.root = root
@@ -51,10 +44,8 @@ class PipelineBinding:
     def initial_snapshot(self) -> SnapshotId | None:
         """Return the snapshot in the system's store to start from; None for a fresh start.
 
-        Raises:
-            UsageError: the pipeline was restored from a snapshot without this system, or a process
-                ran by itself in this epoch of the pipeline, and left.
-            NotAtRest: a process died in this epoch of the pipeline: restore it first.
+        UsageError if the pipeline was restored from a snapshot without this system, or a process
+        ran by itself in this epoch of the pipeline, and left; NotAtRest if a process died in it.
         """
         for service in self.services:
             check_unused(self.root, self._metadata, service)
@@ -97,11 +88,8 @@ class PipelineBinding:
         while True:
             try:
                 request = under_way(self.root)
-                if (
-                    request is not None
-                    and request.epoch == self._metadata.epoch
-                    and request.snapshot != last
-                ):
+                is_ours = request is not None and request.epoch == self._metadata.epoch
+                if request is not None and is_ours and request.snapshot != last:
                     last = request.snapshot
                     await self._take_snapshot(coordinator, request)
             except Exception as error:
@@ -109,18 +97,13 @@ class PipelineBinding:
             await asyncio.sleep(POLL_S)
 
     async def _take_snapshot(self, coordinator: Coordinator, request: Request) -> None:
-        cut = SystemCut(
-            name=self.name,
-            store=str(self._store.path.absolute()),
-            snapshot=SnapshotId(self.name, coordinator.next_number),
-        )
+        snapshot = SnapshotId(self.name, coordinator.next_number)
+        store = str(self._store.path.absolute())
+        cut = SystemCut(name=self.name, store=store, snapshot=snapshot)
         # Before any marker travels: who records for it must know what it is a part of.
         announce_cut(self.root, request, cut)
         outcome = await coordinator.begin(self.name)
-        is_abandoned = isinstance(outcome, Abandoned)
-        ended = msgspec.structs.replace(
-            cut,
-            outcome=Outcome.ABANDONED if is_abandoned else Outcome.PUBLISHED,
-            detail=str(outcome) if is_abandoned else "",
-        )
-        announce_cut(self.root, request, ended)
+        ended, detail = Outcome.PUBLISHED, ""
+        if isinstance(outcome, Abandoned):
+            ended, detail = Outcome.ABANDONED, str(outcome)
+        announce_cut(self.root, request, msgspec.structs.replace(cut, outcome=ended, detail=detail))

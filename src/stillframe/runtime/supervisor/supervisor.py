@@ -86,12 +86,9 @@ class Supervisor:
         is_taking_over: whether it started with processes of an earlier supervisor: they hold work
             that no snapshot has.
 
-    Raises:
-        UsageError: on entering; the topology cannot be loaded, or is not the one of the store; in
-            a pipeline, which takes the snapshots, a policy of the system's own; the certificates
-            are not what they must be; what is to be taken over runs at another place; an event log
-            or fragments are there already of an epoch that is to come.
-        Refused: what is to be taken over speaks another version of the protocol.
+    Entering raises a UsageError if what was asked for does not fit the store, the pipeline, the
+    certificates or what is to be taken over, and Refused if that speaks another version of the
+    protocol.
     """
 
     def __init__(
@@ -203,12 +200,8 @@ class Supervisor:
 
     async def snapshot(self, initiator: ProcessId | None = None) -> Entry | Abandoned:
         """Take a snapshot, which `initiator` begins (None: the first process); return its entry in
-        the store, or why it was abandoned.
-
-        Raises:
-            UsageError: there is no such process, or too many snapshots are under way.
-            StillframeError: the system has ended.
-        """
+        the store, or why it was abandoned. UsageError if there is no such process, or too many are
+        under way; StillframeError if the system has ended."""
         return await (await self.begin_snapshot(initiator))
 
     async def begin_snapshot(
@@ -217,20 +210,15 @@ class Supervisor:
         """Begin a snapshot once the system runs; see ``snapshot``."""
         if self._binding is not None:
             raise self._binding.refusal("a snapshot")
-        await self.until_running()
-        assert self.coordinator is not None
-        return self.coordinator.begin(initiator or next(iter(self.store.description.processes)))
+        coordinator = await self.until_running()
+        return coordinator.begin(initiator or next(iter(self.store.description.processes)))
 
     async def last_snapshot(self, initiator: ProcessId) -> Entry | Abandoned:
-        """Take the snapshot from which the system continues after it is stopped.
-
-        Snapshots in progress are awaited, and abandoned when they take too long; no other begins in
-        this epoch. So it is a restore point. Raises a StillframeError if the system has ended, or a
-        process died meanwhile.
-        """
-        await self.until_running()
-        assert self.coordinator is not None
-        return await self.coordinator.begin_last(initiator)
+        """Take the snapshot from which the system continues after it is stopped. Those in progress
+        are awaited, and abandoned when they take too long, and no other begins in this epoch: so it
+        is a restore point. StillframeError if the system has ended, or a process died meanwhile."""
+        coordinator = await self.until_running()
+        return await coordinator.begin_last(initiator)
 
     async def restore(self, snapshot: SnapshotId | None = None) -> None:
         """Restore the running system to `snapshot`; None for the latest published one. Returns when
@@ -261,13 +249,15 @@ class Supervisor:
         """What a system that does not run yet waits for, in words."""
         return "its start" if self._epoch is None else self._epoch.waiting_for
 
-    async def until_running(self) -> None:
-        """Wait until every process runs and every channel is connected; StillframeError if the
-        system has ended."""
+    async def until_running(self) -> Coordinator:
+        """Wait until every process runs and every channel is connected; return the coordinator of
+        the epoch. StillframeError if the system has ended."""
         await first_completed(self._running, self.finished)
         if self.finished.done():
             self.finished.result()
             raise Unavailable("the system was stopped")
+        assert self.coordinator is not None
+        return self.coordinator
 
     def _emit(self, event: events.Event) -> None:
         """Record an event in the history, and pass it on to the listener."""
@@ -479,23 +469,19 @@ async def trigger_periodically(
     emit: Callable[[events.Event], None],
 ) -> None:
     """Take a snapshot every `every_s` seconds until cancelled or until the system ends, which
-    raises a StillframeError. The `initiators` take turns.
-
-    One that is due while the one before is under way is skipped, and `emit` receives
-    ``SnapshotSkipped``: if snapshots take longer than the interval, they must not pile up. None is
-    due while the system is being restored.
-    """
+    raises a StillframeError. The `initiators` take turns. One that is due while the one before is
+    under way is skipped, which `emit` is told: if snapshots take longer than the interval, they
+    must not pile up. None is due while the system is being restored."""
     loop = asyncio.get_running_loop()
     turns = cycle(initiators)
     due = loop.time()
     while True:
-        await system.until_running()
-        assert system.coordinator is not None
+        coordinator = await system.until_running()
         result: asyncio.Future[Entry | Abandoned] | None = None
-        under_way = system.coordinator.under_way
+        under_way = coordinator.under_way
         if len(under_way) < PENDING_COUNT_MAX:
-            result = system.coordinator.begin(next(turns))
-            under_way = system.coordinator.under_way
+            result = coordinator.begin(next(turns))
+            under_way = coordinator.under_way
         else:
             emit(events.SnapshotSkipped(under_way[0]))
         while True:
