@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -54,6 +54,12 @@ class ChildProcesses:
         """Start a child; it waits for its launch specification."""
         self.running[process] = child = await self._server.fork()
         child.on_terminated(lambda: self._on_terminated(process, child))
+
+    async def spawn_all(self, processes: Iterable[ProcessId]) -> None:
+        """Start a child of each, one by one: if one cannot be started, those before it are
+        known."""
+        for process in processes:
+            await self.spawn(process)
 
     def launch(self, launch: LaunchSpec) -> None:
         """Write its launch specification to a child, which then starts."""
@@ -165,12 +171,12 @@ async def run_until_stopped(
         while True:
             began = loop.time()
             emit("Started", f"looking for the coordinator at {launch.coordinator}")
-            await _first(children.spawn(process), stop)
+            await first_completed(children.spawn(process), stop)
             if (detail := server.newly_unshared()) is not None:
                 emit("NotShared", detail)
             if not stop.done():
                 children.launch(launch)
-                await _first(children.running[process].wait(), stop)
+                await first_completed(children.running[process].wait(), stop)
             if stop.done():
                 emit("Stopped", "stopped; the system waits until it joins again")
                 return 0
@@ -179,18 +185,25 @@ async def run_until_stopped(
                 return EXIT_JOIN_REJECTED
             pause_s = PAUSE_S_MIN if loop.time() - began > STEADY_S else pause_s
             emit("Ended", f"this epoch is over for it; joining again in {pause_s:.1f} s")
-            await _first(asyncio.sleep(pause_s), stop)
+            await first_completed(asyncio.sleep(pause_s), stop)
             pause_s = min(pause_s * 2, PAUSE_S_MAX)
     finally:
         await children.stop()
         await server.close()
 
 
-async def _first(wait: Coroutine[Any, Any, Any], stop: asyncio.Future[None]) -> None:
+async def first_completed(
+    wait: Coroutine[Any, Any, Any], other: asyncio.Future[Any], timeout_s: float | None = None
+) -> bool:
+    """Wait until `wait` is over, whose error is raised, or `other` is done; then `wait` is called
+    off. Return False if neither came in time."""
     waiting = asyncio.ensure_future(wait)
     try:
-        await asyncio.wait({waiting, stop}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            {waiting, other}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
     finally:
         waiting.cancel()
     if waiting.done():
         waiting.result()
+    return bool(done)

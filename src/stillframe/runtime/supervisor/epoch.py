@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -24,7 +23,11 @@ from stillframe.runtime.network.certificates import check_own
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import current_process
 from stillframe.runtime.run_file import RunFile, identity, write_run_file
-from stillframe.runtime.supervisor.child_processes import LOG_END_S, ChildProcesses
+from stillframe.runtime.supervisor.child_processes import (
+    LOG_END_S,
+    ChildProcesses,
+    first_completed,
+)
 from stillframe.runtime.supervisor.fork_client import ForkServer
 from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
 from stillframe.store.store import Store
@@ -184,7 +187,7 @@ class Epoch:
         secret = b"" if has_tls else secrets.token_bytes(SECRET_BYTES)
         self.coordinator = coordinator = self._coordinate(secret, starts, is_taken_over=False)
         await self._listen(coordinator)
-        await self._fork_all()
+        await first_completed(self.children.spawn_all(self.local_processes), self.ended)
         self.forked_at = time.monotonic()
         if self.ended.done():
             return
@@ -198,25 +201,9 @@ class Epoch:
         if self._joining:
             always.emit(events.AwaitingProcesses(self._joining))
         began = time.monotonic()
-        running = coordinator.membership.running
-        while not await first_completed(running, self.ended, timeout_s=always.config.timeout_s):
+        running, timeout_s = coordinator.membership.running, always.config.timeout_s
+        while not await first_completed(running.wait(), self.ended, timeout_s=timeout_s):
             self._name_late(coordinator, time.monotonic() - began)
-
-    async def _fork_all(self) -> None:
-        """Fork every process; returns when all are forked, or something has ended the epoch."""
-
-        async def one_by_one() -> None:  # if one cannot be, those before it are known and ended
-            for process in self.local_processes:
-                await self.children.spawn(process)
-
-        forking = asyncio.ensure_future(one_by_one())
-        try:
-            waiting: set[asyncio.Future[Any]] = {forking, self.ended}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            forking.cancel()
-        if forking.done():
-            forking.result()
 
     async def take_over(self, stale: RunFile) -> None:
         """Take over the processes of an earlier supervisor; returns when every process has come
@@ -235,7 +222,7 @@ class Epoch:
             await coordinator.close()
             raise
         self.coordinator = coordinator
-        await first_completed(coordinator.membership.running, self.ended)
+        await first_completed(coordinator.membership.running.wait(), self.ended)
 
     @property
     def waiting_for(self) -> str:
@@ -364,17 +351,3 @@ class Epoch:
             self._on_end()
             self.coordinator.abandon_all(Reason.PROCESS_DIED)
             self.ended.set_result(ProcessFailed(process, failure))
-
-
-async def first_completed(
-    event: asyncio.Event, other: asyncio.Future[Any], timeout_s: float | None = None
-) -> bool:
-    """Wait until `event` is set or `other` is done; return False if neither came in time."""
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        done, _ = await asyncio.wait(
-            {waiting, other}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        return bool(done)
-    finally:
-        waiting.cancel()

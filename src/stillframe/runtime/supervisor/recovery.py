@@ -115,13 +115,10 @@ class RestartStrategy:
     def next_delay_s(
         self, *, sequence: int, where: str, ran_s: float, failure: str | None
     ) -> float:
-        """Record a failure, and return the delay before the restart in seconds.
-
-        The restart is from the snapshot number `sequence`, 0 for a fresh start, which is `where` in
-        words. The epoch lasted `ran_s` seconds, and `failure` is the reason that the process
-        reported, if it did. Raises a StillframeError after too many failures in a row, an
-        ApplicationError if the application failed.
-        """
+        """Record a failure, and return the delay in seconds before the restart, which is from the
+        snapshot number `sequence` (0 for a fresh start), `where` in words. The epoch lasted `ran_s`
+        seconds, and `failure` is what the process reported, if it did. StillframeError after too
+        many failures in a row, ApplicationError if the application failed."""
         if sequence != self._sequence or ran_s >= STABLE_S:
             self._death_count = 0
         if ran_s >= FAILURE_WITHIN_S:

@@ -36,6 +36,7 @@ from stillframe.runtime.run_file import (
     remove_socket,
     socket_path,
 )
+from stillframe.runtime.supervisor.child_processes import first_completed
 from stillframe.runtime.supervisor.epoch import (
     DEFAULT_CONFIG,
     Cause,
@@ -45,7 +46,6 @@ from stillframe.runtime.supervisor.epoch import (
     RestoreRequested,
     ShutdownRequested,
     SupervisorConfig,
-    first_completed,
 )
 from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
 from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
@@ -252,7 +252,7 @@ class Supervisor:
     async def until_running(self) -> Coordinator:
         """Wait until every process runs and every channel is connected; return the coordinator of
         the epoch. StillframeError if the system has ended."""
-        await first_completed(self._running, self.finished)
+        await first_completed(self._running.wait(), self.finished)
         if self.finished.done():
             self.finished.result()
             raise Unavailable("the system was stopped")
