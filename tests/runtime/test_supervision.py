@@ -56,6 +56,33 @@ def test_a_killed_process_takes_all_back_to_the_last_snapshot(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_a_listener_that_raises_when_a_process_dies_stops_the_system(tmp_path: Path) -> None:
+    """Its error ends the system, and nothing else fails on the way."""
+
+    def refuse(event: events.Event) -> None:
+        if isinstance(event, events.SnapshotAbandoned):
+            raise OSError("nobody can be told")
+
+    async def lose_one(store: Store) -> None:
+        async with asyncio.timeout(60), Supervisor(program("rally"), store, emit=refuse) as system:
+            os.kill(system.children["A"].pid, signal.SIGSTOP)
+            _ = await system.begin_snapshot("A")
+            os.kill(system.children["B"].pid, signal.SIGKILL)
+            await asyncio.shield(system.finished)
+
+    async def main() -> None:
+        failures: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
+        store = new_store(tmp_path, "rally")
+        with pytest.raises(OSError, match="nobody can be told"):
+            await lose_one(store)
+        assert failures == []
+        store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
 def test_a_death_after_going_back_does_not_return_to_what_was_left(tmp_path: Path) -> None:
     """After a restore to an older snapshot the newer ones are history: a process that dies takes
     the system to the older one again."""

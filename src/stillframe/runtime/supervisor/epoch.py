@@ -347,7 +347,6 @@ class Epoch:
 
     def _departed(self, process: ProcessId, failure: control.Failure | None) -> None:
         assert self.coordinator is not None
-        if not self.ended.done():
-            self._on_end()
+        # First: a listener that raises when it is told what is abandoned ends the epoch as well.
+        if self.end(ProcessFailed(process, failure)):
             self.coordinator.abandon_all(Reason.PROCESS_DIED)
-            self.ended.set_result(ProcessFailed(process, failure))
