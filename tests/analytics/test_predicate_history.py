@@ -14,7 +14,7 @@ from examples.token_ring import careless, ring
 from stillframe.analytics import predicate_eval, predicate_history
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.predicate_history import DETECTED_SCHEMA, Summary, detect, summary
-from stillframe.detect.registry import resolve_predicate
+from stillframe.detect.predicate import resolve_predicate
 from stillframe.detect.view import View
 from stillframe.errors import ApplicationError, Unavailable, UsageError
 from stillframe.imports import add_cwd_to_path, load_topology

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.detect.predicate import deadlock, termination
-from stillframe.detect.registry import (
+from stillframe.detect.predicate import (
     check_predicate_name,
+    deadlock,
     if_present,
     load_predicate,
+    termination,
     topology_of_store,
 )
 from stillframe.errors import Damaged, UsageError

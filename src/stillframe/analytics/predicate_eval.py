@@ -99,7 +99,7 @@ def _in_batches(
 
 def _answers(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Rows:
     def evaluate(view: "View") -> tuple[bool, str]:
-        from stillframe.detect.registry import load_predicate
+        from stillframe.detect.predicate import load_predicate
 
         # The user's module is imported once: Python keeps it from then on.
         verdict = load_predicate(spec.predicate, lambda: spec.expected)(view)

@@ -33,8 +33,16 @@ from stillframe.analytics.predicate_eval import (
 )
 from stillframe.analytics.verified_parquet import first_line
 from stillframe.analytics.wait_for_graphs import deadlocks
-from stillframe.detect.predicate import NO_DEADLOCK, Evaluation, Verdict, is_sql, not_stable
-from stillframe.detect.registry import check_predicate_name, initial_places, topology_of_store
+from stillframe.detect.predicate import (
+    NO_DEADLOCK,
+    Evaluation,
+    Verdict,
+    check_predicate_name,
+    initial_places,
+    is_sql,
+    not_stable,
+    topology_of_store,
+)
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.spark.session import add_package

@@ -36,8 +36,7 @@ from stillframe.cli.supervision import (
     keep_running,
     output_dirs,
 )
-from stillframe.detect.predicate import not_stable
-from stillframe.detect.registry import check_predicate_name
+from stillframe.detect.predicate import check_predicate_name, not_stable
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.imports import add_cwd_to_path, load_topology
 from stillframe.migration.migrate import migrate as migrate_snapshot

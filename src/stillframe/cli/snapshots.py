@@ -21,8 +21,14 @@ from rich.table import Table
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, argument, end_with_no, flag, option
 from stillframe.cli.options import CLASSES, INITIATOR, OptionalSnapshotName, SnapshotName, StorePath
-from stillframe.detect.predicate import Evaluation, not_stable
-from stillframe.detect.registry import Evaluate, if_present, resolve_predicate, topology_of_store
+from stillframe.detect.predicate import (
+    Evaluate,
+    Evaluation,
+    if_present,
+    not_stable,
+    resolve_predicate,
+    topology_of_store,
+)
 from stillframe.errors import Damaged, NotConsistent, Unavailable, UsageError
 from stillframe.model import (
     Abandoned,

@@ -18,8 +18,7 @@ from rich.text import Text
 from stillframe.cli import output, quantities
 from stillframe.cli.options import PlacementOptions, SnapshotOptions, TraceOptions
 from stillframe.cli.snapshots import published
-from stillframe.detect.predicate import Evaluation
-from stillframe.detect.registry import Evaluate, if_present, resolve_predicate
+from stillframe.detect.predicate import Evaluate, Evaluation, if_present, resolve_predicate
 from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import Abandoned, ProcessId
 from stillframe.pages.values import plain

@@ -12,7 +12,7 @@ import uvloop
 from stillframe.cli import output
 from stillframe.cli.command import Commands, argument, option
 from stillframe.cli.options import CLASSES, event_log_option
-from stillframe.detect.registry import check_predicate_name
+from stillframe.detect.predicate import check_predicate_name
 from stillframe.errors import StillframeError, StoreError, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.metadata import PIPELINE_FILE

@@ -7,8 +7,15 @@ from typing import Any
 import msgspec
 
 from stillframe.detect.conservation import Number, places_of, total
-from stillframe.detect.predicate import StablePredicate, Verdict, evaluate_sql, is_sql
-from stillframe.detect.registry import initial_places, load_predicate, topology_of_store
+from stillframe.detect.predicate import (
+    StablePredicate,
+    Verdict,
+    evaluate_sql,
+    initial_places,
+    is_sql,
+    load_predicate,
+    topology_of_store,
+)
 from stillframe.detect.view import View, view_of
 from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
