@@ -1,9 +1,11 @@
 """The history of a store: what a crash, a full disk or a changed byte make of it."""
 
+import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +28,7 @@ from stillframe.store.history import (
     read_history,
 )
 
-FIRST, SECOND, THIRD = (SnapshotId("A", number) for number in (1, 2, 3))
+FIRST, SECOND, THIRD, FOURTH = (SnapshotId("A", number) for number in (1, 2, 3, 4))
 EVENTS: list[HistoryEvent] = [
     EpochBegan(1, None),
     SnapshotBegan(FIRST),
@@ -158,6 +160,66 @@ def test_a_crash_while_a_file_is_put_aside_loses_nothing(tmp_path: Path) -> None
     past.append(SnapshotPublished(THIRD))
     past.close()
     assert read(tmp_path) == [*EVENTS, SnapshotPublished(THIRD)]
+
+
+class Failing:
+    """Lets the n-th of the calls fail that put a file aside; `names` are the calls made."""
+
+    def __init__(self, failing: int) -> None:
+        self.names: list[str] = []
+        self._failing = failing
+
+    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, which is counted, and fails if it is its turn."""
+
+        def call(*arguments: Any) -> Any:
+            self.names.append(name)
+            if len(self.names) == self._failing:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return function(*arguments)
+
+        return call
+
+
+ASIDE = ["write", "sync", "open", "open", "rename", "rename", "sync", "open"]
+"""The calls that put a file aside, in their order."""
+
+
+@pytest.mark.parametrize("failing", range(1, len(ASIDE) + 2))
+def test_a_failure_while_a_file_is_put_aside_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """The event of that moment is written later, and no file but the history is written to."""
+    store = tmp_path / "store"
+    store.mkdir()
+    write(store, *EVENTS)
+    past = History(store)
+    calls = Failing(failing)
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "FILE_BYTES_MAX", 1)
+        patch.setattr(history, "write_new", calls.wrap("write", history.write_new))
+        patch.setattr(history, "sync", calls.wrap("sync", history.sync))
+        patch.setattr(os, "open", calls.wrap("open", os.open))
+        patch.setattr(Path, "replace", calls.wrap("rename", Path.replace))
+        with pytest.raises(StoreError) if failing <= len(ASIDE) else nullcontext():
+            past.append(SnapshotPublished(THIRD))
+    assert calls.names == ASIDE[:failing]
+    other = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT)
+    past.append(SnapshotBegan(FOURTH))
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "FILE_BYTES_MAX", 1)
+        past.append(EpochBegan(3, FIRST))
+    assert os.fstat(other).st_size == 0
+    os.close(other)
+    past.close()
+    assert read(store)[-3:] == [
+        SnapshotPublished(THIRD),
+        SnapshotBegan(FOURTH),
+        EpochBegan(3, FIRST),
+    ]
+    again = History(store)
+    assert (again.last_number, again.under_way, again.counts) == (4, (FOURTH,), past.counts)
+    again.close()
 
 
 @contextmanager

@@ -191,6 +191,7 @@ class History:
         self.counts = EventCounts()
         self._under_way: dict[SnapshotId, None] = {}
         self._unwritten: list[bytes] = []
+        self._has_new_names = False
         self._appending = threading.Lock()
         lines, length, damaged_length = _read(store)
         self.damages = [line for line in lines if isinstance(line, Damaged)]
@@ -229,6 +230,9 @@ class History:
             with explain_io_errors(self._path, "written"):
                 if self._length > FILE_BYTES_MAX and not self._unwritten:
                     self._roll_over(at)
+                if self._has_new_names:
+                    sync(self._store)
+                    self._has_new_names = False
                 is_forced = isinstance(event, SnapshotBegan | SnapshotRemoved)
                 self._append(line, is_forced=is_forced)
         except StoreError:
@@ -273,18 +277,26 @@ class History:
         self._unwritten.clear()
 
     def _roll_over(self, at: float) -> None:
+        """Start a new file. Whatever fails, `_file` is open, and lines in it are not replaced."""
         partial = partial_path(self._path)
         partial.unlink(missing_ok=True)
         beginning = _line(self._summary(), at)
         write_new(partial, beginning)
         sync(partial)
-        # A crash in between leaves the older file alone, and the next writer starts a newer one.
-        self._path.replace(self._store / OLDER)
-        partial.replace(self._path)
-        sync(self._store)
-        os.close(self._file)
-        self._file = os.open(self._path, os.O_WRONLY)
+        newer = os.open(partial, os.O_WRONLY)
+        try:
+            # A crash in between leaves the older file alone, and the next writer starts a newer
+            # one. So does a failure in between; then there is nothing to rename the next time.
+            with contextlib.suppress(FileNotFoundError):
+                self._path.replace(self._store / OLDER)
+            partial.replace(self._path)
+        except OSError:
+            os.close(newer)
+            raise
+        older, self._file = self._file, newer
         self._length = len(beginning)
+        self._has_new_names = True
+        os.close(older)
 
     def _summary(self) -> Rollover:
         return Rollover(self.last_number, self.under_way, self.counts)
