@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stillframe.errors import Unavailable, UsageError
+from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, join
 from stillframe.pipeline.pending_snapshot import under_way
@@ -267,6 +267,26 @@ def test_trouble_is_told_once_and_does_not_end_it(tmp_path: Path) -> None:
     heard = watching(shop, act)
     assert sum("00002.json" in sentence for sentence in heard.sentences) == 1
     assert "00002.json" in heard.last["system"]["explanation"]
+
+
+def test_polls_that_fail_keep_no_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates stay relative to samples that were taken, however long the pipeline cannot be read."""
+    target = PipelineTarget(resting_shop(tmp_path / "shop.pipeline").path)
+
+    def fail() -> None:
+        raise StoreError("the disk failed")
+
+    async def go() -> None:
+        await target.poll()
+        samples = [*target._earlier]
+        assert len(samples) == 1
+        monkeypatch.setattr(target._probe, "sample", fail)
+        for _ in range(3):
+            await target.poll()
+        assert target.polls.errors == {"pipeline": True}
+        assert [*target._earlier] == samples
+
+    asyncio.run(go())
 
 
 def test_while_nobody_looks_it_looks_seldom(

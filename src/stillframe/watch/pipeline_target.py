@@ -197,7 +197,8 @@ class PipelineTarget(Target):
             or (len(earlier) > 1 and earlier[1].at <= sample.at - RATE_S)
         ):
             earlier.popleft()
-        earlier.append(sample)
+        if not earlier or earlier[-1] is not sample:  # it is, after a poll that failed
+            earlier.append(sample)
         return earlier[0] if len(earlier) > 1 else None
 
     async def _publish_snapshots(self) -> None:
