@@ -5,15 +5,17 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 import stillframe.pipeline.pipeline
+from stillframe.cli import pipeline as commands
 from stillframe.cli.pipeline import LINE_COUNT_MAX, progress_lines
 from stillframe.model import SnapshotId
-from stillframe.pipeline import Participant, Pipeline, join
+from stillframe.pipeline import Participant, Pipeline, coordinator, join
 from stillframe.pipeline.coordinator import clear_pending
 from stillframe.pipeline.pending_snapshot import REQUEST, Request, request_path
 from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress, progress_of
@@ -86,13 +88,26 @@ def test_everybody_awaited_is_shown(call: Call, shop: Pipeline) -> None:
     ]
 
 
-def test_watching_ends_when_it_is_published(call: Call, shop: Pipeline) -> None:
-    """``--watch`` follows the snapshot to its end."""
+@pytest.mark.parametrize("publishing_s", [0.0, 0.3])
+def test_watching_ends_when_it_is_published(
+    call: Call, shop: Pipeline, monkeypatch: pytest.MonkeyPatch, publishing_s: float
+) -> None:
+    """``--watch`` follows the snapshot to its end, also while it is on its way to its place."""
+    watch, clear = commands._watch, coordinator._clear_all_but_the_cut
+
+    def clear_slowly(directory: Path) -> None:
+        time.sleep(publishing_s)
+        clear(directory)
+
+    monkeypatch.setattr(coordinator, "_clear_all_but_the_cut", clear_slowly)
     with waiting(shop) as till:
-        timer = threading.Timer(0.05, till.boundary)
-        timer.start()
+
+        def go_on_and_watch(pipeline: Pipeline, first: Progress) -> None:
+            till.boundary()
+            watch(pipeline, first)
+
+        monkeypatch.setattr(commands, "_watch", go_on_and_watch)
         result = call("spark", "progress", shop.path, "--watch", "--json")
-        timer.join()
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {"snapshot": "shop-1", "is_published": True}
     assert result.stderr == "snapshot shop-1 is published\n"

@@ -25,7 +25,7 @@ from stillframe.pages.values import plain
 from stillframe.pipeline.coordinator import periodically
 from stillframe.pipeline.locks import COORDINATOR, Lock
 from stillframe.pipeline.metadata import Metadata, read_metadata
-from stillframe.pipeline.pending_snapshot import ParticipantFragment
+from stillframe.pipeline.pending_snapshot import ParticipantFragment, is_being_published
 from stillframe.pipeline.pipeline import Pipeline, sentence_on_damaged
 from stillframe.pipeline.progress import Progress
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, listing, published_ids
@@ -233,9 +233,12 @@ def _watch(pipeline: Pipeline, first: Progress) -> None:
     """Follow the snapshot that is being taken until it is over; end with 1 if it was abandoned."""
     now: Progress | None = first
     with moving() as draw:
-        while now is not None and now.snapshot == first.snapshot:
-            draw(now)
-            if _is_left_over(pipeline, now):
+        while True:
+            if now is not None and now.snapshot == first.snapshot:
+                draw(now)
+            elif not is_being_published(pipeline.path, first.snapshot):
+                break
+            if _is_left_over(pipeline, first):
                 break
             time.sleep(POLL_S)
             now = pipeline.progress()
@@ -345,7 +348,8 @@ def list_snapshots(path: PipelinePath) -> None:
             "restored_from": metadata.restored_from,
             "latest": present[-1].snapshot if present else None,
             "snapshots": [
-                document_of(manifest) | {"is_of_present_course": manifest in present}
+                document_of(manifest)
+                | {"is_of_present_course": bool(_timeline_mark(manifest, metadata))}
                 for manifest in manifests
             ],
             "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],

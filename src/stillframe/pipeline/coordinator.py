@@ -27,6 +27,7 @@ from stillframe.pipeline.pending_snapshot import (
     PINNED,
     REQUEST,
     UNDER_WAY,
+    WHOLE,
     Outcome,
     ParticipantFragment,
     Request,
@@ -279,7 +280,7 @@ def _publish(
         os.sync()
         # First out of sight: a participant that finds the request without its own fragment would
         # record again.
-        complete = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}.whole")
+        complete = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}{WHOLE}")
         directory.rename(complete)
         _clear_all_but_the_cut(complete)
         complete.rename(target)

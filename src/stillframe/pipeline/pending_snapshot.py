@@ -38,6 +38,7 @@ REQUEST = "request.json"
 PARTS = "parts"
 PINNED = "checkpoints"
 SYSTEMS = "systems"
+WHOLE = ".whole"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,6 +86,12 @@ class ParticipantFragment(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 def request_path(root: Path, snapshot: SnapshotId) -> Path:
     """Return the directory of a pending snapshot."""
     return root / UNDER_WAY / str(snapshot)
+
+
+def is_being_published(root: Path, snapshot: SnapshotId) -> bool:
+    """Return whether a snapshot is not pending any more, and not yet in its place among the
+    published ones."""
+    return any((root / UNDER_WAY).glob(f".{snapshot}.*{WHOLE}"))
 
 
 def under_way(root: Path) -> Request | None:
