@@ -312,7 +312,7 @@ class Supervisor:
                 ended = time.monotonic()
                 if isinstance(cause, ProcessFailed):
                     died = await epoch.describe(cause)
-                    if self._binding is not None:
+                    if self._binding is not None and self._error is None:
                         raise self._binding.died(died)
                     self._emit(died)
             finally:
@@ -322,7 +322,7 @@ class Supervisor:
                 await epoch.close()
                 stop_s = time.monotonic() - ended
                 number, listen = epoch.next_number, epoch.listen
-            if isinstance(cause, ProcessFailed):
+            if isinstance(cause, ProcessFailed) and self._error is None:
                 await self._wait_before_restart(cause, ended - began)
         if self._error is not None:
             raise self._error
