@@ -145,6 +145,16 @@ def test_what_is_sent_is_returned_in_order_and_once() -> None:
     assert runner.perform("ask") == []
 
 
+def test_what_is_sent_between_actions_belongs_to_the_next() -> None:
+    """A program may hold the process and call it; no message is lost, nor sent twice."""
+    runner = ActionRunner("P1", topology())
+    before = runner.perform("ask")
+    runner.process.send("P2", Word("between"))
+    assert before == []
+    assert runner.perform("ask") == [("P2", word("between"))]
+    assert runner.perform("ask") == []
+
+
 def test_several_messages_are_accepted_in_one_action() -> None:
     """EWD 864a: an atomic action may accept from several channels; what it sends comes together."""
     runner = ActionRunner("P1", topology())

@@ -48,7 +48,7 @@ class ActionRunner:
         description = topology.description
         self._accepted_by = {t: topology.accepts[t] for t in description.outgoing(process_id)}
         self._outbox: list[Sent] = []
-        """What the last action has sent; with an action that raises, its messages are discarded."""
+        """What was sent since the last action ended; with an action that raises it is discarded."""
         attach(
             self.process,
             process_id=process_id,
@@ -84,17 +84,21 @@ class ActionRunner:
         Raises ApplicationError if the handler did; UsageError if it sent an invalid message, or
         waits for something outside.
         """
-        self._outbox = []
-        for channel, message in messages:
-            self._call(RECEIVE, channel, message)
-        return self._outbox
+        try:
+            for channel, message in messages:
+                self._call(RECEIVE, channel, message)
+            return self._outbox
+        finally:
+            self._outbox = []
 
     def perform(self, handler: str, *arguments: SnapshotId) -> list[Sent]:
         """Call a handler other than ``receive``: one atomic action; return what it sent. Raises as
         ``receive``."""
-        self._outbox = []
-        self._call(handler, *arguments)
-        return self._outbox
+        try:
+            self._call(handler, *arguments)
+            return self._outbox
+        finally:
+            self._outbox = []
 
     def cut(self, snapshot: SnapshotId) -> None:
         """Notify the process that its state was recorded for `snapshot`; UsageError if its
