@@ -10,7 +10,8 @@ maximum.
 
 The events could have happened in many orders, called observations; each goes through consistent
 cuts from the empty one to the last, with one more event each (Cooper & Marzullo, *Consistent
-Detection of Global Predicates*, 1991). So a predicate possibly or definitely held.
+Detection of Global Predicates*, 1991). A predicate possibly held if it holds at a cut of some
+observation, and definitely if it holds at a cut of every one.
 """
 
 from collections import defaultdict
@@ -22,6 +23,19 @@ import msgspec
 from stillframe.errors import UsageError
 from stillframe.model import Channel, ProcessId
 from stillframe.trace import Cut, Event, MessageId, Trace
+
+__all__ = [
+    "CutView",
+    "Predicate",
+    "consistent_cuts",
+    "count_consistent_cuts",
+    "cuts_where",
+    "definitely",
+    "explain",
+    "interior",
+    "observation_without",
+    "possibly",
+]
 
 BOUNDS_MAX = 20_000_000
 """Maximum number of bounds in a table, which has one of each process for each event."""
@@ -73,7 +87,7 @@ def count_consistent_cuts(trace: Trace, *, count_max: int | None = None) -> int:
     depends on how many messages are in transit at a time, not on how long the lines are; but each
     additional process can double it, so above a dozen with few messages, give a maximum: if there
     are more than `count_max`, ``count_max + 1`` is returned as soon as that is known. UsageError if
-    nothing is found out with a bounded table.
+    neither the number nor that can be found with a bounded table.
     """
     count = 1
     for group in sorted(_independent(trace), key=lambda group: len(group.processes)):
@@ -338,12 +352,13 @@ class CutView:
         return self.cut[index]
 
     def last(self, process: ProcessId) -> Event | None:
-        """Return the last event of a process before the cut; None if it has none there."""
+        """Return the last event of a process before the cut; None if it has none there. UsageError
+        if there is no such process."""
         count = self.count(process)
         return self.trace.lines[process][count - 1] if count else None
 
     def events(self, process: ProcessId) -> tuple[Event, ...]:
-        """Return the events of a process before the cut."""
+        """Return the events of a process before the cut; UsageError if there is no such process."""
         count = self.count(process)
         return self.trace.lines[process][:count]
 
@@ -440,7 +455,7 @@ def observation_without(
 
 
 def _initial_view(trace: Trace) -> CutView:
-    return CutView(trace, (0,) * len(trace.processes))
+    return CutView(trace, _empty(trace))
 
 
 def _check_count(visited_count: int, count_max: int | None) -> None:

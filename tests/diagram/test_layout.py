@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillframe.diagram import layout, text_metrics
+from stillframe.diagram import layout, text_metrics, window
 from stillframe.diagram.shapes import Diagram, Dot, Extent, Label, Mark, Role, Sample
 from stillframe.errors import UsageError
 from stillframe.model import Channel, SnapshotId
@@ -248,11 +248,13 @@ def test_long_traces_are_cut_off_and_say_so() -> None:
     assert [n.text for n in layout.lay_out(trace).notices] == [
         "the first 400 of 12,345 steps are shown"
     ]
-    assert layout.left_out(trace) == "the first 400 of 12,345 steps are shown"
+    sentence = layout.left_out(trace, window.select(trace, first=1, step_count_max=400))
+    assert sentence == "the first 400 of 12,345 steps are shown"
     last = layout.lay_out(trace, first=12_301)
     assert [n.text for n in last.notices] == ["steps 12,301 to 12,345 of 12,345 are shown"]
     assert [dot.position.index for dot in last.dots] == [*range(12_301, 12_346)]
-    assert layout.left_out(Trace(["P1"], [Event("P1")] * 400)) == ""
+    short = Trace(["P1"], [Event("P1")] * 400)
+    assert layout.left_out(short, window.select(short, first=1, step_count_max=400)) == ""
 
 
 def test_arrows_cross_the_edges_of_a_window() -> None:

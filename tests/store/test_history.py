@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stillframe import durable_files
 from stillframe.errors import Damaged, StoreError
 from stillframe.model import SnapshotId
 from stillframe.store import history
@@ -197,8 +198,8 @@ def test_a_failure_while_a_file_is_put_aside_loses_nothing(
     calls = Failing(failing)
     with monkeypatch.context() as patch:
         patch.setattr(history, "FILE_BYTES_MAX", 1)
-        patch.setattr(history, "write_new", calls.wrap("write", history.write_new))
-        patch.setattr(history, "sync", calls.wrap("sync", history.sync))
+        patch.setattr(history, "write_new", calls.wrap("write", durable_files.write_new))
+        patch.setattr(history, "sync", calls.wrap("sync", durable_files.sync))
         patch.setattr(os, "open", calls.wrap("open", os.open))
         patch.setattr(Path, "replace", calls.wrap("rename", Path.replace))
         with pytest.raises(StoreError) if failing <= len(ASIDE) else nullcontext():

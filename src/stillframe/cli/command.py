@@ -58,11 +58,12 @@ class Commands(typer.Typer):
         super().__init__(rich_markup_mode=None)
 
     def add(self, epilog: str, *, name: str | None = None) -> Callable[[Function], Function]:
-        """Return what makes a command of a function; `epilog` shows in the help how to call it.
+        """Return a decorator that makes a command of a function; `epilog` is an example for its
+        help.
 
         A parameter whose type is a dataclass becomes an option for each of its fields, so that
-        several commands can share options that are declared once. Every command has ``--json``,
-        which ``output.wants_json`` knows.
+        several commands can share options that are declared once. Every command has ``--json``:
+        see ``output.wants_json``.
         """
 
         def register(function: Function) -> Function:

@@ -25,8 +25,8 @@ INTERCHANGES_SHOWN_MAX = 200
 
 
 class Extras(msgspec.Struct, frozen=True):
-    """What is wanted of one run besides its steps: the file of its trace, which replaces none of
-    the `inputs`, and the proof of a snapshot."""
+    """What one run writes besides its steps: the file `trace`, which must not be one of the
+    `inputs`, and the proof of the snapshot `prove`."""
 
     trace: Path | None = None
     prove: str | None = None
@@ -86,7 +86,7 @@ def _put(
         output.answer({"is_consistent": False, "snapshot": snapshot, "detail": str(error)})
         end_with_no(f"snapshot {snapshot}: {error}")
     output.answer(
-        {
+        lambda: {
             "is_consistent": True,
             "snapshot": snapshot,
             "inversion_count": found.inversion_count,

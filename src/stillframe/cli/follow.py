@@ -107,6 +107,7 @@ def follow(
 
         lag_s = 0.0 if log is None else LOG_LAG_S
         frame = verdict_stream.follow(spark, path, timeout_s=timeout_s, lag_s=lag_s)
+        # Passed on, because Spark calls `put` in a thread in which ``wants_json`` is False.
         verdicts = Verdicts(
             log_verification.CrossCheck(spark, log).rows, is_json=output.wants_json()
         )

@@ -85,14 +85,19 @@ def answering(*, is_json: bool) -> Iterator[None]:
 
 
 def wants_json() -> bool:
-    """Return whether the answer of this command is to be JSON."""
+    """Return whether the command's answer is JSON. In other threads, such as those in which Spark
+    calls back, this is False: pass them the value."""
     return _IS_JSON.get()
 
 
-def answer(document: Any, show: Callable[[], object] | None = None) -> None:
-    """Write the answer to stdout: `document` as JSON if that is wanted, else what `show` writes."""
+def answer(
+    document: dict[str, Any] | msgspec.Struct | Callable[[], Any],
+    show: Callable[[], object] | None = None,
+) -> None:
+    """Write the answer to stdout: `document`, or what it returns, as JSON if that is wanted, else
+    what `show` writes."""
     if wants_json():
-        put_json(document)
+        put_json(document() if callable(document) else document)
     elif show is not None:
         show()
 
@@ -153,12 +158,18 @@ def table(
 
 
 def put_records(
-    columns: Columns[Item], items: Iterable[Item], *, title: str = "", **options: Any
+    columns: Columns[Item],
+    items: Iterable[Item],
+    *,
+    title: str = "",
+    texts: int = 1,
+    limit: int | None = None,
+    more: str = "more rows",
 ) -> None:
-    """Write a table to stdout with a row for each item: numbers with separators, and None as
-    nothing. The `options` are those of ``put_table``."""
+    """Write a table to stdout with a row for each item, as ``put_table`` does: numbers with
+    separators, and None as nothing."""
     rows = ([_figure(of(item)) for of in columns.values()] for item in items)
-    put_table(title, tuple(columns), rows, **options)
+    put_table(title, tuple(columns), rows, texts=texts, limit=limit, more=more)
 
 
 def _figure(value: str | int | None) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # spark_session.session says what to do if PySpark is missing
 ROW_COUNT_MAX = 20
 """Rows of the table of verdicts, the wrong ones first; JSON has all."""
 ASSEMBLED_MAX = 50
-"""The same of snapshots that were assembled."""
+"""Rows of the table of assembled snapshots; JSON has all."""
 
 Fields = dict[str, Any]
 

@@ -469,4 +469,5 @@ async def _last_snapshot(system: Supervisor, config: SystemConfig) -> object:
 
 
 async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    """Wait until one of `futures` is done; unlike ``first_completed`` it cancels none."""
     await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

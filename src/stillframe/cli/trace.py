@@ -272,7 +272,7 @@ def _count_cuts(trace: Trace) -> None:
 def _check_cut(trace: Trace, cut: Cut) -> None:
     orphans = list(trace.orphans(cut))
     output.answer(
-        {"is_consistent": not orphans, **_cut_document(trace, cut), "orphans": orphans},
+        lambda: {"is_consistent": not orphans, **_cut_document(trace, cut), "orphans": orphans},
         None if orphans else lambda: _put_cut(trace, cut),
     )
     if orphans:
@@ -295,7 +295,7 @@ def _search(trace: Trace, predicate: Predicate) -> None:
     with _evaluating(predicate, "looking for an observation without", total) as evaluate:
         is_definite = holding_count > 0 and definitely(trace, evaluate)
     output.answer(
-        {
+        lambda: {
             "consistent_cut_count": total,
             "holding_count": holding_count,
             "possibly": holding_count > 0,
@@ -342,8 +342,9 @@ def _put_past(trace: Trace, text: str) -> None:
         raise UsageError(f"{text!r} is no event: they look like P2#7, the seventh event of P2")
     position = Position(found["process"], int(found["index"]))
     cut = trace.clock(position)
-    document = {"event": str(position), **_cut_document(trace, cut)}
-    output.answer(document, lambda: _put_cut(trace, cut))
+    output.answer(
+        lambda: {"event": str(position), **_cut_document(trace, cut)}, lambda: _put_cut(trace, cut)
+    )
     events = quantities.count(sum(cut) - 1, "event")
     output.say(f"done: {events} happened before {position}")
 

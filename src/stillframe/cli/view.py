@@ -19,7 +19,7 @@ from stillframe.cli.execution import (
 )
 from stillframe.cli.options import ViewOptions
 from stillframe.cli.trace import parse_cut
-from stillframe.diagram import layout, svg
+from stillframe.diagram import layout, svg, window
 from stillframe.diagram.shapes import Diagram, Sample
 from stillframe.durable_files import local_path, write_atomically
 from stillframe.errors import UsageError
@@ -39,8 +39,8 @@ NUMBER_DIGITS_MIN = 3
 
 
 class Execution(msgspec.Struct, frozen=True):
-    """The execution in the file at `path`: a trace, or what came of a script, of which `trace` is
-    that of the last epoch."""
+    """An execution that was read from `path`: a trace, or a script that was played, whose last
+    epoch is `trace`."""
 
     path: Path
     trace: Trace
@@ -146,7 +146,9 @@ def _draw(found: Execution, options: ViewOptions, suffix: str) -> None:
     else:
         write_atomically(out, [draw(whole)], inputs=[found.path])
         files = [out]
-    left_out = layout.left_out(trace, first=options.first)
+    left_out = layout.left_out(
+        trace, window.select(trace, first=options.first, step_count_max=layout.STEP_COUNT_MAX)
+    )
     output.answer({"files": files, "left_out": left_out})
     for row in whole.legend:
         if row.sample is Sample.CUT:

@@ -21,7 +21,8 @@ Places = dict[str, dict[str, Number]]
 
 
 class Discrepancy(msgspec.Struct, frozen=True):
-    """One quantity of which there is too much or too little, and where what was found is."""
+    """A quantity of which there is too much or too little; `places` has the amount that was found
+    in each process and channel."""
 
     quantity: str
     expected: Number

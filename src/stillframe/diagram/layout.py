@@ -80,9 +80,8 @@ def frames(
     yield from map(plan.draw, range(1, plan.step_count + 1))
 
 
-def left_out(trace: Trace, *, first: int = 1, step_count_max: int = STEP_COUNT_MAX) -> str:
-    """Return a sentence on the steps and processes that are not shown; empty if all are."""
-    shown = window.select(trace, first=first, step_count_max=step_count_max)
+def left_out(trace: Trace, shown: window.Window) -> str:
+    """Return a sentence on the steps and processes outside the window; empty if all are shown."""
     total, shown_count = len(trace.steps), len(shown.steps)
     sentences = []
     if shown_count < total:
@@ -114,7 +113,7 @@ class Plan:
         self.window = window.select(trace, first=first, step_count_max=step_count_max)
         self.step_count = len(self.window.steps)
         self.cuts, self.chosen = style_cuts(trace, self.window, snapshot=snapshot, cuts=cuts)
-        self.notice = left_out(trace, first=first, step_count_max=step_count_max)
+        self.notice = left_out(trace, self.window)
         self.roles: dict[MessageId, Role] = {}
         if self.chosen is not None:
             for caught in self.chosen.in_transit.values():

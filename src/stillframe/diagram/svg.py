@@ -122,13 +122,13 @@ def draw(diagram: Diagram, *, has_style: bool = True, is_plain: bool = False) ->
     A page that it becomes a part of has the style already. A plain style is light and without
     variables, for programs that know none.
     """
-    sheet = plain_style_sheet() if is_plain else style_sheet()
+    make_sheet = plain_style_sheet if is_plain else style_sheet
     width, height = math.ceil(diagram.width), math.ceil(diagram.height)
     parts = [
         start_element(width, height, is_crowded=diagram.is_crowded),
         _title(diagram.title),
         f"<desc>{_escape(diagram.description, DESCRIPTION_CHARS_MAX)}</desc>",
-        *([f"<style>\n{sheet}\n</style>"] if has_style else []),
+        *([f"<style>\n{make_sheet()}\n</style>"] if has_style else []),
         f'<rect class="paper" width="{width}" height="{height}"/>',
         *(_text(label, "notice") for label in diagram.notices),
         *(put(shape) for shapes, put in layers(diagram) for shape in shapes),

@@ -161,8 +161,8 @@ def player_document(
     first: int = 1,
     step_count_max: int = STEP_COUNT_MAX,
 ) -> dict[str, Any]:
-    """Return the document that ``player.js`` shows, with `snapshot` chosen at first, and at most
-    one of `cuts` to choose besides.
+    """Return the document that ``player.js`` shows: `step_count_max` steps from step `first`, with
+    `snapshot` chosen at first. `cuts`, at most one, can be chosen as well.
 
     A script that was played tells more than its trace. A UsageError says that the trace has no such
     snapshot, cut or step.
@@ -183,7 +183,7 @@ def player_document(
                 (trace.message_count, "message"),
             )
         ),
-        "notice": layout.left_out(trace, first=first, step_count_max=step_count_max),
+        "notice": layout.left_out(trace, shown),
         "unlisted": unlisted,
         "picture": animated_svg.draw(trace, choices, first=first, step_count_max=step_count_max),
         "processes": [clean_label(process) for process in trace.processes],

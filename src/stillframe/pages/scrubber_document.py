@@ -41,6 +41,8 @@ LABEL_CHARS_MAX = 28
 """Characters of a label that are drawn, if there is room to the next event."""
 MARGIN = 4
 """Halves that are shown behind the last event: a marker may come late."""
+LEAD = 14.0
+"""From where a line begins to the first half, in pixels."""
 HALF_WIDTH = 16.0
 """How far halves are apart, in pixels."""
 BESIDE = 11.0
@@ -106,9 +108,9 @@ def scrubber_document(
 
 
 def without_snapshot(trace: Trace, played: Played | None) -> tuple[Trace, str, int]:
-    """Return the execution of the application alone, or with its markers in steps; what its time is
-    counted in; and whether the snapshot is initiated behind what the application does then, 1, or
-    before it, -1."""
+    """Return the execution of the application alone, or, with its markers, timed by its steps; the
+    unit of its time, ``TICK`` or ``STEP``; and whether the snapshot is initiated after what the
+    application does at that time, 1, or before it, -1."""
     again = None if played is None else _played_without_snapshot(played)
     if again is not None:
         plain = again.world.epoch.trace(again.world.description)
@@ -242,7 +244,7 @@ class _Layout(Rows):
 
     def x(self, half: int) -> float:
         """Return where a half is."""
-        return self.x_from + 14 + HALF_WIDTH * half
+        return self.x_from + LEAD + HALF_WIDTH * half
 
     def draw(self) -> str:
         """Return the picture as the text of an SVG element, in which events and messages have

@@ -126,10 +126,11 @@ def prove(
     order and with the white events first. Both times the messages and the end must be the same, and
     the state between the white events and the red ones must be the recorded one.
 
-    `trace` is of the epoch of the snapshot, with its recording steps; `start`, `contents` and most
-    errors are those of ``Replay``. With the `contents` a process that sends something else in the
-    replay is named at once; without them, possibly one that it influenced. NotConsistent names the
-    message, event, process or channel for which it could not.
+    `trace` is of the epoch of the snapshot, with its recording steps; `start` and `contents` are as
+    for ``Replay``. With `contents`, a process that sends something else in the replay is named at
+    once; without them, possibly one that it influenced. NotConsistent if there is no proof: it
+    names the message, event, process or channel. ApplicationError if a handler raised in the
+    replay; UsageError if trace, snapshot, topology and start do not belong together.
     """
     cut = trace.cut_of(snapshot.id)
     result = equivalent(trace, cut)

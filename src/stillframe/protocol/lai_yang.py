@@ -208,7 +208,8 @@ class LaiYangRecorder(Recordings[_ColourRecording]):
 
     def meet(self, colour: Colour) -> list[Effect]:
         """Take the colour of a message that is about to be delivered to the application: the state
-        is recorded now for each snapshot of it for which this process is still white."""
+        is recorded now for each snapshot of it for which this process is still white. Those that
+        have ended here change nothing."""
         return [effect for snapshot in colour for effect in self.initiate(snapshot)]
 
     def receive(self, source: ProcessId, batch: Batch, colour: Colour) -> list[Effect]:

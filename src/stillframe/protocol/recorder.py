@@ -177,10 +177,10 @@ class Recordings(Generic[AnyRecording]):
     """The recordings of one process, each in its phase. Each call is one atomic step.
 
     This is the common part of all rules. `Recorder` and ``lai_yang.LaiYangRecorder`` add how a
-    process learns of a cut, and what a channel held at it. `incoming` and `outgoing` have for each
-    channel how many messages were received or sent on it. `capture` returns the state of the
-    process as it is now, in bytes that share nothing with it; it is called inside the step that
-    sends the markers.
+    process learns of a cut, and what a channel held at it. `outgoing` has for each target how many
+    messages were sent to it; `incoming`, which those two take as well, has for each source how many
+    were received. `capture` returns the state of the process as it is now, in bytes that share
+    nothing with it; it is called inside the step that sends the markers.
     """
 
     def __init__(

@@ -254,7 +254,8 @@ def _start_chunk_runner() -> None:
 def run_seeds(
     make_config: Callable[[], RunConfig], seeds: range, progress: Callable[[int], None]
 ) -> Tally:
-    """Run `seeds` on all cores, and stop soon after the first that breaks a promise.
+    """Run `seeds` on all cores up to the first chunk in which one breaks a promise; later ones are
+    not in the tally.
 
     `make_config` is called in each process of the pool, `progress` with the number of further seeds
     that were run. UsageError as ``run_chunk``.

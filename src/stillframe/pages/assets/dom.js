@@ -37,6 +37,11 @@ export function makeRow(head, ...cells) {
   return make("tr", {}, name, cells.map((cell) => (isCell(cell) ? cell : make("td", {}, cell))));
 }
 
+/** Make a row with a name and one value, of the class `kind`. */
+export function recordedRow(name, words, kind) {
+  return makeRow(name, make("td", { class: kind }, words));
+}
+
 function isCell(content) {
   return content instanceof HTMLTableCellElement;
 }

@@ -1,10 +1,10 @@
 // The player: an execution step by step, with the rule that each step follows, the colours of EWD
 // 864a, and what is recorded so far. Python draws the picture (animated_svg.py); parts of it are shown.
 
-import { address, addressed, announce, counted, letGrow, make, makeRest, makeScrolling, makeTable, parseSvg } from "./dom.js";
+import { address, addressed, announce, counted, letGrow, make, makeRest, makeScrolling, makeTable, parseSvg, recordedRow } from "./dom.js";
 import { showInterchanges } from "./interchanges.js";
 import { stepControls } from "./stepping.js";
-import { recordedRow, showScrubber } from "./scrubber.js";
+import { showScrubber } from "./scrubber.js";
 
 /** Show a document of player_document.py in `main`. */
 export function showPlayer(execution, main) {

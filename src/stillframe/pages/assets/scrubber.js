@@ -1,7 +1,7 @@
 // A snapshot to drag: its initiation, its initiator, and the arrival of each marker. Python draws the
 // application (scrubber_document.py); the snapshot is drawn over it as it is dragged.
 
-import { announce, counted, letGrow, make, makeRow, makeSvg, makeTable, parseSvg } from "./dom.js";
+import { announce, counted, letGrow, make, makeSvg, makeTable, parseSvg, recordedRow } from "./dom.js";
 
 /** Maximum number of events that are listed, as in the player. */
 const LABELS_MAX = 8;
@@ -207,11 +207,6 @@ function markerHandle(view, channel, over) {
 function stateOf({ model, snapshot }, process) {
   const labels = model.events.filter(([own], number) => own === process && snapshot.whites[number]).map(([, label]) => label);
   return labels.length > LABELS_MAX ? `after ${counted(labels.length, "event")}` : `{${labels.join(", ")}}`;
-}
-
-/** Return a row with a name and its value. */
-export function recordedRow(name, words, kind) {
-  return makeRow(name, make("td", { class: kind }, words));
 }
 
 function heldOn({ model, snapshot }, channel) {

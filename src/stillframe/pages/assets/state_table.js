@@ -111,7 +111,7 @@ function messageTable(snapshot, channel) {
 
 function emptyChannels(channels, leftOutCount) {
   const total = channels.length + leftOutCount;
-  return foldable(`${count(total)} empty`, make("span", { class: "muted" }, "sent = received"), false, () => {
+  return foldable(counted(total, "empty channel"), make("span", { class: "muted" }, "sent = received"), false, () => {
     const body = make("tbody");
     const heads = ["channel", make("th", { scope: "col", class: "number" }, "sent and received")];
     const table = makeTable({ "aria-label": "empty channels" }, heads, body);

@@ -103,15 +103,13 @@ class Coordinator:
             now=self.now,
             expired=self._on_deadline,
         )
-        origin = store.restored_from if start.starts else None
-        self._last_states = LastStates(
-            self._description,
-            {
+        last: dict[ProcessId, LastRecorded] = {}
+        if start.starts is not None and (origin := store.restored_from) is not None:
+            last = {
                 process: LastRecorded(ProcessState(process, began.kind, began.encoded), origin)
-                for process, began in (start.starts or {}).items()
-                if origin is not None
-            },
-        )
+                for process, began in start.starts.items()
+            }
+        self._last_states = LastStates(self._description, last)
         self._announcements = PublicationNotices()
         self._excluded: dict[SnapshotId, frozenset[ProcessId]] = {}
         self._requested: set[ProcessId] = set()

@@ -131,7 +131,8 @@ class Membership:
     """The connections of the processes of one epoch.
 
     Args:
-        description, config, start, emit: as for ``Coordinator``.
+        description: the processes and channels.
+        config, start, emit: as for ``Coordinator``.
         on_message: receives what a process reports about snapshots.
         departed: called with a process that has terminated, and with its last words.
         runs: whether the operating-system process that was started for a process still runs here.

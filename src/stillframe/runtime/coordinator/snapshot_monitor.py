@@ -133,7 +133,7 @@ class SnapshotMonitor:
             )
 
     def cancel_timer(self) -> None:
-        """Wake at no deadline any more."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -181,9 +181,10 @@ class SnapshotMonitor:
 class SnapshotTimeline(msgspec.Struct, frozen=True):
     """How the markers of one snapshot went through the system.
 
-    Moments are seconds since 1970 by the coordinator's clock; `fragment_at` are those at which the
-    fragment of each process arrived, with the marker `times` that it sent. An `epoch` of 0 is of a
-    version that does not say it.
+    `times` has what each process sent with its fragment, by its own clock; all other times are
+    seconds since 1970 by the coordinator's clock. `ended_at` is None while the snapshot is under
+    way; `fragment_at` is when each fragment arrived. `epoch` is 0 if the sender's version does not
+    say it.
     """
 
     snapshot: SnapshotId

@@ -267,7 +267,7 @@ async def _exchange(store: Path, request: Request) -> Done | SystemStatus:
     try:
         reader, writer = await asyncio.open_unix_connection(system.commands, limit=REPLY_BYTES_MAX)
         with contextlib.closing(writer):
-            spoken = {"protocol_version": wire.VERSION}
+            spoken = msgspec.to_builtins(_Versioned(wire.VERSION))
             writer.write(_encode(msgspec.to_builtins(request) | spoken) + b"\n")
             line = await reader.readline()
     except (FileNotFoundError, ConnectionRefusedError) as error:

@@ -195,8 +195,8 @@ async def run_until_stopped(
 async def first_completed(
     wait: Coroutine[Any, Any, Any], other: asyncio.Future[Any], timeout_s: float | None = None
 ) -> bool:
-    """Wait until `wait` is over, whose error is raised, or `other` is done; then `wait` is called
-    off. Return False if neither came in time."""
+    """Wait for `wait` or `other`, at most `timeout_s` seconds; return False if neither is done.
+    `wait` is then cancelled; if it failed, its error is raised."""
     waiting = asyncio.ensure_future(wait)
     try:
         done, _ = await asyncio.wait(

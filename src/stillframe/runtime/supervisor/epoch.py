@@ -207,9 +207,9 @@ class Epoch:
 
     async def take_over(self, stale: RunFile) -> None:
         """Take over the processes of an earlier supervisor; returns when every process has come
-        back, or something (such as that one did not) has ended the epoch. Unavailable if the port
-        to which they come back is taken, StoreError if the run file cannot be written: then nothing
-        was done."""
+        back, or something (such as that one did not) has ended the epoch. Raises Unavailable if the
+        port to which they come back is taken, StoreError if the run file cannot be written; nothing
+        has changed then."""
         coordinator = self._coordinate(stale.secret, None, is_taken_over=True)
         try:
             self.listen = await coordinator.membership.listen(

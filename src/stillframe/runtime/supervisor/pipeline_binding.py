@@ -88,8 +88,11 @@ class PipelineBinding:
         while True:
             try:
                 request = under_way(self.root)
-                is_ours = request is not None and request.epoch == self._metadata.epoch
-                if request is not None and is_ours and request.snapshot != last:
+                if (
+                    request is not None
+                    and request.epoch == self._metadata.epoch
+                    and request.snapshot != last
+                ):
                     last = request.snapshot
                     await self._take_snapshot(coordinator, request)
             except Exception as error:
