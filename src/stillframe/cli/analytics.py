@@ -243,8 +243,8 @@ def diff(
     *,
     where: str = MASTER,
 ) -> None:
-    """Show in what two snapshots differ: fields, keys of keyed fields that were added, removed or
-    changed, channels, and messages that only one caught; exit 1 if they do."""
+    """Compare two snapshots: fields, keys of keyed fields that were added, removed or changed,
+    channels, and messages that only one caught; exit 1 if they differ."""
     published = read_published(path)
     for name in (before, after):  # before Spark is started
         published.find(name)

@@ -79,13 +79,13 @@ def follow(
     ),
     timeout: str = option(
         "DURATION",
-        "A snapshot that has not ended so long after it began is incomplete; or 'never'.",
+        "After this long, a snapshot that has not ended counts as incomplete; or 'never'.",
         default="1m",
     ),
     checkpoint: Path | None = option(
         "DIR",
-        "Spark's checkpoint: a command that is started again with it goes on where the last one "
-        "was.  [default: judge all snapshots]",
+        "Spark's checkpoint: with the same one, the command continues where it ended.  "
+        "[default: judge all snapshots]",
     ),
     for_: str | None = FOR,
     where: str = MASTER,

@@ -129,7 +129,7 @@ class ViewOptions:
     )
     compare: str | None = option(
         "SNAPSHOT",
-        "Of a store or pipeline: show in what the snapshot differs from this earlier one.",
+        "Of a store or pipeline: compare the snapshot with this earlier one.",
     )
     log: Path | None = event_log_option(
         "Directory of the event log: draw the true events around the cut."

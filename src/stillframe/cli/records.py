@@ -340,7 +340,7 @@ def assemble(
     ),
     timeout: str = option(
         "DURATION",
-        "A fragment is late that was complete so long after the snapshot began.",
+        "A fragment that was complete longer than this after the snapshot began is late.",
         default="10s",
     ),
     epoch: int | None = option(
@@ -348,10 +348,9 @@ def assemble(
     ),
     where: str = MASTER,
 ) -> None:
-    """Make snapshots of what each process recorded by itself, on whatever machine, also of those
-    that a coordinator never published; a store of them can be asked and restored from like any
-    other. Says of which something is missing or came late; exit 1 if fragments contradict each
-    other."""
+    """Assemble snapshots from the fragments that processes wrote on their own machines, including
+    snapshots that no coordinator published. The new store works like any other. Names the snapshots
+    of which fragments are missing or late; exit 1 if fragments contradict each other."""
     timeout_s = quantities.parse_duration("--timeout", timeout)
     places_of(directory, epoch)  # before Spark is started
     with spark_session.session(where, "assembling") as spark:

@@ -581,8 +581,7 @@ def diff(
     before: str = argument("A", "Id of a snapshot."),
     after: str = argument("B", "Id of another."),
 ) -> None:
-    """Show in what two snapshots differ, field by field and channel by channel; exit 1 if they
-    do."""
+    """Compare two snapshots, field by field and channel by channel; exit 1 if they differ."""
     store = Store.open(path)
     found = diff_snapshots(store, store.find(before), store.find(after))
     fields, channels = found.fields, found.channels

@@ -279,8 +279,8 @@ class Epoch:
         )
 
     async def _listen(self, coordinator: Coordinator) -> None:
-        """Listen where the epoch before did: what is left of that, on whatever machine, connects
-        there again, and is dismissed."""
+        """Listen where the epoch before did: processes left over from it, on any machine, connect
+        there again, and are dismissed."""
         placement = self._always.config.placement
         try:
             self.listen = await coordinator.membership.listen(self.listen, placement.certificates)
