@@ -80,11 +80,8 @@ ASSEMBLED_SCHEMA = pa.schema(
 
 
 class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of `ASSEMBLED`, which marks a store that fragments were assembled into.
-
-    `epoch` is that of the store as long as no system started from it; `runs` names for each epoch
-    the run that its snapshots are of.
-    """
+    """What marks a store of assembled snapshots (`ASSEMBLED`): its epoch as long as no system
+    started from it, and for each epoch the run that its snapshots are of."""
 
     format: int = FORMAT
     epoch: int = 0
@@ -95,11 +92,8 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _exclusive_writer(
     out: Path, groups: Sequence[Group], good: Sequence[Group]
 ) -> Iterator[tuple[Published, Mapping[int, str]]]:
-    """Write to the store `out` alone while the body runs; then say where a restore goes back to.
-
-    The body gets what is there, and the run of each epoch. The topologies of the groups that are
-    `good` are known there from the beginning.
-    """
+    """Write to the store `out` alone while the body runs, which gets what is there and the run of
+    each epoch; then say where a restore goes back to. The topologies of `good` are known before."""
     with explain_io_errors(out, "written"):
         out.mkdir(parents=True, exist_ok=True)
         check_unused(out)
@@ -158,9 +152,8 @@ def _put_topologies(out: Path, before: Head, good: Sequence[Group]) -> None:
 
 
 def _put_epoch(out: Path, epoch: int, groups: Sequence[Group]) -> None:
-    """Put the store in the last known epoch, with the topology of its newest snapshot, and name the
-    snapshot that a system starts from: the newest restore point of that epoch; or what the epoch
-    began from; or the newest before that."""
+    """Put the store in the last known epoch, with the topology of its newest snapshot. A system
+    starts from the newest restore point of it, or what it began from, or the newest before."""
     published = read_published(out)
     manifests = published.manifests
     newest = max(manifests.values(), key=lambda m: (m.epoch, m.sequence), default=None)
@@ -291,7 +284,6 @@ def _blocks(outcomes: Outcomes) -> Iterator[Outcomes]:
 def _add(
     spark: SparkSession, directory: Path, out: Path, outcomes: Outcomes, points: list[Group]
 ) -> Outcomes:
-    """Add to the store what is consistent; return the outcome of all of them."""
     wanted = [group for group, verdict in outcomes if verdict.is_consistent]
     merged_files = _merge(spark, directory, out, wanted) if wanted else {}
     for snapshot, of_one in merged_files.items():
@@ -305,7 +297,6 @@ def _add(
 def _with_damage(
     group: Group, verdict: GroupVerdict, merged_files: Mapping[SnapshotId, _MergedFiles]
 ) -> tuple[Group, GroupVerdict]:
-    """Return an outcome as it is now that every byte of the fragments was read."""
     of_one = merged_files.get(group.snapshot)
     if not verdict.is_consistent or of_one is None or not of_one.why:
         return group, verdict
@@ -331,10 +322,8 @@ def _is_point(group: Group, points: Sequence[Group]) -> bool:
 def _merge(
     spark: SparkSession, directory: Path, out: Path, groups: Sequence[Group]
 ) -> dict[SnapshotId, _MergedFiles]:
-    """Write the files of snapshots under temporary names.
-
-    Tasks get absolute paths, because they run where the session was started.
-    """
+    """Write the files of snapshots under temporary names. Paths are absolute, because tasks run
+    where the session was started."""
     add_package(spark)
     rows: list[dict[str, object]] = []
     sizes: list[int] = []
@@ -375,7 +364,6 @@ def _merge(
 
 
 def _columns(group: Group) -> dict[str, bytes]:
-    """Return the Arrow schema of each file of a snapshot."""
     tables = Tables(group.described.description)
     made = tables.of(group.snapshot, GlobalState((), ()))
     read = {name: read_parquet(tables.to_parquet(name, table)) for name, table in made.items()}
@@ -423,8 +411,7 @@ def _publish(
     merged_files: Mapping[SnapshotId, _MergedFiles],
     points: list[Group],
 ) -> None:
-    """Publish snapshots in order, and record the outcome of each in the history; new restore
-    points join `points`."""
+    """Publish snapshots in order, and record each outcome; new restore points join `points`."""
     history = History(out)
     try:
         for group, verdict in outcomes:

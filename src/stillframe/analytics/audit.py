@@ -45,14 +45,9 @@ _Books = dict[str, tuple[int, str | None]]
 
 
 class SnapshotAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of the audit for one snapshot.
-
-    `sequence` is the order of publishing, 0 if the manifest cannot be read. `damage` names the
-    first damaged file; then nothing else is known. `contradiction` names the first process or
-    channel that is wrong, with the figures. The amounts are None if no conserved quantity was
-    given; `total` is that of states and messages together, `difference` the excess over that of the
-    first snapshot.
-    """
+    """The result for one snapshot. One that is damaged has no other result, and sequence 0 if its
+    manifest cannot be read. `total` is the amount of states and messages together, if one was asked
+    for, and `difference` the excess over that of the first snapshot."""
 
     id: SnapshotId
     sequence: int
@@ -71,12 +66,9 @@ class SnapshotAudit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on a store: `verdict` is a sentence that names the first fault.
-
-    `snapshots` are in the order of publishing, those with an unreadable manifest or a missing
-    directory at the end. `history_damage` names the first line of the history that was changed;
-    then it is unknown which snapshots are missing.
-    """
+    """The verdict on a store, a sentence that names the first fault. `snapshots` are in the order
+    of publishing, unreadable and lost ones at the end. With `history_damage`, the first line of the
+    history that was changed, it is unknown which are lost."""
 
     ok: bool
     verdict: str
@@ -91,10 +83,7 @@ def audit(
     states_sql: str | None = None,
     messages_sql: str | None = None,
 ) -> Audit:
-    """Check every snapshot of a store: bytes, books and, if asked for, a conserved quantity.
-
-    Arguments and errors are those of ``audit_store``; a running system may write to the store.
-    """
+    """Do what ``audit_store`` says in a given session; a running system may write to the store."""
     published = read_published(store_path)
     lost, history_damage = _losses(store_path)
     if published.is_empty and not lost:
@@ -130,8 +119,8 @@ def audit(
 
 
 def _losses(store_path: Path) -> tuple[_Damages, str | None]:
-    """Return the snapshots that are lost, and what to do; or what is wrong with the history, which
-    would tell."""
+    """Return the lost snapshots and what to do; or what is wrong with the history, which would
+    tell."""
     try:
         lost = lost_snapshots(store_path)
     except Damaged as error:
@@ -140,8 +129,7 @@ def _losses(store_path: Path) -> tuple[_Damages, str | None]:
 
 
 def _verify_snapshots(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]:
-    """Return why snapshots are damaged; and of the others the message count and a contradiction, if
-    any."""
+    """Return why snapshots are damaged; and of the others the message count and a contradiction."""
     sizes = [sum(file.bytes for file in found.files) for found in published.manifests.values()]
     task_count, tasks = spread_tasks(spark, sizes)
     paths = [str(published.directory(snapshot)) for snapshot in published.manifests]
@@ -185,7 +173,6 @@ def _tables(
     file: str,
     schema: Callable[[Description], str],
 ) -> list[DataFrame]:
-    """Return a table of the snapshots `names` for each topology."""
     by_topology: dict[str, list[verified_parquet.File]] = {}
     for snapshot, manifest in published.manifests.items():
         if str(snapshot) in names:
@@ -246,7 +233,6 @@ def _plus(amounts: Sequence[Amount]) -> Amount:
 
 
 def _with_differences(rows: Sequence[SnapshotAudit]) -> list[SnapshotAudit]:
-    """Compare every total with the first."""
     first = next((row.total for row in rows if row.total is not None), None)
     if first is None:
         return list(rows)

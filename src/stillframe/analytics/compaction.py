@@ -102,16 +102,8 @@ class CatalogMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of ``tables.json``.
-
-    Attributes:
-        format: of this file.
-        version: which directory it is of.
-        snapshots: those whose rows are in the tables, by their id as text.
-        columns: of each table, those that hold fields.
-        parts: which files there are.
-        index: the file of the table ``snapshots``.
-    """
+    """The content of ``tables.json``: the version that it is of, the snapshots by id, the columns
+    of each table that hold fields, and the files; `index` is that of the table ``snapshots``."""
 
     format: int = FORMAT
     version: int = 0
@@ -137,12 +129,7 @@ def version_path(out: Path, version: int) -> Path:
 
 
 def read_catalog(out: Path) -> Compacted:
-    """Return the catalog of the directory `out`.
-
-    Raises:
-        UsageError: no snapshots were compacted into it.
-        Damaged, StoreError: its ``tables.json`` was changed or cannot be read.
-    """
+    """Return the catalog of the directory `out`; an error says if nothing was compacted into it."""
     if not (local_path(out) / CATALOG).exists():
         what = "holds no tables" if out.exists() else "does not exist"
         raise UsageError(
@@ -191,10 +178,8 @@ def _files_of(parts: Iterable[TablePart], table: str) -> list[CatalogFile]:
 
 @contextlib.contextmanager
 def exclusive_writer(out: Path, store: Path) -> Iterator[Compacted]:
-    """Write to `out` alone while the body runs; it gets the catalog, empty if there is none.
-
-    What a crashed writer left is removed.
-    """
+    """Write to `out` alone while the body runs, which gets the catalog, empty if there is none.
+    What a crashed writer left is removed."""
     check_is_store(store)
     if not is_apart(out, store):
         raise UsageError(
@@ -252,13 +237,8 @@ def _check_free(out: Path) -> None:
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """What ``compact_store`` did.
-
-    Attributes:
-        added: the snapshots whose rows were added, in the order of publishing.
-        removed: those whose rows are gone.
-        catalog: what is there now.
-    """
+    """What ``compact_store`` added and removed, in the order of publishing, and what is there
+    now."""
 
     added: tuple[SnapshotId, ...]
     removed: tuple[SnapshotId, ...]
@@ -374,7 +354,6 @@ def _staying(members: dict[str, CatalogMember], keep: int | None, published: Pub
 
 
 def _columns(catalog: Compacted, full: FullSnapshots) -> dict[str, tuple[fields.Column, ...]]:
-    """Return the columns of each table, merged from those that are there and those that come."""
     return {
         name: merged_columns({"": catalog.columns.get(name, ()), "new": full.columns(name)})
         for name in dict.fromkeys((*TABLES, *catalog.columns, *full.keyed_names))
@@ -431,7 +410,6 @@ class _Sources(msgspec.Struct, frozen=True):
 def _write_part(
     new: TablePart, sources: _Sources, columns: dict[str, tuple[fields.Column, ...]], partial: Path
 ) -> TablePart:
-    """Write the files of a part."""
     files: dict[str, tuple[CatalogFile, ...]] = {}
     for table, of_table in columns.items():
         directory = partial / table
@@ -477,7 +455,6 @@ def _link(before: Path, now: Path, files: Iterable[CatalogFile]) -> None:
 
 
 def _read_index(out: Path, catalog: Compacted) -> pa.Table:
-    """Return the table ``snapshots`` as it is."""
     if catalog.index is None:
         return SNAPSHOTS_SCHEMA.empty_table()
     path = version_path(out, catalog.version) / INDEX / catalog.index.name
@@ -502,8 +479,7 @@ def _write_index(partial: Path, index: pa.Table) -> CatalogFile:
 
 
 def _publish(out: Path, partial: Path, now: Compacted) -> None:
-    """Rename the version, and then publish its name: readers see the version before, or this
-    one."""
+    """Rename the version and then publish its name: readers see the version before, or this one."""
     for directory in (*partial.iterdir(), partial):
         sync(directory)
     partial.rename(version_path(out, now.version))

@@ -35,16 +35,9 @@ Found = FragmentManifest | str
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The fragments of one snapshot that exist.
-
-    Attributes:
-        snapshot: its id.
-        epoch: in which it was taken.
-        topology: that it was taken of; None if no fragment can be read.
-        chains: process -> its fragments that are its share together, the oldest first: the last is
-            of this snapshot, and each holds the changes since the one before.
-        damages: process -> why its share cannot be read, though a fragment of it exists.
-    """
+    """The fragments of one snapshot. `chains` has for each process the fragments that are its share
+    together, the oldest first, each with the changes since the one before; `damages` why a share
+    cannot be read. The topology is None if none can."""
 
     snapshot: SnapshotId
     epoch: int
@@ -105,12 +98,7 @@ Outcomes = list[tuple[Group, GroupVerdict]]
 
 
 def group_fragments(directory: Path, *, epoch: int | None = None) -> list[Group]:
-    """Return the fragments in a directory by snapshot, in the order of epochs and numbers.
-
-    Raises:
-        UsageError: there are no fragments, or something else.
-        Damaged, StoreError: what they are parts of was changed, or something cannot be read.
-    """
+    """Return the fragments in a directory by snapshot, in the order of epochs and numbers."""
     places = places_of(directory, epoch)
     topologies = read_topologies(directory)
     with ThreadPoolExecutor(READER_COUNT) as pool:
@@ -128,11 +116,7 @@ def group_fragments(directory: Path, *, epoch: int | None = None) -> list[Group]
 
 
 def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
-    """Return where the fragments are, of an epoch or of all.
-
-    Raises:
-        UsageError: there are none, or something else.
-    """
+    """Return where the fragments are, of an epoch or of all, at least one."""
     places = [p for p in find_fragments(local_path(directory)) if epoch in (None, p.epoch)]
     if not places:
         of_epoch = "" if epoch is None else f" of epoch {epoch}"
@@ -144,8 +128,8 @@ def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
 
 
 def is_after(group: Group, earlier: Group) -> bool:
-    """Return whether every process recorded its state for `group` after that for `earlier`, of the
-    same epoch: then their cuts do not cross."""
+    """Return whether all processes recorded `group` after `earlier`: then their cuts do not
+    cross."""
     before = earlier.fragments
     return all(
         process not in before or one.moment_s > before[process].moment_s
@@ -154,8 +138,8 @@ def is_after(group: Group, earlier: Group) -> bool:
 
 
 def classify(group: Group, *, timeout_s: float) -> GroupVerdict:
-    """Return whether the fragments of a snapshot are complete and contradict nothing; a fragment is
-    late that was complete `timeout_s` after the first process recorded its state."""
+    """Return the verdict on a group; a fragment is late that was complete `timeout_s` after the
+    first process recorded its state."""
     if group.topology is None:
         why = "; ".join(group.damages.values())
         return GroupVerdict(INCOMPLETE, tuple(sorted(group.damages)), (), why)
@@ -176,8 +160,8 @@ def classify(group: Group, *, timeout_s: float) -> GroupVerdict:
 
 
 def drop_duplicates(outcomes: Outcomes) -> Outcomes:
-    """Return the same, but of consistent snapshots with one number only that of the newest epoch as
-    consistent: in a store numbers are unique."""
+    """Leave of consistent snapshots with one number only that of the newest epoch consistent: in a
+    store numbers are unique."""
     newest = {group.snapshot.number: group.epoch for group, one in outcomes if one.is_consistent}
     found: Outcomes = []
     for group, verdict in outcomes:
@@ -192,7 +176,6 @@ def drop_duplicates(outcomes: Outcomes) -> Outcomes:
 
 
 def _contradictions(group: Group, description: Description) -> Iterator[str]:
-    """Yield how fragments contradict each other."""
     fragments = group.fragments.values()
     for what, names in (
         ("topologies", {one.topology for one in fragments}),
@@ -226,7 +209,6 @@ def _group(
     found: Mapping[FragmentPlace, Found],
     topologies: Mapping[str, FragmentTopology],
 ) -> Group:
-    """Group the fragments at `places`, which are of one snapshot."""
     chains: dict[ProcessId, tuple[FragmentManifest, ...]] = {}
     damages: dict[ProcessId, str] = {}
     ordered = sorted(places, key=lambda place: place.process)

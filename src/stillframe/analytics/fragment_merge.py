@@ -63,11 +63,8 @@ FragmentFiles = Mapping[str, Any]
 
 
 def merge_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write each file of `batches` (`MERGE_SCHEMA`), and yield what it is (`MERGED`).
-
-    Every byte of its fragments is verified, and compared with their manifests. What a
-    failed task wrote is written again.
-    """
+    """Write each file of `batches` (`MERGE_SCHEMA`), and yield what it is (`MERGED`). Every byte of
+    its fragments is verified and compared with their manifests."""
     for batch in batches:
         for row in batch.to_pylist():
             path, content = Path(row["path"]), b""
@@ -165,7 +162,6 @@ def _are_channels(table: pa.Table, fragment: FragmentFiles) -> bool:
 
 
 def _are_messages(table: pa.Table, fragment: FragmentFiles) -> bool:
-    """Return whether these are the messages in flight on each channel, in order."""
     rest = table.num_rows
     for books in fragment["books"]:
         of_one = table.filter(pc.equal(table.column("source"), books["source"]))

@@ -95,8 +95,8 @@ def field_schema(columns: Iterable[fields.Column]) -> str:
 
 
 def as_json(value: Column, kind: str) -> Column:
-    """Return a value of a column of that kind (``columns.Column.kind``) as JSON text; None is
-    ``null``. Equal texts are equal values, down to the sign of zero."""
+    """Return a value as JSON text, None as ``null``: equal texts are equal, down to the sign of
+    zero."""
     if kind == "json":
         return F.coalesce(value, F.lit("null"))
     if kind in ("bool", "int"):
@@ -125,11 +125,7 @@ def converted(value: Column, kind: str, wanted: str) -> Column:
 
 
 class FullSnapshots:
-    """Some snapshots of a store, each with its full state.
-
-    Raises:
-        Damaged: a snapshot that one of them is based on is missing or damaged.
-    """
+    """Some snapshots of a store, each with its full state; all that they are based on exists."""
 
     def __init__(
         self, spark: SparkSession, published: Published, snapshots: Collection[SnapshotId]
@@ -155,19 +151,15 @@ class FullSnapshots:
         return any(manifests[s].bases for some in self._by_topology.values() for s in some)
 
     def columns(self, name: str) -> tuple[fields.Column, ...]:
-        """Return the columns of a table that hold fields, as ``merged_columns`` of all topologies;
-        those of a keyed field begin with `key`."""
+        """Return the columns of a table that hold fields; those of a keyed field begin with
+        `key`."""
         return merged_columns(
             {topology: self._columns_of(topology, name) for topology in self._by_topology}
         )
 
     def table(self, name: str) -> DataFrame:
-        """Return a row for each process, channel, message or key of each snapshot, with the columns
-        of ``Store.tables``; of channels, those of `CHANNELS_SCHEMA`.
-
-        Raises:
-            UsageError: none of the snapshots has such a table.
-        """
+        """Return a row for each process, channel, message or key of each snapshot, as
+        ``Store.tables``."""
         if name == "channels":
             every = [snapshot for some in self._by_topology.values() for snapshot in some]
             return self._rows(CHANNELS, every, CHANNELS_SCHEMA)
@@ -194,11 +186,8 @@ class FullSnapshots:
         self, topology: str, table: KeyedTable, *, only_changed: bool = False
     ) -> DataFrame:
         """Return the keys of a keyed field in the snapshots of one topology, with the columns as
-        they are stored: also `key_encoded` and `value_encoded`, if it has them.
-
-        With `only_changed` keys are left out that are only in links that all of these snapshots
-        have in common: they are the same in all, and need not be sorted.
-        """
+        stored. With `only_changed` keys are left out that are only in links that all snapshots
+        share: they are the same in all, and need not be sorted."""
         chains = self._chains(topology, table)
         links = dict.fromkeys(link for chain in chains.values() for link in chain)
         common = _common(chains) if only_changed else set()
@@ -297,7 +286,7 @@ def align_schema(
 
 
 def _common(chains: Chains) -> set[SnapshotId]:
-    """Return the links that every snapshot has in its chain of each process that has them in
+    """Return the links that all snapshots have in the chain of each process that has them in
     any."""
     by_process: dict[ProcessId, list[set[SnapshotId]]] = {}
     for (_, process), chain in chains.items():

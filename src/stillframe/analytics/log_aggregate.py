@@ -151,8 +151,8 @@ class _Rows:
         return key
 
     def counted(self, index: int) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the runs of a channel's numbers, firsts and counts, and how many of its messages
-        were before each cut and before each of its markers."""
+        """Return a channel's runs, firsts and counts, and how many of its messages were before each
+        cut and before each of its markers."""
         begin, end = (self._ends[index - 1] if index else 0), self._ends[index]
         places = self._order[begin:end]
         return (
@@ -233,12 +233,7 @@ def _texts(column: pa.ChunkedArray) -> tuple[list[str], npt.NDArray[Any], npt.ND
 
 
 def plan_splits(log: Path) -> list[dict[str, Any]]:
-    """Return a row for each row group of an event log (`SPLITS`), which a system may write to.
-
-    Raises:
-        UsageError: there is no event log.
-        Damaged, OSError: a file in it is none of a log, or cannot be read.
-    """
+    """Return a row for each row group of an event log (`SPLITS`), which a system may write to."""
     import msgspec
 
     from stillframe.eventlog.reader import list_segments

@@ -98,8 +98,8 @@ class Findings:
         self._tables: list[pa.Table] = []
 
     def add(self, snapshot: str | None, what: str, runs: Runs | None = None) -> None:
-        """Add a finding about the messages `runs`, or about none if it is None. No message, no
-        finding."""
+        """Add a finding about the messages `runs`, none if there is no message, or about no
+        messages."""
         if runs is None:
             self._rows.append((snapshot, what, None, None, None))
             return
@@ -149,10 +149,9 @@ class Findings:
 class _Side:
     """One side of a channel, or a process: all its splits in order.
 
-    `runs` are the numbers in the order of the log; those before its beginning, and those of lost
-    rows, are where they should be. `cuts` and `markers` hold for each snapshot how many of them
-    come before (`place`). `gaps` are the missing ones, and `is_cut_short` says whether more runs
-    were left out.
+    `runs` are in the order of the log; numbers before its beginning, and of lost rows, are where
+    they should be. `cuts` and `markers` hold how many numbers come before (`place`). `gaps` are
+    missing.
     """
 
     def __init__(self, rows: pa.Table) -> None:
@@ -200,8 +199,8 @@ def _placed(column: pa.ChunkedArray, before: list[int]) -> pa.Table:
 
 
 def check_group(key: tuple[Any, ...], rows: pa.Table) -> pa.Table:
-    """Return the `FINDINGS` about one channel, or one process if there is no target, in one epoch,
-    from its `COUNTS`; `key` is epoch, source and target."""
+    """Return the `FINDINGS` about a channel, or a process without target, from its `COUNTS`; `key`
+    is epoch, source and target."""
     found = Findings(key)
     found.add(None, KNOWN)
     sides = {
@@ -254,7 +253,6 @@ def _check_order(name: str, side: _Side, found: Findings) -> None:
 
 
 def _check_channel(sent: _Side, accepted: _Side, places: "_Places", found: Findings) -> None:
-    """Check the channel at every cut that both its ends recorded."""
     if sent.is_whole and accepted.is_whole:
         is_right = places.is_right()
         received, sent_before = places.received[is_right], places.sent[is_right]
@@ -284,7 +282,6 @@ def _check_channel(sent: _Side, accepted: _Side, places: "_Places", found: Findi
 
 
 def _check_published(published: pa.Table, places: "_Places | None", found: Findings) -> None:
-    """Compare the channel in a store with the cuts in the log."""
     snapshots = published.column("snapshot").combine_chunks()
     if places is None:
         found.add_all(snapshots, NOT_LOGGED)
@@ -350,8 +347,8 @@ def _check_recorded(
 
 
 class _Places:
-    """Where the cuts of both ends lie on a channel, as arrays over the `snapshots` that both ends
-    recorded: `sent` and `received` messages come before the cut of the source and of the target."""
+    """How many messages come before the cuts of both ends, for the `snapshots` that both
+    recorded."""
 
     def __init__(self, sent: _Side, accepted: _Side) -> None:
         at_target = _first_of_each(accepted.cuts)

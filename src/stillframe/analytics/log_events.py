@@ -132,7 +132,6 @@ def _is_there(pieces: DataFrame, process: str, event: int) -> bool:
 
 
 def _accepted_last(pieces: DataFrame, reached: Mapping[str, int]) -> list[Message]:
-    """Return the last message on each channel that was accepted up to these events."""
     only = (pc.field("kind") == "accepted") & (pc.field("event") <= max(reached.values()))
     rows = event_rows(pieces.filter(F.col("process").isin(*reached)), only)
     limits = pieces.sparkSession.createDataFrame(
@@ -149,7 +148,6 @@ def _accepted_last(pieces: DataFrame, reached: Mapping[str, int]) -> list[Messag
 
 
 def _senders(pieces: DataFrame, messages: list[Message]) -> dict[str, int]:
-    """Return the last event of each process in which it sent one of some messages."""
     if not messages:
         return {}
     sent = locate(pieces, messages).filter("kind = 'sent'")
@@ -183,7 +181,6 @@ def marker_paths(rows: DataFrame) -> DataFrame:
 
 
 def _walk(steps: pa.Table) -> pa.Table:
-    """Return the hops of one snapshot."""
     recorded: dict[str | None, int] = {}
     sent: dict[Channel, int] = {}
     accepted: dict[Channel, int] = {}

@@ -86,8 +86,7 @@ def published_cuts(spark: SparkSession, store_path: Path) -> DataFrame:
 
 
 def channel_cuts(spark: SparkSession, published: Published) -> DataFrame:
-    """Return the same of manifests that were read; only the bytes that it is made of are
-    verified."""
+    """Return the same of manifests that were read; only the bytes used are verified."""
     epochs = [(str(snapshot), found.epoch) for snapshot, found in published.manifests.items()]
     files = [published.file(snapshot, CHANNELS) for snapshot in published.manifests]
     step = F.struct(
@@ -123,8 +122,7 @@ def channel_cuts(spark: SparkSession, published: Published) -> DataFrame:
 
 
 def findings(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
-    """Return the findings (``log_checks.FINDINGS``) about all of an epoch, compared with what a
-    store says if `published` is given."""
+    """Return the ``log_checks.FINDINGS`` about a log, compared with a store if that is given."""
     counts = counted(pieces)
     return to_findings(counts if published is None else counts.union(published))
 
@@ -144,14 +142,8 @@ def to_findings(counts: DataFrame) -> DataFrame:
 
 
 def verdicts(findings: DataFrame) -> DataFrame:
-    """Return a verdict for each snapshot, and one with `snapshot` null for the log of each epoch.
-
-    Columns: epoch, snapshot; verdict, one of `CONSISTENT`, `INCONSISTENT` (the rules were broken,
-    or the log is not true) and `INCOMPLETE` (it was not completed, or something is missing in the
-    log); event_count, the actions inside the cut; message_count, the messages on
-    channels; missing, the processes that did not record, or have no log; faults and gaps, the first
-    few of each as structs of source, target, what, first, last and count; fault_count.
-    """
+    """Return a verdict for each snapshot, and for the log of each epoch, from `findings`; see
+    `verify`."""
     what = F.col("what")
     found = F.struct("source", "target", "what", "first", "last", "count")
 
@@ -201,18 +193,20 @@ def verify(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
         published: the same snapshots in a store, as `published_cuts` returns them.
 
     Returns:
-        see `verdicts`.
+        a row for each snapshot, and one with `snapshot` null for the log of each epoch: epoch,
+        snapshot; verdict, ``consistent``, ``inconsistent`` (the rules were broken, or the log is
+        not true) or ``incomplete`` (not completed, or the log lacks something); event_count, the
+        actions inside the cut; message_count, the messages on channels; missing, the processes
+        that did not record, or have no log; faults and gaps, the first few as structs of source,
+        target, what, first, last and count; fault_count.
     """
     return verdicts(findings(pieces, published))
 
 
 class CrossCheck:
-    """Looks micro-batches of ``follow`` up in the event log `log`, if there is one.
-
-    A verdict from the event log counts what is before a cut, from the beginning of its epoch. The
-    counts of a complete file stay known, as a few numbers for each channel and cut: so each micro-
-    batch reads only new files and those that are still being written.
-    """
+    """Looks micro-batches of ``follow`` up in an event log, if there is one. A verdict counts what
+    is before a cut from the beginning of its epoch; the counts of complete files stay known, so
+    that each micro-batch reads only new files and those still being written."""
 
     def __init__(self, spark: SparkSession, log: Path | None) -> None:
         self._spark = spark
@@ -221,16 +215,9 @@ class CrossCheck:
         self._counts = COUNTS.empty_table()
 
     def rows(self, batch: DataFrame) -> list[Row]:
-        """Return the verdicts of a micro-batch as rows of ``snapshot_verdicts.VERDICTS``.
-
-        With an event log each row has the verdict from there as `log`: a row of `verdicts`, None if
-        the log does not have this snapshot; and `verdict` is the worse of the two. No snapshot may
-        come twice.
-
-        Raises:
-            UsageError: there is no event log.
-            Damaged, OSError: a file in it is none of a log, or cannot be read.
-        """
+        """Return a micro-batch as rows of ``VERDICTS``; no snapshot may come twice. With an event
+        log each row has as `log` the verdict from there, None if it has none, and the worse
+        verdict."""
         found = [row.asDict(recursive=True) for row in batch.collect()]
         if self._log is None or not found:
             return found
@@ -270,7 +257,6 @@ def _file(piece: Row) -> str:
 
 
 def _is_of(counts: pa.Table, files: set[str]) -> pa.ChunkedArray:
-    """Return which rows are of pieces of these files."""
     is_accepted = pc.equal(counts["side"], ACCEPTED_SIDE)
     process = pc.if_else(is_accepted, counts["target"], counts["source"])
     epoch, part = (counts[name].cast(pa.string()) for name in ("epoch", "part"))

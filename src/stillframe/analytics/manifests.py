@@ -49,15 +49,8 @@ _Answer = TypeVar("_Answer")
 
 
 class Published(msgspec.Struct, frozen=True):
-    """What a store held at one moment.
-
-    Attributes:
-        path: of the store, absolute, because Spark's tasks run where the session was started.
-        head: of the store.
-        manifests: of its snapshots, in the order of publishing.
-        damages: snapshots whose manifest cannot be read, and why.
-        topologies: those of the snapshots.
-    """
+    """What a store held at one moment: its manifests in the order of publishing, and why others
+    cannot be read. `path` is absolute, because tasks run where the session was started."""
 
     path: Path
     head: Head
@@ -90,12 +83,8 @@ class Published(msgspec.Struct, frozen=True):
         return str(snapshot), path, record.bytes, record.hash, manifest.row_count_of(name)
 
     def find(self, text: str) -> SnapshotId:
-        """Return the snapshot that `text` names: a savepoint, or an id.
-
-        Raises:
-            UsageError: there is none; the error says which there are.
-            Damaged: its manifest cannot be read.
-        """
+        """Return the snapshot that `text` names, a savepoint or an id, if its manifest can be
+        read."""
         snapshot = find_snapshot(text, self.head.savepoints)
         if snapshot in self.damages:
             raise Damaged(self.damages[snapshot])
@@ -108,11 +97,8 @@ class Published(msgspec.Struct, frozen=True):
         return snapshot
 
     def check_chains(self, snapshots: Iterable[SnapshotId]) -> None:
-        """Check that everything exists that these snapshots are based on.
-
-        Raises:
-            Damaged: it does not; what is missing or damaged is named.
-        """
+        """Check that all exists that these snapshots are based on; the error names what does
+        not."""
         for snapshot in snapshots:
             manifest = self.manifests[snapshot]
             for needed in set((manifest.bases or {}).values()) & self.damages.keys():
@@ -137,12 +123,7 @@ class Published(msgspec.Struct, frozen=True):
 
 
 def read_published(path: Path) -> Published:
-    """Read all manifests of the store at `path`, which may be written to meanwhile.
-
-    Raises:
-        UsageError: there is no store.
-        Damaged, StoreError: its ``store.json`` was changed, or it cannot be read.
-    """
+    """Read all manifests of the store at `path`, which may be written to meanwhile."""
     check_is_store(path)
     # In this order: the topology of each snapshot that is found is known then.
     directories = snapshot_directories(path / SNAPSHOTS)
@@ -176,12 +157,7 @@ def expected_of(head: Head) -> Expected:
 
 
 def read_complete(path: Path) -> Published:
-    """Read all manifests of a store that something is compared with: none may be damaged.
-
-    Raises:
-        UsageError: there is no store, or no snapshot in it.
-        Damaged, StoreError: as ``read_published``; or a manifest was changed.
-    """
+    """Read all manifests of a store that something is compared with: one at least, none damaged."""
     published = read_published(path)
     for why in published.damages.values():
         raise Damaged(why)
@@ -205,11 +181,9 @@ def is_apart(out: Path, other: Path) -> bool:
 
 
 def while_published(path: Path, work: Callable[[Published], _Answer]) -> _Answer:
-    """Return the result of `work` on the store at `path`; it must not keep reading afterwards.
-
-    Files may disappear meanwhile: changes when their snapshot is compacted to a full one, and
-    dropped snapshots. Then the manifests have changed, and the work is repeated.
-    """
+    """Return the result of `work`, which must not read the store later. If files disappeared
+    because of a drop or compaction in the store, the manifests have changed, and the work is
+    repeated."""
     published = read_published(path)
     for _ in range(_ATTEMPT_COUNT - 1):
         try:

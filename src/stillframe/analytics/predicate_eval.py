@@ -57,16 +57,9 @@ class Answer(NamedTuple):
 
 
 class PredicateSpec(NamedTuple):
-    """What tasks need to evaluate a predicate.
-
-    Attributes:
-        store: the directory of the store.
-        reference: where the topology is, ``module:attribute``.
-        topology: its hash.
-        here: the directory that the user's modules are looked up in first.
-        predicate: by name; no question in SQL.
-        expected: the amounts of conserved quantities (``detect.conservation.Places``).
-    """
+    """What tasks need to evaluate a predicate: where the topology is (``module:attribute``) and its
+    hash, the directory in which the user's modules are looked up first, the predicate by name, and
+    the amounts of conserved quantities (``detect.conservation.Places``)."""
 
     store: str
     reference: str
@@ -131,8 +124,8 @@ def _waits(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Rows:
 def _evaluated(
     spec: PredicateSpec, batches: Iterable[pa.RecordBatch], evaluate: "Callable[[View], _Found]"
 ) -> Iterator[tuple[str, _Found | None, tuple[str | None, str | None]]]:
-    """Yield for each snapshot what `evaluate` finds; or None, and the failure. A failure that is
-    not of this snapshot alone ends the task, because each one would have it."""
+    """Yield for each snapshot what `evaluate` finds, or None and the failure. One that is not of
+    this snapshot alone ends the task, because each one would have it."""
     opened: tuple[Store, Topology] | None = None
     for batch in batches:
         for name in batch.column("snapshot").to_pylist():

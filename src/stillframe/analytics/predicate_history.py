@@ -92,13 +92,9 @@ class EpochSummary(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers of all snapshots together.
-
-    `shown` tells most about now: the newest snapshot of the present epoch in which it holds, or
-    else the newest; None if none could be evaluated. `since` is the one of the present epoch in
-    which it held first, `first` the same of the earliest epoch in which it held. `not_stable` are
-    two that show that it did not stay (``detect.predicate.not_stable``).
-    """
+    """All answers together. `shown` tells most about now: the newest snapshot of the present epoch
+    in which it holds, or the newest. `since` is the first there in which it held, `first` that of
+    the earliest epoch, and `not_stable` are two that show that it did not stay."""
 
     snapshot_count: int
     present_count: int
@@ -257,7 +253,6 @@ def _evaluate_in_tasks(
 
 
 def _ids(spark: SparkSession, names: Iterable[str]) -> DataFrame:
-    """Return the ids, spread over tasks with several each."""
     rows = [(name,) for name in names]
     task_count = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
     ids = spark.createDataFrame(rows, "snapshot STRING")
@@ -290,7 +285,6 @@ def _evaluate_deadlock(
 
 
 def _raise_failures(rows: Iterable[Row]) -> None:
-    """Raise failures that are not of a single snapshot."""
     for row in rows:
         if row["failure"] not in (None, DAMAGED, DROPPED):
             kind = getattr(errors, row["failure"], errors.StillframeError)
@@ -298,18 +292,8 @@ def _raise_failures(rows: Iterable[Row]) -> None:
 
 
 def evaluate_sql(spark: SparkSession, published: Published, sql: str) -> dict[str, Answer]:
-    """Return the answer to a question in SQL for each snapshot, and why there is none if it is
-    damaged.
-
-    Args:
-        spark: the session; its own views stay as they are.
-        published: what the store holds.
-        sql: gives rows with two columns, the id of a snapshot and true or false.
-
-    Raises:
-        UsageError: it cannot be asked, or does not give exactly that for each snapshot.
-        Damaged, StoreError: the store cannot be read, or changed meanwhile.
-    """
+    """Return for each snapshot the answer to a question in SQL, which gives rows of an id and true
+    or false; or why there is none. The session's own views stay as they are."""
     damages = _damages(spark, published)
     answers = {
         str(snapshot): Answer(None, text, DAMAGED)
@@ -360,7 +344,6 @@ def _damages(spark: SparkSession, published: Published) -> dict[SnapshotId, str]
 def _make_views(
     session: SparkSession, published: Published, snapshots: Sequence[SnapshotId]
 ) -> None:
-    """Register the tables of snapshots as views of a session."""
     names = session.createDataFrame([(str(snapshot),) for snapshot in snapshots], "snapshot STRING")
     known = snapshot_stats.snapshots(session, published).join(
         F.broadcast(names), "snapshot", "left_semi"
@@ -398,7 +381,6 @@ def _query(session: SparkSession, sql: str, names: Sequence[str]) -> dict[str, A
 
 
 def _checked(rows: Iterable[Row], names: Collection[str], sql: str) -> Iterator[tuple[str, Answer]]:
-    """Yield the answers, one for each of the snapshots `names` at most."""
     answered: set[str] = set()
     for name, holds in rows:
         if name not in names:

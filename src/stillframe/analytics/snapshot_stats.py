@@ -128,8 +128,8 @@ def channel_history(channels: DataFrame, snapshots: DataFrame) -> DataFrame:
 def channel_counts(
     spark: SparkSession, published: Published, snapshots: Iterable[SnapshotId] | None = None
 ) -> DataFrame:
-    """Return the counts of each channel of each of the snapshots, or of all; every byte that is
-    read is verified."""
+    """Return the counts of each channel of some snapshots, or of all; all that is read is
+    verified."""
     chosen = published.manifests if snapshots is None else dict.fromkeys(snapshots)
     files = [published.file(snapshot, CHANNELS) for snapshot in chosen]
     return verified_parquet.rows(spark, files, _CHANNEL_COUNTS_SCHEMA)

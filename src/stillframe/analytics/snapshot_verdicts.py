@@ -50,8 +50,8 @@ _CHANNEL_COLUMNS = ["source", "target", "sent_count", "received_count", "message
 
 
 class Topology(NamedTuple):
-    """What is expected of the snapshots of one topology; `full` and `changes` are the names of the
-    files, in the order of a manifest, of a full and of an incremental snapshot."""
+    """What is expected of the snapshots of one topology; `full` and `changes` are the files, in the
+    order of a manifest, of full and of incremental snapshots."""
 
     processes: list[str]
     channels: list[tuple[str, str]]
@@ -60,8 +60,8 @@ class Topology(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What is expected of every snapshot of a store: the format, name and greatest length of a
-    manifest, and the topologies by their hashes."""
+    """What is expected of each snapshot of a store: format, name and greatest length of a manifest,
+    and the topologies by hash."""
 
     format: int
     manifest: str
@@ -70,14 +70,9 @@ class Expected(NamedTuple):
 
 
 def verdict_for(directory: Path, expected: Expected) -> Row:
-    """Return the verdict on the snapshot that was published as `directory` (a row of `VERDICTS`).
-
-    The snapshot may be compacted to a full one meanwhile: then its manifest changes, and it is read
-    again. One that was dropped is `INCOMPLETE`.
-
-    Raises:
-        StoreError: a file cannot be read.
-    """
+    """Return the verdict on the snapshot published as `directory` (a row of `VERDICTS`). If it is
+    compacted to a full one meanwhile, its manifest changes, and it is read again; one that was
+    dropped is `INCOMPLETE`."""
     row: Row = {"snapshot": directory.name, "missing": []}
     path = directory / expected.manifest
     before: bytes | None = None
@@ -157,7 +152,6 @@ def _check_types(manifest: Row) -> None:
 
 
 def _from_manifest(manifest: Row) -> Row:
-    """Return the fields of a verdict that are in the manifest."""
     if not manifest:
         return {}
     begun, ended = float(manifest["initiated_at"]), float(manifest["published_at"])
@@ -201,13 +195,8 @@ def _verdict(directory: Path, manifest: Row, expected: Expected) -> Row:
 def contradiction(
     expected: Iterable[tuple[str, str]], channels: pa.Table, messages: pa.Table
 ) -> str | None:
-    """Return what is wrong with the first channel of a snapshot whose books do not balance.
-
-    Args:
-        expected: source and target of each channel that the system has.
-        channels: of one snapshot, with all columns of its counts and `encoded`.
-        messages: of the same, with source, target and number.
-    """
+    """Return what is wrong with the first channel of a snapshot whose books do not balance, of its
+    tables and the channels that its system has."""
     known = set(expected)
     recorded: dict[tuple[str, str], list[Row]] = {}
     for row in channels.to_pylist():
@@ -238,7 +227,6 @@ def _numbers_by_channel(messages: pa.Table) -> dict[tuple[str, str], tuple[Any, 
 
 
 def _imbalance(row: Row, row_count: int, number_count: int, low: Any, high: Any) -> str | None:
-    """Return what is wrong with a channel that is recorded once."""
     sent, received, count = row["sent_count"], row["received_count"], row["message_count"]
     if not 0 <= received <= sent:
         return (

@@ -193,7 +193,6 @@ def _keys(spark: SparkSession, both: FullSnapshots, before: _Side, after: _Side)
 
 
 def _keys_of(both: FullSnapshots, name: str, before: _Side, after: _Side) -> DataFrame:
-    """Return the rows of `keys` of one keyed field."""
     rows, field, columns = _keyed_rows(both, name, before, after)
     identity = "key_encoded" if "key_encoded" in rows.columns else "key"
     row = F.struct(
@@ -224,7 +223,6 @@ def _keys_of(both: FullSnapshots, name: str, before: _Side, after: _Side) -> Dat
 def _keyed_rows(
     both: FullSnapshots, name: str, before: _Side, after: _Side
 ) -> tuple[DataFrame, str, fields.KeyedColumns]:
-    """Return the keys of both snapshots that may differ, the field, and its columns."""
     found = [
         (topology, *keyed)
         for topology, keyed in {side.topology: side.keyed(name) for side in (before, after)}.items()

@@ -94,8 +94,8 @@ def register(spark: SparkSession) -> None:
 
 
 class InputSplit(InputPartition):
-    """The input of one task: published snapshots, by their directories; and the verdicts on others,
-    which are known already."""
+    """The directories of published snapshots for one task, and verdicts on others, known
+    already."""
 
     def __init__(self, directories: list[str], expected: Expected, known: list[Row]) -> None:
         self.directories = directories

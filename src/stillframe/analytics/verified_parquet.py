@@ -60,11 +60,9 @@ Written = tuple[str, int, int, str]
 
 
 def rows(spark: SparkSession, files: Sequence[File], schema: str | StructType) -> DataFrame:
-    """Return the rows of files, all with the columns of `schema`, of which the first is `snapshot`.
-
-    Nothing is read before an action runs; run it inside ``spark_errors``. The column `snapshot` has
-    the snapshot that is given with a file, if one is. Files may have further columns.
-    """
+    """Return the rows of files with the columns of `schema`, of which `snapshot` is the first and
+    has the snapshot given with a file. Nothing is read before an action, inside
+    ``spark_errors``."""
     struct = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     assert isinstance(struct, StructType)
     message = to_arrow_schema(struct, timezone="UTC").serialize().to_pybytes()
@@ -79,7 +77,6 @@ def damages(spark: SparkSession, files: Sequence[File]) -> dict[str, str]:
 
 
 def _spread(spark: SparkSession, files: Sequence[File]) -> DataFrame:
-    """Return the files, several to a task."""
     add_package(spark)
     task_count, tasks = spread_tasks(spark, [file[2] for file in files])
     columns = [list(column) for column in zip(*files, strict=True)] or [[]] * 5
@@ -89,12 +86,7 @@ def _spread(spark: SparkSession, files: Sequence[File]) -> DataFrame:
 
 @contextmanager
 def spark_errors(path: Path) -> Iterator[None]:
-    """Explain what stopped a task that read the store at `path`.
-
-    Raises:
-        Damaged: a file is not what was written; it is named.
-        StoreError: Spark stopped for another reason.
-    """
+    """Raise what stopped a task that read `path`: Damaged, which names a file, or a StoreError."""
     try:
         yield
     except PySparkException as error:
@@ -120,8 +112,8 @@ def first_line(error: PySparkException) -> str:
 
 
 def spread_tasks(spark: SparkSession, sizes: Sequence[int]) -> tuple[int, list[int]]:
-    """Return how many tasks there are, and which one reads each file of so many bytes: the large
-    ones are spread."""
+    """Return how many tasks there are, and which reads each file of so many bytes; large ones
+    spread."""
     by_size = math.ceil(sum(sizes) / _TASK_BYTES)
     by_number = math.ceil(len(sizes) / _TASK_FILE_COUNT)
     cores = spark.sparkContext.defaultParallelism
@@ -147,7 +139,6 @@ def _files(batch: pa.RecordBatch) -> Iterator[File]:
 
 
 def _content(path: Path, byte_count: int, digest: str, row_count: int | None) -> bytes:
-    """Return the bytes of a file, verified against its hash and its number of rows."""
     content = read_hashed(path, byte_count, digest)
     if row_count is not None:
         with as_written(path):
@@ -178,11 +169,9 @@ def _batches(
 
 
 def write(rows: DataFrame, directory: Path) -> list[Written]:
-    """Write rows to new files in `directory`, which every executor sees under this path.
-
-    The files are on the disk when this returns; their names, in the directory, are not. A file of a
-    failed task is not in the list. Run it inside ``spark_errors``.
-    """
+    """Write rows to new files in `directory`, which every executor sees. The files are on the disk
+    then; their names in the directory are not, and those of failed tasks are not returned. Run it
+    inside ``spark_errors``."""
     add_package(rows.sparkSession)
     schema = to_arrow_schema(rows.schema, timezone="UTC").serialize().to_pybytes()
     task = partial(_write, directory=str(directory.absolute()), schema_message=schema)

@@ -136,14 +136,12 @@ def _after_round(waits: DataFrame) -> DataFrame:
 
 
 def _deadlocks_in(waits: DataFrame) -> DataFrame:
-    """Return the deadlocks; each task takes complete snapshots."""
     task_count = _TASKS_PER_CORE * waits.sparkSession.sparkContext.defaultParallelism
     together = waits.repartition(task_count, "snapshot").sortWithinPartitions("snapshot")
     return together.mapInArrow(_find_deadlocks, from_arrow_schema(DEADLOCKS_SCHEMA))
 
 
 def _find_deadlocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield a row for each snapshot with a deadlock; its waits follow each other."""
     for snapshot, segments in itertools.groupby(_segments(batches), key=lambda one: one[0]):
         waits = pa.Table.from_batches([batch for _, batch in segments])
         if (found := _deadlock(snapshot, waits)) is not None:
@@ -151,7 +149,6 @@ def _find_deadlocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def _segments(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield consecutive rows of one snapshot."""
     for batch in batches:
         runs = pc.run_end_encode(batch.column("snapshot"))
         first = 0
@@ -193,8 +190,8 @@ def _words(names: list[str], graph: Graph, processes: list[int]) -> dict[str, st
 
 
 def _numbered(snapshot: str, waits: pa.Table) -> tuple[list[str], Graph]:
-    """Return the names in a snapshot, sorted, and its graph of their numbers; refuse waits that
-    contradict each other."""
+    """Return the names in a snapshot, sorted, and its graph; refuse waits that contradict each
+    other."""
     if any(column.null_count for column in waits.columns):
         raise UsageError(f"a wait of snapshot {snapshot} has a null: give {WAITS_SCHEMA}")
     ends = pa.chunked_array(waits.column("process").chunks + waits.column("waits_for").chunks)

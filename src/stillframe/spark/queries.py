@@ -47,12 +47,8 @@ _lent: dict[tuple[Path, str], Lock] = {}
 
 
 def register(spark: SparkSession, *others: type[DataSource]) -> None:
-    """Let a session know ``stillframe``, ``stillframe.snapshot``, ``stillframe.log`` and `others`
-    as formats.
-
-    Raises:
-        Unavailable: Spark is older than 4.2, or keeps our sources from this session.
-    """
+    """Let a session know the three formats of ``spark.source``, and `others`. Unavailable says that
+    Spark is too old, or keeps our sources from this session."""
     check_spark(spark.version)
     add_package(spark)
     sources: tuple[type[DataSource], ...] = (ChannelSource, SnapshotSource, RecordsSource)
@@ -219,11 +215,9 @@ def start_query(
 
 
 class _Run:
-    """A query that this driver runs, from taking its lock to releasing it.
-
-    Spark's Java process may terminate, out of memory say, while a sink in Python is still at work:
-    the lock is held until that has returned, and no other micro-batch begins.
-    """
+    """A query that this driver runs, from taking its lock to releasing it. Spark's Java process may
+    end while a Python sink is at work: the lock is held until that has returned, and no other
+    micro-batch begins."""
 
     def __init__(self, lock: Lock, query: str) -> None:
         self._lock = lock
@@ -313,9 +307,8 @@ def _write(frame: DataFrame, log: Log, directory: Path, name: str) -> list[DataF
 
 @contextlib.contextmanager
 def _times_in_microseconds(spark: SparkSession) -> Iterator[None]:
-    """Write times in the body as services do. INT96, Spark's default, has nanoseconds to others,
-    which end in 2262. Parquet's writer has no option for it, but a micro-batch has its own
-    session."""
+    """Write times as services do: INT96, Spark's default, ends in 2262 for others. Parquet's writer
+    has no option for it, but a micro-batch has its own session."""
     before = spark.conf.get(_TIMES, None)
     spark.conf.set(_TIMES, "TIMESTAMP_MICROS")
     try:

@@ -39,11 +39,7 @@ _CHANNELS = re.compile(r"\bchannels=([\w., -]*)(?:,|$)", re.IGNORECASE)
 
 
 def check_spark(version: str) -> None:
-    """Refuse a Spark that cannot let a Python source end a micro-batch.
-
-    Raises:
-        Unavailable: it is older than 4.2.
-    """
+    """Refuse a Spark that cannot let a Python source end a micro-batch."""
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if found < SPARK_VERSION_MIN:
         raise Unavailable(
@@ -53,11 +49,7 @@ def check_spark(version: str) -> None:
 
 
 def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> None:
-    """Refuse ways to run a query that cannot be combined with snapshots.
-
-    Raises:
-        UsageError: one of them was asked for.
-    """
+    """Refuse ways to run a query that cannot be combined with snapshots."""
     for name, reason in _REFUSED_TRIGGERS.items():
         if trigger.get(name) is not None:
             raise UsageError(f"the trigger {name} cannot be combined with snapshots: {reason}")
@@ -75,14 +67,11 @@ def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> Non
 
 
 def check_sources(frame: DataFrame, root: Path, head: Metadata, query: str) -> None:
-    """Refuse a DataFrame whose snapshots would never be complete: without a source of ours, with
-    one of another query, or without a channel that the query is declared to read.
+    """Refuse a DataFrame without a source of ours, with one of another query, or without a channel
+    that the query is declared to read: its snapshots would never be complete.
 
-    Spark shows the sources of a DataFrame only in its plan, as text. Parts of it may be cut off or
-    hidden, and a later Spark may format it differently: what is not found there is not refused.
-
-    Raises:
-        UsageError: it is one of these.
+    Spark shows sources only in its plan, as text, and may cut off, hide or change parts of it: what
+    is not found there is not refused.
     """
     try:
         explained = frame.sparkSession.sql("explain extended select * from {frame}", frame=frame)
@@ -140,15 +129,9 @@ def _check_reader(options: str, root: Path, query: str) -> None:
 
 
 def check_checkpoint(root: Path, head: Metadata, query: str) -> None:
-    """Refuse a checkpoint that was rolled back or edited by hand.
-
-    It is compared with the snapshots of this epoch, the snapshot that it began from, and the micro-
-    batches whose records are in the query's logs. Damaged manifests and snapshots that are dropped
-    meanwhile are passed over.
-
-    Raises:
-        Damaged: it is behind these, or contradicts them.
-    """
+    """Refuse a checkpoint that was rolled back or edited by hand: one behind the snapshots of this
+    epoch, the one that it began from, or the query's logs, or that contradicts them. Damaged
+    manifests and snapshots that are dropped meanwhile are passed over."""
     path = checkpoint_path(root, head.epoch, query)
     advice = (
         f"the checkpoint {path} was edited or deleted: state would be wrong without a word; "

@@ -46,11 +46,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Return the options of a streaming read.
-
-    Raises:
-        UsageError: one is missing or wrong; which is named.
-    """
+    """Return the options of a streaming read, checked."""
     for name in ("pipeline", "query", "channels"):
         if options.get(name) is None or (name != "channels" and not options[name]):
             raise UsageError(
@@ -69,11 +65,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def channels_of(options: ReadOptions) -> list[Log]:
-    """Return the logs that the options name.
-
-    Raises:
-        UsageError: one does not exist, is not read by that query, or has other columns.
-    """
+    """Return the logs that the options name, all with the same columns and read by the query."""
     dataflow = read_metadata(local_path(options.pipeline)).dataflow
     dataflow.check_participant(options.query, "query")
     if not options.channels and dataflow.incoming(options.query):
@@ -104,13 +96,8 @@ class ScanPlan(msgspec.Struct, frozen=True):
 
 
 def plan_snapshot_scan(options: Mapping[str, str]) -> ScanPlan:
-    """Return the plan for the options of ``stillframe.snapshot``.
-
-    Raises:
-        UsageError: an option is missing or contradicts another; or there is no such snapshot,
-            table, service, channel or target, and the error says which there are.
-        Damaged, StoreError: the manifest or a log was changed or cannot be read.
-    """
+    """Return the plan for the options of ``stillframe.snapshot``; errors say what there is to
+    read."""
     root = _root(options, SNAPSHOT_FORMAT)
     manifest = find(root, _needed(options, "snapshot", SNAPSHOT_FORMAT))
     table, service, channel = (options.get(name) for name in ("table", "service", "channel"))
@@ -141,13 +128,8 @@ def plan_snapshot_scan(options: Mapping[str, str]) -> ScanPlan:
 
 
 def plan_log_scan(options: Mapping[str, str]) -> ScanPlan:
-    """Return the plan for all records of a log that were not trimmed, up to the barrier of a
-    snapshot or as it is now.
-
-    Raises:
-        UsageError: an option is missing, or there is no such pipeline, snapshot or channel.
-        Damaged, StoreError: the manifest or the log was changed, is incomplete or cannot be read.
-    """
+    """Return the plan for all kept records of a log, up to the barrier of a snapshot or as it is
+    now."""
     root = _root(options, LOG_FORMAT)
     snapshot, channel = options.get("snapshot"), _needed(options, "channel", LOG_FORMAT)
     described = read_metadata(root) if snapshot is None else find(root, snapshot)
@@ -163,13 +145,8 @@ def plan_log_scan(options: Mapping[str, str]) -> ScanPlan:
 
 
 def service_fields(manifest: Manifest, service: str) -> pa.Table:
-    """Return one row with the recorded fields of a service; the values decide the types.
-
-    Lists, dicts, other objects, whole numbers beyond 64 bits and None become JSON text.
-
-    Raises:
-        UsageError: there is no such service, or it records no field.
-    """
+    """Return one row with the recorded fields of a service; the values decide the types. Lists,
+    dicts, other objects, whole numbers beyond 64 bits and None become JSON text."""
     manifest.dataflow.check_participant(service, "service")
     state = manifest.fragment(service).service
     assert state is not None

@@ -53,13 +53,8 @@ def settings(master: str) -> dict[str, str]:
 
 
 def find_java() -> Path:
-    """Return the home directory of a Java that Spark can use.
-
-    Looks at ``JAVA_HOME``, then at ``java`` on the ``PATH``, then below ``/usr/lib/jvm``.
-
-    Raises:
-        Unavailable: there is none; the message says what was seen and what to install.
-    """
+    """Return the home directory of a Java that Spark can use: ``JAVA_HOME``, that on the ``PATH``,
+    or one below ``/usr/lib/jvm``. Unavailable says what was seen and what to install."""
     rejected = []
     for home in dict.fromkeys(_java_homes()):
         reason = _unfit(home)
@@ -115,11 +110,8 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
 
 
 def add_package(spark: "SparkSession") -> None:
-    """Send this package to the executors of a session, once for all sessions that share them.
-
-    No one has installed it on the executors of a cluster. They have Arrow and PySpark, and import
-    only modules that need no more.
-    """
+    """Send this package to the executors of a session, once for all sessions that share them. They
+    have Arrow and PySpark, and import only modules that need no more."""
     context = spark.sparkContext
     if context in _shipped or _is_local(str(context.master)):
         return
@@ -136,12 +128,7 @@ def add_package(spark: "SparkSession") -> None:
 
 
 def lazy_attribute(package: str, modules: Mapping[str, Sequence[str]], name: str) -> Any:
-    """Return an attribute of a package, from that of its modules that defines it.
-
-    Raises:
-        Unavailable: PySpark is missing.
-        AttributeError: no module defines it.
-    """
+    """Return an attribute of a package from that of its modules that defines it."""
     for module, names in modules.items():
         if name in names:
             return getattr(import_with_pyspark(f"{package}.{module}"), name)
@@ -149,11 +136,7 @@ def lazy_attribute(package: str, modules: Mapping[str, Sequence[str]], name: str
 
 
 def import_with_pyspark(module: str) -> ModuleType:
-    """Return a module that imports PySpark.
-
-    Raises:
-        Unavailable: PySpark is missing.
-    """
+    """Return a module that imports PySpark; Unavailable says that it is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -192,8 +175,8 @@ def _unfit(home: Path) -> str | None:
 
 @contextlib.contextmanager
 def _java_stderr_in_file() -> Iterator[IO[bytes]]:
-    """Give what is started meanwhile a file as its stderr: Java and Spark greet with warnings
-    that no setting silences. Errors of jobs are not lost: they arrive as Python exceptions."""
+    """Give what is started meanwhile a file as its stderr: Java and Spark greet with warnings that
+    no setting silences. Errors of jobs arrive as Python exceptions."""
     sys.stderr.flush()
     ours = os.dup(_STDERR)
     with tempfile.TemporaryFile() as file:

@@ -19,8 +19,7 @@ _BATCH_ROW_COUNT = 1 << 16
 
 
 class ChannelSlice(InputPartition):
-    """Data files of a channel in order, each with its checksum, and the schema that their records
-    have."""
+    """Data files of a channel in order, with their checksums, and the schema of their records."""
 
     def __init__(self, files: list[tuple[str, int]], schema: bytes) -> None:
         self.files = files
@@ -43,11 +42,8 @@ class TableSlice(InputPartition):
 
 
 class RecordsSlice(InputPartition):
-    """Data files of one partition of a log, each with its checksum and the offset of its first
-    record.
-
-    `schema` is an Arrow message: the columns of the records, then partition and offset.
-    """
+    """Data files of one partition of a log, with their checksums and first offsets. `schema` is an
+    Arrow message: the columns of the records, then partition and offset."""
 
     def __init__(self, partition: int, files: list[tuple[str, int, int]], schema: bytes) -> None:
         self.partition = partition
@@ -74,12 +70,8 @@ class RecordsSlice(InputPartition):
 def record_batches(
     files: Iterable[tuple[str, int]], schema_message: bytes
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of Parquet files with these checksums, in order; the schema is an Arrow
-    message.
-
-    Raises:
-        Damaged: a file is not what was written.
-    """
+    """Yield the records of Parquet files with these checksums, in order; the schema is a
+    message."""
     schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
     for path, checksum in files:
         check_file(Path(path), checksum)

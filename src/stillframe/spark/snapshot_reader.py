@@ -185,7 +185,6 @@ def _numbered(rows: DataFrame, keys: list[str], values: list[str], side: str) ->
 
 
 def _fields(manifest: Manifest, service: str) -> dict[str, str | None]:
-    """Return the recorded fields of a service with their values as JSON."""
     state = manifest.fragment(service).service
     assert state is not None
     fields = decoded_fields(state)

@@ -192,8 +192,8 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _without_trailing_barriers(reader: "LogReader", begin: int, end: int) -> int:
-    """Return `end`, or an earlier one with no records in between: barriers alone are no reason for
-    a micro-batch, unless there are very many."""
+    """Return `end`, or an earlier one with no records in between: a micro-batch is not for barriers
+    alone, unless there are very many."""
     if end - begin > BARRIER_COUNT_MAX:
         return end
     while end > begin and not reader.entry(end - 1).files:
@@ -207,12 +207,9 @@ def _limited(
     ends: Mapping[str, int],
     row_limit: int,
 ) -> dict[str, int]:
-    """Return up to where to read each log for about `row_limit` records.
-
-    Each log gets an equal share, at least one item, however many the others have; what some leave
-    over goes to those that have more. A rest of at most half a micro-batch is taken along: to cut
-    it off before each barrier would cost as much as a full one.
-    """
+    """Return up to where to read each log for about `row_limit` records. Each gets an equal share,
+    at least one item; what some leave goes to those with more. A rest of up to half a micro-batch
+    is taken along: to cut it off before each barrier would cost as much as a full one."""
     waiting_count = sum(begins[log] < end for log, end in ends.items())
     share = max(1, row_limit // max(1, waiting_count))
     reached, rest_count = {}, row_limit
