@@ -20,7 +20,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stillframe.analytics.log_aggregate import COUNTS, aggregate_splits, plan_splits
+from stillframe.analytics.log_checks import (
+    COUNTS,
+    FAULTS,
+    GAPS,
+    aggregate_splits,
+    check_group,
+    plan_splits,
+)
 
 COLUMNS = ("event", "channel", "number", "snapshot", "recorded")
 KIB = 1024
@@ -113,11 +120,6 @@ def scan() -> Verifier:
 def numpy() -> Verifier:
     """One thread, no Spark."""
     pa.set_cpu_count(1)
-    from stillframe.analytics.log_checks import (  # noqa: PLC0415
-        FAULTS,
-        GAPS,
-        check_group,
-    )
 
     def run(log: Path) -> int:
         batch = pa.RecordBatch.from_pylist(plan_splits(log))

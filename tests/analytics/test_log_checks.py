@@ -7,13 +7,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stillframe.analytics.log_aggregate import COUNTS, aggregate_splits, plan_splits
 from stillframe.analytics.log_checks import (
+    COUNTS,
     CUT,
     FAULTS,
     IN_TRANSIT,
     MARKER_NOT_ACCEPTED,
+    aggregate_splits,
     check_group,
+    plan_splits,
 )
 from tests.eventlogs import Execution, Fault, corrupt, faults_of, write
 from tests.nightly import seeds

@@ -10,7 +10,7 @@ from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, channel, join
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.pipeline.snapshot_manifest import Manifest, read_manifest
-from stillframe.spark.requirements import check_checkpoint
+from stillframe.spark.queries import check_checkpoint
 from tests.pipeline.money import SCHEMA, Account, changed, records
 
 
@@ -90,7 +90,7 @@ def test_a_snapshot_may_be_dropped_meanwhile(
             pipeline.drop(str(one))
         return found or read_manifest(root, one)
 
-    place = "stillframe.spark.requirements.read_manifest"
+    place = "stillframe.spark.queries.read_manifest"
     monkeypatch.setattr(place, dropped_meanwhile)
     check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
     assert [str(one.snapshot) for one in pipeline.snapshots()] == ["run-1", "run-2"]

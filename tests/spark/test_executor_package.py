@@ -47,7 +47,7 @@ def test_sessions_that_share_executors_send_it_once() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("analytics.log_aggregate", "analytics.log_checks", "analytics.log_events"),
+        *("analytics.log_checks", "analytics.log_events"),
         *("analytics.predicate_eval", "analytics.verdict_stream", "analytics.verified_parquet"),
         *("analytics.wait_for_graphs", "spark.session"),
         *("spark.slices", "spark.source"),

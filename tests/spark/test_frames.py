@@ -15,8 +15,7 @@ from stillframe.errors import UsageError
 from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
-from stillframe.spark.queries import read_channels, start_query, with_barriers
-from stillframe.spark.requirements import check_sources
+from stillframe.spark.queries import check_sources, read_channels, start_query, with_barriers
 
 VALUE = pa.schema([("v", pa.int64())])
 

@@ -20,8 +20,14 @@ from stillframe.pipeline.locks import is_running, participant_lock
 from stillframe.pipeline.metadata import checkpoint_path
 from stillframe.pipeline.record_files import read_records
 from stillframe.pipeline.snapshot_manifest import Manifest
-from stillframe.spark.queries import _write, read_channels, start_query, to_channel
-from stillframe.spark.requirements import check_options, check_spark
+from stillframe.spark.queries import (
+    _write,
+    check_options,
+    check_spark,
+    read_channels,
+    start_query,
+    to_channel,
+)
 from stillframe.spark.slices import record_batches
 from tests.spark import flows
 

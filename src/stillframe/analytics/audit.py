@@ -33,7 +33,7 @@ from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId
 from stillframe.spark.session import add_package
 from stillframe.store.history import explain_loss, lost_snapshots
-from stillframe.store.manifest import MESSAGES, PROCESSES, Manifest
+from stillframe.store.manifest import MESSAGES, PROCESSES
 from stillframe.topology import Description
 
 _FLOAT_TOLERANCE = 1e-9
@@ -42,6 +42,7 @@ Amount = int | float | decimal.Decimal
 _TASKS = pa.schema([("directory", pa.string()), ("task", pa.int32())])
 _Damages = dict[str, str]
 _Books = dict[str, tuple[int, str | None]]
+_Amounts = dict[str, Amount]
 
 
 class SnapshotAudit(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +89,6 @@ def audit(
     lost, history_damage = _losses(store_path)
     if published.is_empty and not lost:
         raise UsageError(f"the store {store_path} holds no snapshot yet: there is nothing to audit")
-    manifests = {str(snapshot): found for snapshot, found in published.manifests.items()}
     damages = {str(snapshot): why for snapshot, why in published.damages.items()}
     changed, books = _verify_snapshots(spark, published)
     damages |= changed | lost
@@ -101,21 +101,12 @@ def audit(
             (MESSAGES, messages_schema, messages_sql, "the messages"),
         )
     ]
-    rows = [
-        SnapshotAudit(id=manifest.snapshot, sequence=manifest.sequence, damage=damages.get(name))
-        if name in damages
-        else _row(
-            manifest,
-            books[name],
-            [None if found is None else found.get(name, 0) for found in amounts],
-        )
-        for name, manifest in manifests.items()
-    ]
+    rows = _rows(published, damages, books, amounts)
     rows += [
         SnapshotAudit(id=SnapshotId.parse(name), sequence=0, damage=damages[name])
-        for name in sorted(damages.keys() - manifests.keys())
+        for name in sorted(damages.keys() - set(map(str, published.manifests)))
     ]
-    return _verdict(_with_differences(rows), history_damage)
+    return _verdict(rows, history_damage)
 
 
 def _losses(store_path: Path) -> tuple[_Damages, str | None]:
@@ -185,7 +176,7 @@ def _tables(
     ]
 
 
-def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> dict[str, Amount]:
+def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> _Amounts:
     """Return the caller's aggregate by snapshot; null counts as 0."""
     try:
         sums = [rows.groupBy("snapshot").agg(F.expr(sql).alias("amount")) for rows in tables]
@@ -197,7 +188,7 @@ def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> dict[str, Amou
             f"the SQL over {over} does not work: {sql!r}: {first_line(error)}. It must be an "
             "aggregate over one snapshot's rows, such as 'sum(balance)'"
         ) from error
-    amounts: dict[str, Amount] = {}
+    amounts: _Amounts = {}
     for row in found:
         amount = 0 if row["amount"] is None else row["amount"]
         if isinstance(amount, bool) or not isinstance(amount, Amount):
@@ -209,19 +200,36 @@ def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> dict[str, Amou
     return amounts
 
 
-def _row(
-    manifest: Manifest, books: tuple[int, str | None], amounts: Sequence[Amount | None]
-) -> SnapshotAudit:
-    given = [amount for amount in amounts if amount is not None]
-    return SnapshotAudit(
-        id=manifest.snapshot,
-        sequence=manifest.sequence,
-        message_count=books[0],
-        contradiction=books[1],
-        states_amount=amounts[0],
-        messages_amount=amounts[1],
-        total=_plus(given) if given else None,
-    )
+def _rows(
+    published: Published, damages: _Damages, books: _Books, amounts: Sequence[_Amounts | None]
+) -> list[SnapshotAudit]:
+    """Return the results for the snapshots with a manifest; every total is compared with the
+    first."""
+    rows: list[SnapshotAudit] = []
+    first: Amount | None = None
+    for snapshot, manifest in published.manifests.items():
+        row = SnapshotAudit(id=snapshot, sequence=manifest.sequence)
+        name = str(snapshot)
+        if name in damages:
+            rows.append(msgspec.structs.replace(row, damage=damages[name]))
+            continue
+        message_count, contradiction = books[name]
+        states, messages = (None if found is None else found.get(name, 0) for found in amounts)
+        given = [amount for amount in (states, messages) if amount is not None]
+        total = _plus(given) if given else None
+        first = total if first is None else first
+        rows.append(
+            msgspec.structs.replace(
+                row,
+                message_count=message_count,
+                contradiction=contradiction,
+                states_amount=states,
+                messages_amount=messages,
+                total=total,
+                difference=None if total is None or first is None else _difference(total, first),
+            )
+        )
+    return rows
 
 
 def _plus(amounts: Sequence[Amount]) -> Amount:
@@ -230,18 +238,6 @@ def _plus(amounts: Sequence[Amount]) -> Amount:
         return math.fsum(amounts)
     total: Any = sum(amounts)
     return total  # type: ignore[no-any-return]
-
-
-def _with_differences(rows: Sequence[SnapshotAudit]) -> list[SnapshotAudit]:
-    first = next((row.total for row in rows if row.total is not None), None)
-    if first is None:
-        return list(rows)
-    return [
-        row
-        if row.total is None
-        else msgspec.structs.replace(row, difference=_difference(row.total, first))
-        for row in rows
-    ]
 
 
 def _difference(total: Amount, first: Amount) -> Amount:

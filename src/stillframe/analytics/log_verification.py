@@ -1,7 +1,7 @@
 """Verifies snapshots from the event log of a system: functions from DataFrames to DataFrames.
 
-Each task reads row groups of its own and counts (``log_aggregate``). Its counts of each channel go,
-as small vectors, to one task that checks that channel for all snapshots (``log_checks``). The cost
+Each task reads row groups of its own and counts. Its counts of each channel go, as small vectors,
+to one task that checks that channel for all snapshots (both in ``log_checks``). The cost
 is that of reading each row once, and of comparing each channel of each snapshot once; no message is
 joined with any snapshot, and no task holds more than a row group and the counts of one channel.
 """
@@ -19,15 +19,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.analytics import verified_parquet
 from stillframe.analytics.audit import invalid_snapshots
-from stillframe.analytics.log_aggregate import (
+from stillframe.analytics.log_checks import (
     ACCEPTED_SIDE,
     COUNTS,
-    PUBLISHED_SIDE,
-    SPLITS,
-    aggregate_splits,
-    plan_splits,
-)
-from stillframe.analytics.log_checks import (
     CUT,
     FAULTS,
     FINDINGS,
@@ -35,7 +29,11 @@ from stillframe.analytics.log_checks import (
     IN_TRANSIT,
     KNOWN,
     LOGGED,
+    PUBLISHED_SIDE,
+    SPLITS,
+    aggregate_splits,
     check_group,
+    plan_splits,
 )
 from stillframe.analytics.manifests import Published, read_complete
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
@@ -128,7 +126,7 @@ def findings(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame
 
 
 def counted(pieces: DataFrame) -> DataFrame:
-    """Return the counts of each channel and process in each split (``log_aggregate.COUNTS``)."""
+    """Return the counts of each channel and process in each split (``log_checks.COUNTS``)."""
     spark = pieces.sparkSession
     add_package(spark)
     task_count = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
